@@ -1,0 +1,44 @@
+# Every target makes the virtual environment first when it is missing or out of date.
+# `make test ARGS="-k fusion"` hands ARGS on to the command behind the target.
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: .venv demo test check format bench docs clean
+
+.venv: $(READY)
+
+# torch comes first and alone: its version decides how large everything after it is.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[demo,report,tensorboard,bench,test,check]'
+	touch $@
+
+demo: $(READY)
+	$(BIN)/lamina demo $(ARGS)
+
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/mkdocs build --quiet --strict --site-dir .venv/site
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	set -e; for script in benchmarks/*.py; do echo "$$script"; $(BIN)/python "$$script" $(ARGS); done
+
+docs: $(READY)
+	$(BIN)/mkdocs build --strict --site-dir site
+
+clean:
+	rm -rf .venv site dist out .pytest_cache .ruff_cache .hypothesis .coverage
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,424 @@
+"""Readers, and the bank of readers that share one model and so one pass."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self, final
+
+import torch
+from torch import Tensor, nn
+
+from lamina.errors import ConfigError, UnknownNameError
+from lamina.layers import default_stack, select, stacks, watch
+from lamina.passes import StackPass, mask_of
+from lamina.seeds import mix
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from jaxtyping import Bool, Float
+    from transformers import PreTrainedModel
+
+    from lamina.fusion.base import Fusion, FusionConfig
+    from lamina.heads.base import Head, HeadConfig
+    from lamina.layers import LayerStack
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # a reader's name is also the name of its folder
+
+
+@final
+@dataclass(frozen=True)
+class Reader:
+    """What reads one task: a fusion, a head, and where they attach.
+
+    Args:
+        fusion: Config of the fusion, e.g. `AdaLayers(dim=64)`.
+        head: Config of the head, e.g. `SequenceClassification(("no", "yes"))`.
+        stack: Which stack is read; None: the only one, or the encoder.
+        seed: Seeds the parameters' start and dropout.
+    """
+
+    fusion: FusionConfig
+    head: HeadConfig
+    stack: str | None = None
+    seed: int = 0
+
+
+@final
+class ReaderModule(nn.Module):
+    """A reader attached to a model: the fusion's and the head's parameters, and what was learned about them.
+
+    Attributes:
+        config: The `Reader` it was built from.
+        stack: Name of the stack that is read.
+        layers: The layers that are read, in the numbers of `hidden_states`.
+        info: JSON-ready facts about its training, saved with it.
+        step: Training passes so far; with the seed, it fixes dropout's random numbers.
+    """
+
+    fusion: Fusion
+    head: Head
+
+    def __init__(self, config: Reader, stack: LayerStack) -> None:
+        super().__init__()
+        self.config, self.stack = config, stack.name
+        self.layers = tuple(select(config.fusion.layers, stack.layers, op="reader"))
+        self.info: dict[str, Any] = {}
+        self.step = 0
+        self._generator: torch.Generator | None = None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.fusion = config.fusion.build(len(self.layers), stack.width)
+            self.head = config.head.build(self.fusion.dim)
+
+    def begin(self, device: torch.device) -> None:
+        """Start a training pass with this reader's own random numbers."""
+        if self._generator is None or self._generator.device != device:
+            self._generator = self.fusion.generator = torch.Generator(device)
+        self._generator.manual_seed(mix(self.config.seed, self.step, "fusion"))
+        self.step += 1
+
+    def logits(self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]) -> Tensor:
+        """The head's output; while training, with this reader's own random numbers."""
+        if not self.training:
+            return self.head(features, mask)
+        devices = [features.device] if features.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(mix(self.config.seed, self.step, "head"))
+            return self.head(features, mask)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The head's loss plus the fusion's penalty."""
+        loss = self.head.loss(logits, labels.to(logits.device))
+        penalty = self.fusion.penalty()
+        return loss if penalty is None else loss + penalty
+
+    def importance(self) -> dict[int, float]:
+        """Layer -> share, for fusions that mix; empty for those that do not."""
+        measure = getattr(self.fusion, "importance", None)
+        return {} if measure is None else dict(zip(self.layers, measure().tolist(), strict=True))
+
+    def size(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+@dataclass
+class ReaderOutput:
+    """What one reader says about one batch.
+
+    Attributes:
+        logits: `[batch, classes]` or `[batch, tokens, classes]`.
+        mask: `[batch, tokens]`, True at real tokens.
+        loss: Scalar where labels were given, else None.
+    """
+
+    logits: Tensor
+    mask: Tensor
+    loss: Tensor | None = None
+
+
+@dataclass
+class BankOutput:
+    """Reader name -> `ReaderOutput`, with the sum of the losses and, if asked for, the model's own output."""
+
+    readers: dict[str, ReaderOutput] = field(default_factory=dict)
+    loss: Tensor | None = None
+    main: Any = None
+
+    def __getitem__(self, name: str) -> ReaderOutput:
+        if name not in self.readers:
+            raise UnknownNameError(op="output", got=name, known=self.readers, what="reader")
+        return self.readers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.readers)
+
+    def __len__(self) -> int:
+        return len(self.readers)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.readers
+
+
+class _PassComplete(BaseException):  # noqa: N818  not an error: it ends a forward that has nothing left to give
+    """Raised inside the model's forward once every needed layer was read."""
+
+
+@final
+class ReaderBank(nn.Module):
+    """The readers that share one frozen model, trained and run in one pass of it.
+
+    The model is not a submodule: `bank.parameters()`, `bank.train()` and `bank.state_dict()` concern the readers only.
+
+    Args:
+        model: Any `transformers.PreTrainedModel`, head included. It is frozen and put in eval mode.
+        processor: Its tokenizer; needed to train on texts and to predict from them.
+    """
+
+    def __init__(self, model: PreTrainedModel, processor: Any = None) -> None:
+        super().__init__()
+        self._model = (model.eval().requires_grad_(False),)  # in a tuple, so that nn.Module does not register it
+        self.processor = processor
+        self.readers: nn.ModuleDict = nn.ModuleDict()
+        self.info: dict[str, Any] = {}
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that is read."""
+        return self._model[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's parameters are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def stacks(self) -> dict[str, LayerStack]:
+        """The model's stacks."""
+        return stacks(self.model)
+
+    def add(self, name: str, reader: Reader) -> ReaderModule:
+        """Attach a reader.
+
+        Args:
+            name: Letters, digits, `_` and `-`; also the name of its folder when saved.
+            reader: What to attach.
+
+        Returns:
+            The trainable module, also at `bank[name]`.
+
+        Raises:
+            ConfigError: If the name is taken or cannot be one, or the reader's settings do not fit the model.
+        """
+        self._check_new("bank.add", name)
+        stack = default_stack(self.model, reader.stack)
+        module = ReaderModule(reader, stack).to(self.device).train(self.training)
+        self.readers._modules[name] = module  # not through attributes: those forbid names such as "type"
+        return module
+
+    def _check_new(self, op: str, name: str) -> None:
+        if not NAME.fullmatch(name):
+            raise ConfigError(
+                f"{op}: '{name}' cannot be a reader's name; it is also a folder. "
+                "Use letters, digits, '_' and '-', beginning with a letter or digit."
+            )
+        if name in self:
+            raise ConfigError(f"{op}: there is a reader '{name}' already. Remove it first, or choose another name.")
+
+    def remove(self, name: str) -> None:
+        """Detach a reader."""
+        self._known("bank.remove", [name])
+        del self.readers._modules[name]
+
+    def rename(self, name: str, to: str) -> None:
+        """Give a reader another name.
+
+        Raises:
+            UnknownNameError: If there is no reader `name`.
+            ConfigError: If `to` is taken or cannot be a name.
+        """
+        self._known("bank.rename", [name])
+        self._check_new("bank.rename", to)
+        modules = self.readers._modules
+        self.readers._modules = {to if key == name else key: module for key, module in modules.items()}
+
+    def __getitem__(self, name: str) -> ReaderModule:
+        self._known("bank", [name])
+        return self.readers._modules[name]  # pyright: ignore[reportReturnType]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.readers._modules
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.readers._modules)
+
+    def __len__(self) -> int:
+        return len(self.readers._modules)
+
+    def _known(self, op: str, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self:
+                raise UnknownNameError(op=op, got=name, known=self, what="reader")
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move the readers, and the model along with them (its dtype is left alone)."""
+        device, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        if device is not None:
+            self.model.to(device)  # pyright: ignore[reportArgumentType]
+        return super().to(*args, **kwargs)
+
+    def forward(
+        self,
+        *,
+        labels: Mapping[str, Tensor] | None = None,
+        readers: Sequence[str] | None = None,
+        main: bool = False,
+        **batch: Any,
+    ) -> BankOutput:
+        """Run the model once and every reader on it.
+
+        Args:
+            labels: Reader name -> labels (see the heads' `loss`); readers without any get no loss.
+            readers: Which readers to run; None: all.
+            main: Whether the model's own output is wanted; if not, its forward ends after the last layer needed.
+            **batch: What the model is called with.
+
+        Returns:
+            One output per reader; `.loss` is the sum of their losses, or None without labels.
+
+        Raises:
+            UnknownNameError: If a name is not in the bank.
+            ConfigError: If there is no reader to run.
+        """
+        names = list(self if readers is None else readers)
+        labels = labels or {}
+        self._known("bank", [*names, *labels])
+        if not names:
+            raise ConfigError("bank: there is no reader to run. Call bank.add(name, Reader(...)) first.")
+        grad = torch.is_grad_enabled() and self.training
+        self._begin(names)
+        passes = self._passes(names, grad=grad)
+        masks: dict[str, Tensor | None] = {}
+        out = BankOutput(main=self._run(passes, masks, batch, main=main))
+        for stack_pass in passes:
+            for name, (logits, mask) in stack_pass.finish(masks.get(stack_pass.stack.name), self.model).items():
+                out.readers[name] = ReaderOutput(logits, mask)
+        return self._with_losses(out, names, labels, grad=grad)
+
+    def _begin(self, names: Sequence[str]) -> None:
+        for name in names:
+            if self[name].training:
+                self[name].begin(self.device)
+
+    def _passes(self, names: Sequence[str], *, grad: bool) -> list[StackPass]:
+        found = self.stacks
+        used = {name: {n: self[n] for n in names if self[n].stack == name} for name in found}
+        return [StackPass(found[name], readers, grad=grad) for name, readers in used.items() if readers]
+
+    def _run(
+        self, passes: Sequence[StackPass], masks: dict[str, Tensor | None], batch: Mapping[str, Any], *, main: bool
+    ) -> Any:
+        left = len(passes)
+
+        def take(stack_pass: StackPass, layer: int, state: Tensor) -> None:
+            nonlocal left
+            if stack_pass.take(layer, state):
+                left -= 1
+                if left == 0 and not main:
+                    raise _PassComplete
+
+        def start(stack_pass: StackPass, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            masks[stack_pass.stack.name] = mask_of(stack_pass.stack, batch, args, kwargs)
+
+        with ExitStack() as hooks, torch.no_grad():
+            for one in passes:
+                hooks.enter_context(
+                    watch(
+                        one.stack,
+                        one.layers,
+                        lambda layer, state, one=one: take(one, layer, state),
+                        lambda args, kwargs, one=one: start(one, args, kwargs),
+                    )
+                )
+            try:
+                return self.model(**batch)
+            except _PassComplete:
+                return None
+
+    def _with_losses(
+        self, out: BankOutput, names: Sequence[str], labels: Mapping[str, Tensor], *, grad: bool
+    ) -> BankOutput:
+        out.readers = {name: out.readers[name] for name in names}
+        with torch.set_grad_enabled(grad):
+            losses = []
+            for name, target in labels.items():
+                if name in out.readers:
+                    out.readers[name].loss = self[name].loss(out.readers[name].logits, target)
+                    losses.append(out.readers[name].loss)
+            out.loss = torch.stack(losses).sum() if losses else None
+        return out
+
+    @contextmanager
+    def listen(self, readers: Sequence[str] | None = None) -> Iterator[dict[str, ReaderOutput]]:
+        """Read from the main job's own passes: `model(...)` and `model.generate(...)` run as if nobody listened.
+
+        Each reader hears the first pass over its stack (in generation: the text that is read, not the steps that
+        follow); `heard.clear()` makes it ready for the next.
+
+        Args:
+            readers: Which readers listen; None: all.
+
+        Yields:
+            Reader name -> output, filled while the model runs.
+        """
+        names = list(self if readers is None else readers)
+        self._known("bank.listen", names)
+        heard: dict[str, ReaderOutput] = {}
+        was_training = self.training
+        self.eval()
+        try:
+            with ExitStack() as hooks:
+                for one in self._passes(names, grad=False):
+                    ear = _Ear(self, one, heard)
+                    hooks.enter_context(watch(one.stack, one.layers, ear.take, ear.start))
+                yield heard
+        finally:
+            self.train(was_training)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Save every reader, a manifest that names the base, and a model card; see `lamina.store`."""
+        from lamina.store import save_bank
+
+        save_bank(self, folder)
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | Path, model: PreTrainedModel | None = None, processor: Any = None, *, revision: str | None = None
+    ) -> ReaderBank:
+        """Load a saved bank; see `lamina.store`.
+
+        Args:
+            folder: A local folder or a hub id.
+            model: The base; None: the one that the manifest names is loaded.
+            processor: Its tokenizer; None: the base's own.
+            revision: Revision of the bank on the hub.
+
+        Raises:
+            StoreError: If the folder is missing, incomplete or damaged.
+            BaseMismatchError: If `model` is not the base that the readers were trained on.
+        """
+        from lamina.store import load_bank
+
+        return load_bank(folder, model, processor, revision=revision)
+
+    def push_to_hub(self, repo: str, **options: Any) -> str:
+        """Save to a repository on the hub; returns its address."""
+        from lamina.store import push_bank
+
+        return push_bank(self, repo, **options)
+
+
+class _Ear:
+    """Listens to one stack: a fresh pass whenever the readers have heard nothing yet."""
+
+    def __init__(self, bank: ReaderBank, first: StackPass, heard: dict[str, ReaderOutput]) -> None:
+        self._bank, self._first, self._heard = bank, first, heard
+        self._now: StackPass | None = None
+        self._mask: Tensor | None = None
+
+    def start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        names = list(self._first.readers)
+        self._now = None
+        if not any(name in self._heard for name in names):
+            self._now = StackPass(self._first.stack, self._first.readers, grad=False)
+            self._mask = mask_of(self._first.stack, {}, args, kwargs)
+
+    def take(self, layer: int, state: Tensor) -> None:
+        if self._now is not None and self._now.take(layer, state):
+            outputs = self._now.finish(self._mask, self._bank.model)
+            self._heard.update({name: ReaderOutput(*output) for name, output in outputs.items()})
+            self._now = None

@@ -1,0 +1,124 @@
+"""`lamina inspect`: the layers of a model, and where each of them is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lamina.cli.options import JsonOption
+from lamina.cli.output import print_json, print_table, text
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lamina.layers import LayerStack
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(help='Folder or hub id of a model, or "minilm".')],
+    weights: Annotated[
+        bool, typer.Option("--weights/--no-weights", help="Load the weights too, and show their fingerprints.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a model's layers and where each is read.
+
+    Its config alone is enough, unless --weights asks for more.
+    """
+    facts = describe(model, weights=weights)
+    if as_json:
+        print_json(facts)
+        return
+    kind = f"{facts['architecture']}, family {facts['model_type']}"
+    print(f"{facts['model']}: {kind}, {text(facts['parameters'])} parameters")
+    for name, stack in facts["stacks"].items():
+        blocks = f"{stack['depth']} x {stack['block']}" if stack["block"] else f"{stack['depth']} blocks"
+        title = f"\n{name}: {stack['layers']} layers of width {stack['width']}, {blocks}"
+        print_table(
+            title, ("layer", "read at", "side", "made by", "parameters"), [_row(layer) for layer in stack["taps"]]
+        )
+        if "fingerprint" in stack:
+            print(f"fingerprint {stack['fingerprint']}")
+
+
+def _row(layer: dict[str, Any]) -> tuple[object, ...]:
+    return (
+        layer["layer"],
+        layer["path"] or "(the model)",
+        layer["side"],
+        layer["block"] or "embeddings",
+        layer["parameters"],
+    )
+
+
+def describe(name: str, *, weights: bool = False) -> dict[str, Any]:
+    """Facts about a model's layers, JSON-ready.
+
+    Args:
+        name: Folder or hub id.
+        weights: Load the weights, and add the fingerprint of each stack.
+
+    Raises:
+        ModelNotFoundError: If there is no such model.
+        UnsupportedModelError: If its layers cannot be read.
+    """
+    from lamina.errors import UnsupportedModelError
+    from lamina.layers import stacks
+    from lamina.store import empty_model, fingerprint, load_config, load_model
+
+    model = load_model(name)[0] if weights else empty_model(load_config(name))
+    try:
+        found = stacks(model)
+    except UnsupportedModelError as error:
+        if not weights:
+            error.add_note("tried without weights; --weights looks closer")
+        raise
+    facts = {stack_name: _stack(stack) for stack_name, stack in found.items()}
+    if weights:
+        for stack_name in facts:
+            facts[stack_name]["fingerprint"] = fingerprint(model, stack_name)
+    return {
+        "model": name,
+        "model_type": str(model.config.model_type),
+        "architecture": type(model).__name__,
+        "parameters": _size(model),
+        "stacks": facts,
+    }
+
+
+def _stack(stack: LayerStack) -> dict[str, Any]:
+    kinds = list(dict.fromkeys(type(block).__name__ for block in stack.blocks))
+    return {
+        "layers": stack.layers,
+        "depth": stack.depth,
+        "width": stack.width,
+        "block": ", ".join(kinds) or None,
+        "embedding_parameters": _outside(stack),
+        "taps": [_tap(stack, layer) for layer in range(stack.layers)],
+    }
+
+
+def _tap(stack: LayerStack, layer: int) -> dict[str, Any]:
+    point = stack.points[layer]
+    block = stack.blocks[layer - 1] if layer and stack.blocks else None
+    return {
+        "layer": layer,
+        "path": point.path,
+        "side": point.side,
+        "block": None if layer == 0 else type(block).__name__ if block is not None else "?",
+        "parameters": _outside(stack) if layer == 0 else _size(block) if block is not None else None,
+    }
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _outside(stack: LayerStack) -> int | None:
+    """Parameters of the stack outside its blocks: the embeddings, and norms around the blocks."""
+    if not stack.blocks:
+        return None
+    inside = {id(parameter) for block in stack.blocks for parameter in block.parameters()}
+    own = {id(p): p.numel() for module in stack.run for p in module.parameters(recurse=False) if id(p) not in inside}
+    return sum(own.values())

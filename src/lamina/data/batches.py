@@ -1,0 +1,92 @@
+"""Rows of tokens to padded batches."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lamina.data.windows import IGNORED
+from lamina.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from jaxtyping import Int
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+_SORTED_BATCHES = 50
+
+
+def tokenizer_of(processor: PreTrainedTokenizerBase | ProcessorMixin) -> Any:  # noqa: ANN401
+    """The tokenizer that a processor holds, or the tokenizer itself."""
+    return getattr(processor, "tokenizer", processor)
+
+
+def pad(rows: Sequence[Sequence[int]], value: int, *, side: str = "right") -> Int[Tensor, "batch tokens"]:
+    """Rows of unequal length as one tensor, filled with `value` on the side named."""
+    longest = max((len(row) for row in rows), default=0)
+    filled = []
+    for row in rows:
+        gap = [value] * (longest - len(row))
+        filled.append(gap + list(row) if side == "left" else list(row) + gap)
+    return torch.tensor(filled, dtype=torch.long)
+
+
+def collate(
+    features: Sequence[Mapping[str, Sequence[int]]], processor: PreTrainedTokenizerBase | ProcessorMixin
+) -> dict[str, Tensor]:
+    """One batch, padded to its longest row on the tokenizer's padding side.
+
+    A tokenizer without a padding token (GPT-2) gets its end token, or 0, there; the mask hides it either way.
+
+    Args:
+        features: Rows with the same keys, those of `Encoded.features` and perhaps `labels` (padded with -100).
+        processor: The tokenizer, or a processor that holds one.
+
+    Returns:
+        A tensor `[batch, tokens]` for each key.
+    """
+    tokenizer = tokenizer_of(processor)
+    tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    fill = {
+        "input_ids": next(token for token in tokens if token is not None),
+        "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0),
+        "labels": IGNORED,
+    }
+    side = getattr(tokenizer, "padding_side", "right")
+    return {key: pad([row[key] for row in features], fill.get(key, 0), side=side) for key in features[0]}
+
+
+def length_batches(lengths: Sequence[int], batch_size: int, *, seed: int | None = None) -> list[list[int]]:
+    """Rows in batches of like length, so that little is padded.
+
+    Args:
+        lengths: Tokens of each row.
+        batch_size: Rows per batch; the last one of all may have fewer.
+        seed: For training: rows shuffled, sorted within chunks of 50 batches, batches shuffled. None, for
+            evaluation: longest first, so that memory runs out at once or never.
+
+    Returns:
+        Row numbers; every row is in one batch.
+
+    Raises:
+        ConfigError: If `batch_size` is below 1.
+    """
+    if batch_size < 1:
+        raise ConfigError(f"length_batches: batch_size is {batch_size}; a batch has at least one row. Give 1 or more.")
+    rows = list(range(len(lengths)))
+    if seed is None:
+        rows.sort(key=lambda row: -lengths[row])
+        return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+    rng = random.Random(seed)
+    rng.shuffle(rows)
+    chunk = batch_size * _SORTED_BATCHES
+    batches: list[list[int]] = []
+    for start in range(0, len(rows), chunk):
+        some = sorted(rows[start : start + chunk], key=lambda row: -lengths[row])
+        batches += [some[i : i + batch_size] for i in range(0, len(some), batch_size)]
+    rng.shuffle(batches)
+    return batches

@@ -1,0 +1,210 @@
+"""From tables to the parts of a task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from lamina.data import labels as lab
+from lamina.data.split import Split
+from lamina.data.tags import both_ends, is_iob, to_iob2
+from lamina.errors import ConfigError, DataError, UnknownNameError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from lamina.data.read import Table
+
+SEQUENCE, TOKEN = "sequence_classification", "token_classification"
+KINDS = (SEQUENCE, TOKEN)
+
+METRICS: Mapping[tuple[str, str], tuple[str, ...]] = {
+    (SEQUENCE, "classification"): ("accuracy", "f1", "mcc"),
+    (SEQUENCE, "regression"): ("pearson", "spearman"),
+    (SEQUENCE, "multi_label"): ("f1", "accuracy"),
+    (TOKEN, "classification"): ("span_f1", "accuracy", "f1"),
+}
+"""Which metrics fit which (kind, problem); the first is the usual one to choose a checkpoint by."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which columns to read, and as what.
+
+    Attributes:
+        kind: One of `KINDS`.
+        text: Column of the text, or of the list of words.
+        label: Column of the label, or of the list of tags.
+        pair: Column of the second text, if any.
+        labels: Class names in the order of their ids; None reads them off the train part.
+        problem: "classification", "regression" or "multi_label"; None reads it off the labels.
+    """
+
+    kind: str
+    text: str | int
+    label: str | int
+    pair: str | int | None = None
+    labels: tuple[str, ...] | None = None
+    problem: str | None = None
+
+
+def build(wanted: Wanted, tables: Mapping[str, Table]) -> tuple[Wanted, dict[str, Split]]:
+    """Read every part.
+
+    Args:
+        wanted: The columns; `labels` and `problem` may be left open.
+        tables: Part ("train", "validation", "test") to table; the labels are read off "train".
+
+    Returns:
+        `wanted` with labels and problem settled, and the parts.
+
+    Raises:
+        DataError: If a column is missing, or a cell does not fit.
+        UnknownNameError: If the kind or the problem is none there is.
+        ConfigError: If labels are named twice, or a token task is to read pairs.
+    """
+    if wanted.kind not in KINDS:
+        raise UnknownNameError(op="task", got=wanted.kind, known=KINDS, what="kind")
+    problems = [problem for kind, problem in METRICS if kind == wanted.kind]
+    if wanted.problem is not None and wanted.problem not in problems:
+        raise UnknownNameError(op="task", got=wanted.problem, known=problems, what="problem")
+    _check_labels(wanted.labels)
+    if wanted.kind == TOKEN:
+        return _token_task(wanted, tables)
+    return _sequence_task(wanted, tables)
+
+
+def _check_labels(labels: Sequence[str] | None) -> None:
+    if labels is not None and (not labels or len(set(labels)) < len(labels)):
+        raise ConfigError(
+            f"task: labels are {', '.join(labels) or 'none'}; every class has a name of its own. Name each once."
+        )
+
+
+def _first(tables: Mapping[str, Table]) -> Table:
+    """The table that labels are read off."""
+    if "train" not in tables:
+        raise DataError(
+            "task: no train file was given, and no labels; one of them says which labels there are. "
+            "Name the labels in `labels`."
+        )
+    return tables["train"]
+
+
+def _sequence_task(wanted: Wanted, tables: Mapping[str, Table]) -> tuple[Wanted, dict[str, Split]]:
+    cells = next(iter(tables.values())).column(wanted.label)
+    wanted = replace(wanted, problem=wanted.problem or lab.infer_problem(cells))
+    if wanted.labels is None:
+        wanted = replace(wanted, labels=_sequence_labels(wanted, tables))
+    return wanted, {name: _sequence_split(table, wanted) for name, table in tables.items()}
+
+
+def _sequence_labels(wanted: Wanted, tables: Mapping[str, Table]) -> tuple[str, ...]:
+    if wanted.problem == "regression":
+        return (str(wanted.label),)
+    cells = _first(tables).column(wanted.label)
+    if wanted.problem == "multi_label":
+        cells = [part for cell in cells for part in lab.parts(cell)]
+    return lab.infer_labels(lab.label_name(cell) for cell in cells)
+
+
+def _sequence_split(table: Table, wanted: Wanted) -> Split:
+    names = wanted.labels or ()
+    texts: tuple[Any, ...] = _texts(table, wanted.text)
+    if wanted.pair is not None:
+        texts = tuple(zip(texts, _texts(table, wanted.pair), strict=True))
+    if wanted.problem == "regression":
+        return Split(texts, lab.numbers(table, wanted.label))
+    if wanted.problem == "multi_label":
+        return Split(texts, lab.multi_hot(table, wanted.label, names))
+    return Split(texts, lab.class_ids(table, wanted.label, names))
+
+
+def _texts(table: Table, column: str | int) -> tuple[str, ...]:
+    cells = table.column(column)
+    for row, cell in zip(table.rows, cells, strict=True):
+        if not isinstance(cell, str):
+            raise DataError(
+                f"task: {table.path} row {row} has no text in column '{column}' but {type(cell).__name__}; "
+                "a sequence task reads text. Name the column that holds it.",
+                path=table.path,
+                row=row,
+                column=str(column),
+            )
+    return tuple(cells)
+
+
+def _token_task(wanted: Wanted, tables: Mapping[str, Table]) -> tuple[Wanted, dict[str, Split]]:
+    if wanted.pair is not None:
+        raise ConfigError(
+            f"task: text_pair is '{wanted.pair}'; a token task reads one text a row. Leave text_pair out."
+        )
+    tags = {name: _tags(table, wanted) for name, table in tables.items()}
+    if wanted.labels is None:
+        _first(tables)
+    given = set(wanted.labels or (tag for sentence in tags["train"] for tag in sentence))
+    iob = is_iob(given) and (wanted.labels is None or any(label.startswith("B-") for label in given))
+    if iob:
+        tags = {name: [to_iob2(sentence) for sentence in part] for name, part in tags.items()}
+    if wanted.labels is None:
+        wanted = replace(wanted, labels=lab.infer_labels(both_ends(given) if iob else given))
+    wanted = replace(wanted, problem="classification")
+    return wanted, {name: _token_split(table, wanted, tags[name]) for name, table in tables.items()}
+
+
+def _tags(table: Table, wanted: Wanted) -> list[tuple[str, ...]]:
+    """The tags of each row, as names; checked to be as many as the words."""
+    out: list[tuple[str, ...]] = []
+    words, tags = table.column(wanted.text), table.column(wanted.label)
+    for row, some, marks in zip(table.rows, words, tags, strict=True):
+        if not isinstance(some, list | tuple) or not isinstance(marks, list | tuple):
+            column = wanted.label if isinstance(some, list | tuple) else wanted.text
+            raise DataError(
+                f"task: {table.path} row {row} has no list in column '{column}'; a token task reads a list of words "
+                "and a list of tags. Use JSONL or Parquet with lists, or CoNLL columns.",
+                path=table.path,
+                row=row,
+                column=str(column),
+            )
+        if len(some) != len(marks):
+            raise DataError(
+                f"task: {table.path} row {row} has {len(some)} words and {len(marks)} tags; every word has one tag. "
+                "Correct this row.",
+                path=table.path,
+                row=row,
+            )
+        out.append(tuple(_tag_name(mark, wanted.labels) for mark in marks))
+    return out
+
+
+def _tag_name(mark: object, labels: Sequence[str] | None) -> str:
+    """A tag's name; where the labels are given, a whole number may stand for it."""
+    if labels is not None and isinstance(mark, int) and 0 <= mark < len(labels) and str(mark) not in labels:
+        return labels[mark]
+    return lab.label_name(mark)
+
+
+def _token_split(table: Table, wanted: Wanted, tags: Sequence[Sequence[str]]) -> Split:
+    names = wanted.labels or ()
+    index = {name: i for i, name in enumerate(names)}
+    texts, spans, ids = [], [], []
+    for row, words, marks in zip(table.rows, table.column(wanted.text), tags, strict=True):
+        for number, mark in enumerate(marks):
+            if mark not in index:
+                lab.unknown_label(table, row + number * table.numbered, mark, names, wanted.label)
+        text, span = join(words)
+        texts.append(text)
+        spans.append(span)
+        ids.append(tuple(index[mark] for mark in marks))
+    return Split(tuple(texts), tuple(ids), tuple(spans))
+
+
+def join(words: Sequence[object]) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """Words with one space between them, and the character span of each."""
+    spans: list[tuple[int, int]] = []
+    start = 0
+    for word in words:
+        end = start + len(str(word))
+        spans.append((start, end))
+        start = end + 1
+    return " ".join(map(str, words)), tuple(spans)

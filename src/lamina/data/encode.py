@@ -1,0 +1,241 @@
+"""Texts to tokens: windows, the token of every word, and batches.
+
+A tokenizer reads a text as a run of tokens and puts special ones around it. `encode` keeps, per window, where that run
+lies and which of the text's tokens it starts with, so that a token which several windows hold counts once.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from lamina.data.batches import collate, length_batches, pad, tokenizer_of
+from lamina.data.windows import IGNORED, Encoded, Run, owners, word_labels, word_tokens
+from lamina.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+
+    Text = str | tuple[str, str]
+    Tokenizer = Any  # the stubs of its calls are narrower than what they take and give
+
+__all__ = [
+    "IGNORED",
+    "Encoded",
+    "Run",
+    "collate",
+    "encode",
+    "length_batches",
+    "length_limit",
+    "owners",
+    "pad",
+    "word_labels",
+    "word_tokens",
+]
+
+_UNLIMITED = 10**9  # a tokenizer without a limit says 1e30
+_FALLBACK_TOKENS = 512
+_POSITIONS = re.compile(r"(^|\.)(position_embeddings?|embed_positions?|pos_embeddings?|wpe)$")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_TEXTS_AT_ONCE = 1000  # bounds the memory of the tokenizer's own records
+
+
+def length_limit(
+    model: PreTrainedModel, processor: PreTrainedTokenizerBase | ProcessorMixin, asked: int | None = None
+) -> int:
+    """How many tokens, special ones included, one window may have.
+
+    Args:
+        model: The model; only its config and its position tables are looked at. A table whose first rows stand for
+            padding (RoBERTa) has that many positions less. A model with relative positions alone has no limit.
+        processor: The tokenizer, or a processor that holds one.
+        asked: A smaller limit, in tokens.
+
+    Returns:
+        `asked`, or what tokenizer and model allow; 512 if neither says.
+
+    Raises:
+        ConfigError: If `asked` is below 1 or above what is allowed.
+    """
+    limits = [_positions(model), int(min(getattr(tokenizer_of(processor), "model_max_length", _UNLIMITED), _UNLIMITED))]
+    allowed = min(_UNLIMITED if limit is None else limit for limit in limits)
+    if asked is None:
+        return allowed if allowed < _UNLIMITED else _FALLBACK_TOKENS
+    if not 1 <= asked <= allowed:
+        most = f"model and tokenizer take 1 to {allowed}" if allowed < _UNLIMITED else "it must be positive"
+        raise ConfigError(f"encode: max_length is {asked}; {most}. Give a number of tokens within that.")
+    return asked
+
+
+def _positions(model: PreTrainedModel) -> int | None:
+    """Positions the model has, None without a limit."""
+    found = [(module, getattr(module, "weight", None)) for name, module in model.named_modules() if _is_table(name)]
+    tables = [rows.shape[0] - _padding_rows(module) for module, rows in found if isinstance(rows, nn.Parameter)]
+    if tables:
+        return min(tables)
+    if getattr(model.config, "relative_attention", False):
+        return None
+    known = getattr(model.config, "max_position_embeddings", None)
+    return known if isinstance(known, int) and known > 0 else None
+
+
+def _is_table(name: str) -> bool:
+    return _POSITIONS.search(name) is not None
+
+
+def _padding_rows(module: nn.Module) -> int:
+    """Rows of a position table that stand for no position: up to the padding row (RoBERTa), or an offset (BART)."""
+    padding = getattr(module, "padding_idx", None)
+    return (0 if padding is None else int(padding) + 1) + int(getattr(module, "offset", 0))
+
+
+def encode(
+    texts: Sequence[Text],
+    processor: PreTrainedTokenizerBase | ProcessorMixin,
+    *,
+    max_length: int,
+    windows: bool = False,
+    stride: int | None = None,
+    offsets: bool = True,
+) -> Encoded:
+    """Tokenise texts or pairs of texts.
+
+    A text without any token (GPT-2 reads "" so) becomes one start token that is attended to: the model then gives it
+    a state, and the same one in any batch.
+
+    Args:
+        texts: Texts, or pairs of them.
+        processor: The tokenizer, or a processor that holds one. It is left as it was.
+        max_length: Tokens per window, special ones included.
+        windows: Cut a longer text into windows that overlap; else cut its end off and count it.
+        stride: Tokens that two neighbouring windows share; default a quarter of `max_length`.
+        offsets: Keep character offsets; they take much memory, and only token tasks need them.
+
+    Raises:
+        ConfigError: If windows are asked for pairs or of a slow tokenizer, or the lengths cannot be.
+    """
+    tokenizer = tokenizer_of(processor)
+    pairs = bool(texts) and not isinstance(texts[0], str)
+    room = max_length - tokenizer.num_special_tokens_to_add(pair=pairs)
+    if room < 1:
+        raise ConfigError(
+            f"encode: max_length is {max_length}; the special tokens alone are {max_length - room}. Give a larger one."
+        )
+    options: dict[str, Any] = {
+        "truncation": True,
+        "max_length": max_length,
+        "return_special_tokens_mask": True,
+        "return_offsets_mapping": offsets and tokenizer.is_fast,
+    }
+    if windows:
+        _check_windows(tokenizer, pairs=pairs)
+        options |= {"stride": _overlap(stride, max_length, room), "return_overflowing_tokens": True}
+    out = Encoded([], [], [], [])
+    truncated = 0
+    with _left_as_it_was(tokenizer, windows=windows):
+        for start in range(0, len(texts), _TEXTS_AT_ONCE):
+            some = texts[start : start + _TEXTS_AT_ONCE]
+            raw = _call(tokenizer, some, options)
+            truncated += 0 if windows else _count_truncated(tokenizer, some, raw["input_ids"], max_length)
+            _collect(out, tokenizer, raw, start=start, step=room - options.get("stride", 0))
+    return Encoded(out.features, out.text, out.window, out.offsets, truncated, out.runs)
+
+
+def _check_windows(tokenizer: Tokenizer, *, pairs: bool) -> None:
+    if pairs:
+        raise ConfigError("encode: windows of text pairs were asked for; only single texts are cut. Truncate pairs.")
+    if not tokenizer.is_fast:
+        raise ConfigError(
+            f"encode: {type(tokenizer).__name__} is a slow tokenizer; token tasks need character offsets, "
+            "which only fast ones give. Load it with use_fast=True, or take a model that has a fast one."
+        )
+
+
+def _overlap(asked: int | None, max_length: int, room: int) -> int:
+    if asked is None:
+        return min(max_length // 4, room - 1)
+    if not 0 <= asked < room:
+        raise ConfigError(
+            f"encode: stride is {asked}; windows hold {room} tokens of a text, so they can share 0 to {room - 1}. "
+            "Give a smaller stride."
+        )
+    return asked
+
+
+@contextmanager
+def _left_as_it_was(tokenizer: Tokenizer, *, windows: bool) -> Iterator[None]:
+    """Undo what a call sets on the tokenizer, which would be saved with it; cut windows from the left meanwhile."""
+    side, backend = tokenizer.truncation_side, getattr(tokenizer, "backend_tokenizer", None)
+    truncation, padding = getattr(backend, "truncation", None), getattr(backend, "padding", None)
+    if windows:
+        tokenizer.truncation_side = "right"
+    try:
+        yield
+    finally:
+        tokenizer.truncation_side = side
+        if truncation:
+            backend.enable_truncation(**truncation)  # pyright: ignore[reportOptionalMemberAccess]
+        elif backend is not None and tokenizer.is_fast:
+            backend.no_truncation()
+        if padding:
+            backend.enable_padding(**padding)  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, Any]) -> Mapping[str, Any]:
+    if texts and not isinstance(texts[0], str):
+        columns = [[_clean(text[i]) for text in texts] for i in (0, 1)]
+    else:
+        columns = [[_clean(str(text)) for text in texts]]
+    return tokenizer(*columns, return_attention_mask=True, verbose=False, **options)
+
+
+def _clean(text: str) -> str:
+    """Half a character, as broken JSON escapes leave it, cannot be tokenised: one sign takes its place."""
+    return _LONE_SURROGATE.sub("\ufffd", text)
+
+
+def _count_truncated(tokenizer: Tokenizer, texts: Sequence[Text], ids: Sequence[list[int]], max_length: int) -> int:
+    """Texts that have more tokens than were kept; only those that fill the window can."""
+    full = [text for text, row in zip(texts, ids, strict=True) if len(row) >= max_length]
+    return sum(len(row) > max_length for row in _call(tokenizer, full, {})["input_ids"]) if full else 0
+
+
+def _collect(out: Encoded, tokenizer: Tokenizer, raw: Mapping[str, Any], *, start: int, step: int) -> None:
+    """Append the windows of one call to `out`."""
+    keys = [key for key in ("input_ids", "attention_mask", "token_type_ids") if key in raw]
+    owner = raw.get("overflow_to_sample_mapping") or range(len(raw["input_ids"]))
+    for i, text in enumerate(owner):
+        feature = {key: list(raw[key][i]) for key in keys}
+        spans = [tuple(span) for span in raw["offset_mapping"][i]] if "offset_mapping" in raw else []
+        window = out.window[-1] + 1 if out.text and out.text[-1] == start + text else 0
+        run = _run(raw, i, window * step)
+        if len(feature["input_ids"]) == 0:
+            feature = {key: [0] for key in keys} | {"input_ids": [_start_token(tokenizer)], "attention_mask": [1]}
+            spans = [(0, 0)] * ("offset_mapping" in raw)
+        out.features.append(feature)
+        out.text.append(start + text)
+        out.window.append(window)
+        out.offsets.append([span if run.start <= at < run.stop else (0, 0) for at, span in enumerate(spans)])
+        out.runs.append(run)
+
+
+def _run(raw: Mapping[str, Any], i: int, number: int) -> Run:
+    """Where the tokens of the first text are in window `i`."""
+    special = raw["special_tokens_mask"][i]
+    if 0 not in special:
+        return Run(0, 0, number)
+    start = special.index(0)
+    stop = special.index(1, start) if 1 in special[start:] else len(special)
+    return Run(start, stop, number)
+
+
+def _start_token(tokenizer: Tokenizer) -> int:
+    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
+        if token is not None:
+            return token
+    return 0

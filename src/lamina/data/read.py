@@ -1,0 +1,271 @@
+"""Read a file into columns, keeping the line of every row so that errors can name it.
+
+TSV is read as the GLUE files are written: a quote is a quote, a line is a row. CSV follows RFC 4180. JSONL has one
+object per line. CoNLL columns have one word per line, a blank line between sentences and perhaps `-DOCSTART-` lines.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lamina.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+_BLANKS = re.compile(r"[ \t]+")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of a file.
+
+    Attributes:
+        path: Where they came from, for error messages.
+        columns: Name to cells; a cell that the file leaves out is None.
+        rows: The 1-based line of each row in the file, header counted (Parquet: the row's number).
+        numbered: The columns have numbers instead of names (CoNLL); each cell is then the list of a sentence's words.
+    """
+
+    path: str
+    columns: dict[str, list[Any]]
+    rows: Sequence[int]
+    numbered: bool = False
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def column(self, name: str | int) -> list[Any]:
+        """The cells of one column.
+
+        Args:
+            name: Its name, or where columns are numbered its number; negative counts from the last.
+
+        Raises:
+            DataError: If there is no such column, or a row has no value in it.
+        """
+        key = self._key(name)
+        if key not in self.columns:
+            known = ", ".join(self.columns) or "none"
+            raise DataError(
+                f"read: {self.path} has no column '{name}'; its columns are: {known}. Name one of these.",
+                path=self.path,
+                column=str(name),
+            )
+        cells = self.columns[key]
+        for row, cell in zip(self.rows, cells, strict=True):
+            if cell is None:
+                raise DataError(
+                    f"read: {self.path} row {row} has no value in column '{name}'; every row needs one. "
+                    "Fill it in or leave the row out.",
+                    path=self.path,
+                    row=row,
+                    column=str(name),
+                )
+        return cells
+
+    def _key(self, name: str | int) -> str:
+        if self.numbered and re.fullmatch(r"-\d+", str(name)):
+            return str(len(self.columns) + int(name))
+        return str(name)
+
+
+def read_table(path: str | Path, *, header: Sequence[str] | None = None, words: bool = False) -> Table:
+    """Read a file by its ending: .tsv, .csv, .jsonl, .parquet, .conll and the like.
+
+    Args:
+        path: The file.
+        header: Names of the columns of a TSV or CSV file that has no first line with names.
+        words: A file whose ending says nothing (`eng.train`, `.txt`) holds CoNLL columns.
+
+    Raises:
+        DataError: If the file is missing, empty, of an unknown kind, not UTF-8, or a row does not fit.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"read: {path} is not there; a task needs its files. Check the path.", path=str(path))
+    kind = _kind(path, words)
+    if kind == "parquet":
+        return _filled(_parquet(path))
+    text = _text(path)
+    if kind in ("tsv", "csv"):
+        return _filled(_grid(path, _LINES[kind](path, text), header))
+    return _filled(_jsonl(path, text) if kind == "jsonl" else _conll(path, text))
+
+
+_KINDS = {
+    ".tsv": "tsv",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+    ".conll": "conll",
+    ".iob": "conll",
+    ".iob2": "conll",
+    ".bio": "conll",
+}
+
+
+def _kind(path: Path, words: bool) -> str:
+    kind = _KINDS.get(path.suffix.lower(), "conll" if words else None)
+    if kind is None:
+        raise DataError(
+            f"read: {path} ends in '{path.suffix}'; the endings known are {', '.join(_KINDS)}. "
+            "Rename or convert the file.",
+            path=str(path),
+        )
+    return kind
+
+
+def _filled(table: Table) -> Table:
+    if not table.rows:
+        raise DataError(
+            f"read: {table.path} is empty; a task needs at least one row. Give a file with rows.", path=table.path
+        )
+    return table
+
+
+def _text(path: Path) -> str:
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        row = data.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"read: {path} is not UTF-8 at byte {error.start} (row {row}); files are read as UTF-8. "
+            "Convert the file, for example with iconv.",
+            path=str(path),
+            row=row,
+        ) from None
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers, split at line feeds alone as texts hold other separators; blank ones at the end go."""
+    for number, line in enumerate(text.rstrip("\r\n").split("\n"), start=1):
+        yield number, line.removesuffix("\r")
+
+
+def _tsv(_path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    if text.strip("\r\n"):
+        yield from ((number, line.split("\t")) for number, line in _lines(text))
+
+
+def _csv(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    limit = csv.field_size_limit(sys.maxsize)  # the default refuses texts above 131072 characters
+    reader = csv.reader(io.StringIO(text.rstrip("\r\n"), newline=""), strict=True)
+    number = 1
+    try:
+        for cells in reader:
+            yield number, cells or [""]
+            number = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(
+            f"read: {path} row {number} is not CSV ({error}); a quote inside a quoted cell is written twice. "
+            "Correct this row.",
+            path=str(path),
+            row=number,
+        ) from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+_LINES: dict[str, Callable[[Path, str], Iterator[tuple[int, list[str]]]]] = {"tsv": _tsv, "csv": _csv}
+
+
+def _grid(path: Path, lines: Iterable[tuple[int, list[str]]], header: Sequence[str] | None) -> Table:
+    rows = list(lines)
+    if header is None:
+        header = rows[0][1] if rows else []
+        rows = rows[1:]
+    twice = next((name for name in header if list(header).count(name) > 1), None)
+    if twice is not None:
+        raise DataError(
+            f"read: {path} has two columns '{twice}'; every column has a name of its own. Rename one.",
+            path=str(path),
+            column=twice,
+        )
+    for number, cells in rows:
+        _same_width(path, number, len(cells), len(header))
+    columns: dict[str, list[Any]] = {name: [cells[i] for _, cells in rows] for i, name in enumerate(header)}
+    return Table(str(path), columns, [number for number, _ in rows])
+
+
+def _same_width(path: Path, row: int, got: int, expected: int) -> None:
+    if got != expected:
+        raise DataError(
+            f"read: {path} row {row} has {got} columns; the file has {expected}. Correct this row.",
+            path=str(path),
+            row=row,
+        )
+
+
+def _jsonl(path: Path, text: str) -> Table:
+    numbers: list[int] = []
+    records: list[dict[str, Any]] = []
+    for number, line in _lines(text):
+        if line.strip():
+            records.append(_record(path, number, line))
+            numbers.append(number)
+    names = dict.fromkeys(name for record in records for name in record)
+    return Table(str(path), {name: [record.get(name) for record in records] for name in names}, numbers)
+
+
+def _record(path: Path, row: int, line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        record = error
+    if not isinstance(record, dict):
+        came = f"is not JSON ({record})" if isinstance(record, ValueError) else "is not an object"
+        raise DataError(
+            f'read: {path} row {row} {came}; every line is one object, as {{"text": "...", "label": "..."}}. '
+            "Correct this row.",
+            path=str(path),
+            row=row,
+        )
+    return record
+
+
+def _parquet(path: Path) -> Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        columns = pq.read_table(path).to_pydict()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(
+            f"read: {path} is not a Parquet file ({str(error).splitlines()[0]}); it may be cut off. Get it again.",
+            path=str(path),
+        ) from None
+    count = len(next(iter(columns.values()), []))
+    return Table(str(path), columns, range(1, count + 1))
+
+
+def _conll(path: Path, text: str) -> Table:
+    numbers: list[int] = []
+    sentences: list[list[list[str]]] = []
+    width, open_ = 0, False
+    for number, line in _lines(text):
+        cells = line.split("\t") if "\t" in line else _BLANKS.split(line.strip(" "))
+        if not line.strip() or cells[0] == "-DOCSTART-":
+            open_ = False
+            continue
+        width = width or len(cells)
+        _same_width(path, number, len(cells), width)
+        if not open_:
+            sentences.append([])
+            numbers.append(number)
+            open_ = True
+        sentences[-1].append(cells)
+    columns: dict[str, list[Any]] = {
+        str(i): [[cells[i] for cells in sentence] for sentence in sentences] for i in range(width)
+    }
+    return Table(str(path), columns, numbers, numbered=True)

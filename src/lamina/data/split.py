@@ -1,0 +1,95 @@
+"""One part of a task, and drawing rows from it."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lamina.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HELD_OUT = 0.1
+
+
+@dataclass(frozen=True)
+class Split:
+    """Texts with their labels.
+
+    Attributes:
+        texts: A text each, or a pair of texts. Token tasks: the words joined by one space.
+        labels: Per text a class id, a number (regression) or zeros and ones, one per label (multi-label).
+            Token tasks: one class id per word.
+        words: Token tasks: the character span of every word in its text. Else None.
+    """
+
+    texts: tuple[str | tuple[str, str], ...]
+    labels: tuple[Any, ...]
+    words: tuple[tuple[tuple[int, int], ...], ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def take(self, rows: Sequence[int]) -> Split:
+        """The rows named, in the order named."""
+        words = None if self.words is None else tuple(self.words[row] for row in rows)
+        return Split(tuple(self.texts[row] for row in rows), tuple(self.labels[row] for row in rows), words)
+
+
+def limited(split: Split, limit: int | None, seed: int) -> Split:
+    """At most `limit` rows, drawn uniformly without replacement; the rows keep their order.
+
+    Raises:
+        ConfigError: If `limit` is below 1.
+    """
+    if limit is None:
+        return split
+    if limit < 1:
+        raise ConfigError(f"task: limit is {limit}; at least one row must be left. Give a limit of 1 or more.")
+    if limit >= len(split):
+        return split
+    return split.take(sorted(random.Random(seed).sample(range(len(split)), limit)))
+
+
+def held_out(split: Split, *, stratify: bool, seed: int) -> tuple[Split, Split]:
+    """Set a tenth of the rows aside for validation.
+
+    Args:
+        split: The training rows.
+        stratify: Keep the share of each class; needs one class id per row.
+        seed: Which rows go.
+
+    Returns:
+        What is left for training, and the part set aside; both keep the order of the rows.
+
+    Raises:
+        DataError: If there are fewer than two rows.
+    """
+    count = len(split)
+    if count < 2:
+        raise DataError(
+            f"task: the train part has {count} rows; two are needed to set one aside for validation. "
+            "Give more rows or a validation file."
+        )
+    rng = random.Random(seed)
+    groups: dict[Any, list[int]] = defaultdict(list)
+    for row in range(count):
+        groups[split.labels[row] if stratify else None].append(row)
+    aside: set[int] = set()
+    for group, share in zip(groups.values(), _shares([len(g) for g in groups.values()]), strict=True):
+        aside.update(rng.sample(group, share))
+    return split.take([row for row in range(count) if row not in aside]), split.take(sorted(aside))
+
+
+def _shares(sizes: list[int]) -> list[int]:
+    """How many of each group make up a tenth of all: rounded down, the rest to the largest remainders."""
+    total = max(1, round(HELD_OUT * sum(sizes)))
+    exact = [total * size / sum(sizes) for size in sizes]
+    shares = [int(x) for x in exact]
+    order = sorted(range(len(sizes)), key=lambda i: (shares[i] - exact[i], -sizes[i]))
+    for i in order[: total - sum(shares)]:
+        shares[i] += 1
+    return shares

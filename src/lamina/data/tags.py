@@ -1,0 +1,51 @@
+"""Word tags that mark spans: `B-PER I-PER O` and relatives."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_IOB = re.compile(r"O|[BI]-.+")
+_SPANS = re.compile(r"O|[BIESLU]-.+")
+
+
+def is_iob(tags: Iterable[str]) -> bool:
+    """Whether every tag is `O`, `B-...` or `I-...`, and at least one is not `O`."""
+    seen = set(tags)
+    return bool(seen - {"O"}) and all(_IOB.fullmatch(tag) for tag in seen)
+
+
+def marks_spans(tags: Iterable[str]) -> bool:
+    """Whether the tags mark spans (IOB, IOBES, BILOU), so that span F1 has a meaning."""
+    seen = set(tags)
+    return bool(seen - {"O"}) and all(_SPANS.fullmatch(tag) for tag in seen)
+
+
+def to_iob2(tags: Sequence[str]) -> tuple[str, ...]:
+    """Write every span's first tag as `B-`.
+
+    In IOB1 a span starts with `I-` unless it touches a span of its own type; in IOB2 it always starts with `B-`.
+    Tags that are IOB2 already come back as they are.
+
+    Args:
+        tags: The tags of one sentence, each `O`, `B-<type>` or `I-<type>`.
+
+    Returns:
+        As many tags, in IOB2.
+    """
+    out: list[str] = []
+    before = ""
+    for tag in tags:
+        inside = tag[:2] == "I-"
+        out.append(f"B-{tag[2:]}" if inside and tag[2:] != before else tag)
+        before = tag[2:]
+    return tuple(out)
+
+
+def both_ends(labels: Iterable[str]) -> set[str]:
+    """Add `B-x` for every `I-x` and the other way round, and `O`."""
+    kinds = {label[2:] for label in labels if label != "O"}
+    return {"O"} | {f"{mark}-{kind}" for mark in "BI" for kind in kinds}

@@ -1,0 +1,121 @@
+"""Every error that Lamina raises on purpose.
+
+    LaminaError
+    ├── ConfigError            an option has a value that cannot be           (ValueError)
+    ├── UnknownNameError       a name that does not exist, with a suggestion  (LookupError)
+    ├── LayerIndexError        a layer that the model does not have           (IndexError)
+    ├── UnsupportedModelError  a model whose layers cannot be read            (TypeError)
+    ├── ModelNotFoundError     a model that is neither on disk nor on the hub (OSError)
+    ├── DataError              a file, row, column or label that does not fit (ValueError)
+    ├── StoreError             a saved folder that is missing or damaged      (OSError)
+    │   └── BaseMismatchError  a reader that was trained on another base
+    └── MissingExtraError      an optional package that is not installed      (ImportError)
+
+A message reads `<operation>: <what came>; <what holds>. <what to do>`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Self
+
+
+class LaminaError(Exception):
+    """Root of all errors; catching it catches every error a user can cause."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by state, since keyword-only fields break the default across processes."""
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[LaminaError], args: tuple[object, ...], state: dict[str, object]) -> LaminaError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigError(LaminaError, ValueError):
+    """An option has a value that cannot be."""
+
+
+class UnknownNameError(LaminaError, LookupError):
+    """A name that does not exist; says which do, and which was probably meant."""
+
+    def __init__(self, *, op: str, got: str, known: Iterable[str], what: str = "name") -> None:
+        self.op, self.got, self.known = op, got, tuple(known)
+        close = difflib.get_close_matches(str(got), self.known, n=1)
+        hint = f" Did you mean '{close[0]}'?" if close else " Use one of these."
+        listed = ", ".join(self.known) or "none"
+        super().__init__(f"{op}: unknown {what} '{got}'; known: {listed}.{hint}")
+
+
+class LayerIndexError(LaminaError, IndexError):
+    """A layer that the model does not have."""
+
+    def __init__(self, *, op: str, got: int, layers: int) -> None:
+        self.op, self.got, self.layers = op, got, layers
+        super().__init__(
+            f"{op}: layer {got} does not exist; the model has {layers} layers, embeddings included. "
+            f"Use 0..{layers - 1}, or -1 for the last."
+        )
+
+
+class UnsupportedModelError(LaminaError, TypeError):
+    """A model whose layers cannot be read; names the family and the reason."""
+
+    def __init__(self, *, op: str, model_type: str, reason: str, hint: str) -> None:
+        self.op, self.model_type, self.reason = op, model_type, reason
+        super().__init__(f"{op}: the family '{model_type}' cannot be read; {reason}. {hint}")
+
+
+class ModelNotFoundError(LaminaError, OSError):
+    """A model that is neither a folder on disk nor to be had from the hub."""
+
+    def __init__(self, *, op: str, got: str, reason: str) -> None:
+        self.op, self.got, self.reason = op, got, reason
+        super().__init__(
+            f"{op}: no model '{got}'; {reason}. "
+            "Give a local folder with config.json, or a hub id while the hub can be reached."
+        )
+
+
+class DataError(LaminaError, ValueError):
+    """A file, row, column or label that does not fit; `path`, `row` and `column` where known."""
+
+    def __init__(self, message: str, *, path: str | None = None, row: int | None = None, column: str | None = None) -> None:
+        self.path, self.row, self.column = path, row, column
+        super().__init__(message)
+
+
+class StoreError(LaminaError, OSError):
+    """A saved folder that is missing, incomplete or damaged."""
+
+
+class BaseMismatchError(StoreError):
+    """A reader that was trained on another base; `differs` maps a field to (saved, given)."""
+
+    def __init__(self, *, op: str, differs: dict[str, tuple[object, object]]) -> None:
+        self.op, self.differs = op, differs
+        listed = "; ".join(f"{name} was {saved}, here {given}" for name, (saved, given) in differs.items())
+        super().__init__(
+            f"{op}: these readers were trained on another base: {listed}. "
+            "Load the base that the manifest names, or train the readers again on this one."
+        )
+
+
+class MissingExtraError(LaminaError, ImportError):
+    """An optional package that is not installed; names the extra that brings it."""
+
+    def __init__(self, *, op: str, package: str, extra: str) -> None:
+        self.op, self.package, self.extra = op, package, extra
+        super().__init__(f"{op}: needs the package '{package}', which is not installed. Run: pip install 'lamina[{extra}]'")
+
+    @classmethod
+    def of(cls, error: ImportError, *, op: str, extra: str) -> Self:
+        """Build from the import that failed."""
+        return cls(op=op, package=error.name or "?", extra=extra)

@@ -1,0 +1,105 @@
+"""AdaLayers: learned importance of each layer over small normalised projections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+import torch
+from torch import Tensor, nn
+
+from lamina.errors import ConfigError
+from lamina.fusion.base import FusionConfig, check_range
+from lamina.fusion.projected import Projection, ProjectedFusion
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxtyping import Float
+
+
+@final
+@dataclass(frozen=True)
+class AdaLayers(FusionConfig):
+    """Weigh every layer's projected features by a learned softmax.
+
+    `F = gelu(sum_i p_i dropout(LayerNorm(W_i gelu(z_i))))` with `p = softmax(alpha * scores)`.
+
+    Args:
+        dim: Size of the features, k in the paper.
+        alpha: Multiplies the scores, so larger lets the importances move faster; positive.
+        cutoff: An importance at or below this is set to 0 and the rest is renormalised; below 1 / layers.
+        entropy: Weight (lambda) of the mean of -p log p over layers, added to the loss.
+        layers: Which layers; the default leaves the embeddings out.
+        dropout: Probability, on each layer's features.
+        positions: Add fixed sinusoidal token positions to the sum.
+        output_activation: GELU on the sum, as in the reference code; the thesis prints none.
+
+    Raises:
+        ConfigError: If a value cannot be, or (at build) if the cutoff would remove every layer at the start.
+
+    Source:
+        Dremov 2024, "Using Internal Representations of Frozen Transformer Models", section 5.1.
+    """
+
+    dim: int = 64
+    alpha: float = 64.0
+    cutoff: float = 0.0
+    entropy: float = 0.0
+    layers: int | str | Sequence[int] = "1-"
+    dropout: float = 0.1
+    positions: bool = False
+    output_activation: bool = True
+
+    def __post_init__(self) -> None:
+        self._projection.check("ada_layers")
+        check_range("ada_layers", "cutoff", self.cutoff, 0, 1, open_high=True)
+        if self.alpha <= 0:
+            raise ConfigError(f"ada_layers: alpha is {self.alpha}; it must be positive. Use 64, as the paper does.")
+        if self.entropy < 0:
+            raise ConfigError(f"ada_layers: entropy is {self.entropy}; it must not be negative. Use 0 for none.")
+
+    @property
+    def _projection(self) -> Projection:
+        return Projection(
+            dim=self.dim, dropout=self.dropout, positions=self.positions, output_activation=self.output_activation
+        )
+
+    def build(self, layers: int, width: int) -> AdaLayersFusion:
+        """Make the module for `layers` states of size `width`."""
+        if layers < 1:
+            raise ConfigError(f"ada_layers: {layers} layers; at least one is needed. Select more layers.")
+        if self.cutoff >= 1 / layers:
+            raise ConfigError(
+                f"ada_layers: cutoff is {self.cutoff} for {layers} layers, whose importances all start at "
+                f"{1 / layers:.4g}; that would remove every layer. Use a cutoff below {1 / layers:.4g}."
+            )
+        return AdaLayersFusion(self, self._projection, layers=layers, width=width)
+
+
+@final
+class AdaLayersFusion(ProjectedFusion):
+    """The module of `AdaLayers`: `projection [layers, dim, width]`, `scores [layers]`."""
+
+    def __init__(self, config: AdaLayers, settings: Projection, *, layers: int, width: int) -> None:
+        super().__init__(settings, layers=layers, width=width, projections=layers)
+        self.config = config
+        self.scores = nn.Parameter(torch.ones(layers))
+
+    def weights(self) -> Float[Tensor, " layers"]:
+        """Softmax of the scores, after the cutoff."""
+        weights = (self.config.alpha * self.scores).softmax(0)
+        if self.config.cutoff == 0:
+            return weights
+        kept = weights * (weights > self.config.cutoff)
+        return kept / kept.sum()
+
+    def importance(self) -> Float[Tensor, " layers"]:
+        """Share of each layer; sums to 1."""
+        return self.weights().detach()
+
+    def penalty(self) -> Tensor | None:
+        """`entropy * mean_i(-p_i log p_i)`, after the cutoff."""
+        if self.config.entropy == 0:
+            return None
+        return self.config.entropy * torch.special.entr(self.weights()).mean()

@@ -1,0 +1,143 @@
+"""What every fusion is: a frozen config that builds a module, and a stream that feeds it layer by layer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lamina.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from jaxtyping import Bool, Float
+
+
+class FusionConfig(ABC):
+    """Settings of one fusion. Subclasses are frozen dataclasses with a `layers` selector."""
+
+    layers: object
+    streams: ClassVar[bool] = True  # False: needs every state at once, so the bank keeps them
+
+    @abstractmethod
+    def build(self, layers: int, width: int) -> Fusion:
+        """Make the trainable module.
+
+        Args:
+            layers: Number of hidden states it will get.
+            width: Size of each of them.
+
+        Returns:
+            The module, freshly initialised from torch's global generator.
+        """
+
+
+class LayerView:
+    """One layer's hidden state with the work on it that several fusions share, each done once."""
+
+    def __init__(self, state: Float[Tensor, "batch tokens width"]) -> None:
+        self.state = state
+
+    @cached_property
+    def gelu(self) -> Float[Tensor, "batch tokens width"]:
+        """The exact GELU of the state."""
+        return F.gelu(self.state)
+
+
+class Stream(ABC):
+    """One pass of one or several fusions over the same layers."""
+
+    @abstractmethod
+    def step(self, index: int, view: LayerView) -> None:
+        """Take in state number `index` (0 is the lowest of the layers that were selected)."""
+
+    @abstractmethod
+    def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
+        """Features of each member, after every live layer was taken in."""
+
+
+class Fusion(nn.Module, ABC):
+    """Hidden states -> features. Calling it on stacked states runs the same stream that a bank runs."""
+
+    generator: torch.Generator | None = None  # source of dropout's random numbers; None is torch's own
+
+    def __init__(self, *, layers: int, width: int, dim: int) -> None:
+        super().__init__()
+        self.layers, self.width, self.dim = layers, width, dim
+
+    @abstractmethod
+    def stream(self, members: Sequence[Fusion]) -> Stream:
+        """Start a pass for `members`, all of which have the `group` of this one."""
+
+    def group(self) -> Hashable | None:
+        """Fusions on the same layers with equal groups are computed as one operation; None: alone."""
+        return None
+
+    def live(self) -> tuple[int, ...]:
+        """Indices of the states that can change the features now; the others (and their gradients) may be skipped."""
+        return tuple(range(self.layers))
+
+    def penalty(self) -> Tensor | None:
+        """A scalar to add to the loss, or None."""
+        return None
+
+    def forward(
+        self,
+        states: Float[Tensor, "layers batch tokens width"],
+        mask: Bool[Tensor, "batch tokens"] | Float[Tensor, "batch tokens"] | None = None,
+    ) -> Float[Tensor, "batch tokens dim"]:
+        """Fuse stacked states.
+
+        Args:
+            states: The selected layers' hidden states, lowest layer first.
+            mask: True (or 1) where a token is real; None: everywhere.
+
+        Returns:
+            Features in the dtype of the parameters.
+
+        Raises:
+            ConfigError: If the number or the width of the states is not what the module was built for.
+        """
+        if len(states) != self.layers or states[0].shape[-1] != self.width:
+            raise ConfigError(
+                f"fusion: got {len(states)} states of width {states[0].shape[-1]}; this one was built for "
+                f"{self.layers} of width {self.width}. Select the same layers as at build time."
+            )
+        if mask is None:
+            mask = torch.ones(states[0].shape[:2], dtype=torch.bool, device=states[0].device)
+        stream = self.stream([self])
+        for index in self.live():
+            stream.step(index, LayerView(states[index]))
+        return stream.finish(mask.bool())[0]
+
+
+class WeightedSum(Stream):
+    """Streams `sum_i weight_i * state_i`: one accumulator, whatever the number of layers."""
+
+    def __init__(self, weights: Float[Tensor, " layers"]) -> None:
+        self._weights = weights
+        self._total: Tensor | None = None
+
+    def step(self, index: int, view: LayerView) -> None:
+        """Add one weighted state."""
+        part = view.state.to(self._weights.dtype) * self._weights[index]
+        self._total = part if self._total is None else self._total + part
+
+    def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
+        """The sum."""
+        del mask
+        if self._total is None:
+            raise ConfigError("fusion: no state was fed; at least one is needed. Feed every live layer before finish.")
+        return [self._total]
+
+
+def check_range(op: str, name: str, value: float, low: float, high: float, *, open_high: bool = False) -> None:
+    """Raise ConfigError unless low <= value <= high (or < high)."""
+    if not (low <= value < high if open_high else low <= value <= high):
+        bound = f"{low} <= {name} {'<' if open_high else '<='} {high}"
+        raise ConfigError(f"{op}: {name} is {value}; it must be {bound}. Change it.")

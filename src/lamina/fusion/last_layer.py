@@ -1,0 +1,39 @@
+"""LastLayer: the hidden state of one layer as it is; what most people do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from lamina.fusion.base import Fusion, FusionConfig, Stream, WeightedSum
+
+
+@final
+@dataclass(frozen=True)
+class LastLayer(FusionConfig):
+    """The top layer's hidden state, unchanged; no parameters, so `dim` is the model's width."""
+
+    @property
+    def layers(self) -> int:
+        """The selector: the top layer."""
+        return -1
+
+    def build(self, layers: int, width: int) -> LastLayerFusion:
+        """Make the module; of several states it reads the last."""
+        return LastLayerFusion(layers=layers, width=width, dim=width)
+
+
+@final
+class LastLayerFusion(Fusion):
+    """The module of `LastLayer`."""
+
+    def live(self) -> tuple[int, ...]:
+        """The last state."""
+        return (self.layers - 1,)
+
+    def stream(self, members: object) -> Stream:
+        """Pass the state through."""
+        del members
+        return WeightedSum(torch.eye(self.layers)[-1])

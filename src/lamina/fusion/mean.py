@@ -1,0 +1,46 @@
+"""Mean: the plain average of the layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+import torch
+
+from lamina.fusion.base import Fusion, FusionConfig, Stream, WeightedSum
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxtyping import Float
+    from torch import Tensor
+
+
+@final
+@dataclass(frozen=True)
+class Mean(FusionConfig):
+    """Average the selected layers; no parameters, so `dim` is the model's width.
+
+    Args:
+        layers: Which layers.
+    """
+
+    layers: int | str | Sequence[int] = "all"
+
+    def build(self, layers: int, width: int) -> MeanFusion:
+        """Make the module for `layers` states of size `width`."""
+        return MeanFusion(layers=layers, width=width, dim=width)
+
+
+@final
+class MeanFusion(Fusion):
+    """The module of `Mean`."""
+
+    def importance(self) -> Float[Tensor, " layers"]:
+        """The same share for each layer; sums to 1."""
+        return torch.full((self.layers,), 1 / self.layers)
+
+    def stream(self, members: object) -> Stream:
+        """One running sum."""
+        del members
+        return WeightedSum(self.importance())

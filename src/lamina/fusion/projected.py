@@ -1,0 +1,154 @@
+"""The part AdaLayers and its single-layer baseline share: project, normalise, weigh, add up, layer by layer."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lamina.fusion.base import Fusion, LayerView, Stream, check_range
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from jaxtyping import Bool, Float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection:
+    """What happens to each state and to the sum: the settings two fusions must share to run as one.
+
+    Args:
+        dim: Size of the features, k in the paper.
+        dropout: Probability, on each layer's features and (with positions) on the sum.
+        positions: Add fixed sinusoidal token positions to the sum.
+        output_activation: GELU on the sum.
+    """
+
+    dim: int
+    dropout: float
+    positions: bool
+    output_activation: bool
+
+    def check(self, op: str) -> None:
+        """Raise ConfigError if a value cannot be."""
+        check_range(op, "dim", self.dim, 1, math.inf)
+        check_range(op, "dropout", self.dropout, 0, 1, open_high=True)
+
+
+class ProjectedFusion(Fusion):
+    """Sum over layers of `weight_i * dropout(LayerNorm(W_i gelu(z_i)))`; the weights are the subclass's.
+
+    `projection` is `[projections, dim, width]`, without bias; the norm has no affine part, eps 1e-5.
+    """
+
+    def __init__(self, settings: Projection, *, layers: int, width: int, projections: int) -> None:
+        super().__init__(layers=layers, width=width, dim=settings.dim)
+        self.settings = settings
+        self.projection = nn.Parameter(torch.empty(projections, settings.dim, width))
+        for weight in self.projection:
+            nn.init.kaiming_uniform_(weight, a=math.sqrt(5))  # what nn.Linear starts from
+
+    @abstractmethod
+    def weights(self) -> Float[Tensor, " layers"]:
+        """Weight of each layer in the sum."""
+
+    def kernel(self, index: int) -> Float[Tensor, "dim width"]:
+        """W_i of state number `index`."""
+        return self.projection[index]
+
+    def group(self) -> Hashable:
+        """Same shape, same settings, same place."""
+        return (self.settings, self.width, self.training, self.projection.dtype, self.projection.device)
+
+    def live(self) -> tuple[int, ...]:
+        """Layers whose weight is not zero."""
+        return tuple(self.weights().detach().nonzero().flatten().tolist())
+
+    def stream(self, members: Sequence[Fusion]) -> Stream:
+        """One accumulator for all members together."""
+        return ProjectedStream(cast("Sequence[ProjectedFusion]", members))
+
+
+class ProjectedStream(Stream):
+    """Runs any number of alike fusions: one matrix product and one accumulator per layer for all of them."""
+
+    def __init__(self, members: Sequence[ProjectedFusion]) -> None:
+        self._members = members
+        self._settings = members[0].settings
+        self._training = members[0].training
+        self._weights = torch.stack([member.weights() for member in members])
+        self._zero = (self._weights == 0).tolist()
+        self._total: Tensor | None = None
+
+    def step(self, index: int, view: LayerView) -> None:
+        """Add this layer's share to every member in which its weight is not zero."""
+        rows = [row for row, zero in enumerate(self._zero) if not zero[index]]
+        if not rows:
+            return
+        members = [self._members[row] for row in rows]
+        part = self._features(members, index, view)
+        part = part * self._weights[rows, index].unsqueeze(-1) if len(rows) < len(self._zero) else self._weigh(part, index)
+        if self._total is None and len(rows) == len(self._zero):
+            self._total = part
+            return
+        if self._total is None:
+            self._total = part.new_zeros(*part.shape[:2], len(self._zero), self._settings.dim)
+        self._total = self._accumulate(self._total, part, rows)
+
+    def _features(self, members: Sequence[ProjectedFusion], index: int, view: LayerView) -> Tensor:
+        """`[batch, tokens, members, dim]`: the normalised projections of one layer."""
+        dtype = members[0].projection.dtype
+        weight = torch.cat([m.kernel(index) for m in members]) if len(members) > 1 else members[0].kernel(index)
+        projected = F.linear(view.gelu.to(dtype), weight).unflatten(-1, (len(members), self._settings.dim))
+        return self._drop(F.layer_norm(projected, (self._settings.dim,)), members)
+
+    def _weigh(self, part: Tensor, index: int) -> Tensor:
+        weights = self._weights[:, index].unsqueeze(-1)
+        return part * weights if torch.is_grad_enabled() else part.mul_(weights)
+
+    def _accumulate(self, total: Tensor, part: Tensor, rows: list[int]) -> Tensor:
+        if len(rows) < len(self._zero):
+            return total.index_add(2, torch.tensor(rows, device=total.device), part)
+        return total + part if torch.is_grad_enabled() else total.add_(part)
+
+    def _drop(self, part: Tensor, members: Sequence[Fusion]) -> Tensor:
+        """Dropout with every member's own random numbers."""
+        p = self._settings.dropout
+        if not self._training or p == 0:
+            return part
+        shape = (*part.shape[:2], self._settings.dim)
+        keep = [
+            torch.empty(shape, device=part.device, dtype=part.dtype).bernoulli_(1 - p, generator=member.generator)
+            for member in members
+        ]
+        return part * torch.stack(keep, dim=2).div_(1 - p)
+
+    def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
+        """Activation and positions on the sum, split by member."""
+        total = self._total
+        if total is None:  # unreachable through a bank: softmax weights always leave one layer alive
+            raise RuntimeError("projected fusion: no live layer was fed")
+        if self._settings.output_activation:
+            total = F.gelu(total)
+        if self._settings.positions:
+            places = sinusoids(mask, self._settings.dim).to(total.dtype)
+            total = self._drop(total + places.unsqueeze(2), self._members)
+        return list(total.unbind(2))
+
+
+def sinusoids(mask: Bool[Tensor, "batch tokens"], dim: int) -> Float[Tensor, "batch tokens dim"]:
+    """Fixed sinusoidal positions, counted over real tokens so that padding on either side changes nothing.
+
+    Source:
+        Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
+    """
+    place = (mask.cumsum(1) - 1).clamp(min=0).unsqueeze(-1).float()
+    even = torch.arange(0, dim, 2, device=mask.device, dtype=torch.float32)
+    angle = place * torch.exp(even * (-math.log(10000.0) / dim))
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[..., :dim]

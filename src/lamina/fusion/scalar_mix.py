@@ -1,0 +1,65 @@
+"""ScalarMix: one learned softmax weight per layer and one scale, as in ELMo."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+import torch
+from torch import Tensor, nn
+
+from lamina.fusion.base import Fusion, FusionConfig, Stream, WeightedSum, check_range
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxtyping import Float
+
+
+@final
+@dataclass(frozen=True)
+class ScalarMix(FusionConfig):
+    """`scale * sum_i softmax(scores)_i z_i`.
+
+    Args:
+        layers: Which layers.
+        layer_dropout: Probability with which a layer's score is -inf for one training step.
+
+    Source:
+        Peters et al. 2018, arXiv:1802.05365, eq. 1; layer dropout as in Kondratyuk and Straka 2019, arXiv:1904.02099.
+    """
+
+    layers: int | str | Sequence[int] = "all"
+    layer_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range("scalar_mix", "layer_dropout", self.layer_dropout, 0, 1, open_high=True)
+
+    def build(self, layers: int, width: int) -> ScalarMixFusion:
+        """Make the module for `layers` states of size `width`."""
+        return ScalarMixFusion(self, layers=layers, width=width, dim=width)
+
+
+@final
+class ScalarMixFusion(Fusion):
+    """The module of `ScalarMix`: `scores [layers]`, `scale []`."""
+
+    def __init__(self, config: ScalarMix, *, layers: int, width: int, dim: int) -> None:
+        super().__init__(layers=layers, width=width, dim=dim)
+        self.config = config
+        self.scores = nn.Parameter(torch.zeros(layers))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def importance(self) -> Float[Tensor, " layers"]:
+        """Share of each layer; sums to 1."""
+        return self.scores.detach().softmax(0)
+
+    def stream(self, members: object) -> Stream:
+        """One running sum, with this step's layers dropped while training."""
+        del members
+        scores = self.scores
+        if self.training and self.config.layer_dropout > 0:
+            drop = torch.empty_like(scores).bernoulli_(self.config.layer_dropout, generator=self.generator).bool()
+            if not drop.all():  # with every layer dropped there is no distribution left: keep them all
+                scores = scores.masked_fill(drop, -torch.inf)
+        return WeightedSum(self.scale * scores.softmax(0))

@@ -1,0 +1,81 @@
+"""SingleLayer: the projection of AdaLayers on one layer, trained; the fair baseline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+import torch
+
+from lamina.fusion.base import FusionConfig
+from lamina.fusion.projected import Projection, ProjectedFusion
+from lamina.layers import select
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+
+@final
+@dataclass(frozen=True)
+class SingleLayer(FusionConfig):
+    """Project one layer as AdaLayers does, without importances.
+
+    The published baseline left this projection at its random start; here it is trained.
+
+    Args:
+        layer: Which layer; negative counts from the top.
+        dim: Size of the features.
+        dropout: Probability, on the features.
+        positions: Add fixed sinusoidal token positions.
+        output_activation: GELU on the features.
+    """
+
+    layer: int = -1
+    dim: int = 64
+    dropout: float = 0.1
+    positions: bool = False
+    output_activation: bool = True
+
+    def __post_init__(self) -> None:
+        self._projection.check("single_layer")
+
+    @property
+    def layers(self) -> int:
+        """The selector: one layer."""
+        return self.layer
+
+    @property
+    def _projection(self) -> Projection:
+        return Projection(
+            dim=self.dim, dropout=self.dropout, positions=self.positions, output_activation=self.output_activation
+        )
+
+    def build(self, layers: int, width: int) -> SingleLayerFusion:
+        """Make the module; given more states than the one selected, it picks `layer` among them."""
+        index = 0 if layers == 1 else select(self.layer, layers, op="single_layer")[0]
+        return SingleLayerFusion(self._projection, layers=layers, width=width, index=index)
+
+
+@final
+class SingleLayerFusion(ProjectedFusion):
+    """The module of `SingleLayer`: `projection [1, dim, width]`."""
+
+    def __init__(self, settings: Projection, *, layers: int, width: int, index: int) -> None:
+        super().__init__(settings, layers=layers, width=width, projections=1)
+        self.index = index
+
+    def kernel(self, index: int) -> Float[Tensor, "dim width"]:
+        """The one projection there is."""
+        del index
+        return self.projection[0]
+
+    def live(self) -> tuple[int, ...]:
+        """The layer that is read."""
+        return (self.index,)
+
+    def weights(self) -> Float[Tensor, " layers"]:
+        """1 for the layer that is read, 0 for the others."""
+        weights = torch.zeros(self.layers, device=self.projection.device, dtype=self.projection.dtype)
+        weights[self.index] = 1
+        return weights

@@ -1,0 +1,11 @@
+"""Heads: from fused features to the output of one task."""
+
+from lamina.registry import Registry
+
+HEADS = Registry(
+    "head",
+    {
+        "sequence_classification": "lamina.heads.sequence_classification:SequenceClassification",
+        "token_classification": "lamina.heads.token_classification:TokenClassification",
+    },
+)

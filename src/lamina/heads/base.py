@@ -1,0 +1,100 @@
+"""What every head is: a frozen config that builds a module with logits and a loss."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lamina.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxtyping import Bool, Float
+
+IGNORE = -100  # the label of a position that has none, as in transformers
+
+
+class HeadConfig(ABC):
+    """Settings of one head. Subclasses are frozen dataclasses with a `labels` tuple."""
+
+    labels: tuple[str, ...]
+    kind: ClassVar[str]  # the task kind it serves
+
+    @property
+    def problem(self) -> str:
+        """"classification", "regression" or "multi_label"."""
+        return "classification"
+
+    @abstractmethod
+    def build(self, dim: int) -> Head:
+        """Make the trainable module for features of size `dim`."""
+
+
+class Head(nn.Module, ABC):
+    """Features -> logits, and the loss of logits against labels."""
+
+    @abstractmethod
+    def forward(self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]) -> Tensor:
+        """Logits; every row of `mask` must have a real token."""
+
+    @abstractmethod
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Scalar mean over the labels that are given; 0 where none is."""
+
+
+def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
+    """Label names from a sequence of them, or from their number.
+
+    Raises:
+        ConfigError: If there is none, or one twice.
+    """
+    names = tuple(str(i) for i in range(labels)) if isinstance(labels, int) else tuple(labels)
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"{op}: labels are {names}; at least one is needed and each only once. List every label once.")
+    return names
+
+
+def check_heads(op: str, dim: int, attention_heads: int) -> None:
+    """Raise ConfigError unless `attention_heads` divides `dim`."""
+    if attention_heads < 1 or dim % attention_heads:
+        fits = [n for n in range(1, dim + 1) if dim % n == 0]
+        raise ConfigError(
+            f"{op}: attention_heads is {attention_heads} for features of size {dim}; it must divide that size. "
+            f"Use one of {', '.join(map(str, fits))}."
+        )
+
+
+def checked_weights(op: str, weights: Sequence[float] | None, labels: int) -> tuple[float, ...] | None:
+    """The weights as a tuple.
+
+    Raises:
+        ConfigError: Unless there is one positive weight per label.
+    """
+    if weights is None:
+        return None
+    if len(weights) != labels or min(weights) <= 0:
+        raise ConfigError(
+            f"{op}: class_weights are {tuple(weights)} for {labels} labels; one positive weight per label is needed. "
+            "List them in the order of the labels."
+        )
+    return tuple(float(weight) for weight in weights)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
+    """Mean cross-entropy over the labels that are not IGNORE; 0 instead of NaN where there is none.
+
+    Args:
+        logits: `[..., classes]`.
+        labels: `[...]`, class indices or IGNORE.
+        weight: `[classes]` or None; the mean is weighted as torch does it.
+    """
+    flat, targets = logits.flatten(0, -2).float(), labels.flatten()
+    total = F.cross_entropy(flat, targets, weight=weight, ignore_index=IGNORE, reduction="sum")
+    given = targets != IGNORE
+    count = given.sum() if weight is None else weight[targets[given]].sum()
+    return total / count.clamp(min=torch.finfo(flat.dtype).tiny)

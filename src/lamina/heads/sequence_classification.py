@@ -1,0 +1,116 @@
+"""One output for a whole text: classification, regression or several labels at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lamina.errors import ConfigError, UnknownNameError
+from lamina.fusion.base import check_range
+from lamina.heads.base import Head, HeadConfig, check_heads, checked_weights, cross_entropy, label_names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxtyping import Bool, Float
+
+POOLINGS = ("attention", "mean", "first")
+PROBLEMS = ("classification", "regression", "multi_label")
+
+
+@final
+@dataclass(frozen=True)
+class SequenceClassification(HeadConfig):
+    """Pool the tokens, then one linear map.
+
+    Args:
+        labels: Names of the classes, or their number; one name for regression.
+        attention_heads: Heads of the self-attention (pooling "attention" only); must divide the features' size.
+        dropout: Probability, before pooling.
+        pooling: "attention" (self-attention without residual, GELU, dropout, mean over real tokens: the paper's),
+            "mean" (over real tokens) or "first" (the first real token).
+        problem: "classification", "regression" (one output, squared error) or "multi_label" (a sigmoid each).
+        class_weights: One positive weight per label for the loss; None: all equal.
+
+    Source:
+        Dremov 2024, section 5.2.
+    """
+
+    labels: tuple[str, ...]
+    attention_heads: int = 8
+    dropout: float = 0.1
+    pooling: Literal["attention", "mean", "first"] = "attention"
+    problem: Literal["classification", "regression", "multi_label"] = "classification"  # pyright: ignore[reportIncompatibleMethodOverride]
+    class_weights: tuple[float, ...] | None = None
+
+    kind: ClassVar[str] = "sequence_classification"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", label_names(self.kind, cast("Sequence[str] | int", self.labels)))
+        for name, value, known in (("pooling", self.pooling, POOLINGS), ("problem", self.problem, PROBLEMS)):
+            if value not in known:
+                raise UnknownNameError(op=self.kind, got=value, known=known, what=name)
+        check_range(self.kind, "dropout", self.dropout, 0, 1, open_high=True)
+        if self.problem == "regression" and len(self.labels) != 1:
+            raise ConfigError(f"{self.kind}: {len(self.labels)} labels for a regression; it has one. Name one label.")
+        object.__setattr__(self, "class_weights", checked_weights(self.kind, self.class_weights, len(self.labels)))
+
+    def build(self, dim: int) -> SequenceClassificationHead:
+        """Make the module for features of size `dim`."""
+        if self.pooling == "attention":
+            check_heads(self.kind, dim, self.attention_heads)
+        return SequenceClassificationHead(self, dim)
+
+
+@final
+class SequenceClassificationHead(Head):
+    """The module of `SequenceClassification`; logits `[batch, classes]`."""
+
+    def __init__(self, config: SequenceClassification, dim: int) -> None:
+        super().__init__()
+        self.config = config
+        if config.pooling == "attention":
+            self.attention = nn.MultiheadAttention(dim, config.attention_heads, batch_first=True)
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = nn.Linear(dim, len(config.labels))
+        weights = None if config.class_weights is None else torch.tensor(config.class_weights)
+        self.register_buffer("class_weights", weights, persistent=False)
+
+    def forward(
+        self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
+    ) -> Float[Tensor, "batch classes"]:
+        """Logits of each text."""
+        if self.config.pooling == "first":
+            first = mask.int().argmax(1)
+            return self.output(self.dropout(features[torch.arange(len(features), device=first.device), first]))
+        if self.config.pooling == "attention":
+            mixed, _ = self.attention(features, features, features, key_padding_mask=~mask, need_weights=False)
+            features = F.gelu(mixed)
+        share = mask.unsqueeze(-1).to(features.dtype)
+        pooled = (self.dropout(features) * share).sum(1) / share.sum(1)
+        return self.output(pooled)
+
+    def loss(self, logits: Float[Tensor, "batch classes"], labels: Tensor) -> Float[Tensor, ""]:
+        """Cross-entropy, squared error, or binary cross-entropy.
+
+        Args:
+            logits: What `forward` gave.
+            labels: `[batch]` class indices (IGNORE: none), `[batch]` floats (NaN: none), or `[batch, classes]`
+                zeros and ones (a negative: none).
+        """
+        if self.config.problem == "classification":
+            return cross_entropy(logits, labels, cast("Tensor | None", self.class_weights))
+        labels = labels.to(logits.device)
+        if self.config.problem == "regression":
+            given = ~labels.isnan()
+            error = F.mse_loss(logits.squeeze(-1).float(), labels.nan_to_num().float(), reduction="none")
+        else:
+            given = labels >= 0
+            target = labels.clamp(min=0).float()
+            weight = cast("Tensor | None", self.class_weights)
+            error = F.binary_cross_entropy_with_logits(logits.float(), target, weight=weight, reduction="none")
+        return (error * given).sum() / given.sum().clamp(min=1)

@@ -1,0 +1,95 @@
+"""One class for each token: entities, parts of speech."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from lamina.fusion.base import check_range
+from lamina.heads.base import Head, HeadConfig, check_heads, checked_weights, cross_entropy, label_names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxtyping import Bool, Float, Int
+
+
+@final
+@dataclass(frozen=True)
+class TokenClassification(HeadConfig):
+    """Pre-norm transformer encoder layers over the features, then one linear map per token.
+
+    Args:
+        labels: Names of the classes, or their number.
+        encoder_layers: How many encoder layers; 0: the linear map alone.
+        attention_heads: Heads of each; must divide the features' size.
+        feedforward: Inner size of each.
+        dropout: Probability, inside the layers and before the linear map.
+        class_weights: One positive weight per label for the loss; None: all equal.
+
+    Source:
+        Dremov 2024, section 5.2 and figure 15.
+    """
+
+    labels: tuple[str, ...]
+    encoder_layers: int = 1
+    attention_heads: int = 8
+    feedforward: int = 2048
+    dropout: float = 0.2
+    class_weights: tuple[float, ...] | None = None
+
+    kind: ClassVar[str] = "token_classification"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", label_names(self.kind, cast("Sequence[str] | int", self.labels)))
+        check_range(self.kind, "dropout", self.dropout, 0, 1, open_high=True)
+        check_range(self.kind, "encoder_layers", self.encoder_layers, 0, 64)
+        check_range(self.kind, "feedforward", self.feedforward, 1, 1 << 20)
+        object.__setattr__(self, "class_weights", checked_weights(self.kind, self.class_weights, len(self.labels)))
+
+    def build(self, dim: int) -> TokenClassificationHead:
+        """Make the module for features of size `dim`."""
+        if self.encoder_layers:
+            check_heads(self.kind, dim, self.attention_heads)
+        return TokenClassificationHead(self, dim)
+
+
+@final
+class TokenClassificationHead(Head):
+    """The module of `TokenClassification`; logits `[batch, tokens, classes]`."""
+
+    def __init__(self, config: TokenClassification, dim: int) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                dim,
+                config.attention_heads,
+                config.feedforward,
+                dropout=config.dropout,
+                activation="gelu",
+                batch_first=True,
+                norm_first=True,
+            )
+            for _ in range(config.encoder_layers)
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.output = nn.Linear(dim, len(config.labels))
+        weights = None if config.class_weights is None else torch.tensor(config.class_weights)
+        self.register_buffer("class_weights", weights, persistent=False)
+
+    def forward(
+        self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
+    ) -> Float[Tensor, "batch tokens classes"]:
+        """Logits of each token; those of padding mean nothing."""
+        for layer in self.encoder:
+            features = layer(features, src_key_padding_mask=~mask)
+        return self.output(self.dropout(features))
+
+    def loss(
+        self, logits: Float[Tensor, "batch tokens classes"], labels: Int[Tensor, "batch tokens"]
+    ) -> Float[Tensor, ""]:
+        """Mean cross-entropy over tokens whose label is not IGNORE."""
+        return cross_entropy(logits, labels, cast("Tensor | None", self.class_weights))

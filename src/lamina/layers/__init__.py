@@ -1,0 +1,13 @@
+"""Where a model's layers are: its stacks, the selectors that name layers, and taps that hand each state on.
+
+Layer i is entry i of what the model returns as `hidden_states`: 0 the embeddings, 1..depth the blocks. Nothing here
+knows a family by name; `stacks` runs the model on a tiny input and looks.
+"""
+
+from lamina.layers.find import default_stack, stacks
+from lamina.layers.selectors import select
+from lamina.layers.stack import LayerStack, TapPoint
+from lamina.layers.taps import tap
+from lamina.layers.watch import watch
+
+__all__ = ["LayerStack", "TapPoint", "default_stack", "select", "stacks", "tap", "watch"]

@@ -1,0 +1,236 @@
+"""The runs that find a model's layers: see where each state is, check it on another input, rehearse a plain pass."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from lamina.layers.match import find_blocks, find_run, find_scope, places
+from lamina.layers.probe_input import NoInputError, Probe, probe_input
+from lamina.layers.quiet import WithoutValues, main_device
+from lamina.layers.stack import LayerStack, TapPoint
+from lamina.layers.trace import Event, Trace, traced
+from lamina.layers.watch import watch
+
+_FIRST, _SECOND = 7, 11  # lengths of the two probe inputs: odd and different
+_HIDDEN = {"main": "hidden_states", "encoder": "encoder_hidden_states", "decoder": "decoder_hidden_states"}
+_ELSEWHERE = "Use a model whose layers all have one shape [batch, tokens, width], or one part of this model."
+_PART = "Give one part of it, such as its text or vision model."
+
+States = dict[str, tuple[Any, ...]]  # tensors, once their shapes are checked
+
+
+class UnreadableError(Exception):
+    """Why a model cannot be read, and what to do."""
+
+    def __init__(self, reason: str, hint: str = _ELSEWHERE) -> None:
+        self.reason, self.hint = reason, hint
+        super().__init__(reason)
+
+
+def look(model: nn.Module) -> dict[str, LayerStack]:
+    """Find the stacks of a model that is in eval mode, without gradients.
+
+    Raises:
+        UnreadableError: If a layer cannot be found, or cannot be read for certain.
+    """
+    try:
+        first, second = probe_input(model, _FIRST, seed=1), probe_input(model, _SECOND, seed=2)
+    except NoInputError as error:
+        raise UnreadableError(str(error), _PART) from error
+    if main_device(model).type == "meta":
+        return _look_without_weights(model, first)
+    trace, target, states = _first_run(model, [first])
+    sights = {name: _sight(model, name, entries, trace, first.rows) for name, entries in states.items()}
+    chosen, again = _verify(target, second, sights, trace)
+    found = {name: _build(model, name, sight, chosen[name], trace) for name, sight in sights.items()}
+    _rehearse(target, second, found, again)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Sight:
+    """One stack on the first run: a state of it, its blocks, and for each layer the events where it can be read."""
+
+    state: Tensor
+    blocks: tuple[nn.Module, ...]
+    places: list[list[Event]]
+
+
+def _look_without_weights(model: nn.Module, probe: Probe) -> dict[str, LayerStack]:
+    """Tell states by identity alone; models that do not run with a mask are tried without."""
+    bare = {key: value for key, value in probe.inputs.items() if not key.endswith("attention_mask")}
+    with WithoutValues():
+        trace, _, states = _first_run(model, [probe, Probe(bare, probe.rows)])
+    sights = {name: _sight(model, name, entries, trace, probe.rows) for name, entries in states.items()}
+    return {
+        name: _build(model, name, sight, [events[0] for events in sight.places], trace)
+        for name, sight in sights.items()
+    }
+
+
+def _first_run(model: nn.Module, probes: Sequence[Probe]) -> tuple[Trace, nn.Module, States]:
+    """Run the model; if its head refuses the input, the backbone alone."""
+    failures: list[UnreadableError] = []
+    for target in dict.fromkeys((model, cast("nn.Module", getattr(model, "base_model", model)))):
+        for probe in probes:
+            try:
+                with traced(model, _mask_of) as trace:
+                    states = _states(_run(target, probe, output_hidden_states=True, return_dict=True))
+            except UnreadableError as error:
+                failures.append(error)
+            else:
+                return trace, target, states
+    raise failures[0]
+
+
+def _run(target: nn.Module, probe: Probe, **options: bool) -> object:
+    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
+    try:
+        return target(**probe.inputs, **options)
+    except Exception as error:
+        told = next(iter(str(error).strip().splitlines()), "")
+        raise UnreadableError(
+            f"it does not run on a small input ({type(error).__name__}: {told})", _way_out(target)
+        ) from error
+
+
+def _way_out(target: nn.Module) -> str:
+    if main_device(target).type == "meta":
+        return "Load its weights first."
+    parts = [f"model.{name}" for name, child in target.named_children() if hasattr(child, "config")]
+    return f"Give one part of it: {', '.join(parts)}." if parts else "Check its config."
+
+
+def _states(output: object) -> States:
+    """The states in what a model returned, by stack."""
+    found: States = {}
+    for name, key in _HIDDEN.items():
+        if (states := getattr(output, key, None)) is not None:
+            found[name] = tuple(states)
+    if "main" in found:
+        return {"main": found["main"]}
+    if set(found) != {"encoder", "decoder"}:
+        raise UnreadableError("it returns no hidden_states of its own", _PART)
+    return found
+
+
+def _sight(model: nn.Module, name: str, states: tuple[Any, ...], trace: Trace, rows: int) -> _Sight:
+    _check_shapes(name, states, rows)
+    seen = [trace.seen_as(state) for state in states]
+    for layer, (same, like) in enumerate(seen):
+        if not same and not like:
+            hint = "Load its weights first." if states[layer].is_meta else _ELSEWHERE
+            raise _lost(name, layer, "no module takes or gives it as it is returned; it is changed in between", hint)
+    calls = find_blocks(model, trace, seen)
+    return _Sight(states[0], tuple(call.module for call in calls), places(seen, calls))
+
+
+def _check_shapes(name: str, states: tuple[object, ...], rows: int) -> None:
+    if len(states) < 2:
+        raise UnreadableError(f"its {name} stack returns {len(states)} hidden states; there must be 2 at least")
+    shape: tuple[int, ...] | None = None
+    for layer, state in enumerate(states):
+        if not isinstance(state, Tensor):
+            raise _lost(name, layer, f"it is a {type(state).__name__}, not one tensor")
+        shape = shape or tuple(state.shape)
+        if state.ndim != 3 or state.shape[0] != rows:
+            raise _lost(name, layer, f"its shape is {tuple(state.shape)}, which is not [batch, tokens, width]")
+        if tuple(state.shape) != shape:
+            raise _lost(name, layer, f"its shape is {tuple(state.shape)}, and that of layer 0 is {shape}")
+        if not state.is_meta and bool(state.isnan().any()):
+            raise _lost(name, layer, "it holds NaN on a small input", "Check the weights, or use a wider dtype.")
+
+
+def _lost(name: str, layer: int, why: str, hint: str = _ELSEWHERE) -> UnreadableError:
+    return UnreadableError(f"layer {layer} of its {name} stack cannot be matched to a module: {why}", hint)
+
+
+def _verify(
+    target: nn.Module, probe: Probe, sights: Mapping[str, _Sight], trace: Trace
+) -> tuple[dict[str, list[Event]], States]:
+    """Run on another input and keep, for each layer, the best place where exactly the returned state is seen."""
+    events = [event for sight in sights.values() for events in sight.places for event in events]
+    heard: dict[int, tuple[Tensor, Tensor]] = {}
+    candidates = LayerStack("candidates", 0, (), tuple(_point(event, trace) for event in events), target, "", ())
+    with watch(candidates, range(len(events)), lambda which, value: heard.update({which: (value, value.clone())})):
+        states = _states(_run(target, probe, output_hidden_states=True, return_dict=True))
+    numbers = {event: number for number, event in enumerate(events)}
+    chosen: dict[str, list[Event]] = {}
+    for name, sight in sights.items():
+        _check_shapes(name, states[name], probe.rows)
+        if len(states[name]) != len(sight.places):
+            raise UnreadableError(f"its {name} stack returns another count of hidden states on another input")
+        chosen[name] = []
+        for layer, (ranked, state) in enumerate(zip(sight.places, states[name], strict=True)):
+            since = chosen[name][-1].time if chosen[name] else -1
+            right = (
+                event
+                for event in ranked
+                if event.time >= since
+                and all(torch.equal(value, state) for value in heard.get(numbers[event], (_NONE,)))
+            )
+            event = next(right, None)
+            if event is None:
+                raise _lost(name, layer, "where it seemed to be, another input shows another value")
+            chosen[name].append(event)
+    return chosen, states
+
+
+_NONE = torch.empty(0)
+
+
+def _point(event: Event, trace: Trace) -> TapPoint:
+    call = event.call
+    return TapPoint(call.module, call.path, event.side, event.index, call.number, trace.counts()[call.path], event.swap)
+
+
+def _build(model: nn.Module, name: str, sight: _Sight, events: list[Event], trace: Trace) -> LayerStack:
+    scope = find_scope(trace, events[0], events[-1], sight.state)
+    base = cast("nn.Module", getattr(model, "base_model", model))
+    inside = scope.module in set(base.modules())
+    return LayerStack(
+        name=name,
+        width=sight.state.shape[-1],
+        blocks=sight.blocks,
+        points=tuple(_point(event, trace) for event in events),
+        scope=scope.module,
+        scope_path=scope.path,
+        run=find_run(base if inside else model, trace, events[-1]),
+    )
+
+
+def _rehearse(target: nn.Module, probe: Probe, found: Mapping[str, LayerStack], states: States) -> None:
+    """Run as users do, without asking for hidden states, and compare."""
+    heard: dict[str, dict[int, Tensor]] = {name: {} for name in found}
+    with ExitStack() as exits:
+        for name, stack in found.items():
+            exits.enter_context(watch(stack, range(stack.layers), heard[name].__setitem__))
+        _run(target, probe)
+    for name, stack in found.items():
+        if list(heard[name]) != list(range(stack.layers)):
+            raise UnreadableError(f"a plain pass shows layers {list(heard[name])} of its {name} stack")
+        for layer, value in heard[name].items():
+            if not _alike(value, states[name][layer]):
+                raise _lost(name, layer, "a plain pass shows another value there")
+
+
+def _alike(value: Tensor, state: Tensor) -> bool:
+    """Equal but for kernels that add in another order each time (some on accelerators do)."""
+    if value.shape != state.shape:
+        return False
+    return torch.equal(value, state) or bool((value - state).abs().max() <= 1e-2 * state.abs().max())
+
+
+def _mask_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    mask: object = kwargs.get("attention_mask")
+    if mask is None and args:
+        names = inspect.signature(module.forward).parameters
+        mask = dict(zip(names, args, strict=False)).get("attention_mask")
+    return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None

@@ -1,0 +1,138 @@
+"""Match the states a model returned to the modules they came out of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from lamina.layers.trace import Call, Event, Trace
+
+_NEVER = 1 << 62
+MOST = 6  # how many places are tried for one layer; one or two are the rule
+
+Seen = tuple[list[Event], list[Event]]  # as the very same tensor; as one that looks equal
+
+
+def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Call]:
+    """Find the call of each block: state i - 1 goes in, state i comes out.
+
+    A last block whose output is normalised before it is returned is known by its place beside the others.
+
+    Returns:
+        One call per block, bottom first; empty if the model has no module per block.
+    """
+    blocks: list[Call] = []
+    last = len(seen) - 1
+    for layer in range(1, last + 1):
+        since = blocks[-1].ended if blocks else -1
+        takes = _calls(seen[layer - 1], "input", since)
+        gives = _calls(seen[layer], "output", since)
+        found = _first(model, [call for call in takes if call in gives])
+        if found is None and layer == last:
+            found = _beside(blocks[-1], takes) if blocks else _only(model, trace, takes)
+        if found is None:
+            return []
+        blocks.append(found)
+    return blocks if len({_parent(block.path) for block in blocks}) == 1 else []
+
+
+def places(seen: Sequence[Seen], blocks: Sequence[Call]) -> list[list[Event]]:
+    """For each layer, the events at which it can be read, best first.
+
+    Where a state was seen as the same tensor, equal ones count only after those. The block comes first. Without one,
+    the last module to pass the state on, since dropout is invisible here but not in training; then the first that
+    takes it in; last the modules around the whole stack, which return only after it, and what a head does with it.
+    """
+    begin = min((event.time for events in seen[0] for event in events), default=0)
+    ranked: list[list[Event]] = []
+    for layer, (same, like) in enumerate(seen):
+        block = blocks[max(0, layer - 1)] if blocks else None
+        around = [event.time for event in (*same, *like) if event.side == "output" and event.call.started < begin]
+        close = min(around) if layer and around else _NEVER
+        ordered = [event for group in (same, like) for event in _ranked(group, layer, block, close)]
+        ranked.append(ordered[:MOST])
+    return ranked
+
+
+def find_scope(trace: Trace, first: Event, last: Event, state: Tensor) -> Call:
+    """Find the closest call around all layers that happens once per pass; one with the mask, if any has it."""
+    counts = trace.counts()
+    around = [
+        call for call in trace.calls if counts[call.path] == 1 and call.started < first.time and call.ended >= last.time
+    ]
+    around.sort(key=lambda call: call.started, reverse=True)
+    masked = [call for call in around if call.mask is not None and call.mask.shape == state.shape[:2]]
+    return (masked or around)[0]
+
+
+def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...]:
+    """List the modules with weights of their own that take part up to the last layer.
+
+    Modules that are never called count too where they lie inside one that is: their weights are used from outside
+    (DeBERTa's relative positions, the projections of WavLM). The order is that of registration, because the order of
+    calls can depend on the input (experts).
+    """
+    started: dict[nn.Module, int] = {}
+    for call in trace.calls:
+        started.setdefault(call.module, call.started)
+    found: dict[nn.Module, None] = {}
+
+    def visit(module: nn.Module) -> None:
+        if started.get(module, -1) > last.time:
+            return
+        if _owns(module):
+            found[module] = None
+        for child in module.children():
+            visit(child)
+
+    visit(base)
+    return tuple(found)
+
+
+def _owns(module: nn.Module) -> bool:
+    unsaved: set[str] = vars(module)["_non_persistent_buffers_set"]
+    saved = any(name not in unsaved for name, _ in module.named_buffers(recurse=False))
+    return saved or next(module.parameters(recurse=False), None) is not None
+
+
+def _calls(seen: Seen, side: str, since: int) -> list[Call]:
+    found = {event.call: None for events in seen for event in events if event.side == side}
+    return sorted((call for call in found if call.started > since), key=lambda call: call.started)
+
+
+def _first(model: nn.Module, calls: Sequence[Call]) -> Call | None:
+    """The outermost of the earliest; one in a list of modules, if any is."""
+    return next((call for call in calls if _in_list(model, call)), next(iter(calls), None))
+
+
+def _in_list(model: nn.Module, call: Call) -> bool:
+    return isinstance(model.get_submodule(_parent(call.path)), (nn.ModuleList, nn.ModuleDict, nn.Sequential))
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def _beside(block: Call, takes: Sequence[Call]) -> Call | None:
+    return next((call for call in takes if _parent(call.path) == _parent(block.path)), None)
+
+
+def _only(model: nn.Module, trace: Trace, takes: Sequence[Call]) -> Call | None:
+    """The single block of a stack with one: in a list of modules, and another module takes what it gives."""
+    for call in takes:
+        given = {event.key for event in trace.events if event.call is call and event.side == "output"}
+        taken = {event.key for event in trace.events if event.side == "input" and event.time > call.ended}
+        if _in_list(model, call) and given & taken:
+            return call
+    return None
+
+
+def _ranked(events: Sequence[Event], layer: int, block: Call | None, close: int) -> list[Event]:
+    side = "input" if layer == 0 else "output"
+    first = [event for event in events if event.call is block and event.side == side]
+    inside = [event for event in events if event.time < close and event not in first]
+    after = [event for event in events if event.time >= close and event not in first]
+    given = sorted((event for event in inside if event.side == "output"), key=lambda event: -event.time)
+    taken = sorted((event for event in inside if event.side == "input"), key=lambda event: event.time)
+    return [*first, *given, *taken, *sorted(after, key=lambda event: event.time)]

@@ -1,0 +1,185 @@
+"""Tiny inputs that make any model run, from its config alone."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from lamina.layers.quiet import main_device
+
+PADDED = 3  # how many tokens of the second row are padding: models that drop padding inside show it
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A tiny input.
+
+    Attributes:
+        inputs: Keyword arguments of the model.
+        rows: Size of the batch.
+    """
+
+    inputs: dict[str, Tensor]
+    rows: int
+
+
+class NoInputError(Exception):
+    """It is not known what to feed the model; the text says why."""
+
+
+def probe_input(model: nn.Module, tokens: int, seed: int) -> Probe:
+    """Make a random input.
+
+    Args:
+        model: A transformers model; its config and `main_input_name` say what it reads.
+        tokens: Length of texts and frames of sound; images have the size the config states.
+        seed: Seeds the values.
+
+    Raises:
+        NoInputError: If the model reads something else.
+    """
+    name = str(getattr(model, "main_input_name", "input_ids"))
+    make = _MAKERS.get(name)
+    if make is None:
+        raise NoInputError(f"it reads '{name}', and inputs are known for {', '.join(_MAKERS)}")
+    rng = torch.Generator().manual_seed(seed)
+    inputs = make(model, tokens, rng)
+    rows = len(inputs[name])
+    accepted = _accepted(model)
+    if is_encoder_decoder(model) and "decoder_input_ids" in accepted:
+        inputs |= _text(model, tokens - 2, rng, rows=rows, prefix="decoder_")
+    device, dtype = main_device(model), _float_type(model)
+    placed = {
+        key: value.to(device, dtype) if value.is_floating_point() else value.to(device)
+        for key, value in inputs.items()
+        if key in accepted or key == name
+    }
+    return Probe(placed, rows)
+
+
+def is_encoder_decoder(model: nn.Module) -> bool:
+    """Whether the config says that the model has an encoder and a decoder."""
+    return bool(getattr(model.config, "is_encoder_decoder", False))
+
+
+def _accepted(model: nn.Module) -> set[str]:
+    return set(inspect.signature(model.forward).parameters)
+
+
+def _float_type(model: nn.Module) -> torch.dtype:
+    kinds = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    return next(kinds, torch.float32)
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """The config and those inside it (`text_config`, `vision_config`, `encoder`, ...), outermost first."""
+    config = cast("Any", model.config)
+    attributes: dict[str, Any] = config.__dict__
+    return [config, *(value for key, value in attributes.items() if hasattr(value, "to_dict") and key[0] != "_")]
+
+
+def _setting(model: nn.Module, name: str) -> object:
+    return next((found for config in _configs(model) if (found := getattr(config, name, None)) is not None), None)
+
+
+def _counts(model: nn.Module, name: str) -> list[int]:
+    """A setting that is an int or a list of them, as a list; empty if there is none."""
+    found = _setting(model, name)
+    if isinstance(found, (list, tuple)):
+        return [int(item) for item in cast("Sequence[Any]", found)]
+    return [found] if isinstance(found, int) else []
+
+
+def _count(model: nn.Module, name: str, default: int = 0) -> int:
+    return next(iter(_counts(model, name)), default)
+
+
+def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2, prefix: str = "") -> dict[str, Tensor]:
+    """Random ordinary tokens; each row ends in the end token, which some classifiers look for; row 2 is padded."""
+    config: Any = _text_config(model, decoder=bool(prefix))
+    size = int(getattr(config, "vocab_size", None) or _count(model, "vocab_size"))
+    if size < 2:
+        raise NoInputError("its config has no vocab_size")
+    special = {value for each in _configs(model) for value in _special_tokens(each)} | {0}
+    ordinary = torch.tensor([token for token in range(size) if token not in special] or [size - 1])
+    ids = ordinary[torch.randint(len(ordinary), (rows, tokens), generator=rng)]
+    mask = torch.ones(rows, tokens, dtype=torch.long)
+    end = getattr(config, "eos_token_id", None)
+    pad = getattr(config, "pad_token_id", None)
+    for row in range(rows):
+        real = tokens - PADDED if row == 1 and tokens > PADDED else tokens
+        if isinstance(end, int) and 0 <= end < size:
+            ids[row, real - 1] = end
+        ids[row, real:] = pad if isinstance(pad, int) and 0 <= pad < size else 0
+        mask[row, real:] = 0
+    return {f"{prefix}input_ids": ids, f"{prefix}attention_mask": mask}
+
+
+def _text_config(model: nn.Module, *, decoder: bool) -> object:
+    config: Any = model.config
+    side = getattr(config, "decoder" if decoder else "encoder", None)
+    if hasattr(side, "to_dict"):
+        return side
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _special_tokens(config: object) -> list[int]:
+    named: list[Any] = [value for key, value in vars(config).items() if key.endswith(_SPECIAL)]
+    listed = [cast("list[Any]", value) if isinstance(value, list) else [value] for value in named]
+    return [item for items in listed for item in items if isinstance(item, int)]
+
+
+_SPECIAL = ("_token_id", "_token_index", "_token_ids")
+
+
+def _image(model: nn.Module, _tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
+    size = _counts(model, "image_size") or [224]
+    shape = (1, *_counts(model, "num_frames"), _count(model, "num_channels", 3), size[0], size[-1])
+    return {"pixel_values": torch.randn(shape, generator=rng)}
+
+
+def _sound(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
+    """A waveform that gives `tokens` frames; or, where the config has mel bins, a spectrogram of full length."""
+    kernels, strides = _counts(model, "conv_kernel"), _counts(model, "conv_stride")
+    if kernels and strides:
+        samples = _samples(tokens * _count(model, "squeeze_factor", 1), kernels, strides)
+        mask = torch.ones(2, samples, dtype=torch.long)
+        mask[1, samples * 2 // 3 :] = 0
+        return {"input_values": torch.randn(2, samples, generator=rng) * mask, "attention_mask": mask}
+    bins, length = _count(model, "num_mel_bins"), _count(model, "max_length")
+    if bins and length:
+        return {"input_values": torch.randn(1, length, bins, generator=rng)}
+    raise NoInputError("it reads sound, and its config has neither conv_kernel and conv_stride nor num_mel_bins")
+
+
+def _samples(frames: int, kernels: list[int], strides: list[int]) -> int:
+    for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
+        frames = (frames - 1) * stride + kernel
+    return frames
+
+
+def _spectrogram(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
+    bins = next((found for name in _BINS if (found := _count(model, name))), 0)
+    if not bins:
+        raise NoInputError(f"it reads spectrograms, and its config has none of {', '.join(_BINS)}")
+    positions = _count(model, "max_source_positions")
+    if _count(model, "num_mel_bins") and positions:
+        return {"input_features": torch.randn(1, bins, 2 * positions, generator=rng)}
+    length = 4 * tokens
+    mask = torch.ones(2, length, dtype=torch.long)
+    mask[1, length * 2 // 3 :] = 0
+    return {"input_features": torch.randn(2, length, bins, generator=rng), "attention_mask": mask}
+
+
+_BINS = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "input_dim")
+_MAKERS: dict[str, Callable[[nn.Module, int, torch.Generator], dict[str, Tensor]]] = {
+    "input_ids": _text,
+    "pixel_values": _image,
+    "input_values": _sound,
+    "input_features": _spectrogram,
+}

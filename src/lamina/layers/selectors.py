@@ -1,0 +1,88 @@
+"""Layer selectors: the few ways to name layers, the same everywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import cast
+
+from lamina.errors import ConfigError, LayerIndexError
+
+Selector = int | str | Sequence[int]
+
+FORMS = "an int (negative counts from the top), a list of ints, 'all', 'bottom:4', 'top:4', '2-6', or '1-' (to the top)"
+
+
+def select(selector: object, layers: int, *, op: str) -> list[int]:
+    """Turn a selector into layer numbers.
+
+    Args:
+        selector: A `Selector`: an int (negative counts from the top), a list of ints, "all", "bottom:4" (layers 0
+            to 3), "top:4", "2-6" (both ends included), or "1-" (from 1 to the top).
+        layers: Count of layers there are, embeddings included.
+        op: The operation that asks, named in errors.
+
+    Returns:
+        Layer numbers, ascending, each once.
+
+    Raises:
+        LayerIndexError: If a layer does not exist.
+        ConfigError: If the selector has none of the forms, names no layer, or names one twice.
+    """
+    if isinstance(selector, str):
+        return _from_text(selector, layers, op)
+    if _whole(selector):
+        return [_index(cast("int", selector), layers, op)]
+    several = cast("Sequence[object]", selector) if isinstance(selector, (list, tuple, range)) else (None,)
+    if not all(map(_whole, several)):
+        raise _unknown(cast("object", selector), op)
+    chosen = sorted(_index(cast("int", item), layers, op) for item in several)
+    if not chosen:
+        raise ConfigError(f"{op}: layers is {selector!r}, which names no layer; at least one is needed. Use {FORMS}.")
+    twice = [str(layer) for layer, following in pairwise(chosen) if layer == following]
+    if twice:
+        raise ConfigError(f"{op}: layers {selector!r} names layer {twice[0]} twice; each counts once. Leave it out.")
+    return chosen
+
+
+def _whole(item: object) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)
+
+
+def _from_text(selector: str, layers: int, op: str) -> list[int]:
+    text = selector.strip()
+    if text == "all":
+        return list(range(layers))
+    if text.isdecimal():
+        return [_index(int(text), layers, op)]
+    if end := re.fullmatch(r"(bottom|top):(\d+)", text):
+        return _from_end(end[1], int(end[2]), layers, op)
+    if span := re.fullmatch(r"(\d+)-(\d*)", text):
+        return _from_span(span[1], span[2], layers, op)
+    raise _unknown(selector, op)
+
+
+def _from_end(end: str, count: int, layers: int, op: str) -> list[int]:
+    if count == 0:
+        raise ConfigError(f"{op}: '{end}:0' names no layer; at least one is needed. Use '{end}:1' or more.")
+    _index(count - 1, layers, op)
+    return list(range(count)) if end == "bottom" else list(range(layers - count, layers))
+
+
+def _from_span(low: str, high: str, layers: int, op: str) -> list[int]:
+    first = _index(int(low), layers, op)
+    last = _index(int(high), layers, op) if high else layers - 1
+    if first > last:
+        raise ConfigError(f"{op}: '{low}-{high}' runs backwards; a range goes upwards. Use '{high}-{low}'.")
+    return list(range(first, last + 1))
+
+
+def _index(layer: int, layers: int, op: str) -> int:
+    if not -layers <= layer < layers:
+        raise LayerIndexError(op=op, got=layer, layers=layers)
+    return layer % layers
+
+
+def _unknown(selector: object, op: str) -> ConfigError:
+    return ConfigError(f"{op}: layers is {selector!r}, which is no layer selector. Use {FORMS}.")

@@ -1,0 +1,95 @@
+"""What is known of a stack once its layers have been found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from torch import Tensor, nn
+
+Side = Literal["output", "input"]
+
+
+@dataclass(frozen=True, eq=False)
+class TapPoint:
+    """Where one layer is seen: a value that goes into, or comes out of, one call of one module.
+
+    Attributes:
+        module: The module to hook.
+        path: Its dotted name in the model; "" is the model itself.
+        side: Whether the state is an argument of the call or its result.
+        index: Position or key among the arguments or results; None if the result is the state itself.
+        call: Which of the module's calls within a pass, from 0; a module shared by several layers is called often.
+        calls: How many calls a pass makes.
+        swap: Two axes that trade places, where the module sees the state as `[batch, width, tokens]` (1, 2) or
+            `[tokens, batch, width]` (0, 1); None if it sees it as it is returned.
+    """
+
+    module: nn.Module
+    path: str
+    side: Side
+    index: int | str | None
+    call: int
+    calls: int
+    swap: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LayerStack:
+    """A sequence of blocks, and where each of its layers is seen.
+
+    Attributes:
+        name: "main", "encoder" or "decoder".
+        width: Size of every state's last axis.
+        blocks: The repeated modules, bottom first; one module several times where blocks share weights. Empty
+            where the model has no module per block (XLM keeps its parts in separate lists).
+        points: Entry i is where layer i is seen.
+        scope: The closest module around all points that is called once per pass, and with the mask where a
+            module is. A call of it starts a pass over the stack.
+        scope_path: Its dotted name in the model; "" is the model itself.
+        run: Modules that own parameters or saved buffers and take part up to the last layer, each once, in the
+            order the model registers them. The same for a backbone alone and inside a model with a head.
+    """
+
+    name: str
+    width: int
+    blocks: tuple[nn.Module, ...]
+    points: tuple[TapPoint, ...]
+    scope: nn.Module
+    scope_path: str
+    run: tuple[nn.Module, ...]
+
+    @property
+    def depth(self) -> int:
+        """Count of blocks."""
+        return len(self.points) - 1
+
+    @property
+    def layers(self) -> int:
+        """Count of layers: the blocks and the embeddings."""
+        return len(self.points)
+
+
+def by_path(model: nn.Module) -> dict[str, nn.Module]:
+    """Path -> module, each module once, the model itself at ""."""
+    return dict(cast("Iterable[tuple[str, nn.Module]]", model.named_modules()))
+
+
+def pick(point: TapPoint, output: object) -> Tensor:
+    """Take a layer's state out of what its module returned."""
+    if isinstance(output, Mapping):  # a ModelOutput takes positions as well as keys, as the tuple it may be replaced by
+        return _turned(point, cast("Mapping[int | str | None, Tensor]", output)[point.index])
+    if point.index is None:
+        return _turned(point, cast("Tensor", output))
+    return _turned(point, cast("Sequence[Tensor]", output)[cast("int", point.index)])
+
+
+def pick_argument(point: TapPoint, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Tensor:
+    """Take a layer's state out of what its module was called with."""
+    index = point.index
+    return _turned(point, cast("Tensor", kwargs[index] if isinstance(index, str) else args[index or 0]))
+
+
+def _turned(point: TapPoint, state: Tensor) -> Tensor:
+    return state if point.swap is None else state.transpose(*point.swap)

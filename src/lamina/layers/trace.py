@@ -1,0 +1,153 @@
+"""What goes into and comes out of every module during one run of a model."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from lamina.layers.stack import Side, by_path
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+Key = tuple[object, ...]
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a module.
+
+    Attributes:
+        module: The module.
+        path: Its dotted name.
+        number: Which of its calls, from 0.
+        started: When it began, as a count of events.
+        ended: When it returned.
+        mask: The mask `[batch, tokens]` among its arguments, if any.
+    """
+
+    module: nn.Module
+    path: str
+    number: int
+    started: int
+    ended: int = -1
+    mask: Tensor | None = None
+
+
+@dataclass(eq=False)
+class Event:
+    """A value that entered or left a call."""
+
+    call: Call
+    side: Side
+    index: int | str | None
+    time: int
+    key: Key
+    tensor: Callable[[], Tensor | None]
+    version: int
+    swap: tuple[int, int] | None = None
+
+
+@dataclass(eq=False)
+class Trace:
+    """One run: every call, and every value of three axes that entered or left one, in order."""
+
+    calls: list[Call] = field(default_factory=list[Call])
+    events: list[Event] = field(default_factory=list[Event])
+
+    def counts(self) -> Counter[str]:
+        """Path -> how often the module was called."""
+        return Counter(call.path for call in self.calls)
+
+    def seen_as(self, state: Tensor) -> tuple[list[Event], list[Event]]:
+        """Find where a state was seen: as the very same tensor, and as one that looks equal."""
+        key = key_of(state)
+        like = [event for event in self.events if event.key == key]
+        same = [event for event in like if event.tensor() is state and event.version == state._version]
+        if state.is_meta:
+            return same, []
+        return same, [event for event in like if event not in same]
+
+
+@contextmanager
+def traced(
+    model: nn.Module, mask_of: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Tensor | None]
+) -> Generator[Trace]:
+    """Record every module's calls while the model runs."""
+    trace, open_calls = Trace(), list[Call]()
+    numbers: Counter[str] = Counter()
+    clock = iter(range(1 << 62))
+    handles: list[RemovableHandle] = []
+    paths = {module: path for path, module in by_path(model).items()}
+
+    def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        path = paths[module]
+        call = Call(module, path, numbers[path], next(clock), mask=mask_of(module, args, kwargs))
+        numbers[path] += 1
+        trace.calls.append(call)
+        open_calls.append(call)
+        for index, value in (*enumerate(args), *kwargs.items()):
+            _note(trace, call, "input", index, value, call.started)
+
+    def after(module: nn.Module, _args: tuple[object, ...], output: object) -> None:
+        call = open_calls.pop()
+        while call.module is not module:  # a call inside raised and was caught
+            call = open_calls.pop()
+        call.ended = next(clock)
+        for index, value in _parts(output):
+            _note(trace, call, "output", index, value, call.ended)
+
+    try:
+        for module in paths:
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            handles.append(module.register_forward_hook(after))
+        yield trace
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _parts(output: object) -> list[tuple[int | str | None, object]]:
+    if isinstance(output, Tensor):
+        return [(None, output)]
+    if hasattr(output, "to_tuple"):  # a ModelOutput: positions also hold where a tuple comes instead
+        return list(enumerate(cast("tuple[object, ...]", cast("Any", output).to_tuple())))
+    if isinstance(output, Mapping):
+        return list(cast("Mapping[str, object]", output).items())
+    if isinstance(output, (tuple, list)):
+        return list(enumerate(cast("tuple[object, ...]", output)))
+    return []
+
+
+def _note(trace: Trace, call: Call, side: Side, index: int | str | None, value: object, time: int) -> None:
+    if not isinstance(value, Tensor) or value.ndim != 3 or not value.is_floating_point():
+        return
+    held = (lambda: value) if value.is_meta else weakref.ref(value)
+    trace.events.append(Event(call, side, index, time, key_of(value), held, value._version))
+    if not value.is_meta:  # some models keep the axes in another order inside
+        for swap in _SWAPS:
+            trace.events.append(Event(call, side, index, time, key_of(value.transpose(*swap)), _nothing, 0, swap))
+
+
+def _nothing() -> None:
+    return None
+
+
+_SWAPS = ((1, 2), (0, 1))
+
+
+def key_of(tensor: Tensor) -> Key:
+    """Shape, type and a sample of the values: tensors that are equal have the same key."""
+    kind = (tuple(tensor.shape), tensor.dtype)
+    if tensor.is_meta or tensor.ndim != 3:
+        return kind
+    steps = [max(1, size // many) for size, many in zip(tensor.shape, (2, 6, 6), strict=True)]
+    sample = tensor[:: steps[0], :: steps[1], :: steps[2]].to("cpu", torch.float64)
+    return *kind, (sample + 0.0).numpy().tobytes()  # + 0.0: -0.0 equals 0.0

@@ -1,0 +1,85 @@
+"""Tables of methods: one line each, imported when first used, open to third parties."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from importlib.metadata import entry_points
+from typing import Any
+
+from lamina.errors import ConfigError, UnknownNameError
+
+
+class Registry:
+    """Maps the name of a method to the frozen config class that builds it.
+
+    Args:
+        what: What the rows are, in the singular; used in messages ("fusion").
+        rows: `name -> "package.module:Class"`.
+
+    Third parties call `add`, or ship an entry point in the group `lamina.<what>`.
+    """
+
+    def __init__(self, what: str, rows: dict[str, str]) -> None:
+        self.what = what
+        self._rows = dict(rows)
+        self._found_entry_points = False
+
+    def add(self, name: str, target: str) -> None:
+        """Register `target` ("package.module:Class") under `name`."""
+        if name in self._rows:
+            raise ConfigError(f"{self.what}: '{name}' is already registered as {self._rows[name]}. Choose another name.")
+        self._rows[name] = target
+
+    def names(self) -> tuple[str, ...]:
+        """Every registered name, in the order of registration."""
+        if not self._found_entry_points:
+            self._found_entry_points = True
+            for point in entry_points(group=f"lamina.{self.what}"):
+                self._rows.setdefault(point.name, point.value)
+        return tuple(self._rows)
+
+    def get(self, name: str) -> type[Any]:
+        """The config class registered under `name`.
+
+        Raises:
+            UnknownNameError: If there is none; names those that exist.
+        """
+        if name not in self.names():
+            raise UnknownNameError(op=self.what, got=name, known=self.names())
+        module, _, attribute = self._rows[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def name_of(self, config: object) -> str:
+        """The name under which the class of `config` is registered."""
+        target = f"{type(config).__module__}:{type(config).__qualname__}"
+        for name in self.names():
+            if self._rows[name] == target:
+                return name
+        raise ConfigError(f"{self.what}: {target} is not registered. Call add(name, '{target}') first.")
+
+    def to_dict(self, config: Any) -> dict[str, Any]:
+        """The config as JSON-ready fields, its registered name under "name"."""
+        return {"name": self.name_of(config), **dataclasses.asdict(config)}
+
+    def from_dict(self, fields: dict[str, Any]) -> Any:
+        """Build the config that `to_dict` described.
+
+        Raises:
+            UnknownNameError: If the name or one of the keys does not exist.
+            ConfigError: If the name or a required key is missing.
+        """
+        rest = dict(fields)
+        name = rest.pop("name", None)
+        if not isinstance(name, str):
+            raise ConfigError(f"{self.what}: no 'name' among {sorted(fields)}; known: {', '.join(self.names())}. Add one.")
+        kind = self.get(name)
+        known = {field.name: field for field in dataclasses.fields(kind) if field.init}
+        for key in rest:
+            if key not in known:
+                raise UnknownNameError(op=f"{self.what} '{name}'", got=key, known=known, what="key")
+        required = [k for k, f in known.items() if f.default is f.default_factory is dataclasses.MISSING]
+        missing = [key for key in required if key not in rest]
+        if missing:
+            raise ConfigError(f"{self.what} '{name}': no {', '.join(missing)} given; it is required. Add it.")
+        return kind(**rest)

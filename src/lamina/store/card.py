@@ -1,0 +1,102 @@
+"""The model card: what a bank's folder says about itself to a person."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from lamina.fusion import FUSIONS
+
+if TYPE_CHECKING:
+    from lamina.bank import ReaderBank, ReaderModule
+    from lamina.store.manifest import BaseFacts
+
+SHOWN_LABELS = 8
+_TAGS = {"sequence_classification": "text-classification", "token_classification": "token-classification"}
+
+_CARD = """---
+{front}---
+
+# {title}
+
+{count} on one frozen model, {base}, made with Lamina. The model runs once; each reader takes its answer from the
+layers on the way, and the model itself stays as it is.
+
+| reader | task | fusion | layers | labels | parameters | score |
+|---|---|---|---|---|---|---|
+{rows}
+
+## Use
+
+```python
+from lamina import ReaderBank, predict
+
+bank = ReaderBank.from_pretrained("{title}")
+predict(bank, ["A text to read."])
+```
+
+The readers fit this base alone; its fingerprint is checked on loading.
+"""
+
+
+def model_card(bank: ReaderBank, base: BaseFacts, title: str) -> str:
+    """Write the card of a bank.
+
+    Args:
+        bank: The bank.
+        base: Facts about the model it reads.
+        title: Name of its folder or repository.
+
+    Returns:
+        Markdown with the front matter that the hub reads.
+    """
+    on_hub = base.id is not None and not Path(base.id).exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base.id)
+    kinds = dict.fromkeys(bank[name].config.head.kind for name in bank)
+    front: dict[str, Any] = {"library_name": "lamina"}
+    if on_hub:
+        front["base_model"] = base.id
+    front["tags"] = ["lamina", "frozen-base", *(_TAGS.get(kind, kind.replace("_", "-")) for kind in kinds)]
+    return _CARD.format(
+        front=yaml.safe_dump(front, sort_keys=False),
+        title=title,
+        count=f"{len(bank)} reader{'' if len(bank) == 1 else 's'}",
+        base=f"`{base.id}`" if on_hub else f"a `{base.model_type}`",
+        rows="\n".join(_row(name, bank[name]) for name in bank),
+    )
+
+
+def _row(name: str, reader: ReaderModule) -> str:
+    labels = [str(label) for label in reader.config.head.labels]
+    shown = ", ".join(labels[:SHOWN_LABELS])
+    more = len(labels) - SHOWN_LABELS
+    cells = (
+        name,
+        reader.config.head.kind.replace("_", " "),
+        FUSIONS.name_of(reader.config.fusion),
+        _ranges(reader.layers),
+        f"{shown} and {more} more" if more > 0 else shown,
+        f"{reader.size():,}",
+        score_of(reader.info),
+    )
+    return "| " + " | ".join(re.sub(r"\s+", " ", cell.replace("|", "\\|")) for cell in cells) + " |"
+
+
+def _ranges(layers: tuple[int, ...]) -> str:
+    """Layer numbers with runs joined: "1-6", "0, 3-5"."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def score_of(info: dict[str, Any]) -> str:
+    """The score that training left in a reader's facts, as "mcc 0.281"; empty where there is none."""
+    metric = info.get("metric")
+    score = info.get("scores", {}).get(metric)
+    return f"{metric} {score:.3f}" if isinstance(score, int | float) else ""

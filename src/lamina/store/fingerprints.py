@@ -1,0 +1,74 @@
+"""What tells one base from another: a hash of every weight that makes a stack's states."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lamina.errors import ConfigError, UnknownNameError
+from lamina.layers import stacks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from transformers import PreTrainedModel
+
+    from lamina.layers import LayerStack
+
+
+def fingerprint(model: PreTrainedModel, stack_name: str) -> str:
+    """Hash the weights that take part up to the stack's last layer.
+
+    A backbone alone and the same backbone inside a model with a head agree; one changed number changes it. Nothing
+    is remembered between calls, since a weight can change without a trace.
+
+    Args:
+        model: The model.
+        stack_name: Name of one of its stacks.
+
+    Returns:
+        SHA-256 in hexadecimal over each tensor's name in its module, dtype, shape and bytes.
+
+    Raises:
+        UnknownNameError: If the model has no such stack.
+        ConfigError: If the model has an architecture but no weights.
+    """
+    found = stacks(model)
+    if stack_name not in found:
+        raise UnknownNameError(op="fingerprint", got=stack_name, known=found, what="stack")
+    return fingerprint_of(found[stack_name])
+
+
+def fingerprint_of(stack: LayerStack) -> str:
+    """Hash the weights of a stack; see `fingerprint`."""
+    digest = hashlib.sha256()
+    seen: set[int] = set()
+    for module in stack.run:
+        for name, tensor in _own(module):
+            if id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and saved buffers of floats that are the module's own, not those of modules inside."""
+    yield from module.named_parameters(recurse=False)
+    unsaved = module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
+    for name, buffer in module.named_buffers(recurse=False):
+        if name not in unsaved and buffer.is_floating_point():
+            yield name, buffer
+
+
+def _bytes(tensor: Tensor) -> Any:
+    if tensor.is_meta:
+        raise ConfigError(
+            "fingerprint: the model has no weights, only an architecture; a fingerprint is a hash of weights. "
+            "Load the model with its weights."
+        )
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

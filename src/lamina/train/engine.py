@@ -1,0 +1,251 @@
+"""The trainer of readers: `transformers.Trainer`, with everything that is decided per reader decided per reader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+from lamina.train.inference import score
+from lamina.train.state import ReaderState, Schedules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch import Tensor, nn
+    from transformers import TrainerControl, TrainerState
+
+    from lamina.bank import ReaderBank
+    from lamina.data.task import Task
+    from lamina.train.options import FitOptions
+    from lamina.train.plan import Group, Plan, Step
+
+PROGRESS = "readers.json"
+BEST = "best.safetensors"
+
+
+class Batches:
+    """The plan as a loader: every batch is made when it is asked for, so a reader that stops costs nothing more.
+
+    Attributes:
+        current: The step whose batch came last.
+        names: The readers that learn from it.
+        ends_epoch: Whether it is the last of its epoch.
+    """
+
+    def __init__(self, plan: Plan, processor: Any, state: Mapping[str, int]) -> None:
+        self._plan, self._processor, self._state = plan, processor, state
+        self.current: Step | None = None
+        self.names: tuple[str, ...] = ()
+        self.ends_epoch = False
+
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for self.current, self.ends_epoch in self._plan.walk(self._state["done"]):
+            self.names = self._plan.active(self.current.group, self.current.epoch)
+            yield self._plan.groups[self.current.group].batch(self.current.rows, self.names, self._processor)
+
+
+class BankTrainer(Trainer):
+    """Trains readers; clipping, schedule, best weights and early stop are each reader's own.
+
+    Args:
+        bank: The readers and their model.
+        tasks: Reader name -> task.
+        plan: The order of the texts.
+        validation: Groups of the validation texts.
+        rates: Reader name -> highest learning rate.
+        options: Everything else.
+        arguments: The trainer's own arguments.
+    """
+
+    def __init__(
+        self,
+        bank: ReaderBank,
+        tasks: Mapping[str, Task],
+        plan: Plan,
+        validation: list[Group],
+        rates: dict[str, float],
+        *,
+        options: FitOptions,
+        arguments: TrainingArguments,
+    ) -> None:
+        self.bank, self.tasks, self.plan, self.validation = bank, tasks, plan, validation
+        self.rates, self.options = rates, options
+        self.states = {name: ReaderState(task.metric) for name, task in tasks.items()}
+        self.history: list[dict[str, Any]] = []
+        self.importances: list[dict[str, Any]] = []
+        self.walked = {"done": 0}
+        self.batches = Batches(plan, bank.processor, self.walked)
+        super().__init__(model=bank, args=arguments, data_collator=lambda rows: rows)
+        self.model_accepts_loss_kwargs = False  # the bank's keywords are the model's inputs
+        self.remove_callback(PrinterCallback)
+        self.add_callback(_Flow(self))
+        if options.progress:
+            self.add_callback(_Progress(self))
+
+    def get_train_dataloader(self) -> Any:
+        """The plan's batches, made one by one on the main thread."""
+        return self.batches
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], None]:
+        """The next batch; ends the run where the plan ends, which early stops may bring forward."""
+        del num_batches, device
+        batch = next(epoch_iterator, None)
+        if batch is None:
+            self.control.should_training_stop = True
+            return [], None
+        return [batch], None
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """One optimiser; two parameter groups per reader, of which only the one of matrices decays."""
+        del model
+        if self.optimizer is None:
+            kind = torch.optim.AdamW if self.options.optimizer == "adamw" else torch.optim.Adam
+            groups: list[dict[str, Any]] = []
+            for name in self.tasks:
+                parameters = [p for p in self.bank[name].parameters() if p.requires_grad]
+                for decays in (True, False):
+                    chosen = [p for p in parameters if (p.ndim >= 2) is decays]
+                    decay = self.options.weight_decay if decays else 0.0
+                    if chosen:
+                        groups.append({"params": chosen, "weight_decay": decay, "reader": name})
+            fused = self.bank.device.type in ("cpu", "cuda")
+            self.optimizer = kind(groups, lr=max(self.rates.values()), fused=fused)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Each reader's schedule over its own steps."""
+        del num_training_steps, optimizer
+        totals = {name: self.plan.steps_of(name) for name in self.tasks}
+        groups = cast("torch.optim.Optimizer", self.optimizer).param_groups
+        self.lr_scheduler: Any = Schedules(groups, self.states, self.rates, totals, self.options)
+        return self.lr_scheduler
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        """Sum of the readers' losses; they share no parameter, so each gets the gradient of its own."""
+        del args, kwargs
+        self.lr_scheduler.active = tuple(inputs["readers"])
+        return model(**inputs).loss
+
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+        """Clip each reader by itself; returns the largest norm. (The trainer has no public place for this.)"""
+        del model
+        self.accelerator.unscale_gradients()
+        norms = [
+            torch.nn.utils.clip_grad_norm_(self.bank[name].parameters(), self.options.clip)
+            for name in self.lr_scheduler.active
+        ]
+        return torch.stack(norms).max()
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Score every reader that learned in this epoch, and let each draw its own conclusions."""
+        del args, kwargs
+        step = cast("Step", self.batches.current)
+        metrics: dict[str, float] = {}
+        for group in self.validation:
+            names = [n for n in group.names if self._learned(n, step.epoch)]
+            if names:
+                size = self.options.eval_batch_size or 2 * self.options.batch_size
+                for name, scores in score(self.bank, group, self.tasks, names, batch_size=size).items():
+                    self._record(name, step.epoch, scores)
+                    metrics |= {f"eval_{name}_{key}": value for key, value in scores.items()}
+        self.lr_scheduler.apply()
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _learned(self, name: str, epoch: int) -> bool:
+        return epoch < self.plan.epochs[name] and epoch <= self.plan.stopped.get(name, epoch)
+
+    def _record(self, name: str, epoch: int, scores: dict[str, float]) -> None:
+        reader, state = self.bank[name], self.states[name]
+        state.record(epoch, scores, reader, self.options, self.rates[name])
+        if state.stopped is not None:
+            self.plan.stopped[name] = state.stopped
+        self.history.append({"reader": name, "epoch": epoch + 1, **scores})
+        for layer, share in reader.importance().items():
+            self.importances.append({"reader": name, "epoch": epoch + 1, "layer": layer, "importance": share})
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Write the readers, their best weights and their progress; safetensors and JSON."""
+        del _internal_call
+        folder = Path(output_dir or self.args.output_dir or ".")
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(self.bank.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
+        save_file({f"{n}/{k}": v for n, state in self.states.items() for k, v in state.weights.items()}, folder / BEST)
+        for name, state in self.states.items():
+            state.step = self.bank[name].step
+        progress = {
+            "states": {name: state.to_json() for name, state in self.states.items()},
+            "history": self.history,
+            "importances": self.importances,
+        }
+        (folder / PROGRESS).write_text(json.dumps(progress))
+
+    def restore(self, checkpoint: Path) -> None:
+        """Take up the readers' progress from a checkpoint; the trainer itself restores weights and optimiser."""
+        progress = json.loads((checkpoint / PROGRESS).read_text())
+        self.history, self.importances = progress["history"], progress["importances"]
+        best = load_file(checkpoint / BEST)
+        for name, fields in progress["states"].items():
+            weights = {k.removeprefix(f"{name}/"): v for k, v in best.items() if k.startswith(f"{name}/")}
+            # in place: the schedules hold the same objects
+            self.states[name].__dict__.update(fields, weights=weights)
+            self.bank[name].step = fields["step"]
+            if fields["stopped"] is not None:
+                self.plan.stopped[name] = fields["stopped"]
+
+
+COMPLETE = "complete"
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that was written to its end."""
+    whole = [path.parent for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+class _Flow(TrainerCallback):
+    """Scores and saves where the plan's epochs end."""
+
+    def __init__(self, trainer: BankTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._trainer.walked["done"] = state.global_step
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        ends = self._trainer.batches.ends_epoch
+        every = self._trainer.options.save_steps
+        control.should_log = control.should_evaluate = ends
+        saves = self._trainer.args.save_only_model is False
+        control.should_save = saves and (ends or (every is not None and state.global_step % every == 0))
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        (Path(args.output_dir or ".") / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+
+
+class _Progress(ProgressCallback):
+    """The trainer's progress bar, with a short line per epoch in place of a dump of every number."""
+
+    def __init__(self, trainer: BankTrainer) -> None:
+        super().__init__()
+        self._trainer = trainer
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
+        trainer = self._trainer
+        if self.training_bar is None or not logs or not any(key.startswith("eval_") for key in logs):
+            return
+        epoch = trainer.history[-1]["epoch"]
+        rows = [row for row in trainer.history if row["epoch"] == epoch]
+        shown = [f"{row['reader']} {row[trainer.tasks[row['reader']].metric]:.3f}" for row in rows]
+        more = f" and {len(shown) - 6} more" if len(shown) > 6 else ""
+        self.training_bar.write(f"epoch {epoch}: {', '.join(shown[:6])}{more}")

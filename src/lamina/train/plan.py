@@ -1,0 +1,167 @@
+"""Which texts a training step sees: tasks over the same texts share a pass, the others take turns."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lamina.data.batches import collate, length_batches
+from lamina.data.encode import encode
+from lamina.errors import ConfigError
+from lamina.seeds import mix
+from lamina.train.targets import targets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from lamina.data.split import Split
+    from lamina.data.task import Task
+    from lamina.data.windows import Encoded
+    from lamina.train.targets import Targets
+
+
+@dataclass
+class Group:
+    """Tasks over the same texts: encoded once, run in one pass.
+
+    Attributes:
+        names: Readers that learn from these texts.
+        encoded: Their windows.
+        targets: Per reader the labels of every window.
+        part: Which part of the tasks they are: "train", "validation" or "test".
+    """
+
+    part: str
+    names: tuple[str, ...]
+    encoded: Encoded
+    targets: dict[str, Targets]
+
+    def batch(self, rows: Sequence[int], names: Sequence[str], processor: Any) -> dict[str, Any]:
+        """What the bank is called with for these windows."""
+        inputs = collate([self.encoded.features[row] for row in rows], processor)
+        labels = {name: self.targets[name].tensor(rows, processor) for name in names}
+        return {**inputs, "labels": labels, "readers": list(names)}
+
+
+def group_tasks(
+    tasks: Mapping[str, Task], part: str, processor: Any, *, max_length: int, stride: int | None = None
+) -> list[Group]:
+    """Put the tasks whose texts in `part` are the same together, and encode each set of texts once.
+
+    Args:
+        tasks: Reader name -> task.
+        part: "train", "validation" or "test".
+        processor: The tokenizer.
+        max_length: Tokens per window.
+        stride: Tokens two windows share; see `encode`.
+    """
+    splits = {name: task.split(part) for name, task in tasks.items()}
+    by_texts: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    for name, split in splits.items():
+        by_texts[split.texts].append(name)
+    groups: list[Group] = []
+    for texts, names in by_texts.items():
+        per_word = any(splits[name].words is not None for name in names)
+        encoded = encode(texts, processor, max_length=max_length, windows=per_word, stride=stride, offsets=per_word)
+        groups.append(Group(part, tuple(names), encoded, _targets(encoded, {name: splits[name] for name in names})))
+    return groups
+
+
+def _targets(encoded: Encoded, splits: Mapping[str, Split]) -> dict[str, Targets]:
+    """Per reader the labels of every window; made once for readers of the same split."""
+    made = {id(split): targets(encoded, split) for split in splits.values()}
+    return {name: made[id(split)] for name, split in splits.items()}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step: windows of one group, in one epoch of that group."""
+
+    epoch: int
+    group: int
+    rows: tuple[int, ...]
+
+
+@dataclass
+class Plan:
+    """Every step of a run, in order; the same for a group whatever else is trained beside it.
+
+    Within an epoch the groups take turns in proportion to their numbers of batches, so that all of them end it
+    together. A reader that has stopped gets no more batches, and a group all of whose readers have stopped none at all.
+
+    Attributes:
+        groups: The sets of texts.
+        epochs: Reader name -> how many times it goes through its texts.
+        batch_size: Windows per step.
+        seed: Decides the order.
+        stopped: Reader name -> the epoch after which it stopped early.
+    """
+
+    groups: Sequence[Group]
+    epochs: Mapping[str, int]
+    batch_size: int
+    seed: int
+    stopped: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"fit: batch_size is {self.batch_size}; it must be at least 1. Give a larger one.")
+
+    def last_epoch(self) -> int:
+        """Number of epochs of the longest reader."""
+        return max(self.epochs.values())
+
+    def active(self, group: int, epoch: int) -> tuple[str, ...]:
+        """Readers of a group that still learn in an epoch (from 0)."""
+        return tuple(
+            name
+            for name in self.groups[group].names
+            if epoch < self.epochs[name] and epoch <= self.stopped.get(name, epoch)
+        )
+
+    def steps_of(self, name: str) -> int:
+        """How many steps a reader takes if it does not stop early."""
+        group = next(group for group in self.groups if name in group.names)
+        return self.epochs[name] * -(-len(group.encoded.features) // self.batch_size)
+
+    def epoch(self, epoch: int) -> list[Step]:
+        """The steps of one epoch."""
+        streams = []
+        for number, group in enumerate(self.groups):
+            if self.active(number, epoch):
+                order = mix(self.seed, "order", epoch)
+                batches = length_batches(group.encoded.lengths, self.batch_size, seed=order)
+                streams.append(
+                    [((at + 0.5) / len(batches), number, tuple(rows)) for at, rows in enumerate(batches)]
+                )
+        return [Step(epoch, number, rows) for _, number, rows in heapq.merge(*streams)]
+
+    def __len__(self) -> int:
+        return sum(len(self.epoch_sizes(epoch)) for epoch in range(self.last_epoch()))
+
+    def epoch_sizes(self, epoch: int) -> range:
+        """A range as long as the epoch, without drawing it."""
+        sizes = (
+            -(-len(group.encoded.features) // self.batch_size)
+            for number, group in enumerate(self.groups)
+            if self.active(number, epoch)
+        )
+        return range(sum(sizes))
+
+    def walk(self, done: int = 0) -> Iterator[tuple[Step, bool]]:
+        """The steps from number `done` on, each with whether it ends its epoch.
+
+        Whether a group still takes part is looked up when an epoch begins, so readers may stop while this runs, and
+        a later call that knows when they stopped walks the same way.
+        """
+        for epoch in range(self.last_epoch()):
+            size = len(self.epoch_sizes(epoch))
+            if done >= size > 0:
+                done -= size
+                continue
+            steps = self.epoch(epoch)
+            for at in range(done, len(steps)):
+                yield steps[at], at == len(steps) - 1
+            done = 0

@@ -1,0 +1,121 @@
+"""What every test runs under: no network, one thread, a fixed seed, an empty hub cache.
+
+The environment is set before anything imports torch or transformers, which read it once.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import random
+import shutil
+import socket
+import sys
+import tempfile
+from typing import Any
+
+import pytest
+
+_CACHE = tempfile.mkdtemp(prefix="lamina-tests-")
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    HF_HOME=_CACHE,
+    TOKENIZERS_PARALLELISM="false",
+    OMP_NUM_THREADS="1",
+    MKL_NUM_THREADS="1",
+)
+for _name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "TRANSFORMERS_CACHE", "LAMINA_CACHE"):
+    os.environ.pop(_name, None)
+
+
+def _show_shape_types() -> None:
+    """Let the shape checker see the names that lamina imports for type checkers only.
+
+    jaxtyping drops an annotation whose names it cannot find at run time, so without this
+    no shape would ever be checked. ruff's TC004 finds a name that is used at run time.
+    """
+    import jaxtyping
+    import torch
+
+    for name in ("Float", "Int", "Bool", "Num", "Shaped"):
+        setattr(builtins, name, getattr(jaxtyping, name))
+    builtins.Tensor = torch.Tensor  # type: ignore[attr-defined]
+
+
+_show_shape_types()
+
+
+class NetworkBlockedError(RuntimeError):
+    """A test tried to reach something other than this machine."""
+
+
+_connect, _connect_ex = socket.socket.connect, socket.socket.connect_ex
+
+
+def _is_local(sock: socket.socket, address: Any) -> bool:
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return True
+    host = str(address[0])
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _refuse_remote(sock: socket.socket, address: Any) -> None:
+    if not _is_local(sock, address):
+        raise NetworkBlockedError(f"connect: {address} is not this machine; tests run offline. Use local data.")
+
+
+def _guarded_connect(self: socket.socket, address: Any) -> None:
+    _refuse_remote(self, address)
+    _connect(self, address)
+
+
+def _guarded_connect_ex(self: socket.socket, address: Any) -> int:
+    _refuse_remote(self, address)
+    return _connect_ex(self, address)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Close the network, unless the run asked for the tests that need it (`-m network`)."""
+    if config.getoption("markexpr", "") == "network":
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
+            os.environ.pop(name, None)
+        return
+    socket.socket.connect = _guarded_connect  # type: ignore[method-assign]
+    socket.socket.connect_ex = _guarded_connect_ex  # type: ignore[method-assign]
+
+
+def pytest_unconfigure() -> None:
+    """Open the network again and drop the cache this run used."""
+    socket.socket.connect, socket.socket.connect_ex = _connect, _connect_ex  # type: ignore[method-assign]
+    shutil.rmtree(_CACHE, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip by marker what this run cannot do: reach the hub, or use a CUDA device."""
+    if config.getoption("markexpr", ""):
+        return
+    for item in items:
+        if item.get_closest_marker("network"):
+            item.add_marker(pytest.mark.skip(reason="needs the hub: run with -m network"))
+        if item.get_closest_marker("gpu") and not _has_cuda():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    random.seed(0)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(0)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
+        if torch.get_num_threads() != 1:
+            torch.set_num_threads(1)

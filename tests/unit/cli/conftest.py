@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests.unit.store.made import save_base, tiny_bank
+
+from lamina.bank import ReaderBank
+from lamina.cli import app, main
+from lamina.store import load_model, save_bank
+
+
+@dataclass
+class Ran:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def lamina(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ran]]:
+    """Run the command line in this process."""
+    from transformers.utils import logging
+
+    monkeypatch.setattr(app, "quiet", lambda: None)  # what it changes would outlast the test
+
+    def run(*arguments: object, stdin: bytes | None = None) -> Ran:
+        if stdin is not None:
+            given = SimpleNamespace(buffer=io.BytesIO(stdin), isatty=lambda: False)
+            monkeypatch.setattr("sys.stdin", given)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        return Ran(int(ended.value.code or 0), *capsys.readouterr())
+
+    logging.disable_progress_bar()
+    yield run
+    logging.enable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_base(tmp_path_factory.mktemp("models") / "base")
+
+
+@pytest.fixture(scope="session")
+def bank_folder(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved bank with a reader of texts and one of words; its manifest names a base on disk."""
+    bank: ReaderBank = tiny_bank(load_model(base)[0])
+    folder = tmp_path_factory.mktemp("banks") / "bank"
+    save_bank(bank, folder)
+    return folder

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from lamina.cli import app
+from lamina.errors import ConfigError, LaminaError
+
+
+def test_without_arguments_it_says_how(lamina):
+    ran = lamina()
+    assert ran.code == 2
+    assert "Usage: lamina" in ran.out + ran.err
+
+
+def test_help_names_every_command(lamina):
+    ran = lamina("--help")
+    assert ran.code == 0
+    assert all(f"\n  {name} " in ran.out for name in app.COMMANDS)
+
+
+def test_version(lamina):
+    from importlib.metadata import version
+
+    assert lamina("--version").out == f"lamina {version('lamina')}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("inspec",), "No such command 'inspec'. Did you mean 'inspect'?"),
+        (("inspect",), "Missing argument 'MODEL'"),
+        (("inspect", "x", "--jso"), "No such option: --jso"),
+        (("predict", "x", "--batch-size", "0"), "0 is not in the range x>=1"),
+        (("evaluate", "x"), "Missing option '--task'"),
+    ],
+)
+def test_usage_errors_end_with_2(lamina, arguments: tuple[str, ...], message: str):
+    ran = lamina(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert message in ran.err
+    assert "Traceback" not in ran.err
+
+
+def ends(lamina, monkeypatch: pytest.MonkeyPatch, error: BaseException):
+    def fail(*_args: object, **_options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("lamina.cli.inspect.describe", fail)
+    return lamina("inspect", "x")
+
+
+def test_an_error_of_the_input_is_one_line_and_ends_with_2(lamina, monkeypatch: pytest.MonkeyPatch):
+    error = ConfigError("op: a\nb; c. Do d.")
+    error.add_note("in x.json")
+    ran = ends(lamina, monkeypatch, error)
+    assert (ran.code, ran.out, ran.err) == (2, "", "error: op: a b; c. Do d. (in x.json)\n")
+
+
+def test_an_interruption_ends_with_130(lamina, monkeypatch: pytest.MonkeyPatch):
+    ran = ends(lamina, monkeypatch, KeyboardInterrupt())
+    assert (ran.code, ran.out, ran.err) == (130, "", "interrupted\n")
+
+
+def test_other_errors_are_not_hidden(lamina, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_args: object, **_options: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("lamina.cli.inspect.describe", fail)
+    with pytest.raises(ZeroDivisionError):
+        app.build().main(["inspect", "x"])
+
+
+def test_sentence_of_a_plain_error():
+    assert app.sentence(LaminaError("x: y; z.  Do it.")) == "x: y; z. Do it."
+
+
+def test_quiet_leaves_what_was_set_and_shows_own_warnings_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for name in app._QUIET:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "info")
+    logger = logging.getLogger("lamina")
+    monkeypatch.setattr(logger, "handlers", [])
+    with warnings.catch_warnings():
+        app.quiet()
+        app.quiet()
+        logger.getChild("store").warning("take care")
+    assert capsys.readouterr().err == "warning: take care\n"
+    assert os.environ["TRANSFORMERS_VERBOSITY"] == "info"
+    assert os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "1"
+    for name in app._QUIET:
+        monkeypatch.setenv(name, os.environ[name])  # so that what was set here is undone
+
+
+def test_help_loads_no_torch():
+    code = (
+        "import sys; from lamina.cli import main\n"
+        "try: main(['--help'])\n"
+        "finally: print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stdout.endswith("set()\n")
+
+
+def test_the_installed_command_is_quiet(base):
+    code = "from lamina.cli import main; main()"
+    arguments = [sys.executable, "-c", code, "inspect", str(base), "--weights", "--json"]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("{")

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lamina.bank import Reader, ReaderBank
+from lamina.data.task import Task
+from lamina.fusion.mean import Mean
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.store import load_bank, load_model, save_bank
+from lamina.train import evaluate
+
+MOODS = "text\tmood\nthe film is good .\tgood\nbad\tbad\nnot good\tbad\nvery good\tgood\n"
+WORDS = "anna B-PER\nwent O\nto O\nparis B-LOC\n\nthe O\nfilm O\n"
+
+
+@pytest.fixture
+def moods(tmp_path: Path) -> Path:
+    (tmp_path / "moods.tsv").write_text(MOODS)
+    return tmp_path / "moods.tsv"
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    (tmp_path / "words.conll").write_text(WORDS)
+    return tmp_path / "words.conll"
+
+
+def test_files_are_scored_with_the_labels_of_the_reader(lamina, bank_folder: Path, moods: Path):
+    ran = lamina("evaluate", bank_folder, "--task", f"mood={moods}", "--text", "text", "--label", "mood", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    task = Task.from_files("sequence_classification", test=moods, text="text", label="mood", labels=("bad", "good"))
+    assert json.loads(ran.out) == evaluate(load_bank(bank_folder), {"mood": task}, split="test")
+
+
+def test_words_are_scored_by_spans(lamina, bank_folder: Path, words: Path):
+    scores = json.loads(lamina("evaluate", bank_folder, "--task", f"who={words}", "--json").out)
+    assert "span_f1" in scores["who"]
+    assert lamina("evaluate", bank_folder, "--task", f"who={words}", "--text", "0", "--label", "-1").code == 0
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_a_file_is_whichever_part_is_asked_for(lamina, bank_folder: Path, words: Path, split: str):
+    ran = lamina("evaluate", bank_folder, "--task", f"who={words}", "--split", split, "--per-class", "--json")
+    rows = json.loads(ran.out)["who"]["per_class"]
+    assert sum(row["count"] for row in rows if row["label"] in ("PER", "B-PER")) == 1
+
+
+def test_a_preset_from_local_files(lamina, base: Path, tmp_path: Path):
+    bank = ReaderBank(load_model(base)[0])
+    bank.add("ok", Reader(Mean(), SequenceClassification(("unacceptable", "acceptable"))))
+    save_bank(bank, tmp_path / "bank")
+    (tmp_path / "data" / "cola").mkdir(parents=True)
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / "data" / "cola" / name).write_text("s\t1\t\tthe film is good .\ns\t0\t*\tgood the is\n")
+    for preset in ("cola", "glue/cola"):
+        ran = lamina("evaluate", tmp_path / "bank", "--task", f"ok={preset}", "--data", tmp_path / "data", "--json")
+        assert list(json.loads(ran.out)["ok"]) == ["mcc", "accuracy"]
+
+
+def test_the_tables(lamina, bank_folder: Path, moods: Path, words: Path):
+    ran = lamina("evaluate", bank_folder, "--task", f"mood={moods}", "--text", "text", "--label", "mood", "--per-class")
+    assert ran.code == 0
+    assert "accuracy" in ran.out
+    assert "moods" in ran.out
+    assert "precision" in ran.out
+    assert "precision" not in lamina("evaluate", bank_folder, "--task", f"who={words}").out
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        (["mood"], "--task mood is not READER=TASK"),
+        (["=cola"], "--task =cola is not READER=TASK"),
+        (["mood=cola", "mood=sst2"], "--task names 'mood' twice"),
+        (["mod=cola"], "unknown reader 'mod'; known: mood, who. Did you mean 'mood'?"),
+        (["mood=colla"], "unknown file or preset 'colla'; known: cola, sst2"),
+        (["mood=none.tsv"], "unknown file or preset 'none.tsv'"),
+    ],
+)
+def test_input_that_cannot_be_used(lamina, bank_folder: Path, tasks: list[str], message: str):
+    ran = lamina("evaluate", bank_folder, *(part for task in tasks for part in ("--task", task)))
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: ")
+    assert message in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_missing_column_is_named(lamina, bank_folder: Path, moods: Path):
+    ran = lamina("evaluate", bank_folder, "--task", f"mood={moods}")
+    assert (ran.code, ran.out) == (2, "")
+    assert "no column 'label'; its columns are: text, mood" in ran.err
+
+
+def test_a_label_that_the_reader_does_not_have_is_named(lamina, bank_folder: Path, moods: Path):
+    moods.write_text(MOODS.replace("very good\tgood", "very good\tgreat"))
+    ran = lamina("evaluate", bank_folder, "--task", f"mood={moods}", "--text", "text", "--label", "mood")
+    assert ran.code == 2
+    assert "great" in ran.err
+    assert "row 5" in ran.err

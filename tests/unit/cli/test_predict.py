@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.store.made import TEXTS, save_base
+
+from lamina.cli.predict import _short, summary
+
+ODD = ["", "   ", "🙂 مرحبا", "film " * 20_000]
+
+
+def lines(out: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_texts_as_arguments(lamina, bank_folder: Path):
+    ran = lamina("predict", bank_folder, *TEXTS, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    answers = lines(ran.out)
+    assert [answer["text"] for answer in answers] == TEXTS
+    assert {answer["readers"]["mood"]["label"] for answer in answers} <= {"bad", "good"}
+    assert all(isinstance(answer["readers"]["who"], list) for answer in answers)
+
+
+def test_arguments_file_and_standard_input_agree(lamina, bank_folder: Path, tmp_path: Path):
+    expected = lamina("predict", bank_folder, *TEXTS, "--json").out
+    (tmp_path / "x.txt").write_text("\n".join(TEXTS))
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"id": 1, "text": text}) + "\n" for text in TEXTS))
+    assert lamina("predict", bank_folder, "--json", stdin="\n".join(TEXTS).encode()).out == expected
+    assert lamina("predict", bank_folder, "--file", tmp_path / "x.txt", "--json").out == expected
+    assert lamina("predict", bank_folder, "--file", tmp_path / "x.jsonl", "--json").out == expected
+    assert lamina("predict", bank_folder, "--column", "text", "--file", tmp_path / "x.jsonl", "--json").out == expected
+
+
+def test_odd_texts_give_a_result(lamina, bank_folder: Path):
+    ran = lamina("predict", bank_folder, *ODD, "--json")
+    assert (ran.code, len(lines(ran.out))) == (0, len(ODD))
+
+
+def test_pairs(lamina, bank_folder: Path, tmp_path: Path):
+    (tmp_path / "x.tsv").write_text("a\tb\nthe film\tis good\n")
+    ran = lamina(
+        "predict", bank_folder, "--file", tmp_path / "x.tsv", "--column", "a", "--pair-column", "b", "--json",
+        "--readers", "mood",
+    )  # fmt: skip
+    assert [(answer["text"], list(answer["readers"])) for answer in lines(ran.out)] == [
+        (["the film", "is good"], ["mood"])
+    ]
+
+
+def test_the_table(lamina, bank_folder: Path):
+    ran = lamina("predict", bank_folder, "the film is good .", "--readers", "mood")
+    assert ran.code == 0
+    assert "the film is good ." in ran.out
+    assert "mood" in ran.out
+    assert "who" not in ran.out
+    assert "good (0." in ran.out or "bad (0." in ran.out
+
+
+def test_a_base_by_name(lamina, bank_folder: Path, base: Path, tmp_path: Path):
+    same = lamina("predict", bank_folder, "bad", "--model", base, "--json", "--device", "cpu")
+    assert same.out == lamina("predict", bank_folder, "bad", "--json").out
+    other = lamina("predict", bank_folder, "bad", "--model", save_base(tmp_path / "other", seed=9))
+    assert (other.code, other.out) == (2, "")
+    assert "error: load: these readers were trained on another base: fingerprint was" in other.err
+
+
+def test_no_texts_at_all(lamina, bank_folder: Path):
+    ran = lamina("predict", bank_folder, "--json", stdin=b"")
+    assert (ran.code, ran.out) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("x", "--file", "y.txt"), "texts and --file were both given"),
+        (("x", "--column", "y"), "a column was named, but no file"),
+        (("x", "--readers", "moods"), "unknown reader 'moods'; known: mood, who. Did you mean 'mood'?"),
+        (("x", "--readers", " ,"), "readers: ' ,' names none; the bank has mood, who"),
+        (("x", "--device", "warp"), "device: 'warp' cannot be used"),
+        (("--file", "none.txt"), "none.txt cannot be read"),
+    ],
+)
+def test_input_that_cannot_be_used(lamina, bank_folder: Path, arguments: tuple[str, ...], message: str):
+    ran = lamina("predict", bank_folder, *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: ")
+    assert message in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_folder_that_is_no_bank(lamina, tmp_path: Path):
+    ran = lamina("predict", tmp_path, "x")
+    assert (ran.code, ran.out) == (2, "")
+    assert "has no lamina.json" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        ({"label": "good", "score": 0.934, "probabilities": {}}, "good (0.93)"),
+        ({"value": 2.51249}, "2.512"),
+        ({"labels": ["a", "b"], "probabilities": {}}, "a, b"),
+        ({"labels": [], "probabilities": {}}, "-"),
+        ([{"text": "Anna", "label": "PER", "score": 0.5, "start": 0, "end": 4}], "Anna PER (0.50)"),
+        ([], "-"),
+    ],
+)
+def test_answers_in_a_few_words(answer: Any, shown: str):
+    assert summary(answer) == shown
+
+
+def test_long_texts_and_pairs_are_shown_short():
+    assert _short("a\n b") == "a b"
+    assert _short(("a", "b")) == "a | b"
+    assert _short("x" * 61) == "x" * 57 + "..."

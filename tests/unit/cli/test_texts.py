@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lamina.cli.texts import from_file, from_stdin
+from lamina.errors import ConfigError, DataError
+
+
+def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes, terminal: bool = False) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(data), isatty=lambda: terminal))
+
+
+@pytest.mark.parametrize(
+    ("data", "texts"),
+    [
+        (b"one\ntwo\n", ["one", "two"]),
+        (b"one\r\n\r\ntwo", ["one", "", "two"]),
+        (b"\n", [""]),
+        (b"", []),
+        ("\ufeffä\u2028b 🙂\n".encode(), ["ä\u2028b 🙂"]),
+    ],
+)
+def test_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: bytes, texts: list[str]):
+    stdin(monkeypatch, data)
+    assert from_stdin() == texts
+    (tmp_path / "x.txt").write_bytes(data)
+    assert from_file(tmp_path / "x.txt") == texts
+
+
+def test_a_terminal_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+    stdin(monkeypatch, b"", terminal=True)
+    with pytest.raises(ConfigError, match="there is no text; texts are arguments, --file or standard input"):
+        from_stdin()
+
+
+def test_not_utf8(monkeypatch: pytest.MonkeyPatch):
+    stdin(monkeypatch, b"good\nb\xe4d\n")
+    with pytest.raises(DataError, match=r"standard input is not UTF-8 at byte 6 \(row 2\)") as caught:
+        from_stdin()
+    assert caught.value.row == 2
+
+
+@pytest.mark.parametrize("names", ["text,other", "sentence,other", "anything"])
+def test_usual_columns(tmp_path: Path, names: str):
+    path = tmp_path / "x.csv"
+    path.write_text(f"{names}\n" + ",".join(["a b"] * len(names.split(","))) + "\n")
+    assert from_file(path) == ["a b"]
+
+
+def test_named_columns_and_pairs(tmp_path: Path):
+    path = tmp_path / "x.tsv"
+    path.write_text("q\ta\none\ttwo\n")
+    assert from_file(path, column="a") == ["two"]
+    assert from_file(path, column="q", pair_column="a") == [("one", "two")]
+    with pytest.raises(DataError, match="no column 'text' or 'sentence'; its columns are: q, a"):
+        from_file(path)
+    with pytest.raises(DataError, match="no column 'b'; its columns are: q, a"):
+        from_file(path, column="q", pair_column="b")
+
+
+def test_cells_that_are_no_text(tmp_path: Path):
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"text": "a"}) + "\n" + json.dumps({"text": 3}) + "\n")
+    with pytest.raises(DataError, match="row 2 has int in column 'text'; a text is needed"):
+        from_file(path)
+
+
+def test_a_text_file_has_no_columns(tmp_path: Path):
+    (tmp_path / "x.txt").write_text("a")
+    with pytest.raises(ConfigError, match=r"x\.txt has no columns"):
+        from_file(tmp_path / "x.txt", column="a")
+
+
+def test_missing_files(tmp_path: Path):
+    with pytest.raises(DataError, match=r"none\.txt cannot be read \(No such file or directory\)"):
+        from_file(tmp_path / "none.txt")
+    with pytest.raises(DataError, match=r"none\.csv is not there"):
+        from_file(tmp_path / "none.csv")

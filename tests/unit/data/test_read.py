@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import csv
+import json
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lamina.data.read import read_table
+from lamina.errors import DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def put(folder: Path, name: str, text: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_tsv_takes_quotes_as_text(tmp_path: Path):
+    table = read_table(put(tmp_path, "a.tsv", '\ufeffsentence\tlabel\n"Go!" said he\t1\nit\'s "\t0\n\n'))
+    assert table.columns == {"sentence": ['"Go!" said he', "it's \""], "label": ["1", "0"]}
+    assert list(table.rows) == [2, 3]
+    assert len(table) == 2
+
+
+def test_tsv_splits_at_line_feeds_alone(tmp_path: Path):
+    table = read_table(put(tmp_path, "a.tsv", "sentence\tlabel\r\none\u2028two\x0bthree\x85\t1\r\n"))
+    assert table.columns["sentence"] == ["one\u2028two\x0bthree\x85"]
+    assert table.columns["label"] == ["1"]
+
+
+def test_tsv_without_header(tmp_path: Path):
+    table = read_table(put(tmp_path, "a.tsv", "gj04\t1\tA cat.\ngj04\t0\tcat A.\n"), header=["source", "label", "text"])
+    assert table.column("text") == ["A cat.", "cat A."]
+    assert list(table.rows) == [1, 2]
+
+
+def test_csv_reads_quotes_and_counts_lines(tmp_path: Path):
+    table = read_table(put(tmp_path, "a.csv", 'text,label\n"two\nlines, ""so""",x\nplain,y\n'))
+    assert table.columns == {"text": ['two\nlines, "so"', "plain"], "label": ["x", "y"]}
+    assert list(table.rows) == [2, 4]
+
+
+def test_csv_reads_long_cells_and_leaves_the_limit(tmp_path: Path):
+    before = csv.field_size_limit()
+    table = read_table(put(tmp_path, "a.csv", f"text,label\n{'a' * 200_000},x\n"))
+    assert len(table.columns["text"][0]) == 200_000
+    assert csv.field_size_limit() == before
+
+
+def test_csv_with_an_open_quote(tmp_path: Path):
+    with pytest.raises(DataError, match=r"a\.csv row 3 is not CSV") as info:
+        read_table(put(tmp_path, "a.csv", 'text,label\nfine,x\n"open,y\n'))
+    assert info.value.row == 3
+
+
+def test_jsonl_keeps_types_and_skips_blank_lines(tmp_path: Path):
+    rows = [{"tokens": ["a", "b"], "tags": [0, 1]}, {"tokens": [], "tags": []}]
+    table = read_table(put(tmp_path, "a.jsonl", "\n\n".join(map(json.dumps, rows))))
+    assert table.columns == {"tokens": [["a", "b"], []], "tags": [[0, 1], []]}
+    assert list(table.rows) == [1, 3]
+
+
+@pytest.mark.parametrize(("line", "came"), [("{'text': 1}", "is not JSON"), ("[1, 2]", "is not an object")])
+def test_jsonl_with_a_bad_line(tmp_path: Path, line: str, came: str):
+    with pytest.raises(DataError, match=rf"row 2 {came}") as info:
+        read_table(put(tmp_path, "a.jsonl", '{"text": "x"}\n' + line))
+    assert (info.value.row, info.value.path) == (2, str(tmp_path / "a.jsonl"))
+
+
+def test_a_row_without_a_value(tmp_path: Path):
+    table = read_table(put(tmp_path, "a.jsonl", '{"text": "x", "label": 1}\n{"text": "y"}\n'))
+    assert table.column("text") == ["x", "y"]
+    with pytest.raises(DataError, match="row 2 has no value in column 'label'") as info:
+        table.column("label")
+    assert info.value.column == "label"
+
+
+def test_parquet(tmp_path: Path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["x", "y"], "label": [0.5, 1.0]}), path)
+    table = read_table(path)
+    assert table.columns == {"text": ["x", "y"], "label": [0.5, 1.0]}
+    assert list(table.rows) == [1, 2]
+
+
+def test_parquet_cut_off(tmp_path: Path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["x"] * 100}), path)
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(DataError, match="is not a Parquet file"):
+        read_table(path)
+
+
+CONLL = "-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nrejects VBZ I-VP O\n\n\nPeter NNP I-NP I-PER\n"
+
+
+def test_conll_columns(tmp_path: Path):
+    table = read_table(put(tmp_path, "eng.train", CONLL), words=True)
+    assert table.numbered
+    assert table.column(0) == [["EU", "rejects"], ["Peter"]]
+    assert table.column(-1) == table.column("3") == [["I-ORG", "O"], ["I-PER"]]
+    assert list(table.rows) == [3, 7]
+    with pytest.raises(DataError, match="no column '4'; its columns are: 0, 1, 2, 3"):
+        table.column(4)
+    with pytest.raises(DataError, match="no column '-5'"):
+        table.column(-5)
+
+
+def test_conll_documents_end_sentences(tmp_path: Path):
+    table = read_table(put(tmp_path, "a.conll", "a\tO\n-DOCSTART-\tO\nb c\tB-X\n"))
+    assert table.column(0) == [["a"], ["b c"]]
+
+
+def test_missing_file(tmp_path: Path):
+    with pytest.raises(DataError, match=r"none\.tsv is not there"):
+        read_table(tmp_path / "none.tsv")
+
+
+def test_unknown_ending(tmp_path: Path):
+    with pytest.raises(DataError, match=r"ends in '\.xlsx'; the endings known are \.tsv, \.csv, \.jsonl"):
+        read_table(put(tmp_path, "a.xlsx", "x"))
+
+
+def test_missing_column(tmp_path: Path):
+    with pytest.raises(DataError, match="no column 'text'; its columns are: sentence, label") as info:
+        read_table(put(tmp_path, "a.tsv", "sentence\tlabel\nx\t1\n")).column("text")
+    assert info.value.column == "text"
+
+
+def test_column_named_twice(tmp_path: Path):
+    with pytest.raises(DataError, match="two columns 'label'"):
+        read_table(put(tmp_path, "a.tsv", "label\tlabel\nx\t1\n"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "row", "got", "width"),
+    [
+        ("a.tsv", "sentence\tlabel\nx\t1\ny\n", 3, 1, 2),
+        ("a.tsv", "sentence\tlabel\nx\t1\n\ny\t0\n", 3, 1, 2),
+        ("a.csv", "text,label\nx,1\n\ny,1\n", 3, 1, 2),
+        ("a.csv", "text,label\nx,1,2\n", 2, 3, 2),
+        ("a.conll", "a NN O\nb O\n", 2, 2, 3),
+    ],
+)
+def test_row_of_wrong_width(tmp_path: Path, name: str, text: str, row: int, got: int, width: int):
+    with pytest.raises(DataError, match=f"row {row} has {got} columns; the file has {width}") as info:
+        read_table(put(tmp_path, name, text))
+    assert info.value.row == row
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.tsv", ""),
+        ("a.tsv", "sentence\tlabel\n"),
+        ("a.csv", "\n"),
+        ("a.jsonl", "\n\n"),
+        ("a.conll", "-DOCSTART- O\n"),
+    ],
+)
+def test_empty_file(tmp_path: Path, name: str, text: str):
+    with pytest.raises(DataError, match=r"is empty; a task needs at least one row"):
+        read_table(put(tmp_path, name, text))
+
+
+def test_not_utf8(tmp_path: Path):
+    with pytest.raises(DataError, match=r"a\.tsv is not UTF-8 at byte 18 \(row 2\)") as info:
+        read_table(put(tmp_path, "a.tsv", b"sentence\tlabel\nna\xefve\t1\n".replace(b"na", b"gar")))
+    assert info.value.row == 2

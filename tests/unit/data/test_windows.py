@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from lamina.data.build import join
+from lamina.data.encode import encode
+from lamina.data.split import Split
+from lamina.data.windows import IGNORED, Encoded, Run, owners, word_labels, word_tokens
+from lamina.errors import ConfigError
+
+TEXT = "EU rejects German call to boycott British lamb . 12,345.67 😀👨‍👩‍👧 äöü naïveté שלום - New York"
+WORDS: list[str] = TEXT.split()
+
+
+def sentences(*rows: list[str]) -> Split:
+    """Every word's label is its number in the row."""
+    texts, spans = zip(*map(join, rows), strict=True)
+    return Split(texts, tuple(tuple(range(len(row))) for row in rows), spans)
+
+
+@pytest.mark.parametrize("max_length", [8, 13, 64])
+def test_every_word_has_one_labelled_token(tokenizer, max_length: int):
+    split = sentences(WORDS, [], ["moon"], WORDS * 5)
+    encoded = encode(split.texts, tokenizer, max_length=max_length, windows=True)
+    labels = word_labels(encoded, split)
+    assert [len(row) for row in labels] == encoded.lengths
+    for text in range(len(split)):
+        found = [label for i, row in enumerate(labels) if encoded.text[i] == text for label in row if label != IGNORED]
+        assert sorted(found) == list(split.labels[text])
+
+
+def test_the_first_sub_token_is_labelled(tokenizer):
+    split = sentences(WORDS)
+    encoded = encode(split.texts, tokenizer, max_length=200, windows=True)
+    (labels,), (spans,) = word_labels(encoded, split), encoded.offsets
+    for word, (start, end) in enumerate(split.words[0]):
+        touching = [at for at, (s, e) in enumerate(spans) if s < end and e > start and s < e]
+        assert labels.index(word) == touching[0]
+
+
+def test_a_token_counts_in_the_window_that_sees_most():
+    numbers = [[0, 1, 2, 3, 4, 5], [3, 4, 5, 6, 7, 8], [6, 7, 8, 9]]
+    encoded = Encoded(
+        features=[{"input_ids": [9, *row, 9]} for row in numbers],
+        text=[0, 0, 0],
+        window=[0, 1, 2],
+        offsets=[[(0, 0)] * (len(row) + 2) for row in numbers],
+        runs=[Run(1, len(row) + 1, row[0]) for row in numbers],
+    )
+    kept = [
+        [n for n, flag in zip(row, flags[1:], strict=False) if flag]
+        for row, flags in zip(numbers, owners(encoded), strict=True)
+    ]
+    # 3 has two tokens to its right in the first window, none to its left in the second; 4 ties and stays
+    assert kept == [[0, 1, 2, 3, 4], [5, 6, 7], [8, 9]]
+    assert not any(flags[0] or flags[-1] for flags in owners(encoded))
+
+
+@pytest.mark.parametrize("stride", [0, 1, 5, 11])
+def test_every_token_counts_once(tokenizer, stride: int):
+    text = " ".join(WORDS * 4)
+    encoded = encode([text, "moon"], tokenizer, max_length=14, windows=True, stride=stride)
+    whole = encode([text, "moon"], tokenizer, max_length=5000)
+    counted = [
+        (encoded.text[i], run.number + at - run.start)
+        for i, (run, flags) in enumerate(zip(encoded.runs, owners(encoded), strict=True))
+        for at, flag in enumerate(flags)
+        if flag
+    ]
+    expected = [(i, n) for i, run in enumerate(whole.runs) for n in range(run.stop - run.start)]
+    assert sorted(counted) == expected
+
+
+def test_a_word_without_token_is_none(minilm):
+    split = sentences(["cat", "\u200b", "", "mat"])
+    encoded = encode(split.texts, minilm, max_length=16, windows=True)
+    assert word_tokens(encoded, split.words or ()) == [[(0, 1), None, None, (0, 2)]]
+    assert word_labels(encoded, split) == [[IGNORED, 0, 3, IGNORED]]
+
+
+def test_a_token_over_two_words_stands_for_the_first():
+    encoded = Encoded(
+        features=[{"input_ids": [5, 6, 7]}],
+        text=[0],
+        window=[0],
+        offsets=[[(0, 5), (5, 6), (6, 9)]],
+        runs=[Run(0, 3, 0)],
+    )
+    assert word_tokens(encoded, [((0, 2), (3, 5), (6, 9))]) == [[(0, 0), None, (0, 2)]]
+
+
+def test_offsets_are_needed(minilm):
+    split = sentences(["cat"])
+    encoded = encode(split.texts, minilm, max_length=8, offsets=False)
+    with pytest.raises(ConfigError, match="there are no character offsets"):
+        word_labels(encoded, split)
+
+
+def test_rows_must_be_the_same(minilm):
+    encoded = encode(["cat"], minilm, max_length=8)
+    with pytest.raises(ConfigError, match="1 texts and words of 2"):
+        word_labels(encoded, sentences(["cat"], ["mat"]))
+    with pytest.raises(ConfigError, match="the split has no words"):
+        word_labels(encoded, Split(("cat",), (0,)))
+
+
+def test_encoded_is_frozen(minilm):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        encode(["cat"], minilm, max_length=8).truncated = 3

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+
+from lamina.errors import StoreError
+from lamina.store.files import read_json, read_tensors, staged, write_json, write_tensors
+
+ENTRIES = ("mark.json", "parts", "page.md")
+
+
+def save(folder: Path, text: str, part: str = "one", error: type[BaseException] | None = None) -> None:
+    with staged(folder, ENTRIES) as stage:
+        (stage / "parts").mkdir()
+        if error is not None:
+            raise error
+        (stage / "parts" / part).write_text(text)
+        for name in ("mark.json", "page.md"):
+            (stage / name).write_text(text)
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+class TestStaged:
+    def test_writes_every_entry_and_leaves_nothing_else(self, tmp_path: Path):
+        save(tmp_path / "deep" / "bank", "new")
+        assert files(tmp_path) == {
+            "deep/bank/mark.json": "new",
+            "deep/bank/parts/one": "new",
+            "deep/bank/page.md": "new",
+        }
+
+    def test_replaces_entries_and_keeps_other_files(self, tmp_path: Path):
+        save(tmp_path, "old", part="stale")
+        (tmp_path / "log.txt").write_text("mine")
+        save(tmp_path, "new")
+        assert files(tmp_path) == {"mark.json": "new", "parts/one": "new", "page.md": "new", "log.txt": "mine"}
+
+    @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+    def test_a_failure_inside_changes_nothing(self, tmp_path: Path, error: type[BaseException]):
+        save(tmp_path / "bank", "old")
+        for name in ("bank", "other"):
+            with pytest.raises(error):
+                save(tmp_path / name, "new", error=error)
+        assert set(files(tmp_path).values()) == {"old"}
+        assert not (tmp_path / "other").exists()
+
+    def test_a_failure_while_swapping_puts_the_old_back(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        save(tmp_path, "old")
+        replace = Path.replace
+
+        def full(one: Path, to: Path) -> Path:
+            if one.parent.name.startswith(".lamina-") and one.name == "parts":
+                raise OSError(28, "No space left on device")
+            return replace(one, to)
+
+        monkeypatch.setattr(Path, "replace", full)
+        with pytest.raises(
+            StoreError, match=r"cannot be written \(No space left on device\); nothing in it was changed"
+        ):
+            save(tmp_path, "new")
+        assert files(tmp_path) == {"mark.json": "old", "parts/one": "old", "page.md": "old"}
+
+    def test_the_mark_comes_last(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        save(tmp_path, "old")
+        moves: list[str] = []
+        replace = Path.replace
+        monkeypatch.setattr(Path, "replace", lambda one, to: (moves.append(one.name), replace(one, to))[1])
+        save(tmp_path, "new")
+        assert moves == ["mark.json", "parts", "page.md", "page.md", "parts", "mark.json"]
+
+    def test_a_file_in_the_way_is_refused(self, tmp_path: Path):
+        (tmp_path / "bank").write_text("")
+        with pytest.raises(StoreError, match="is a file; a folder is needed"):
+            save(tmp_path / "bank", "new")
+
+    def test_a_folder_made_by_something_else_is_not_overwritten(self, tmp_path: Path):
+        (tmp_path / "page.md").write_text("mine")
+        with pytest.raises(StoreError, match=r"holds page.md but no mark.json"):
+            save(tmp_path, "new")
+        assert files(tmp_path) == {"page.md": "mine"}
+
+    def test_a_place_that_cannot_be_written_is_named(self, tmp_path: Path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(StoreError, match="cannot be written"):
+            save(tmp_path / "file" / "bank", "new")
+
+
+class TestJson:
+    def test_round_trip(self, tmp_path: Path):
+        fields = {"a": [1, 2.5, None], "ü": {"b": True}}
+        write_json(tmp_path / "x.json", fields)
+        assert read_json(tmp_path / "x.json") == fields
+
+    def test_values_that_json_does_not_have_are_refused(self, tmp_path: Path):
+        with pytest.raises(StoreError, match=r"x.json cannot be written \(Object of type Tensor"):
+            write_json(tmp_path / "x.json", {"a": torch.zeros(1)})
+
+    @pytest.mark.parametrize("content", [b'{"a": 1', b"", b"\xff\xfe{}", b"\x00\x01"])
+    def test_damage(self, tmp_path: Path, content: bytes):
+        (tmp_path / "x.json").write_bytes(content)
+        with pytest.raises(StoreError, match=r"x.json is not JSON .*; the file is damaged"):
+            read_json(tmp_path / "x.json")
+
+    def test_something_else_than_an_object(self, tmp_path: Path):
+        (tmp_path / "x.json").write_text("[1]")
+        with pytest.raises(StoreError, match="holds no JSON object"):
+            read_json(tmp_path / "x.json")
+
+    def test_missing_or_a_folder(self, tmp_path: Path):
+        with pytest.raises(StoreError, match=r"x.json is not there; the folder is incomplete"):
+            read_json(tmp_path / "x.json")
+        with pytest.raises(StoreError, match=r"cannot be read \(Is a directory\)"):
+            read_json(tmp_path)
+
+
+class TestTensors:
+    EXPECTED: ClassVar = {"w": torch.arange(6.0).view(2, 3), "b": torch.zeros(2), "n": torch.tensor(3)}
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        write_tensors(tmp_path / "w.safetensors", self.EXPECTED)
+        return tmp_path / "w.safetensors"
+
+    def test_round_trip(self, path: Path):
+        found = read_tensors(path, self.EXPECTED)
+        assert found.keys() == self.EXPECTED.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in self.EXPECTED.items())
+
+    def test_shared_and_transposed_tensors_are_written(self, tmp_path: Path):
+        whole = torch.randn(4, 3)
+        expected = {"a": whole, "b": whole.T, "c": whole[1:]}
+        write_tensors(tmp_path / "x", expected)
+        found = read_tensors(tmp_path / "x", expected)
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+    @pytest.mark.parametrize("kept", [0, 5, 8, 60, -1])
+    def test_cut_off(self, path: Path, kept: int):
+        path.write_bytes(path.read_bytes()[:kept])
+        with pytest.raises(StoreError, match=r"w.safetensors cannot be read .*; it is damaged or cut off"):
+            read_tensors(path, self.EXPECTED)
+
+    def test_damaged_header(self, path: Path):
+        content = bytearray(path.read_bytes())
+        content[8:12] = b"\xff\xff\xff\xff"
+        path.write_bytes(content)
+        with pytest.raises(StoreError, match=r"w.safetensors cannot be read"):
+            read_tensors(path, self.EXPECTED)
+
+    def test_missing_file(self, tmp_path: Path):
+        with pytest.raises(StoreError, match=r"none.safetensors is not there"):
+            read_tensors(tmp_path / "none.safetensors", self.EXPECTED)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"new": torch.zeros(1)}, "no tensor 'new'"),
+            ({"w": torch.zeros(3, 2)}, r"'w' is \(2, 3\) instead of \(3, 2\)"),
+            ({"n": torch.tensor(3.0)}, "'n' is torch.int64 instead of torch.float32"),
+            ({"x": torch.zeros(1), "y": torch.zeros(1)}, r"no tensor 'x' \(and 1 more\)"),
+        ],
+    )
+    def test_tensors_that_do_not_fit(self, path: Path, change: dict[str, torch.Tensor], message: str):
+        with pytest.raises(StoreError, match=message):
+            read_tensors(path, self.EXPECTED | change)
+
+    def test_a_tensor_too_many(self, path: Path):
+        with pytest.raises(StoreError, match="an unexpected tensor 'b'"):
+            read_tensors(path, {name: tensor for name, tensor in self.EXPECTED.items() if name != "b"})
+
+
+def test_json_is_readable_by_people(tmp_path: Path):
+    write_json(tmp_path / "x.json", {"name": "Zoë"})
+    text = (tmp_path / "x.json").read_text(encoding="utf-8")
+    assert text == '{\n  "name": "Zoë"\n}\n'
+    assert json.loads(text) == {"name": "Zoë"}

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+from tests.support.tiny import FAMILIES
+from tests.unit.store.made import tiny_config, tiny_model
+from transformers import BertForMaskedLM, BertForTokenClassification, BertModel
+
+from lamina.errors import ConfigError, UnknownNameError
+from lamina.layers import stacks
+from lamina.store import empty_model, fingerprint
+
+
+def test_is_a_sha256_and_the_same_each_time():
+    model = tiny_model()
+    first = fingerprint(model, "main")
+    assert first == fingerprint(model, "main") == fingerprint(tiny_model(), "main")
+    assert len(bytes.fromhex(first)) == hashlib.sha256().digest_size
+
+
+def test_every_weight_that_makes_the_states_counts():
+    model = tiny_model()
+    seen = {fingerprint(model, "main")}
+    counted = [name for name, _ in model.named_parameters() if not name.startswith("pooler.")]
+    for name in counted:
+        model.get_parameter(name).data.view(-1)[-1] += 1e-3  # through .data, which leaves no trace on the parameter
+        seen.add(fingerprint(model, "main"))
+    assert len(seen) == len(counted) + 1
+
+
+def test_weights_after_the_last_layer_do_not_count():
+    model = tiny_model()
+    before = fingerprint(model, "main")
+    model.pooler.dense.weight.data += 1
+    assert fingerprint(model, "main") == before
+
+
+@pytest.mark.parametrize("kind", [BertForMaskedLM, BertForTokenClassification])
+def test_a_model_with_a_head_agrees_with_its_backbone(kind: type):
+    model = tiny_model(3, kind)
+    alone = BertModel(tiny_config())
+    alone.load_state_dict(model.bert.state_dict(), strict=False)
+    assert fingerprint(model, "main") == fingerprint(alone, "main")
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.base and not family.refused])
+def test_every_family_with_a_head_agrees_with_its_backbone(name: str):
+    family = FAMILIES[name]
+    model, alone = family.build(), FAMILIES[family.base].build()
+    alone.load_state_dict(model.base_model.state_dict(), strict=False)
+    for stack in family.stacks:
+        same = stack if stack in stacks(alone) else "encoder"
+        assert fingerprint(model, stack) == fingerprint(alone, same)
+
+
+def test_the_dtype_counts_and_the_order_of_equal_shapes_counts():
+    model = tiny_model()
+    plain = fingerprint(model, "main")
+    attention = model.encoder.layer[0].attention.self
+    query, key = attention.query.weight.data.clone(), attention.key.weight.data.clone()
+    attention.query.weight.data, attention.key.weight.data = key, query
+    swapped = fingerprint(model, "main")
+    half = fingerprint(tiny_model().to(torch.bfloat16), "main")
+    assert len({plain, swapped, half}) == 3
+
+
+def test_an_unknown_stack_is_named():
+    with pytest.raises(UnknownNameError, match="unknown stack 'decoder'; known: main"):
+        fingerprint(tiny_model(), "decoder")
+
+
+def test_a_model_without_weights_has_none():
+    with pytest.raises(ConfigError, match="has no weights, only an architecture"):
+        fingerprint(empty_model(tiny_config()), "main")

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
+from tests.unit.store.made import logits, tiny_bank, tiny_model
+
+import lamina.store
+from lamina.bank import ReaderBank
+from lamina.errors import StoreError, UnknownNameError
+from lamina.store import load_bank, push_bank, save_bank
+from lamina.store.hub import PATTERNS
+
+
+class Hub:
+    """Stands in for the hub: keeps what is uploaded in a folder."""
+
+    def __init__(self, folder: Path, error: Exception | None = None) -> None:
+        self.folder, self.error, self.calls = folder, error, {}
+
+    def __call__(self, **options: Any) -> Hub:
+        self.calls["api"] = options
+        return self
+
+    def create_repo(self, repo: str, **options: Any) -> Any:
+        if self.error:
+            raise self.error
+        self.calls["create"] = options
+        address = type("Address", (str,), {"repo_id": repo})
+        return address(f"https://hub.example/{repo}")
+
+    def upload_folder(self, *, folder_path: Path, **options: Any) -> None:
+        self.calls["upload"] = options
+        self.files = {path.relative_to(folder_path).as_posix() for path in folder_path.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    made = Hub(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "HfApi", made)
+    return made
+
+
+def test_push_uploads_the_bank_and_gives_its_address(hub: Hub):
+    address = push_bank(tiny_bank(), "me/bank", private=True, token="secret", revision="v1")
+    assert address == "https://hub.example/me/bank"
+    assert hub.calls["api"]["token"] == "secret"
+    assert hub.calls["create"] == {"private": True, "exist_ok": True}
+    upload = hub.calls["upload"]
+    assert (upload["repo_id"], upload["revision"], upload["delete_patterns"]) == ("me/bank", "v1", "readers/*")
+    assert hub.files == {
+        "lamina.json",
+        "README.md",
+        *(f"readers/{name}/{file}" for name in ("mood", "who") for file in ("reader.json", "model.safetensors")),
+    }
+
+
+def test_push_by_the_method_of_the_bank(hub: Hub):
+    assert tiny_bank().push_to_hub("me/bank").endswith("/me/bank")
+    assert hub.calls["create"]["private"] is None
+
+
+def test_push_refuses_an_unknown_option(hub: Hub):
+    with pytest.raises(UnknownNameError, match=r"unknown option 'privat'.*Did you mean 'private'"):
+        push_bank(tiny_bank(), "me/bank", privat=True)
+    assert hub.calls == {}
+
+
+def test_push_that_the_hub_refuses_is_one_sentence(hub: Hub):
+    hub.error = ConnectionError("no route\nto the hub")
+    with pytest.raises(StoreError, match=r"'me/bank' was not saved \(no route\)\. Check the id, your token"):
+        push_bank(tiny_bank(), "me/bank")
+
+
+def test_a_bank_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save_bank(tiny_bank(), tmp_path / "copy")
+    asked = SimpleNamespace()
+
+    def download(repo: str, **options: Any) -> str:
+        asked.repo, asked.options = repo, options
+        return str(tmp_path / "copy")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    bank = ReaderBank.from_pretrained("me/bank", tiny_model(), revision="v1")
+    assert (asked.repo, asked.options["revision"]) == ("me/bank", "v1")
+    assert torch.equal(logits(bank)["mood"], logits(tiny_bank())["mood"])
+
+
+def test_only_the_files_of_a_bank_are_fetched():
+    wanted = huggingface_hub.utils.filter_repo_objects(
+        ["lamina.json", "README.md", "readers/a/reader.json", "readers/a/model.safetensors", "x.bin", "readers/a.py"],
+        allow_patterns=PATTERNS,
+    )
+    assert list(wanted) == ["lamina.json", "README.md", "readers/a/reader.json", "readers/a/model.safetensors"]
+
+
+def test_offline_is_one_sentence():
+    with pytest.raises(StoreError, match="no bank 'no/such'; there is no such folder, and the hub gave none") as caught:
+        load_bank("no/such", tiny_model())
+    assert isinstance(caught.value.__cause__, LocalEntryNotFoundError)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_name_of_the_package():
+    with pytest.raises(AttributeError, match="has no attribute 'load'; it has empty_model, fingerprint"):
+        _ = lamina.store.load
+
+
+@pytest.mark.parametrize("name", lamina.store.__all__)
+def test_names_of_the_package_load(name: str):
+    assert getattr(lamina.store, name).__name__ == name
