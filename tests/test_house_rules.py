@@ -18,7 +18,7 @@ PACKAGE = ROOT / "src" / "lamina"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 TIERS = (
     ("errors",),
-    ("registry", "seeds"),
+    ("registry", "seeds", "timing"),
     ("recipe",),
     ("layers",),
     ("fusion", "heads"),
@@ -29,6 +29,8 @@ TIERS = (
     ("studies",),
     ("store",),
     ("report",),
+    ("runner",),
+    ("demo",),
     ("serve",),
     ("cli",),
 )

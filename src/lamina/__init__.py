@@ -4,29 +4,60 @@ The public names load when first used, so that importing the package is quick an
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lamina.bank import Reader, ReaderBank
+    from lamina.data.task import Task
+    from lamina.errors import LaminaError
+    from lamina.fusion.ada_layers import AdaLayers
+    from lamina.fusion.last_layer import LastLayer
+    from lamina.fusion.mean import Mean
+    from lamina.fusion.scalar_mix import ScalarMix
+    from lamina.fusion.single_layer import SingleLayer
+    from lamina.heads.sequence_classification import SequenceClassification
+    from lamina.heads.token_classification import TokenClassification
+    from lamina.layers import stacks, tap
+    from lamina.train import FitResult, evaluate, fit, predict
 
 _WHERE = {
-    "stacks": "layers",
-    "tap": "layers",
     "AdaLayers": "fusion.ada_layers",
-    "SingleLayer": "fusion.single_layer",
+    "FitResult": "train",
+    "LaminaError": "errors",
     "LastLayer": "fusion.last_layer",
     "Mean": "fusion.mean",
-    "ScalarMix": "fusion.scalar_mix",
-    "SequenceClassification": "heads.sequence_classification",
-    "TokenClassification": "heads.token_classification",
     "Reader": "bank",
     "ReaderBank": "bank",
+    "ScalarMix": "fusion.scalar_mix",
+    "SequenceClassification": "heads.sequence_classification",
+    "SingleLayer": "fusion.single_layer",
     "Task": "data.task",
-    "fit": "train",
-    "FitResult": "train",
+    "TokenClassification": "heads.token_classification",
     "evaluate": "train",
+    "fit": "train",
     "predict": "train",
-    "LaminaError": "errors",
+    "stacks": "layers",
+    "tap": "layers",
 }
 
-__all__ = [  # noqa: PLE0604  the keys are strings
-    *_WHERE
+__all__ = [
+    "AdaLayers",
+    "FitResult",
+    "LaminaError",
+    "LastLayer",
+    "Mean",
+    "Reader",
+    "ReaderBank",
+    "ScalarMix",
+    "SequenceClassification",
+    "SingleLayer",
+    "Task",
+    "TokenClassification",
+    "evaluate",
+    "fit",
+    "predict",
+    "stacks",
+    "tap",
 ]
 
 

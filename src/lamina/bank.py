@@ -65,7 +65,7 @@ class ReaderModule(nn.Module):
     def __init__(self, config: Reader, stack: LayerStack) -> None:
         super().__init__()
         self.config, self.stack = config, stack.name
-        self.layers = tuple(select(config.fusion.layers, stack.layers, op="reader"))
+        self.layers = tuple(select(config.fusion.selector(), stack.layers, op="reader"))
         self.info: dict[str, Any] = {}
         self.step = 0
         self._generator: torch.Generator | None = None
@@ -144,7 +144,7 @@ class BankOutput:
         return name in self.readers
 
 
-class _PassComplete(BaseException):  # noqa: N818  not an error: it ends a forward that has nothing left to give
+class _PassComplete(BaseException):
     """Raised inside the model's forward once every needed layer was read."""
 
 
@@ -246,7 +246,7 @@ class ReaderBank(nn.Module):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move the readers, and the model along with them (its dtype is left alone)."""
-        device, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         if device is not None:
             self.model.to(device)  # pyright: ignore[reportArgumentType]
         return super().to(*args, **kwargs)
@@ -377,7 +377,12 @@ class ReaderBank(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | Path, model: PreTrainedModel | None = None, processor: Any = None, *, revision: str | None = None
+        cls,
+        folder: str | Path,
+        model: PreTrainedModel | None = None,
+        processor: Any = None,
+        *,
+        revision: str | None = None,
     ) -> ReaderBank:
         """Load a saved bank; see `lamina.store`.
 

@@ -23,11 +23,10 @@ from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.report.figures import importance
 from lamina.store import load_model
+from lamina.timing import in_turn, ratio
 from lamina.train import evaluate, fit, predict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from lamina.fusion.base import FusionConfig
 
 TASKS = ("sentiment", "acceptability", "entities")
@@ -63,9 +62,7 @@ class Demo:
     folder: Path
 
 
-def run_demo(
-    folder: str | Path, *, rows: int = 3000, epochs: int = 6, seed: int = 0, progress: bool = True
-) -> Demo:
+def run_demo(folder: str | Path, *, rows: int = 3000, epochs: int = 6, seed: int = 0, progress: bool = True) -> Demo:
     """Make a corpus, train three readers and their baselines in one pass, compare, save, and load again.
 
     Args:
@@ -111,13 +108,15 @@ def _tasks(files: dict[str, Path]) -> dict[str, Task]:
     """Three tasks over the same sentences."""
     sequence = {"sentiment": SENTIMENTS, "acceptability": ACCEPTABILITY}
     tasks = {
-        name: Task.from_files("sequence_classification", **files, text="text", label=name, labels=labels, name=name)
+        name: _task(files, "sequence_classification", text="text", label=name, labels=labels, name=name)
         for name, labels in sequence.items()
     }
-    tasks["entities"] = Task.from_files(
-        "token_classification", **files, text="words", label="tags", labels=TAGS, name="entities"
-    )
+    tasks["entities"] = _task(files, "token_classification", text="words", label="tags", labels=TAGS, name="entities")
     return tasks
+
+
+def _task(files: dict[str, Path], kind: str, **columns: Any) -> Task:
+    return Task.from_files(kind, train=files["train"], validation=files["validation"], test=files["test"], **columns)
 
 
 def _add_readers(bank: ReaderBank, seed: int) -> list[str]:
@@ -192,17 +191,13 @@ def time_passes(bank: ReaderBank, texts: Any, *, repeats: int = 9) -> dict[str, 
     """
     batch = collate(encode(texts, bank.processor, max_length=128).features, bank.processor)
     batch = {key: value.to(bank.device) for key, value in batch.items()}
-    runs: dict[str, Callable[[], object]] = {
-        "base_ms": lambda: bank.model(**batch),
-        "with_readers_ms": lambda: bank(**batch, main=True),
-    }
-    taken: dict[str, list[float]] = {name: [] for name in runs}
     bank.eval()
     with torch.no_grad():
-        for _ in range(repeats + 1):
-            for name, run in runs.items():
-                begin = time.perf_counter()
-                run()
-                taken[name].append(1000 * (time.perf_counter() - begin))
-    medians = {name: statistics.median(values[1:]) for name, values in taken.items()}  # the first warms up
-    return {**medians, "ratio": medians["with_readers_ms"] / medians["base_ms"]}
+        taken = in_turn(
+            {"base": lambda: bank.model(**batch), "with readers": lambda: bank(**batch, main=True)}, repeats=repeats
+        )
+    return {
+        "base_ms": 1000 * statistics.median(taken["base"]),
+        "with_readers_ms": 1000 * statistics.median(taken["with readers"]),
+        "ratio": ratio(taken, "with readers", to="base"),
+    }

@@ -87,7 +87,9 @@ class ModelNotFoundError(LaminaError, OSError):
 class DataError(LaminaError, ValueError):
     """A file, row, column or label that does not fit; `path`, `row` and `column` where known."""
 
-    def __init__(self, message: str, *, path: str | None = None, row: int | None = None, column: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, path: str | None = None, row: int | None = None, column: str | None = None
+    ) -> None:
         self.path, self.row, self.column = path, row, column
         super().__init__(message)
 
@@ -113,7 +115,9 @@ class MissingExtraError(LaminaError, ImportError):
 
     def __init__(self, *, op: str, package: str, extra: str) -> None:
         self.op, self.package, self.extra = op, package, extra
-        super().__init__(f"{op}: needs the package '{package}', which is not installed. Run: pip install 'lamina[{extra}]'")
+        super().__init__(
+            f"{op}: needs the package '{package}', which is not installed. Run: pip install 'lamina[{extra}]'"
+        )
 
     @classmethod
     def of(cls, error: ImportError, *, op: str, extra: str) -> Self:

@@ -82,7 +82,9 @@ class StackPass:
     def _real(self, mask: Tensor | None, model: PreTrainedModel) -> Bool[Tensor, "batch tokens"]:
         """True at real tokens; a row without any keeps its first, so that its result is defined."""
         if self._shape is None:
-            raise ConfigError(f"bank: the pass never reached layer {self.layers[0]}; no state was read. Run the whole model.")
+            raise ConfigError(
+                f"bank: the pass never reached layer {self.layers[0]}; no state was read. Run the whole model."
+            )
         shape = self._shape[:2]
         if mask is None:
             return torch.ones(shape, dtype=torch.bool, device=self._device)
@@ -104,7 +106,9 @@ def _frame_mask(mask: Tensor, frames: int, model: PreTrainedModel) -> Tensor:
     return mask if convert is None else convert(frames, mask)
 
 
-def mask_of(stack: LayerStack, batch: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+def mask_of(
+    stack: LayerStack, batch: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Tensor | None:
     """The attention mask of a stack: from the batch, else from the call of the stack itself.
 
     Args:

@@ -23,7 +23,7 @@ def _named(value: Any) -> Any:
 
 
 class ReaderRecipe(_Strict):
-    """One reader: `fusion` (a name, or a name with its settings) and `head` (settings; the labels come from the task)."""
+    """One reader: `fusion` (a name, or a name with settings) and `head` (settings; the labels come from the task)."""
 
     fusion: dict[str, Any]
     head: dict[str, Any] = Field(default_factory=dict)
@@ -87,7 +87,9 @@ def load_recipe(path: str | Path) -> Recipe:
     try:
         fields = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(f"recipe: {path} cannot be read ({error.strerror}); a recipe is a YAML file. Check the path.") from error
+        raise DataError(
+            f"recipe: {path} cannot be read ({error.strerror}); a recipe is a YAML file. Check the path."
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"recipe: {path} is not YAML; {reason}. Correct it there.", path=str(path)) from error
@@ -105,7 +107,9 @@ def _plain(error: ValidationError, path: Path) -> Exception:
     where = [str(part) for part in first["loc"]]
     if first["type"] == "extra_forbidden":
         known = _keys(where[:-1])
-        return UnknownNameError(op=f"recipe {path}, {'.'.join(where[:-1]) or 'top level'}", got=where[-1], known=known, what="key")
+        return UnknownNameError(
+            op=f"recipe {path}, {'.'.join(where[:-1]) or 'top level'}", got=where[-1], known=known, what="key"
+        )
     return ConfigError(f"recipe: {path}, {'.'.join(where) or 'top level'}: {first['msg'].lower()}. Correct it there.")
 
 

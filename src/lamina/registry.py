@@ -28,7 +28,9 @@ class Registry:
     def add(self, name: str, target: str) -> None:
         """Register `target` ("package.module:Class") under `name`."""
         if name in self._rows:
-            raise ConfigError(f"{self.what}: '{name}' is already registered as {self._rows[name]}. Choose another name.")
+            raise ConfigError(
+                f"{self.what}: '{name}' is already registered as {self._rows[name]}. Choose another name."
+            )
         self._rows[name] = target
 
     def names(self) -> tuple[str, ...]:
@@ -72,7 +74,9 @@ class Registry:
         rest = dict(fields)
         name = rest.pop("name", None)
         if not isinstance(name, str):
-            raise ConfigError(f"{self.what}: no 'name' among {sorted(fields)}; known: {', '.join(self.names())}. Add one.")
+            raise ConfigError(
+                f"{self.what}: no 'name' among {sorted(fields)}; known: {', '.join(self.names())}. Add one."
+            )
         kind = self.get(name)
         known = {field.name: field for field in dataclasses.fields(kind) if field.init}
         for key in rest:

@@ -84,7 +84,9 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
         raise ConfigError(f"recipe, tasks.{name}.files: '{unknown.pop()}' is no part. Use train, validation or test.")
     return Task.from_files(
         recipe.kind,
-        **files,
+        train=files.get("train"),
+        validation=files.get("validation"),
+        test=files.get("test"),
         text=recipe.text,
         text_pair=recipe.text_pair,
         label=recipe.label,
@@ -124,7 +126,9 @@ def _table(
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for member, (name, method, seed) in members.items():
         metric = tasks[name].metric
-        row = rows.setdefault((name, method), {"task": name, "method": method, "metric": metric, "seeds": {}, "epochs": []})
+        row = rows.setdefault(
+            (name, method), {"task": name, "method": method, "metric": metric, "seeds": {}, "epochs": []}
+        )
         row["seeds"][seed] = result.best[member][metric]
         row["epochs"].append(result.best[member]["epoch"])
         row["parameters"] = bank[member].size()

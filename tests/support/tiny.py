@@ -67,7 +67,7 @@ class Family:
         """
         rng = torch.Generator().manual_seed(seed)
         kwargs = _MODALITIES[self.modality](model, batch, tokens, rng)
-        if self.model_type == "fnet":  # takes no mask
+        if self.model_type in ("fnet", "rwkv"):  # they take no mask
             del kwargs["attention_mask"]
         if self.stacks == BOTH:
             kwargs["decoder_input_ids"] = torch.randint(5, VOCABULARY, (batch, max(2, tokens - 3)), generator=rng)
@@ -231,7 +231,9 @@ def _decoders() -> list[Family]:
         Family(name, name, _DECODER | ({"num_local_experts": 2} if name == "mixtral" else {}), causal=True)
         for name in plain.split()
     ]
-    return rows + [Family(name, name, settings, causal=True) for name, settings in more.items()]
+    rows += [Family(name, name, settings, causal=True) for name, settings in more.items()]
+    # these return no embeddings: their layer 0 is what the first block gives
+    return rows + [Family(name, name, plain_settings, causal=True, blocks=False) for name in ("mamba", "rwkv")]
 
 
 def _encoder_decoders() -> list[Family]:

@@ -83,10 +83,11 @@ def quiet() -> None:
         logger.addHandler(handler)
 
 
-def _show_version(wanted: bool) -> None:
+def _show_version(wanted: bool) -> bool:
     if wanted:
         print(f"lamina {version('lamina')}")
         raise typer.Exit
+    return wanted
 
 
 def lamina(

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the bank, the picture and the corpus.")] = Path(
-        "out/demo"
-    ),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the bank, the picture and the corpus.")
+    ] = Path("out/demo"),
     rows: Annotated[int, typer.Option("--rows", help="Sentences in the corpus.")] = 3000,
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="Times through the training part.")] = 6,
     seed: Annotated[int, typer.Option("--seed", help="Of corpus, readers and order.")] = 0,
@@ -48,7 +48,9 @@ def _show(found: Demo) -> None:
     )
     print(f"Saved and loaded again: largest difference of a logit {found.reload_difference}.")
     print(f"Which layers each reader uses: {found.folder / 'importance.png'}")
-    print(f"Done in {found.seconds:.0f} s. Try: lamina predict {found.folder / 'bank'} \"The pasta at Luigi's was cold.\"")
+    print(
+        f'Done in {found.seconds:.0f} s. Try: lamina predict {found.folder / "bank"} "The pasta at Luigi\'s was cold."'
+    )
 
 
 def _sentence(entry: dict[str, Any]) -> str:

@@ -44,9 +44,9 @@ def evaluate(  # noqa: PLR0913
     as_json: JsonOption = False,
 ) -> None:
     """Score readers on labelled texts."""
+    sources = _sources(task)
     from lamina.train import evaluate as run
 
-    sources = _sources(task)
     opened = open_bank(bank, model=model, device=device)
     columns = {"text": text, "text_pair": pair, "label": label}
     tasks = {

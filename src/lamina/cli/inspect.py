@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    model: Annotated[str, typer.Argument(help='Folder or hub id of a model, or "minilm".')],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help='Folder or hub id of a model, or "minilm".')],
     weights: Annotated[
         bool, typer.Option("--weights/--no-weights", help="Load the weights too, and show their fingerprints.")
     ] = False,

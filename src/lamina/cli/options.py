@@ -11,7 +11,7 @@ from lamina.errors import ConfigError
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
 
-BankArgument = Annotated[str, typer.Argument(help="Folder or hub id of a saved bank.")]
+BankArgument = Annotated[str, typer.Argument(metavar="BANK", help="Folder or hub id of a saved bank.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Folder or hub id of the base; by default the one the bank names.")

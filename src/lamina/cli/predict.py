@@ -31,7 +31,9 @@ SHOWN = 60  # characters of a text in the table
 
 def predict(  # noqa: PLR0913
     bank: BankArgument,
-    texts: Annotated[list[str] | None, typer.Argument(help="Texts; without any, --file or standard input.")] = None,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="Texts; without any, --file or standard input.")
+    ] = None,
     file: Annotated[
         Path | None, typer.Option("--file", help=".txt with one text per line, or .tsv, .csv, .jsonl or .parquet.")
     ] = None,

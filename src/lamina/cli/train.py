@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 def train(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML file that says what to train.")],
     data: Annotated[
-        Path | None, typer.Option("--data", help="Folder with a subfolder per preset; by default sets come from the hub.")
+        Path | None,
+        typer.Option("--data", help="Folder with a subfolder per preset; by default sets come from the hub."),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to save; by default out/<recipe>.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to save; by default out/<recipe>.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the output.")] = False,
     progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
     as_json: JsonOption = False,
@@ -32,7 +35,9 @@ def train(
     folder = output or Path("out") / recipe.stem
     run = run_recipe(loaded, data=data, output=folder, resume=resume, progress=progress)
     if as_json:
-        print_json({"table": run.table, "seconds": run.result.seconds, "steps": run.result.steps, "output": str(folder)})
+        print_json(
+            {"table": run.table, "seconds": run.result.seconds, "steps": run.result.steps, "output": str(folder)}
+        )
         return
     show(run)
     for name, count in run.result.truncated.items():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SORTED_BATCHES = 50
 
 
-def tokenizer_of(processor: PreTrainedTokenizerBase | ProcessorMixin) -> Any:  # noqa: ANN401
+def tokenizer_of(processor: PreTrainedTokenizerBase | ProcessorMixin) -> Any:
     """The tokenizer that a processor holds, or the tokenizer itself."""
     return getattr(processor, "tokenizer", processor)
 

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from lamina.errors import ConfigError
 from lamina.fusion.base import FusionConfig, check_range
-from lamina.fusion.projected import Projection, ProjectedFusion
+from lamina.fusion.projected import ProjectedFusion, Projection
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from jaxtyping import Float
+
+    from lamina.layers.selectors import Selector
 
 
 @final
@@ -46,7 +46,7 @@ class AdaLayers(FusionConfig):
     alpha: float = 64.0
     cutoff: float = 0.0
     entropy: float = 0.0
-    layers: int | str | Sequence[int] = "1-"
+    layers: Selector = "1-"
     dropout: float = 0.1
     positions: bool = False
     output_activation: bool = True
@@ -102,4 +102,6 @@ class AdaLayersFusion(ProjectedFusion):
         """`entropy * mean_i(-p_i log p_i)`, after the cutoff."""
         if self.config.entropy == 0:
             return None
-        return self.config.entropy * torch.special.entr(self.weights()).mean()
+        weights = self.weights()
+        some = weights[weights > 0]  # 0 log 0 is 0, but its derivative is not a number
+        return self.config.entropy * torch.special.entr(some).sum() / self.layers

@@ -17,12 +17,17 @@ if TYPE_CHECKING:
 
     from jaxtyping import Bool, Float
 
+    from lamina.layers.selectors import Selector
+
 
 class FusionConfig(ABC):
-    """Settings of one fusion. Subclasses are frozen dataclasses with a `layers` selector."""
+    """Settings of one fusion. Subclasses are frozen dataclasses, most of them with a `layers` selector."""
 
-    layers: object
     streams: ClassVar[bool] = True  # False: needs every state at once, so the bank keeps them
+
+    def selector(self) -> Selector:
+        """Which layers are read; the `layers` field unless a subclass fixes them."""
+        return self.layers  # pyright: ignore[reportAttributeAccessIssue]  a field of most subclasses
 
     @abstractmethod
     def build(self, layers: int, width: int) -> Fusion:

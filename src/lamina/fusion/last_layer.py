@@ -15,9 +15,8 @@ from lamina.fusion.base import Fusion, FusionConfig, Stream, WeightedSum
 class LastLayer(FusionConfig):
     """The top layer's hidden state, unchanged; no parameters, so `dim` is the model's width."""
 
-    @property
-    def layers(self) -> int:
-        """The selector: the top layer."""
+    def selector(self) -> int:
+        """The top layer."""
         return -1
 
     def build(self, layers: int, width: int) -> LastLayerFusion:

@@ -10,10 +10,10 @@ import torch
 from lamina.fusion.base import Fusion, FusionConfig, Stream, WeightedSum
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from jaxtyping import Float
     from torch import Tensor
+
+    from lamina.layers.selectors import Selector
 
 
 @final
@@ -25,7 +25,7 @@ class Mean(FusionConfig):
         layers: Which layers.
     """
 
-    layers: int | str | Sequence[int] = "all"
+    layers: Selector = "all"
 
     def build(self, layers: int, width: int) -> MeanFusion:
         """Make the module for `layers` states of size `width`."""

@@ -93,7 +93,9 @@ class ProjectedStream(Stream):
             return
         members = [self._members[row] for row in rows]
         part = self._features(members, index, view)
-        part = part * self._weights[rows, index].unsqueeze(-1) if len(rows) < len(self._zero) else self._weigh(part, index)
+        part = (
+            part * self._weights[rows, index].unsqueeze(-1) if len(rows) < len(self._zero) else self._weigh(part, index)
+        )
         if self._total is None and len(rows) == len(self._zero):
             self._total = part
             return

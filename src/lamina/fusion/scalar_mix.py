@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from lamina.fusion.base import Fusion, FusionConfig, Stream, WeightedSum, check_range
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from jaxtyping import Float
+
+    from lamina.layers.selectors import Selector
 
 
 @final
@@ -29,7 +29,7 @@ class ScalarMix(FusionConfig):
         Peters et al. 2018, arXiv:1802.05365, eq. 1; layer dropout as in Kondratyuk and Straka 2019, arXiv:1904.02099.
     """
 
-    layers: int | str | Sequence[int] = "all"
+    layers: Selector = "all"
     layer_dropout: float = 0.0
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 import torch
 
 from lamina.fusion.base import FusionConfig
-from lamina.fusion.projected import Projection, ProjectedFusion
+from lamina.fusion.projected import ProjectedFusion, Projection
 from lamina.layers import select
 
 if TYPE_CHECKING:
@@ -40,9 +40,8 @@ class SingleLayer(FusionConfig):
     def __post_init__(self) -> None:
         self._projection.check("single_layer")
 
-    @property
-    def layers(self) -> int:
-        """The selector: one layer."""
+    def selector(self) -> int:
+        """The one layer."""
         return self.layer
 
     @property

@@ -27,7 +27,7 @@ class HeadConfig(ABC):
 
     @property
     def problem(self) -> str:
-        """"classification", "regression" or "multi_label"."""
+        """What is predicted: "classification", "regression" or "multi_label"."""
         return "classification"
 
     @abstractmethod
@@ -55,7 +55,9 @@ def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
     """
     names = tuple(str(i) for i in range(labels)) if isinstance(labels, int) else tuple(labels)
     if not names or len(set(names)) < len(names):
-        raise ConfigError(f"{op}: labels are {names}; at least one is needed and each only once. List every label once.")
+        raise ConfigError(
+            f"{op}: labels are {names}; at least one is needed and each only once. List every label once."
+        )
     return names
 
 

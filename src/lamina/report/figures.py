@@ -105,11 +105,11 @@ def _in_order(rows: Rows, key: str) -> list[Any]:
     return list(dict.fromkeys(row[key] for row in rows))
 
 
-def _layer_axis(altair: ModuleType) -> Any:  # noqa: ANN401  altair is loaded late, so its types have no name here
+def _layer_axis(altair: ModuleType) -> Any:
     return altair.X("layer:O", title="layer (0 = embeddings)", axis=altair.Axis(labelAngle=0, labelOverlap=True))
 
 
-def _importance_bars(altair: ModuleType, rows: Rows, readers: list[Any]) -> Any:  # noqa: ANN401
+def _importance_bars(altair: ModuleType, rows: Rows, readers: list[Any]) -> Any:
     layers = len(_in_order(rows, "layer"))
     base = altair.Chart(altair.Data(values=[dict(row) for row in rows]))
     share = altair.Y("importance:Q", title="importance", axis=altair.Axis(format="%", tickCount=4))
@@ -122,7 +122,7 @@ def _importance_bars(altair: ModuleType, rows: Rows, readers: list[Any]) -> Any:
     )
 
 
-def _importance_heat_map(altair: ModuleType, rows: Rows, readers: list[Any]) -> Any:  # noqa: ANN401
+def _importance_heat_map(altair: ModuleType, rows: Rows, readers: list[Any]) -> Any:
     layers = len(_in_order(rows, "layer"))
     top = max(float(row["importance"]) for row in rows)
     base = altair.Chart(altair.Data(values=[dict(row) for row in rows])).encode(
@@ -141,7 +141,7 @@ def _importance_heat_map(altair: ModuleType, rows: Rows, readers: list[Any]) -> 
     return drawn.properties(width=max(220, 36 * layers if layers <= 26 else 20 * layers), height=28 * len(readers))
 
 
-def _score_bars(altair: ModuleType, rows: Rows, axis: str) -> Any:  # noqa: ANN401
+def _score_bars(altair: ModuleType, rows: Rows, axis: str) -> Any:
     values = [{**row, **_labels(row)} for row in rows]
     methods = _in_order(rows, "method")
     base = altair.Chart(altair.Data(values=values)).encode(
@@ -168,7 +168,7 @@ def _labels(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"group": group, "low": score - spread, "high": score + spread, "label": label}
 
 
-def _styled(chart: Any, title: str) -> Any:  # noqa: ANN401
+def _styled(chart: Any, title: str) -> Any:
     font = "Helvetica, Arial, sans-serif"
     axis = {
         "labelColor": QUIET,
@@ -187,7 +187,7 @@ def _styled(chart: Any, title: str) -> Any:  # noqa: ANN401
     )
 
 
-def _save(chart: Any, path: Path) -> Path:  # noqa: ANN401
+def _save(chart: Any, path: Path) -> Path:
     """Write the whole file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = path.suffix.lower()[1:]

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 def check_processor(bank: ReaderBank, op: str) -> None:
     """Raise ConfigError unless the bank can read texts."""
     if bank.processor is None:
-        raise ConfigError(f"{op}: the bank has no processor; it is needed to read texts. Use ReaderBank(model, processor=...).")
+        raise ConfigError(
+            f"{op}: the bank has no processor; it is needed to read texts. Use ReaderBank(model, processor=...)."
+        )
 
 
 def check_tasks(bank: ReaderBank, tasks: Mapping[str, Task], *, parts: Sequence[str]) -> None:

@@ -16,14 +16,11 @@ if TYPE_CHECKING:
 
     Span = tuple[int, int]
 
-# A word: a run of letters and digits that may be joined inside by - ' . , / : (as in U.N., 1996-08-22 or 7:30), a single
-# character of a script that does not put spaces between words, or one other sign.
-_WORD = re.compile(
-    r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\u0e00-\u0e7f]"
-    r"|(?:(?![\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\u0e00-\u0e7f])\w)+"
-    r"(?:[-'\u2019.,/:](?:(?![\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\u0e00-\u0e7f])\w)+)*"
-    r"|[^\w\s]"
-)
+# A word: letters and digits that may be joined inside by - ' . , / : (as in U.N., 1996-08-22 or 7:30), one character of
+# a script that puts no spaces between words, or one other sign.
+_UNSPACED = r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
+_LETTERS = rf"(?:(?!{_UNSPACED})\w)+"
+_WORD = re.compile(rf"{_UNSPACED}|{_LETTERS}(?:[-'\u2019.,/:]{_LETTERS})*|[^\w\s]")
 
 
 def word_spans(text: str) -> list[Span]:

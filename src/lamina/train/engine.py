@@ -34,23 +34,22 @@ class Batches:
 
     Attributes:
         current: The step whose batch came last.
-        names: The readers that learn from it.
         ends_epoch: Whether it is the last of its epoch.
     """
 
     def __init__(self, plan: Plan, processor: Any, state: Mapping[str, int]) -> None:
         self._plan, self._processor, self._state = plan, processor, state
         self.current: Step | None = None
-        self.names: tuple[str, ...] = ()
         self.ends_epoch = False
 
     def __len__(self) -> int:
         return len(self._plan)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for self.current, self.ends_epoch in self._plan.walk(self._state["done"]):
-            self.names = self._plan.active(self.current.group, self.current.epoch)
-            yield self._plan.groups[self.current.group].batch(self.current.rows, self.names, self._processor)
+        for step, ends_epoch in self._plan.walk(self._state["done"]):
+            self.current, self.ends_epoch = step, ends_epoch
+            names = self._plan.active(step.group, step.epoch)
+            yield self._plan.groups[step.group].batch(step.rows, names, self._processor)
 
 
 class BankTrainer(Trainer):
@@ -84,7 +83,7 @@ class BankTrainer(Trainer):
         self.importances: list[dict[str, Any]] = []
         self.walked = {"done": 0}
         self.batches = Batches(plan, bank.processor, self.walked)
-        super().__init__(model=bank, args=arguments, data_collator=lambda rows: rows)
+        super().__init__(model=bank, args=arguments)
         self.model_accepts_loss_kwargs = False  # the bank's keywords are the model's inputs
         self.remove_callback(PrinterCallback)
         self.add_callback(_Flow(self))
@@ -136,7 +135,7 @@ class BankTrainer(Trainer):
         return model(**inputs).loss
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
-        """Clip each reader by itself; returns the largest norm. (The trainer has no public place for this.)"""
+        """Clip each reader by itself, for which the trainer has no public place; returns the largest norm."""
         del model
         self.accelerator.unscale_gradients()
         norms = [
@@ -174,7 +173,7 @@ class BankTrainer(Trainer):
         for layer, share in reader.importance().items():
             self.importances.append({"reader": name, "epoch": epoch + 1, "layer": layer, "importance": share})
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:  # noqa: FBT001, FBT002
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the readers, their best weights and their progress; safetensors and JSON."""
         del _internal_call
         folder = Path(output_dir or self.args.output_dir or ".")
@@ -219,17 +218,20 @@ class _Flow(TrainerCallback):
     def __init__(self, trainer: BankTrainer) -> None:
         self._trainer = trainer
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        del args, control, kwargs
         self._trainer.walked["done"] = state.global_step
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        del args, kwargs
         ends = self._trainer.batches.ends_epoch
         every = self._trainer.options.save_steps
         control.should_log = control.should_evaluate = ends
         saves = self._trainer.args.save_only_model is False
         control.should_save = saves and (ends or (every is not None and state.global_step % every == 0))
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        del control, kwargs
         (Path(args.output_dir or ".") / f"checkpoint-{state.global_step}" / COMPLETE).touch()
 
 
@@ -240,7 +242,8 @@ class _Progress(ProgressCallback):
         super().__init__()
         self._trainer = trainer
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        del args, state, control, kwargs
         trainer = self._trainer
         if self.training_bar is None or not logs or not any(key.startswith("eval_") for key in logs):
             return

@@ -53,9 +53,7 @@ class FitResult:
     folder: Path | None = None
 
 
-def fit(
-    bank: ReaderBank, tasks: Mapping[str, Task], *, output: str | Path | None = None, **options: Any
-) -> FitResult:
+def fit(bank: ReaderBank, tasks: Mapping[str, Task], *, output: str | Path | None = None, **options: Any) -> FitResult:
     """Train readers. The bank ends with every reader at its best epoch.
 
     Tasks over the same texts share every pass; others take turns. Each reader has its own gradient clipping,
@@ -175,8 +173,8 @@ def _folder(output: str | Path | None) -> Iterator[Path]:
 @contextmanager
 def _own_randomness() -> Iterator[None]:
     """The trainer seeds every global generator; give them back as they were."""
-    before = random.getstate(), np.random.get_state()  # noqa: NPY002
+    before = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         yield
     random.setstate(before[0])
-    np.random.set_state(before[1])  # noqa: NPY002
+    np.random.set_state(before[1])

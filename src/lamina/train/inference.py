@@ -150,7 +150,14 @@ def collect(
                 inputs = collate([encoded.features[row] for row in rows], bank.processor)
                 out = bank(**{key: value.to(bank.device) for key, value in inputs.items()}, readers=names)
                 for name in names:
-                    _file(out[name].logits.float().cpu(), out[name].mask.cpu(), rows, encoded, places.get(name), answers[name])
+                    _file(
+                        out[name].logits.float().cpu(),
+                        out[name].mask.cpu(),
+                        rows,
+                        encoded,
+                        places.get(name),
+                        answers[name],
+                    )
     finally:
         bank.train(was_training)
     return answers
@@ -187,7 +194,7 @@ def _file(
             answers[text][list(words)] = logits[at, [position + padding for position in positions]]
 
 
-def _bar(batches: list[list[int]], progress: bool) -> Iterable[list[int]]:  # noqa: FBT001
+def _bar(batches: list[list[int]], progress: bool) -> Iterable[list[int]]:
     if not progress:
         return batches
     from tqdm.auto import tqdm
@@ -241,7 +248,9 @@ def predict(
     token = [name for name in names if bank[name].config.head.kind == TOKEN]
     paired = not isinstance(texts[0], str)
     if token and paired:
-        raise ConfigError(f"predict: reader '{token[0]}' reads single texts, and pairs were given. Leave it out, or give texts.")
+        raise ConfigError(
+            f"predict: reader '{token[0]}' reads single texts, and pairs were given. Leave it out, or give texts."
+        )
     spans = [word_spans(text) for text in texts if isinstance(text, str)]
     encoded = encode(
         texts, bank.processor, max_length=_limit(bank, names, None), windows=bool(token), offsets=bool(token)

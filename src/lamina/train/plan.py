@@ -133,9 +133,7 @@ class Plan:
             if self.active(number, epoch):
                 order = mix(self.seed, "order", epoch)
                 batches = length_batches(group.encoded.lengths, self.batch_size, seed=order)
-                streams.append(
-                    [((at + 0.5) / len(batches), number, tuple(rows)) for at, rows in enumerate(batches)]
-                )
+                streams.append([((at + 0.5) / len(batches), number, tuple(rows)) for at, rows in enumerate(batches)])
         return [Step(epoch, number, rows) for _, number, rows in heapq.merge(*streams)]
 
     def __len__(self) -> int:

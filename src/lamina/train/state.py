@@ -40,7 +40,9 @@ class ReaderState:
     stopped: int | None = None
     weights: dict[str, Tensor] = field(default_factory=dict)
 
-    def record(self, epoch: int, scores: dict[str, float], reader: ReaderModule, options: FitOptions, rate: float) -> None:
+    def record(
+        self, epoch: int, scores: dict[str, float], reader: ReaderModule, options: FitOptions, rate: float
+    ) -> None:
         """Take in the scores after `epoch` (from 0): keep the best, and see whether to slow down or stop."""
         if not self.best_epoch or scores[self.metric] > self.scores[self.metric]:
             self.scores, self.best_epoch, self.stalled, self.cooled = dict(scores), epoch + 1, 0, 0

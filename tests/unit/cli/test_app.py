@@ -36,7 +36,7 @@ def test_version(lamina):
         (("inspec",), "No such command 'inspec'. Did you mean 'inspect'?"),
         (("inspect",), "Missing argument 'MODEL'"),
         (("inspect", "x", "--jso"), "No such option: --jso"),
-        (("predict", "x", "--batch-size", "0"), "0 is not in the range x>=1"),
+        (("predict", "x", "--batch-size", "0"), "Invalid value for '--batch-size'"),
         (("evaluate", "x"), "Missing option '--task'"),
     ],
 )

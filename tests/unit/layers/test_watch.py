@@ -112,12 +112,17 @@ def test_a_tap_holds_the_latest_pass_alone(bert):
     assert {state.shape[1] for state in states.values()} == {5}
 
 
-def test_a_stopped_pass_does_not_mix_with_the_next(bert):
-    family = FAMILIES["bert"]
-    stop = bert.encoder.layer[2].register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(StopError()))
-    with torch.no_grad(), tap(bert) as states, pytest.raises(StopError):
-        bert(**family.inputs(bert))
-    stop.remove()
+def test_a_stopped_pass_does_not_mix_with_the_one_before(bert):
+    def stop(*_):
+        raise StopError
+
+    inputs = FAMILIES["bert"].inputs(bert)
+    with torch.no_grad(), tap(bert) as states:
+        bert(**inputs)
+        hook = bert.encoder.layer[2].register_forward_pre_hook(stop)
+        with pytest.raises(StopError):
+            bert(**inputs)
+        hook.remove()
     assert list(states) == [0, 1, 2]
 
 

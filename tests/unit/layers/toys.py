@@ -75,8 +75,6 @@ class ChangedInPlaceUnseen(ChangedInPlace):
         states = super().states(hidden, mask, shown)
         return [*states[:2], states[2].mul_(mask)]
 
-    norm_of = None
-
     def __init__(self, **settings):
         super().__init__(**settings)
         self.norm = _Ignore()

@@ -74,3 +74,24 @@ def test_an_unknown_stack_is_named():
 def test_a_model_without_weights_has_none():
     with pytest.raises(ConfigError, match="has no weights, only an architecture"):
         fingerprint(empty_model(tiny_config()), "main")
+
+
+def test_saved_buffers_of_floats_count_and_others_do_not():
+    model = tiny_model()
+    plain = fingerprint(model, "main")
+    norm = model.encoder.layer[1].output.LayerNorm
+    norm.register_buffer("unsaved", torch.ones(2), persistent=False)
+    norm.register_buffer("steps", torch.tensor(3))
+    assert fingerprint(model, "main") == plain
+    norm.register_buffer("mean", torch.ones(2))
+    with_buffer = fingerprint(model, "main")
+    norm.mean[1] = 2.0
+    assert len({plain, with_buffer, fingerprint(model, "main")}) == 3
+
+
+def test_a_tensor_that_modules_share_counts_once():
+    model = tiny_model()
+    first, second = (model.encoder.layer[number].output.LayerNorm for number in (0, 1))
+    apart = fingerprint(model, "main")
+    second.weight = first.weight
+    assert fingerprint(model, "main") != apart  # equal numbers, and known to be one tensor

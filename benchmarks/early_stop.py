@@ -1,0 +1,49 @@
+"""A reader of low layers ends the pass early: its time over that of a full pass.
+
+    python benchmarks/early_stop.py [--json]
+
+Budget: a reader that needs layers up to l of L takes at most l/L + 0.1 of the full pass of the base alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import torch
+from common import SHAPES, base, options, report, synchronise, tokens
+
+from lamina import Reader, ReaderBank, SequenceClassification, SingleLayer
+from lamina.timing import in_turn, ratio
+
+
+def main() -> None:
+    """Measure and print."""
+    asked = options(__doc__ or "", repeats=15)
+    model = base("minilm").to(asked.device)
+    inputs = tokens(model, *SHAPES["minilm"])
+    depth = model.config.num_hidden_layers
+    runs: dict[Any, Any] = {"base": lambda: (model(**inputs), synchronise())}
+    for layer in range(1, depth + 1):
+        bank = ReaderBank(model)
+        bank.add("reader", Reader(SingleLayer(layer, dim=64), SequenceClassification(2)))
+        bank.eval()
+        runs[layer] = lambda bank=bank: (bank(**inputs), synchronise())
+    with torch.no_grad():
+        taken = in_turn(runs, repeats=asked.repeats)
+    rows = [
+        {
+            "layer": layer,
+            "of": depth,
+            "base ms": 1000 * statistics.median(taken["base"]),
+            "reader ms": 1000 * statistics.median(taken[layer]),
+            "ratio": ratio(taken, layer, to="base"),
+            "budget": layer / depth + 0.1,
+        }
+        for layer in range(1, depth + 1)
+    ]
+    report(rows, as_json=asked.json)
+
+
+if __name__ == "__main__":
+    main()

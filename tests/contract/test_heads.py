@@ -1,0 +1,218 @@
+"""Law 5, a text is independent of its batch: every fusion under every head and pooling, padded on either side."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import pytest
+import torch
+from tests.support.tiny import FAMILIES
+from tests.unit.fusion.formulas import SETTINGS, stir_
+
+from lamina.bank import BankOutput, Reader, ReaderBank
+from lamina.fusion import FUSIONS
+from lamina.heads import HEADS
+
+LABELS = ("a", "b", "c")
+HEAD_SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "sequence_classification": [
+        {"attention_heads": 4},
+        {"pooling": "mean"},
+        {"pooling": "first"},
+        {"problem": "multi_label", "class_weights": (1.0, 2.0, 3.0)},
+        {"problem": "regression", "labels": ("score",)},
+    ],
+    "token_classification": [
+        {"feedforward": 24},
+        {"encoder_layers": 2, "attention_heads": 4, "feedforward": 24, "class_weights": (1.0, 2.0, 3.0)},
+        {"encoder_layers": 0},
+    ],
+}
+FUSED = {
+    f"{name}-{number}": FUSIONS.get(name)(**settings)
+    for name in FUSIONS.names()
+    for number, settings in enumerate(SETTINGS.get(name, [{}]))
+}
+HEADED = {
+    f"{name}-{number}": HEADS.get(name)(**({"labels": LABELS} | settings))
+    for name in HEADS.names()
+    for number, settings in enumerate(HEAD_SETTINGS.get(name, [{}]))
+}
+PAIRS = [(fusion, head) for fusion in FUSED for head in HEADED]
+LENGTHS = (3, 9, 1, 6)
+
+
+def all_readers(model: Any) -> ReaderBank:
+    """One reader for every pair; a single pass then serves every test."""
+    bank = ReaderBank(model)
+    for number, (fusion, head) in enumerate(PAIRS):
+        stir_(bank.add(f"{fusion}_{head}", Reader(FUSED[fusion], HEADED[head], seed=number)), number, size=0.1)
+    return bank.eval()
+
+
+def rows() -> list[torch.Tensor]:
+    rng = torch.Generator().manual_seed(1)
+    return [torch.randint(5, 99, (length,), generator=rng) for length in LENGTHS]
+
+
+def padded(texts: list[torch.Tensor], *, left: bool, fill: int = 0) -> dict[str, torch.Tensor]:
+    longest = max(map(len, texts))
+    ids, mask = torch.full((len(texts), longest), fill), torch.zeros(len(texts), longest, dtype=torch.long)
+    for row, text in enumerate(texts):
+        at = slice(longest - len(text), longest) if left else slice(0, len(text))
+        ids[row, at], mask[row, at] = text, 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def batch_of(family: str, texts: list[torch.Tensor], *, left: bool) -> dict[str, torch.Tensor]:
+    batch = padded(texts, left=left)
+    if left:  # as generate does it
+        batch["position_ids"] = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    return batch
+
+
+@functools.cache
+def results(family: str, left: bool) -> tuple[BankOutput, list[BankOutput], torch.Tensor]:
+    bank = all_readers(FAMILIES[family].build())
+    batch = batch_of(family, rows(), left=left)
+    with torch.no_grad():
+        return bank(**batch), [bank(**batch_of(family, [row], left=left)) for row in rows()], batch["attention_mask"]
+
+
+def test_every_registered_head_has_cases():
+    assert set(HEADS.names()) == set(HEAD_SETTINGS)
+
+
+@pytest.mark.parametrize("name", HEADS.names())
+def test_the_cases_use_every_option(name: str):
+    options = {field.name for field in dataclasses.fields(HEADS.get(name))} - {"dropout", "labels"}
+    assert options == {key for settings in HEAD_SETTINGS[name] for key in settings} - {"labels"}
+
+
+@pytest.mark.parametrize(("family", "left"), [("bert", False), ("gpt2", False), ("gpt2", True), ("t5", False)])
+@pytest.mark.parametrize(("fusion", "head"), PAIRS)
+def test_a_text_alone_is_that_text_in_a_batch(fusion: str, head: str, family: str, left: bool):
+    together, alone, mask = results(family, left)
+    name = f"{fusion}_{head}"
+    for row, single in enumerate(alone):
+        whole = together[name].logits[row]
+        if HEADED[head].kind == "token_classification":
+            whole = whole[mask[row].bool()]
+        assert bool(whole.isfinite().all())
+        torch.testing.assert_close(single[name].logits[0], whole, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("fusion", "head"), PAIRS)
+def test_what_stands_in_the_padding_changes_nothing(fusion: str, head: str):
+    """The states of padding are no zeros; anything that forgot the mask reads them."""
+    torch.manual_seed(0)
+    module = FUSED[fusion].build(4, 32).eval()
+    top = HEADED[head].build(module.dim).eval()
+    stir_(module, 1)
+    stir_(top, 2)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1]], dtype=torch.bool)
+    states = torch.randn(4, 2, 5, 32)
+    other = torch.where(mask[None, :, :, None], states, 50 * torch.randn(4, 2, 5, 32))
+    with torch.no_grad():
+        one, two = top(module(states, mask), mask), top(module(other, mask), mask)
+    if HEADED[head].kind == "token_classification":
+        one, two = one[mask], two[mask]
+    torch.testing.assert_close(one, two, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
+@torch.no_grad()
+def test_a_row_without_a_token_gives_numbers_and_leaves_the_others_alone(family: str):
+    bank = all_readers(FAMILIES[family].build())
+    batch = padded(rows(), left=False)
+    batch["attention_mask"][1] = 0
+    out, without = bank(**batch), bank(**{key: value[[0, 2, 3]] for key, value in batch.items()})
+    for name in bank:
+        assert bool(out[name].logits.isfinite().all()), name
+        real = without[name].mask
+        kept, expected = out[name].logits[[0, 2, 3]], without[name].logits
+        if kept.ndim == 3:
+            kept, expected = kept[real], expected[real]
+        torch.testing.assert_close(kept, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("fusion", "head"), PAIRS)
+def test_training_and_inference_compute_the_same(fusion: str, head: str):
+    """Without dropout, the way through gradients gives what the way without gives."""
+    model = FAMILIES["bert"].build()
+    bank = ReaderBank(model)
+    config = FUSED[fusion]
+    for key in ("dropout", "layer_dropout"):
+        if hasattr(config, key):
+            config = dataclasses.replace(config, **{key: 0.0})
+    stir_(bank.add("r", Reader(config, dataclasses.replace(HEADED[head], dropout=0.0))), size=0.1)
+    batch = padded(rows(), left=False)
+    trained = bank.train()(**batch)["r"]
+    asked = bank.eval()(**batch)["r"]
+    assert trained.logits.requires_grad
+    assert not asked.logits.requires_grad
+    kept = (trained.logits, asked.logits)
+    if asked.logits.ndim == 3:
+        kept = (trained.logits[asked.mask], asked.logits[asked.mask])
+    torch.testing.assert_close(kept[0].detach(), kept[1], rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("head", HEADED)
+def test_configs_survive_the_registry(head: str):
+    config = HEADED[head]
+    assert HEADS.from_dict(HEADS.to_dict(config)) == config
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.labels = ("x",)
+
+
+@pytest.mark.parametrize("head", HEADED)
+def test_every_parameter_of_a_head_learns(head: str):
+    module = HEADED[head].build(32)
+    stir_(module)
+    mask = torch.ones(2, 4, dtype=torch.bool)
+    logits = module(torch.randn(2, 4, 32), mask)
+    module.loss(logits, labels_for(HEADED[head], logits)).backward()
+    still = [key for key, value in module.named_parameters() if value.grad is None]
+    assert still == []
+
+
+@pytest.mark.parametrize("head", HEADED)
+def test_no_label_is_no_loss_and_no_gradient(head: str):
+    """A batch may hold no label at all for a reader; NaN there would end its training."""
+    module = HEADED[head].build(32)
+    logits = module(torch.randn(2, 4, 32), torch.ones(2, 4, dtype=torch.bool))
+    loss = module.loss(logits, none_for(HEADED[head], logits))
+    assert loss.item() == 0
+    loss.backward()
+    grads = [value.grad for value in module.parameters() if value.grad is not None]
+    assert grads
+    assert all(bool((grad == 0).all()) for grad in grads)
+
+
+@pytest.mark.parametrize("head", HEADED)
+def test_a_label_that_is_missing_counts_for_nothing(head: str):
+    config = HEADED[head]
+    module = config.build(32).eval()
+    logits = module(torch.randn(3, 4, 32), torch.ones(3, 4, dtype=torch.bool))
+    labels = labels_for(config, logits)
+    gone = none_for(config, logits)
+    expected = module.loss(logits[:2], labels[:2])
+    torch.testing.assert_close(module.loss(logits, torch.cat([labels[:2], gone[2:]])), expected)
+
+
+def labels_for(config: Any, logits: torch.Tensor) -> torch.Tensor:
+    rng = torch.Generator().manual_seed(7)
+    problem = config.problem
+    if problem == "regression":
+        return torch.randn(len(logits), generator=rng)
+    if problem == "multi_label":
+        return torch.randint(0, 2, logits.shape, generator=rng)
+    return torch.randint(0, logits.shape[-1], logits.shape[:-1], generator=rng)
+
+
+def none_for(config: Any, logits: torch.Tensor) -> torch.Tensor:
+    like = labels_for(config, logits)
+    values = {"regression": float("nan"), "multi_label": -1, "classification": -100}
+    return torch.full_like(like, values[config.problem])

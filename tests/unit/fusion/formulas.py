@@ -1,0 +1,105 @@
+"""Every fusion's formula, written a second time from the papers, without a stream and without grouping."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def layer_norm(x: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+
+def positions(mask: Tensor, dim: int) -> Tensor:
+    """Vaswani et al. 2017, counted over real tokens: sines at even places, cosines at odd ones."""
+    table = torch.zeros(*mask.shape, dim)
+    for row in range(mask.shape[0]):
+        place = 0
+        for token in range(mask.shape[1]):
+            for at in range(dim):
+                angle = place / 10000 ** ((at - at % 2) / dim)
+                table[row, token, at] = math.cos(angle) if at % 2 else math.sin(angle)
+            place += bool(mask[row, token])
+    return table
+
+
+def shares(fusion: Any) -> Tensor:
+    """AdaLayers' importances: softmax, cutoff, the rest made to sum to 1 again."""
+    raw = torch.exp(fusion.config.alpha * (fusion.scores - fusion.scores.max()))
+    raw = raw / raw.sum()
+    kept = torch.where(raw <= fusion.config.cutoff, torch.zeros(()), raw) if fusion.config.cutoff else raw
+    return kept / kept.sum()
+
+
+def _finished(settings: Any, total: Tensor, mask: Tensor) -> Tensor:
+    total = gelu(total) if settings.output_activation else total
+    return total + positions(mask, settings.dim) if settings.positions else total
+
+
+def ada_layers(fusion: Any, states: Tensor, mask: Tensor) -> Tensor:
+    weights = shares(fusion)
+    total = sum(
+        weights[i] * layer_norm(gelu(states[i]) @ fusion.projection[i].T) for i in range(len(states)) if weights[i] > 0
+    )
+    return _finished(fusion.config, torch.as_tensor(total), mask)
+
+
+def single_layer(fusion: Any, states: Tensor, mask: Tensor) -> Tensor:
+    return _finished(fusion.settings, layer_norm(gelu(states[fusion.index]) @ fusion.projection[0].T), mask)
+
+
+def last_layer(_fusion: Any, states: Tensor, _mask: Tensor) -> Tensor:
+    return states[-1]
+
+
+def mean(_fusion: Any, states: Tensor, _mask: Tensor) -> Tensor:
+    return states.mean(0)
+
+
+def scalar_mix(fusion: Any, states: Tensor, _mask: Tensor) -> Tensor:
+    weights = fusion.scores.exp() / fusion.scores.exp().sum()
+    return fusion.scale * torch.einsum("l,lbtw->btw", weights, states)
+
+
+FORMULAS = {
+    "ada_layers": ada_layers,
+    "single_layer": single_layer,
+    "last_layer": last_layer,
+    "mean": mean,
+    "scalar_mix": scalar_mix,
+}
+"""Registered name -> reference, called with the module, the selected states and the mask."""
+
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "ada_layers": [
+        {"dim": 16, "alpha": 1.0},
+        {"dim": 16, "alpha": 3.0, "cutoff": 0.18, "entropy": 0.1},
+        {"dim": 16, "alpha": 2.0, "positions": True, "layers": "all"},
+        {"dim": 16, "output_activation": False, "layers": [0, 2]},
+    ],
+    "single_layer": [
+        {"dim": 16},
+        {"dim": 16, "layer": 1, "positions": True},
+        {"dim": 16, "layer": 0, "output_activation": False},
+    ],
+    "last_layer": [{}],
+    "mean": [{}, {"layers": "1-2"}],
+    "scalar_mix": [{}, {"layers": "top:2", "layer_dropout": 0.3}],
+}
+"""Registered name -> settings that together use every option."""
+
+
+def stir_(module: torch.nn.Module, seed: int = 0, size: float = 0.3) -> None:
+    """Move every parameter away from its start, where much is 0 or 1 and would hide a mistake."""
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += size * torch.randn(parameter.shape, generator=rng)

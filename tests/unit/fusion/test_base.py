@@ -1,0 +1,56 @@
+"""What fusions are made of, apart from what every registered one promises (contract/test_fusions.py)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lamina.errors import ConfigError
+from lamina.fusion.base import LayerView, WeightedSum, check_range
+
+
+def test_a_stream_that_was_fed_nothing_says_so():
+    with pytest.raises(ConfigError, match=r"fusion: no state was fed; at least one is needed\. Feed every live layer"):
+        WeightedSum(torch.ones(2)).finish(torch.ones(1, 1, dtype=torch.bool))
+
+
+def test_a_stream_keeps_one_state_only():
+    stream = WeightedSum(torch.tensor([1.0, 2.0, 3.0]))
+    for index in range(3):
+        stream.step(index, LayerView(torch.full((1, 2, 3), 10.0**index)))
+    kept = [value for value in vars(stream).values() if isinstance(value, torch.Tensor) and value.ndim == 3]
+    assert len(kept) == 1
+    assert torch.equal(stream.finish(torch.ones(1, 2, dtype=torch.bool))[0], torch.full((1, 2, 3), 321.0))
+
+
+def test_half_precision_states_are_summed_in_the_precision_of_the_weights():
+    stream = WeightedSum(torch.tensor([1.0, 1.0]))
+    stream.step(0, LayerView(torch.full((1, 1, 1), 256.0, dtype=torch.bfloat16)))
+    stream.step(1, LayerView(torch.full((1, 1, 1), 1.0, dtype=torch.bfloat16)))
+    assert stream.finish(torch.ones(1, 1, dtype=torch.bool))[0].item() == 257  # bfloat16 has no 257
+
+
+def test_a_view_works_gelu_out_once(monkeypatch: pytest.MonkeyPatch):
+    calls = []
+    gelu = F.gelu
+    monkeypatch.setattr(F, "gelu", lambda state: calls.append(1) or gelu(state))
+    view = LayerView(torch.randn(1, 2, 3))
+    assert view.gelu is view.gelu
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("value", [0, 0.5, 1])
+def test_a_value_within_its_range_passes(value: float):
+    check_range("here", "share", value, 0, 1)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
+def test_a_value_outside_its_range_is_refused(value: float):
+    with pytest.raises(ConfigError, match=rf"here: share is {value}; it must be 0 <= share <= 1\. Change it\."):
+        check_range("here", "share", value, 0, 1)
+
+
+def test_an_open_range_leaves_its_end_out():
+    with pytest.raises(ConfigError, match=r"here: share is 1; it must be 0 <= share < 1\. Change it\."):
+        check_range("here", "share", 1, 0, 1, open_high=True)

@@ -1,0 +1,26 @@
+"""LastLayer and Mean: nothing to learn."""
+
+from __future__ import annotations
+
+import torch
+
+from lamina.fusion.last_layer import LastLayer
+from lamina.fusion.mean import Mean
+
+
+def test_the_last_layer_comes_back_bit_for_bit():
+    fusion = LastLayer().build(4, 8)
+    states = torch.randn(4, 2, 3, 8)
+    assert torch.equal(fusion(states), states[-1])
+    assert fusion.live() == (3,)
+    assert LastLayer().selector() == -1
+
+
+def test_the_mean_shares_equally():
+    fusion = Mean().build(4, 8)
+    assert torch.equal(fusion.importance(), torch.full((4,), 0.25))
+
+
+def test_neither_has_parameters():
+    assert not list(LastLayer().build(4, 8).parameters())
+    assert not list(Mean().build(4, 8).parameters())

@@ -1,0 +1,50 @@
+"""ScalarMix and its layer dropout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lamina.errors import ConfigError
+from lamina.fusion.scalar_mix import ScalarMix
+
+
+def test_it_starts_as_the_mean():
+    fusion = ScalarMix().build(4, 8)
+    states = torch.randn(4, 2, 3, 8)
+    torch.testing.assert_close(fusion(states), states.mean(0))
+
+
+def test_dropped_layers_give_their_share_to_the_others():
+    fusion = ScalarMix(layer_dropout=0.5).build(4, 1).train()
+    fusion.generator = torch.Generator().manual_seed(0)
+    states = torch.tensor([1.0, 10.0, 100.0, 1000.0]).view(4, 1, 1, 1)
+    seen = {round(fusion(states).item(), 3) for _ in range(200)}
+    subsets = [[value for bit, value in enumerate((1, 10, 100, 1000)) if number >> bit & 1] for number in range(1, 16)]
+    assert seen == {round(sum(subset) / len(subset), 3) for subset in subsets}  # none empty: then all are kept
+
+
+def test_layers_are_dropped_while_training_only_and_by_its_own_generator():
+    fusion = ScalarMix(layer_dropout=0.9).build(4, 2)
+    states = torch.randn(4, 1, 1, 2)
+    torch.testing.assert_close(fusion.eval()(states), states.mean(0))
+    fusion.train().generator = torch.Generator().manual_seed(3)
+    before = torch.get_rng_state()
+    first = [fusion(states) for _ in range(5)]
+    assert torch.equal(torch.get_rng_state(), before)
+    fusion.generator.manual_seed(3)
+    assert all(torch.equal(fusion(states), one) for one in first)
+    assert any(not torch.equal(one, first[0]) for one in first)
+
+
+def test_without_dropout_no_random_number_is_drawn():
+    fusion = ScalarMix().build(3, 2).train()
+    fusion.generator = torch.Generator().manual_seed(0)
+    before = fusion.generator.get_state()
+    fusion(torch.randn(3, 1, 1, 2))
+    assert torch.equal(fusion.generator.get_state(), before)
+
+
+def test_values_that_cannot_be_are_refused():
+    with pytest.raises(ConfigError, match=r"scalar_mix: layer_dropout is 1\.0; it must be 0 <= layer_dropout < 1"):
+        ScalarMix(layer_dropout=1.0)

@@ -1,0 +1,62 @@
+"""What heads share: label names, weights, and the mean over the labels that are given."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lamina.errors import ConfigError
+from lamina.heads.base import IGNORE, check_heads, checked_weights, cross_entropy, label_names
+
+
+def test_labels_from_names_or_their_number():
+    assert label_names("here", ["x", "y"]) == ("x", "y")
+    assert label_names("here", 3) == ("0", "1", "2")
+
+
+@pytest.mark.parametrize("labels", [(), ("a", "a"), 0])
+def test_labels_that_are_none_or_twice_are_refused(labels: object):
+    with pytest.raises(ConfigError, match=r"here: labels are \(.*\); at least one is needed and each only once"):
+        label_names("here", labels)  # pyright: ignore
+
+
+def test_attention_heads_that_divide_pass():
+    check_heads("here", 12, 4)
+
+
+@pytest.mark.parametrize("heads", [0, -2, 5, 24])
+def test_attention_heads_that_do_not_divide_are_refused(heads: int):
+    with pytest.raises(
+        ConfigError, match=f"here: attention_heads is {heads} for features of size 12.* 1, 2, 3, 4, 6, 12"
+    ):
+        check_heads("here", 12, heads)
+
+
+def test_weights_become_a_tuple_of_floats():
+    assert checked_weights("here", [1, 2], 2) == (1.0, 2.0)
+    assert checked_weights("here", None, 2) is None
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (1.0, 0.0), (1.0, -1.0), (1.0, 1.0, 1.0)])
+def test_weights_that_do_not_fit_are_refused(weights: tuple[float, ...]):
+    with pytest.raises(
+        ConfigError, match=r"here: class_weights are \(.*\) for 2 labels; one positive weight per label"
+    ):
+        checked_weights("here", weights, 2)
+
+
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 5.0, 0.5])])
+def test_cross_entropy_is_torchs_where_labels_are_given(weight: torch.Tensor | None):
+    logits, labels = torch.randn(4, 5, 3), torch.randint(0, 3, (4, 5))
+    labels[0, 2:] = IGNORE
+    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), weight=weight, ignore_index=IGNORE)
+    torch.testing.assert_close(cross_entropy(logits, labels, weight), expected)
+
+
+def test_cross_entropy_of_half_precision_is_worked_out_in_full():
+    logits = torch.randn(6, 3).bfloat16()
+    labels = torch.randint(0, 3, (6,))
+    got = cross_entropy(logits, labels, None)
+    assert got.dtype == torch.float32
+    assert torch.equal(got, cross_entropy(logits.float(), labels, None))

@@ -1,0 +1,112 @@
+"""One output for a whole text."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lamina.errors import ConfigError, UnknownNameError
+from lamina.heads.sequence_classification import SequenceClassification
+
+MASK = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1]], dtype=torch.bool)
+
+
+def head_of(**settings: object) -> torch.nn.Module:
+    return SequenceClassification(**{"labels": ("a", "b"), **settings}).build(8).eval()  # pyright: ignore
+
+
+def test_pooling_by_attention_is_the_papers():
+    """softmax(QK/sqrt(d)) V per head, out projection, no residual, GELU, mean over real tokens, linear."""
+    head = head_of(attention_heads=2)
+    features = torch.randn(2, 4, 8)
+    expected = []
+    for row in range(2):
+        real = features[row, MASK[row]]
+        q, k, v = (F.linear(real, head.attention.in_proj_weight, head.attention.in_proj_bias)).chunk(3, -1)
+        mixed = []
+        for at in (slice(0, 4), slice(4, 8)):
+            mixed.append(torch.softmax(q[:, at] @ k[:, at].T / 2, -1) @ v[:, at])
+        out = F.linear(torch.cat(mixed, -1), head.attention.out_proj.weight, head.attention.out_proj.bias)
+        expected.append(F.linear(F.gelu(out).mean(0), head.output.weight, head.output.bias))
+    with torch.no_grad():
+        torch.testing.assert_close(head(features, MASK), torch.stack(expected), rtol=0, atol=1e-6)
+
+
+def test_pooling_by_mean_is_over_real_tokens():
+    head = head_of(pooling="mean")
+    features = torch.randn(2, 4, 8)
+    expected = torch.stack([features[0, :3].mean(0), features[1, 1:].mean(0)])
+    torch.testing.assert_close(head(features, MASK), head.output(expected))
+    assert not hasattr(head, "attention")
+
+
+def test_pooling_by_the_first_takes_the_first_real_token():
+    head = head_of(pooling="first")
+    features = torch.randn(2, 4, 8)
+    torch.testing.assert_close(head(features, MASK), head.output(torch.stack([features[0, 0], features[1, 1]])))
+
+
+def test_the_mean_has_no_shape_for_a_row_without_tokens_so_the_bank_never_gives_one():
+    head = head_of(pooling="mean")
+    assert bool(head(torch.randn(1, 3, 8), torch.zeros(1, 3, dtype=torch.bool)).isnan().all())
+
+
+def test_classification_loss():
+    head = head_of(class_weights=(1.0, 3.0))
+    logits, labels = torch.randn(4, 2), torch.tensor([0, 1, -100, 1])
+    expected = F.cross_entropy(logits, labels, weight=torch.tensor([1.0, 3.0]))
+    torch.testing.assert_close(head.loss(logits, labels), expected)
+
+
+def test_regression_loss():
+    head = head_of(labels=("score",), problem="regression")
+    logits, labels = torch.randn(3, 1), torch.tensor([0.5, float("nan"), 2.0])
+    expected = ((logits[[0, 2], 0] - torch.tensor([0.5, 2.0])) ** 2).mean()
+    torch.testing.assert_close(head.loss(logits, labels), expected)
+
+
+def test_multi_label_loss():
+    head = head_of(problem="multi_label", class_weights=(1.0, 2.0))
+    logits, labels = torch.randn(3, 2), torch.tensor([[1, 0], [0, 1], [-1, 1]])
+    wrong = -torch.stack([F.logsigmoid(logits), F.logsigmoid(-logits)])
+    chosen = torch.where(labels == 1, wrong[0], wrong[1]) * torch.tensor([1.0, 2.0])
+    torch.testing.assert_close(head.loss(logits, labels), chosen[labels >= 0].mean())
+
+
+def test_dropout_is_on_while_training_only():
+    head = head_of(pooling="mean", dropout=0.5)
+    features = torch.randn(2, 4, 8)
+    assert torch.equal(head(features, MASK), head(features, MASK))
+    head.train()
+    assert not torch.equal(head(features, MASK), head(features, MASK))
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        (
+            {"pooling": "frist"},
+            UnknownNameError,
+            "unknown pooling 'frist'; known: attention, mean, first. Did you mean 'first'",
+        ),
+        ({"problem": "ranking"}, UnknownNameError, "unknown problem 'ranking'; known: classification, regression"),
+        ({"dropout": 1.0}, ConfigError, "sequence_classification: dropout is 1.0"),
+        ({"problem": "regression"}, ConfigError, "2 labels for a regression; it has one"),
+        ({"labels": ()}, ConfigError, "at least one is needed"),
+        ({"class_weights": (1.0,)}, ConfigError, "one positive weight per label"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(settings: dict[str, object], error: type[Exception], message: str):
+    with pytest.raises(error, match=message):
+        SequenceClassification(**{"labels": ("a", "b"), **settings})  # pyright: ignore
+
+
+def test_attention_heads_must_divide_the_features():
+    with pytest.raises(ConfigError, match="attention_heads is 3 for features of size 8"):
+        SequenceClassification(("a", "b"), attention_heads=3).build(8)
+    SequenceClassification(("a", "b"), attention_heads=3, pooling="mean").build(8)  # not used there
+
+
+def test_a_number_of_labels_names_them():
+    assert SequenceClassification(3).labels == ("0", "1", "2")  # pyright: ignore
