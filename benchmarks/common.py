@@ -55,7 +55,7 @@ def ada_bank(model: PreTrainedModel, readers: int) -> ReaderBank:
     """A bank of AdaLayers readers with k = 64, each with its attention head."""
     bank = ReaderBank(model)
     for number in range(readers):
-        bank.add(f"r{number}", Reader(AdaLayers(dim=64), SequenceClassification(2), seed=number))
+        bank.add(f"r{number}", Reader(AdaLayers(dim=64), SequenceClassification(("no", "yes")), seed=number))
     return bank.eval()
 
 

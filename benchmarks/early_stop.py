@@ -23,10 +23,10 @@ def main() -> None:
     model = base("minilm").to(asked.device)
     inputs = tokens(model, *SHAPES["minilm"])
     depth = model.config.num_hidden_layers
-    runs: dict[Any, Any] = {"base": lambda: (model(**inputs), synchronise())}
+    runs: dict[str | int, Any] = {"base": lambda: (model(**inputs), synchronise())}
     for layer in range(1, depth + 1):
         bank = ReaderBank(model)
-        bank.add("reader", Reader(SingleLayer(layer, dim=64), SequenceClassification(2)))
+        bank.add("reader", Reader(SingleLayer(layer, dim=64), SequenceClassification(("no", "yes"))))
         bank.eval()
         runs[layer] = lambda bank=bank: (bank(**inputs), synchronise())
     with torch.no_grad():

@@ -26,7 +26,7 @@ def main() -> None:
         model = base(name).to(asked.device)
         inputs = tokens(model, batch, length)
         banks = {count: ada_bank(model, count) for count in (1, 2, 4, 8, 16)}
-        runs: dict[Any, Any] = {"base": lambda model=model, inputs=inputs: (model(**inputs), synchronise())}
+        runs: dict[str | int, Any] = {"base": lambda model=model, inputs=inputs: (model(**inputs), synchronise())}
         for count, bank in banks.items():
             runs[count] = lambda bank=bank, inputs=inputs: (bank(**inputs, main=True), synchronise())
         with torch.no_grad():

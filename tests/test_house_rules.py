@@ -18,7 +18,7 @@ PACKAGE = ROOT / "src" / "lamina"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 TIERS = (
     ("errors",),
-    ("registry", "seeds", "timing"),
+    ("checks", "files", "registry", "seeds", "timing"),
     ("recipe",),
     ("layers",),
     ("fusion", "heads"),
@@ -34,7 +34,7 @@ TIERS = (
     ("serve",),
     ("cli",),
 )
-SAME = {"passes": "bank"}  # a module that is the inside of another part
+SAME = {"passes": "bank", "reader": "bank"}  # a module that is the inside of another part
 RANK = {name: rank for rank, tier in enumerate(TIERS) for name in tier}
 PUBLIC = RANK["report"]  # `import lamina` itself: only what comes after report may go through the public names
 LATE = ("bank", "store")  # the one import that points up, inside the bank's save methods

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lamina.bank import Reader, ReaderBank
+    from lamina.bank import ReaderBank
     from lamina.data.task import Task
     from lamina.errors import LaminaError
     from lamina.fusion.ada_layers import AdaLayers
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lamina.heads.sequence_classification import SequenceClassification
     from lamina.heads.token_classification import TokenClassification
     from lamina.layers import stacks, tap
+    from lamina.reader import Reader
     from lamina.train import FitResult, evaluate, fit, predict
 
 _WHERE = {
@@ -26,7 +27,7 @@ _WHERE = {
     "LaminaError": "errors",
     "LastLayer": "fusion.last_layer",
     "Mean": "fusion.mean",
-    "Reader": "bank",
+    "Reader": "reader",
     "ReaderBank": "bank",
     "ScalarMix": "fusion.scalar_mix",
     "SequenceClassification": "heads.sequence_classification",

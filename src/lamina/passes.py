@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from jaxtyping import Bool
     from transformers import PreTrainedModel
 
-    from lamina.bank import ReaderModule
     from lamina.fusion.base import Stream
     from lamina.layers import LayerStack
+    from lamina.reader import ReaderModule
 
 
 class StackPass:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lamina.bank import Reader, ReaderBank
 from lamina.data.task import Task
 from lamina.errors import ConfigError
+from lamina.files import write_text
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.recipe import build, slug
@@ -67,8 +68,8 @@ def run_recipe(
     result = fit(bank, {m: tasks[of[0]] for m, of in members.items()}, output=output, **{**fit_options, **per_reader})
     table = _table(members, tasks, result, bank)
     if output is not None:
-        (Path(output) / "table.json").write_text(json.dumps(table, indent=1))
-        (Path(output) / "table.md").write_text(markdown(table))
+        write_text(Path(output) / "table.json", json.dumps(table, indent=1))
+        write_text(Path(output) / "table.md", markdown(table))
     return Run(table, result, bank)
 
 

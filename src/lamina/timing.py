@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+Name = TypeVar("Name", str, int, str | int)
 
-def in_turn(runs: Mapping[str, Callable[[], object]], *, repeats: int = 9) -> dict[str, list[float]]:
+
+def in_turn(runs: Mapping[Name, Callable[[], object]], *, repeats: int = 9) -> dict[Name, list[float]]:
     """Run everything once to warm up, then in turn.
 
     Args:
@@ -20,7 +22,7 @@ def in_turn(runs: Mapping[str, Callable[[], object]], *, repeats: int = 9) -> di
     Returns:
         Name -> seconds of every counted run.
     """
-    taken: dict[str, list[float]] = {name: [] for name in runs}
+    taken: dict[Name, list[float]] = {name: [] for name in runs}
     for turn in range(repeats + 1):
         for name, run in runs.items():
             start = time.perf_counter()
@@ -30,6 +32,6 @@ def in_turn(runs: Mapping[str, Callable[[], object]], *, repeats: int = 9) -> di
     return taken
 
 
-def ratio(taken: Mapping[str, list[float]], name: str, to: str) -> float:
+def ratio(taken: Mapping[Name, list[float]], name: Name, to: Name) -> float:
     """Median of the ratios of runs that followed each other."""
     return statistics.median(a / b for a, b in zip(taken[name], taken[to], strict=True))

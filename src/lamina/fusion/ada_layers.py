@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor, nn
 
+from lamina.checks import check_range
 from lamina.errors import ConfigError
-from lamina.fusion.base import FusionConfig, check_range
+from lamina.fusion.base import FusionConfig
 from lamina.fusion.projected import ProjectedFusion, Projection
 
 if TYPE_CHECKING:

@@ -139,10 +139,3 @@ class WeightedSum(Stream):
         if self._total is None:
             raise ConfigError("fusion: no state was fed; at least one is needed. Feed every live layer before finish.")
         return [self._total]
-
-
-def check_range(op: str, name: str, value: float, low: float, high: float, *, open_high: bool = False) -> None:
-    """Raise ConfigError unless low <= value <= high (or < high)."""
-    if not (low <= value < high if open_high else low <= value <= high):
-        bound = f"{low} <= {name} {'<' if open_high else '<='} {high}"
-        raise ConfigError(f"{op}: {name} is {value}; it must be {bound}. Change it.")

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import Fusion, LayerView, Stream, check_range
+from lamina.checks import check_range
+from lamina.fusion.base import Fusion, LayerView, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

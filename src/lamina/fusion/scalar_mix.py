@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor, nn
 
-from lamina.fusion.base import Fusion, FusionConfig, Stream, WeightedSum, check_range
+from lamina.checks import check_range
+from lamina.fusion.base import Fusion, FusionConfig, Stream, WeightedSum
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -22,7 +22,7 @@ IGNORE = -100  # the label of a position that has none, as in transformers
 class HeadConfig(ABC):
     """Settings of one head. Subclasses are frozen dataclasses with a `labels` tuple."""
 
-    labels: tuple[str, ...]
+    labels: Sequence[str]
     kind: ClassVar[str]  # the task kind it serves
 
     @property
@@ -53,6 +53,8 @@ def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
     Raises:
         ConfigError: If there is none, or one twice.
     """
+    if isinstance(labels, str):
+        raise ConfigError(f"{op}: labels are the text '{labels}'; a list of names is needed. Put them in a list.")
     names = tuple(str(i) for i in range(labels)) if isinstance(labels, int) else tuple(labels)
     if not names or len(set(names)) < len(names):
         raise ConfigError(

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lamina.checks import check_range
 from lamina.errors import ConfigError, UnknownNameError
-from lamina.fusion.base import check_range
 from lamina.heads.base import Head, HeadConfig, check_heads, checked_weights, cross_entropy, label_names
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class SequenceClassification(HeadConfig):
         Dremov 2024, section 5.2.
     """
 
-    labels: tuple[str, ...]
+    labels: Sequence[str]
     attention_heads: int = 8
     dropout: float = 0.1
     pooling: Literal["attention", "mean", "first"] = "attention"
@@ -50,7 +50,7 @@ class SequenceClassification(HeadConfig):
     kind: ClassVar[str] = "sequence_classification"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", label_names(self.kind, cast("Sequence[str] | int", self.labels)))
+        object.__setattr__(self, "labels", label_names(self.kind, self.labels))
         for name, value, known in (("pooling", self.pooling, POOLINGS), ("problem", self.problem, PROBLEMS)):
             if value not in known:
                 raise UnknownNameError(op=self.kind, got=value, known=known, what=name)

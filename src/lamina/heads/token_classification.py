@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, cast, final
 import torch
 from torch import Tensor, nn
 
-from lamina.fusion.base import check_range
+from lamina.checks import check_range
 from lamina.heads.base import Head, HeadConfig, check_heads, checked_weights, cross_entropy, label_names
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class TokenClassification(HeadConfig):
         Dremov 2024, section 5.2 and figure 15.
     """
 
-    labels: tuple[str, ...]
+    labels: Sequence[str]
     encoder_layers: int = 1
     attention_heads: int = 8
     feedforward: int = 2048
@@ -44,7 +44,7 @@ class TokenClassification(HeadConfig):
     kind: ClassVar[str] = "token_classification"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", label_names(self.kind, cast("Sequence[str] | int", self.labels)))
+        object.__setattr__(self, "labels", label_names(self.kind, self.labels))
         check_range(self.kind, "dropout", self.dropout, 0, 1, open_high=True)
         check_range(self.kind, "encoder_layers", self.encoder_layers, 0, 64)
         check_range(self.kind, "feedforward", self.feedforward, 1, 1 << 20)

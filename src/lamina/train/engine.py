@@ -124,8 +124,8 @@ class BankTrainer(Trainer):
         """Each reader's schedule over its own steps."""
         del num_training_steps, optimizer
         totals = {name: self.plan.steps_of(name) for name in self.tasks}
-        groups = cast("torch.optim.Optimizer", self.optimizer).param_groups
-        self.lr_scheduler: Any = Schedules(groups, self.states, self.rates, totals, self.options)
+        optimizer = cast("torch.optim.Optimizer", self.optimizer)
+        self.lr_scheduler: Any = Schedules(optimizer, self.states, self.rates, totals, self.options)
         return self.lr_scheduler
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:

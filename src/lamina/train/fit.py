@@ -16,6 +16,7 @@ import torch
 
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError
+from lamina.files import write_text
 from lamina.train.checks import check_tasks
 from lamina.train.options import FitOptions, each
 from lamina.train.plan import Plan, group_tasks
@@ -93,7 +94,7 @@ def fit(bank: ReaderBank, tasks: Mapping[str, Task], *, output: str | Path | Non
         best={name: {"epoch": state.best_epoch, **state.scores} for name, state in trainer.states.items()},
         history=trainer.history,
         importances=trainer.importances,
-        truncated={name: group.encoded.truncated for group in groups for name in group.names},
+        truncated={name: group.cut(name) for group in groups for name in group.names},
         steps=trainer.state.global_step,
         seconds=time.perf_counter() - start,
         folder=None if output is None else Path(output),
@@ -102,7 +103,7 @@ def fit(bank: ReaderBank, tasks: Mapping[str, Task], *, output: str | Path | Non
     if output is not None:
         bank.save_pretrained(output)
         facts = {"best": result.best, "history": result.history, "importances": result.importances}
-        (Path(output) / "history.json").write_text(json.dumps(facts, indent=1))
+        write_text(Path(output) / "history.json", json.dumps(facts, indent=1))
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     Words = Sequence[Sequence[tuple[int, int]]]
 
 TOKEN = "token_classification"
+logger = logging.getLogger(__name__)
 
 
 def evaluate(
@@ -63,6 +65,9 @@ def evaluate(
     groups = group_tasks(tasks, split, bank.processor, max_length=limit)
     scores: dict[str, dict[str, Any]] = {}
     for group in groups:
+        for name in group.names:
+            if cut := group.cut(name):
+                logger.warning("evaluate: %s saw only the start of %d texts that are longer than it reads", name, cut)
         found = score(bank, group, tasks, group.names, batch_size=batch_size, details=per_class, progress=progress)
         scores |= found
     return {name: scores[name] for name in tasks}
@@ -255,6 +260,9 @@ def predict(
     encoded = encode(
         texts, bank.processor, max_length=_limit(bank, names, None), windows=bool(token), offsets=bool(token)
     )
+    cut = encoded.truncated or (encoded.window.count(1) if len(token) < len(names) else 0)
+    if cut:
+        logger.warning("predict: %d texts are longer than the model reads; readers of whole texts saw their start", cut)
     words = dict.fromkeys(token, spans)
     answers = collect(bank, encoded, names, words, batch_size=batch_size, progress=progress)
     results: list[dict[str, Any]] = []

@@ -38,6 +38,12 @@ class Group:
     encoded: Encoded
     targets: dict[str, Targets]
 
+    def cut(self, name: str) -> int:
+        """How many texts a reader sees without their end: none, if it reads window by window."""
+        if self.targets[name].per_token:
+            return 0
+        return self.encoded.truncated or self.encoded.window.count(1)
+
     def batch(self, rows: Sequence[int], names: Sequence[str], processor: Any) -> dict[str, Any]:
         """What the bank is called with for these windows."""
         inputs = collate([self.encoded.features[row] for row in rows], processor)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.optim import Optimizer
 
     from lamina.bank import ReaderModule
     from lamina.train.options import FitOptions
@@ -65,7 +66,8 @@ class Schedules:
     """Each reader's learning rate over its own steps; stands where the trainer keeps its scheduler.
 
     Args:
-        groups: The optimiser's parameter groups, each with the name of its "reader".
+        optimizer: Each of its parameter groups has the name of its "reader". (The groups themselves are replaced when
+            a run resumes, so they are looked up every time.)
         states: Reader name -> progress.
         rates: Reader name -> highest learning rate.
         totals: Reader name -> steps it takes if it does not stop early.
@@ -74,13 +76,14 @@ class Schedules:
 
     def __init__(
         self,
-        groups: list[dict[str, Any]],
+        optimizer: Optimizer,
         states: dict[str, ReaderState],
         rates: dict[str, float],
         totals: dict[str, int],
         options: FitOptions,
     ) -> None:
-        self._groups, self._states, self._rates, self._totals, self._options = groups, states, rates, totals, options
+        self._optimizer, self._states, self._rates = optimizer, states, rates
+        self._totals, self._options = totals, options
         self.active: tuple[str, ...] = ()
         self.apply()
 
@@ -98,7 +101,7 @@ class Schedules:
 
     def apply(self) -> None:
         """Set every group's learning rate."""
-        for group in self._groups:
+        for group in self._optimizer.param_groups:
             group["lr"] = self.rate(group["reader"])
 
     def step(self) -> None:
@@ -109,7 +112,7 @@ class Schedules:
 
     def get_last_lr(self) -> list[float]:
         """The learning rate of every group, as the trainer asks for it."""
-        return [group["lr"] for group in self._groups]
+        return [group["lr"] for group in self._optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the readers' progress is saved by itself."""

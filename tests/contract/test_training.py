@@ -1,0 +1,375 @@
+"""Laws 1, 4 and 9 while training: the base stays, readers are independent, and a killed run resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.tiny import FAMILIES
+from tests.unit.train.made import (
+    largest_difference,
+    length_of_text,
+    names,
+    reader,
+    same,
+    several,
+    tiny_bank,
+    tiny_model,
+    tiny_tokenizer,
+    train,
+    weights,
+    yes_no,
+)
+
+from lamina.bank import Reader, ReaderBank
+from lamina.data.task import Task
+from lamina.fusion.last_layer import LastLayer
+from lamina.fusion.mean import Mean
+from lamina.fusion.scalar_mix import ScalarMix
+from lamina.fusion.single_layer import SingleLayer
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.train.engine import COMPLETE, BankTrainer, newest_checkpoint
+
+ROOT = Path(__file__).parents[2]
+
+# Law 1
+
+
+@pytest.mark.parametrize(
+    "name", ["bert-SequenceClassification", "gpt2-CausalLM", "bart-Seq2SeqLM", "t5-Seq2SeqLM", "roberta-MaskedLM"]
+)
+def test_the_base_comes_out_of_training_as_it_went_in(name: str):
+    family, model = FAMILIES[name], FAMILIES[name].build()
+    bank = ReaderBank(model, tiny_tokenizer())
+    task = yes_no(train=12, validation=6)
+    bank.add("r", reader(task, dropout=0.1))
+    inputs = family.inputs(model)
+    plain = model(**inputs).logits
+    before = {key: value.clone() for key, value in [*model.named_parameters(), *model.named_buffers()]}
+    start = weights(bank)
+    train(bank, {"r": task}, epochs=2)
+    assert not same(weights(bank), start)
+    after = dict([*model.named_parameters(), *model.named_buffers()])
+    assert same(after, before)
+    assert not any(parameter.requires_grad or parameter.grad is not None for parameter in model.parameters())
+    assert not any(module.training for module in model.modules())
+    assert torch.equal(model(**inputs).logits, plain)
+    assert not any(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+# Law 4
+
+
+def crowd(task: Task, dropout: float) -> tuple[dict[str, Reader], dict[str, Task]]:
+    """Fifteen readers: other fusions, heads and tasks, over the same texts and over others."""
+    others = [yes_no(seed=3), length_of_text(seed=4), several(seed=5), names(seed=6)]
+    readers: dict[str, Reader] = {}
+    tasks: dict[str, Task] = {}
+    pooled = {"pooling": "mean", "dropout": dropout}
+    for number, fusion in enumerate([SingleLayer(1, dim=8), LastLayer(), Mean(), ScalarMix(layer_dropout=dropout)]):
+        readers[f"plain{number}"] = Reader(fusion, SequenceClassification(task.labels, **pooled), seed=number)
+        tasks[f"plain{number}"] = task
+    for number in range(3):  # of its own shape, so that they run as one with it
+        readers[f"twin{number}"] = reader(task, dropout=dropout, seed=10 + number, entropy=float(number))
+        tasks[f"twin{number}"] = task
+    for number, other in enumerate(others):
+        for copy in range(2):
+            readers[f"other{number}{copy}"] = reader(other, dropout=dropout, seed=20 + number + copy)
+            tasks[f"other{number}{copy}"] = other
+    assert len(readers) == 15
+    return readers, tasks
+
+
+def effective(bank: ReaderBank, name: str) -> dict[str, torch.Tensor]:
+    """A reader's weights without the bias of its attention's keys.
+
+    Softmax takes no notice of that bias, so its gradient is rounding noise, which Adam scales up to full steps.
+    """
+    found = weights(bank, name)
+    for key, value in found.items():
+        if key.endswith("in_proj_bias"):
+            size = len(value) // 3
+            value[size : 2 * size] = 0
+    return found
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("schedule", ["linear", "plateau"])
+def test_a_reader_is_the_same_beside_fifteen_others(dropout: float, schedule: str):
+    task = yes_no(train=200)
+    options: dict[str, Any] = {"schedule": schedule, "weight_decay": 0.1, "clip": 0.5, "warmup": 0.1}
+    alone = tiny_bank({"one": reader(task, dropout=dropout)})
+    assert train(alone, {"one": task}, **options).steps == 50
+    readers, tasks = crowd(task, dropout)
+    beside = tiny_bank({**readers, "one": reader(task, dropout=dropout)})
+    result = train(beside, {**tasks, "one": task}, epochs=dict.fromkeys(tasks, 2) | {"one": 1}, **options)
+    assert result.steps > 50
+    assert largest_difference(weights(alone), weights(tiny_bank({"one": reader(task)}))) > 0.1  # it did learn
+    assert largest_difference(effective(alone, "one"), effective(beside, "one")) <= 1e-4
+
+
+def test_clipping_is_each_readers_own():
+    """A neighbour whose gradient is enormous would use up a norm they shared."""
+    task, wild = yes_no(), length_of_text(scale=1e6)
+    assert task.split("train").texts == wild.split("train").texts
+    options: dict[str, Any] = {"clip": 0.05, "epochs": 3}
+    alone = tiny_bank({"one": reader(task)})
+    train(alone, {"one": task}, **options)
+    beside = tiny_bank({"one": reader(task), "wild": reader(wild, seed=1)})
+    train(beside, {"one": task, "wild": wild}, learning_rate={"one": 0.01, "wild": 100.0}, **options)
+    assert largest_difference(effective(alone, "one"), effective(beside, "one")) <= 1e-4
+
+
+def test_an_early_stop_is_each_readers_own():
+    task = yes_no(train=60)
+    options: dict[str, Any] = {"epochs": 6, "patience": 2, "schedule": "plateau", "plateau_patience": 0}
+    alone = tiny_bank({"one": reader(task)})
+    found = train(alone, {"one": task}, learning_rate=0.03, **options)
+    beside = tiny_bank({"one": reader(task), "still": reader(task, seed=1), "far": reader(yes_no(seed=9), seed=2)})
+    tasks = {"one": task, "still": task, "far": yes_no(seed=9)}
+    rates = {"one": 0.03, "still": 1e-9, "far": 1e-9}
+    result = train(beside, tasks, learning_rate=rates, **options)
+    epochs = {name: sum(row["reader"] == name for row in result.history) for name in tasks}
+    assert epochs["still"] == epochs["far"] == 3  # its score never rises: two epochs of patience
+    assert epochs["one"] == len(found.history) > 3
+    assert result.best["one"] == pytest.approx(found.best["one"])
+    assert largest_difference(effective(alone, "one"), effective(beside, "one")) <= 1e-4
+
+
+def test_a_neighbour_that_stopped_moves_no_more():
+    task = yes_no()
+    bank = tiny_bank({"still": reader(task), "one": reader(task, seed=1)})
+    final: dict[str, dict[str, torch.Tensor]] = {}
+    record = BankTrainer._record
+
+    def spy(self: BankTrainer, name: str, epoch: int, scores: dict[str, float]) -> None:
+        record(self, name, epoch, {**scores, "accuracy": float(epoch) if name == "one" else 0.5})
+        final[f"{name}{epoch}"] = weights(self.bank, name)
+        final[f"still beside {name}{epoch}"] = weights(self.bank, "still")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BankTrainer, "_record", spy)
+        train(bank, {"still": task, "one": task}, epochs=4, patience=1, weight_decay=0.5)
+    assert "still1" in final
+    assert "still2" not in final
+    assert same(final["still1"], final["still beside one3"])
+    assert not same(final["one1"], final["one3"])
+
+
+def test_a_neighbour_whose_loss_is_not_a_number_does_no_harm():
+    task = yes_no(train=16)
+    broken = reader(task, seed=1)
+    alone = tiny_bank({"one": reader(task)})
+    train(alone, {"one": task})
+    beside = tiny_bank({"one": reader(task), "broken": broken})
+    with torch.no_grad():
+        beside["broken"].head.output.bias.fill_(float("nan"))
+    train(beside, {"one": task, "broken": task})
+    assert largest_difference(effective(alone, "one"), effective(beside, "one")) <= 1e-4
+
+
+# Law 9
+
+
+class Killed(BaseException):
+    pass
+
+
+def three() -> tuple[ReaderBank, dict[str, Task]]:
+    """Readers with dropout, over the same and over other texts; one of them stops early."""
+    task, other = yes_no(train=20, validation=40), names(metric="accuracy", train=12, validation=12)
+    tasks = {"one": task, "two": task, "three": other}
+    readers = {name: reader(tasks[name], dropout=0.2, seed=seed) for seed, name in enumerate(tasks)}
+    return tiny_bank(readers), tasks
+
+
+OPTIONS: dict[str, Any] = {
+    "epochs": {"one": 5, "two": 5, "three": 4},
+    "learning_rate": {"one": 0.005, "two": 1e-9, "three": 0.005},
+    "schedule": "plateau",
+    "plateau_patience": 0,
+    "patience": 2,
+    "warmup": 0.1,
+    "weight_decay": 0.01,
+    "save_steps": 3,
+}
+PER_EPOCH = 8  # five batches of the first texts and three of the others
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, torch.Tensor], Any]:
+    """The run that nobody kills."""
+    bank, tasks = three()
+    result = train(bank, tasks, output=tmp_path_factory.mktemp("whole"), **OPTIONS)
+    assert sum(row["reader"] == "two" for row in result.history) == 3  # it did stop early
+    assert result.best["one"]["epoch"] == 5  # and another was best at its very end
+    return weights(bank), result
+
+
+def kill_after(patch: pytest.MonkeyPatch, method: str, count: int) -> None:
+    """Raise in the middle of call number `count` (from 0) of a method of the trainer."""
+    calls = iter(range(10**6))
+    original = getattr(BankTrainer, method)
+
+    def dying(self: BankTrainer, *args: Any, **kwargs: Any) -> Any:
+        if next(calls) == count:
+            raise Killed
+        return original(self, *args, **kwargs)
+
+    patch.setattr(BankTrainer, method, dying)
+
+
+def killed(folder: Path, method: str, count: int, options: dict[str, Any] = OPTIONS) -> None:
+    """A run that dies, and leaves nothing but its folder."""
+    bank, tasks = three()
+    with pytest.MonkeyPatch.context() as patch:
+        kill_after(patch, method, count)
+        with pytest.raises(Killed):
+            train(bank, tasks, output=folder, **options)
+
+
+@pytest.mark.parametrize(
+    ("method", "count"),
+    [
+        ("compute_loss", 0),
+        ("compute_loss", 1),  # before the first checkpoint
+        ("compute_loss", 5),  # after one that is in the middle of the first epoch, when no epoch was scored yet
+        ("compute_loss", PER_EPOCH),
+        ("compute_loss", 2 * PER_EPOCH + 3),
+        ("compute_loss", 3 * PER_EPOCH + 2),  # when a reader has stopped
+        ("evaluate", 1),
+        ("_record", 4),  # between the readers' scores
+        ("save_model", 3),
+    ],
+)
+def test_a_killed_run_resumes_to_the_same_weights(
+    method: str, count: int, whole: tuple[dict[str, torch.Tensor], Any], tmp_path: Path
+):
+    killed(tmp_path, method, count)
+    bank, tasks = three()
+    result = train(bank, tasks, output=tmp_path, resume=True, **OPTIONS)
+    assert same(weights(bank), whole[0])
+    assert result.history == whole[1].history
+    assert result.best == whole[1].best
+    assert result.importances == whole[1].importances
+    assert result.steps == whole[1].steps
+
+
+def test_a_run_that_is_killed_again_and_again_resumes(whole: tuple[dict[str, torch.Tensor], Any], tmp_path: Path):
+    for _ in range(4):
+        killed(tmp_path, "compute_loss", 6, {**OPTIONS, "resume": True})
+    bank, tasks = three()
+    train(bank, tasks, output=tmp_path, resume=True, **OPTIONS)
+    assert same(weights(bank), whole[0])
+
+
+@pytest.mark.parametrize("schedule", ["linear", "constant"])
+def test_a_killed_run_resumes_under_every_schedule(schedule: str, tmp_path: Path):
+    options = {"epochs": 3, "schedule": schedule, "warmup": 0.2, "optimizer": "adam"}
+    expected, tasks = three()
+    train(expected, tasks, **options)
+    killed(tmp_path, "compute_loss", PER_EPOCH + 2, options)
+    bank, _ = three()
+    train(bank, tasks, output=tmp_path, resume=True, **options)
+    assert same(weights(bank), weights(expected))
+
+
+def test_resuming_really_goes_on_and_does_not_start_anew(tmp_path: Path):
+    killed(tmp_path, "compute_loss", 2 * PER_EPOCH + 1)
+    steps = []
+    compute = BankTrainer.compute_loss
+    bank, tasks = three()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            BankTrainer,
+            "compute_loss",
+            lambda self, *a, **k: steps.append(self.state.global_step) or compute(self, *a, **k),
+        )
+        result = train(bank, tasks, output=tmp_path, resume=True, **OPTIONS)
+    assert steps[0] == 2 * PER_EPOCH
+    assert steps == list(range(2 * PER_EPOCH, result.steps))
+
+
+def test_a_finished_run_resumes_to_itself(tmp_path: Path):
+    bank, tasks = three()
+    first = train(bank, tasks, output=tmp_path, **OPTIONS)
+    again, _ = three()
+    second = train(again, tasks, output=tmp_path, resume=True, **OPTIONS)
+    assert same(weights(again), weights(bank))
+    assert second.history == first.history
+    assert second.steps == first.steps
+
+
+def test_without_a_checkpoint_a_resumed_run_starts(whole: tuple[dict[str, torch.Tensor], Any], tmp_path: Path):
+    bank, tasks = three()
+    train(bank, tasks, output=tmp_path, resume=True, **OPTIONS)
+    assert same(weights(bank), whole[0])
+
+
+def test_a_checkpoint_that_was_not_written_to_its_end_is_ignored(
+    whole: tuple[dict[str, torch.Tensor], Any], tmp_path: Path
+):
+    killed(tmp_path, "compute_loss", PER_EPOCH + 2)
+    folder = tmp_path / "checkpoints"
+    newest = newest_checkpoint(folder)
+    assert newest is not None
+    (newest / COMPLETE).unlink()
+    (newest / "readers.json").write_text("{")
+    assert newest_checkpoint(folder) != newest
+    bank, tasks = three()
+    train(bank, tasks, output=tmp_path, resume=True, **OPTIONS)
+    assert same(weights(bank), whole[0])
+
+
+def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path: Path):
+    assert newest_checkpoint(tmp_path) is None
+    for step in (9, 100, 20):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / COMPLETE).touch()
+    (tmp_path / "checkpoint-200").mkdir()
+    found = newest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.name == "checkpoint-100"
+
+
+SCRIPT = """
+import os, signal, sys
+from tests.contract.test_training import OPTIONS, three, train
+from lamina.train.engine import BankTrainer
+compute, calls = BankTrainer.compute_loss, []
+def dying(self, *args, **kwargs):
+    calls.append(1)
+    if len(calls) == 21:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return compute(self, *args, **kwargs)
+BankTrainer.compute_loss = dying
+bank, tasks = three()
+train(bank, tasks, output=sys.argv[1], **OPTIONS)
+"""
+
+
+def test_a_process_that_is_killed_resumes(whole: tuple[dict[str, torch.Tensor], Any], tmp_path: Path):
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)], cwd=ROOT, env=environment, capture_output=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    assert newest_checkpoint(tmp_path / "checkpoints") is not None
+    bank, tasks = three()
+    result = train(bank, tasks, output=tmp_path, resume=True, **OPTIONS)
+    assert same(weights(bank), whole[0])
+    assert json.loads((tmp_path / "history.json").read_text())["history"] == result.history == whole[1].history
+
+
+def test_the_base_model_of_these_tests_would_show_dropout():
+    """Its dropout is on as soon as anything puts it in training mode."""
+    model = tiny_model().train()
+    ids = torch.arange(4, 9)[None]
+    assert not torch.equal(model(input_ids=ids).last_hidden_state, model(input_ids=ids).last_hidden_state)

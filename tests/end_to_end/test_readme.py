@@ -1,0 +1,37 @@
+"""The README's Python runs as it stands, in a folder where the demo left its corpus."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lamina.data.demo import write
+
+ROOT = Path(__file__).parents[2]
+
+
+def blocks(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "out" / "demo" / "corpus", rows=200)
+    code = blocks(ROOT / "README.md")
+    names: dict[str, object] = {}
+    for block in code:
+        exec(compile(block, "README.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert len(code) == 2
+    assert "'mood': {'label':" in printed
+    assert "tensor(" in printed
+    assert (tmp_path / "out" / "mood" / "lamina.json").is_file()
+
+
+def test_commands_of_the_readme_exist():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    wanted = set(re.findall(r"^make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    assert wanted == {"demo", "test"}
+    assert all(f"\n{target}:" in makefile for target in wanted)
