@@ -103,7 +103,9 @@ def load_recipe(path: str | Path) -> Recipe:
 
 def _plain(error: ValidationError, path: Path) -> Exception:
     """The first thing that is wrong, in one sentence."""
-    first = error.errors()[0]
+    found = error.errors()
+    unknown = [one for one in found if one["type"] == "extra_forbidden"]  # a misspelt key leaves another missing
+    first = (unknown or found)[0]
     where = [str(part) for part in first["loc"]]
     if first["type"] == "extra_forbidden":
         known = _keys(where[:-1])

@@ -92,17 +92,16 @@ class ProjectedStream(Stream):
         rows = [row for row, zero in enumerate(self._zero) if not zero[index]]
         if not rows:
             return
-        members = [self._members[row] for row in rows]
-        part = self._features(members, index, view)
-        part = (
-            part * self._weights[rows, index].unsqueeze(-1) if len(rows) < len(self._zero) else self._weigh(part, index)
-        )
-        if self._total is None and len(rows) == len(self._zero):
-            self._total = part
-            return
-        if self._total is None:
-            self._total = part.new_zeros(*part.shape[:2], len(self._zero), self._settings.dim)
-        self._total = self._accumulate(self._total, part, rows)
+        features = self._features([self._members[row] for row in rows], index, view)
+        weights = self._weights[rows, index].unsqueeze(-1)
+        if len(rows) < len(self._zero):
+            self._add_some(features * weights, rows)
+        elif self._total is None:
+            self._total = features * weights
+        elif torch.is_grad_enabled():
+            self._total = torch.addcmul(self._total, features, weights)
+        else:
+            self._total.addcmul_(features, weights)
 
     def _features(self, members: Sequence[ProjectedFusion], index: int, view: LayerView) -> Tensor:
         """`[batch, tokens, members, dim]`: the normalised projections of one layer."""
@@ -111,14 +110,10 @@ class ProjectedStream(Stream):
         projected = F.linear(view.gelu.to(dtype), weight).unflatten(-1, (len(members), self._settings.dim))
         return self._drop(F.layer_norm(projected, (self._settings.dim,)), members)
 
-    def _weigh(self, part: Tensor, index: int) -> Tensor:
-        weights = self._weights[:, index].unsqueeze(-1)
-        return part * weights if torch.is_grad_enabled() else part.mul_(weights)
-
-    def _accumulate(self, total: Tensor, part: Tensor, rows: list[int]) -> Tensor:
-        if len(rows) < len(self._zero):
-            return total.index_add(2, torch.tensor(rows, device=total.device), part)
-        return total + part if torch.is_grad_enabled() else total.add_(part)
+    def _add_some(self, part: Tensor, rows: list[int]) -> None:
+        if self._total is None:
+            self._total = part.new_zeros(*part.shape[:2], len(self._zero), self._settings.dim)
+        self._total = self._total.index_add(2, torch.tensor(rows, device=part.device), part)
 
     def _drop(self, part: Tensor, members: Sequence[Fusion]) -> Tensor:
         """Dropout with every member's own random numbers."""
@@ -142,7 +137,7 @@ class ProjectedStream(Stream):
         if self._settings.positions:
             places = sinusoids(mask, self._settings.dim).to(total.dtype)
             total = self._drop(total + places.unsqueeze(2), self._members)
-        return list(total.unbind(2))
+        return list(total.movedim(2, 0).contiguous().unbind(0))  # one copy here saves each head its own
 
 
 def sinusoids(mask: Bool[Tensor, "batch tokens"], dim: int) -> Float[Tensor, "batch tokens dim"]:

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from lamina.checks import check_range
 from lamina.errors import ConfigError, UnknownNameError
-from lamina.heads.base import Head, HeadConfig, check_heads, checked_weights, cross_entropy, label_names
+from lamina.heads.attention import SelfAttention
+from lamina.heads.base import Head, HeadConfig, checked_weights, cross_entropy, label_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,8 +62,6 @@ class SequenceClassification(HeadConfig):
 
     def build(self, dim: int) -> SequenceClassificationHead:
         """Make the module for features of size `dim`."""
-        if self.pooling == "attention":
-            check_heads(self.kind, dim, self.attention_heads)
         return SequenceClassificationHead(self, dim)
 
 
@@ -74,7 +73,7 @@ class SequenceClassificationHead(Head):
         super().__init__()
         self.config = config
         if config.pooling == "attention":
-            self.attention = nn.MultiheadAttention(dim, config.attention_heads, batch_first=True)
+            self.attention = SelfAttention(config.kind, dim, config.attention_heads)
         self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(dim, len(config.labels))
         weights = None if config.class_weights is None else torch.tensor(config.class_weights)
@@ -88,8 +87,7 @@ class SequenceClassificationHead(Head):
             first = mask.int().argmax(1)
             return self.output(self.dropout(features[torch.arange(len(features), device=first.device), first]))
         if self.config.pooling == "attention":
-            mixed, _ = self.attention(features, features, features, key_padding_mask=~mask, need_weights=False)
-            features = F.gelu(mixed)
+            features = F.gelu(self.attention(features, mask))
         share = mask.unsqueeze(-1).to(features.dtype)
         pooled = (self.dropout(features) * share).sum(1) / share.sum(1)
         return self.output(pooled)

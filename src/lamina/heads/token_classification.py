@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lamina.checks import check_range
-from lamina.heads.base import Head, HeadConfig, check_heads, checked_weights, cross_entropy, label_names
+from lamina.heads.attention import EncoderLayer
+from lamina.heads.base import Head, HeadConfig, checked_weights, cross_entropy, label_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,8 +53,6 @@ class TokenClassification(HeadConfig):
 
     def build(self, dim: int) -> TokenClassificationHead:
         """Make the module for features of size `dim`."""
-        if self.encoder_layers:
-            check_heads(self.kind, dim, self.attention_heads)
         return TokenClassificationHead(self, dim)
 
 
@@ -64,15 +63,7 @@ class TokenClassificationHead(Head):
     def __init__(self, config: TokenClassification, dim: int) -> None:
         super().__init__()
         self.encoder = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                dim,
-                config.attention_heads,
-                config.feedforward,
-                dropout=config.dropout,
-                activation="gelu",
-                batch_first=True,
-                norm_first=True,
-            )
+            EncoderLayer(config.kind, dim, config.attention_heads, config.feedforward, config.dropout)
             for _ in range(config.encoder_layers)
         )
         self.dropout = nn.Dropout(config.dropout)
@@ -85,7 +76,7 @@ class TokenClassificationHead(Head):
     ) -> Float[Tensor, "batch tokens classes"]:
         """Logits of each token; those of padding mean nothing."""
         for layer in self.encoder:
-            features = layer(features, src_key_padding_mask=~mask)
+            features = layer(features, mask)
         return self.output(self.dropout(features))
 
     def loss(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".html")
 MOST_BARS = 4  # readers; more are drawn as a heat map
+FEW_LAYERS = 9  # up to so many, the readers' bars stand side by side
 PIXELS = 2  # PNG pixels for each unit of the drawing, so that it stays sharp on fine screens
 INK, QUIET, RULE = "#1f2933", "#616e7c", "#e4e7eb"
 HEAT = ("#f4f8fc", "#a9cbe6", "#4c8fc7", "#0b4a8f")
@@ -117,8 +118,9 @@ def _importance_bars(altair: ModuleType, rows: Rows, readers: list[Any]) -> Any:
     colour = altair.Color("reader:N", sort=readers, scale=altair.Scale(range=list(COLOURS)), legend=None)
     bars = base.mark_bar().encode(x=_layer_axis(altair), y=share, color=colour, tooltip=tooltip)
     header = altair.Header(title=None, labelFontSize=13, labelFontWeight="bold", labelAnchor="start", labelColor=INK)
-    return bars.properties(width=max(220, 26 * layers), height=110).facet(
-        facet=altair.Facet("reader:N", sort=readers, header=header), columns=1, spacing=18
+    beside = layers <= FEW_LAYERS
+    return bars.properties(width=max(180 if beside else 220, 26 * layers), height=110).facet(
+        facet=altair.Facet("reader:N", sort=readers, header=header), columns=len(readers) if beside else 1, spacing=18
     )
 
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from lamina.errors import ConfigError
 from lamina.train.inference import score
 from lamina.train.state import ReaderState, Schedules
 
@@ -183,15 +184,32 @@ class BankTrainer(Trainer):
         for name, state in self.states.items():
             state.step = self.bank[name].step
         progress = {
+            "run": self._run(),
             "states": {name: state.to_json() for name, state in self.states.items()},
             "history": self.history,
             "importances": self.importances,
         }
         (folder / PROGRESS).write_text(json.dumps(progress))
 
+    def _run(self) -> dict[str, Any]:
+        """What must be the same for a checkpoint to fit."""
+        plan = self.plan
+        texts = [len(group.encoded.features) for group in plan.groups]
+        return {"epochs": dict(plan.epochs), "batch_size": plan.batch_size, "seed": plan.seed, "windows": texts}
+
     def restore(self, checkpoint: Path) -> None:
-        """Take up the readers' progress from a checkpoint; the trainer itself restores weights and optimiser."""
+        """Take up the readers' progress from a checkpoint; the trainer itself restores weights and optimiser.
+
+        Raises:
+            ConfigError: If the checkpoint is of a run with other readers, epochs, batch size, seed or texts.
+        """
         progress = json.loads((checkpoint / PROGRESS).read_text())
+        for name, now in self._run().items():
+            if (before := progress["run"][name]) != now:
+                raise ConfigError(
+                    f"fit: the checkpoint in {checkpoint} was made with {name} {before}, this run has {now}; a run "
+                    "resumes as it began. Use the same settings, or train without resume."
+                )
         self.history, self.importances = progress["history"], progress["importances"]
         best = load_file(checkpoint / BEST)
         for name, fields in progress["states"].items():

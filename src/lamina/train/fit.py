@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import tempfile
 import time
 from contextlib import contextmanager
@@ -108,8 +109,11 @@ def fit(bank: ReaderBank, tasks: Mapping[str, Task], *, output: str | Path | Non
 
 
 def _train(trainer: BankTrainer, checkpoints: Path, *, resume: bool) -> None:
-    from lamina.train.engine import newest_checkpoint
+    from lamina.train.engine import COMPLETE, newest_checkpoint
 
+    for folder in checkpoints.glob("checkpoint-*"):  # of another run, or not written to its end
+        if not (resume and (folder / COMPLETE).is_file()):
+            shutil.rmtree(folder)
     newest = newest_checkpoint(checkpoints) if resume else None
     if newest is not None:
         trainer.restore(newest)
@@ -118,6 +122,8 @@ def _train(trainer: BankTrainer, checkpoints: Path, *, resume: bool) -> None:
         trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     finally:
         trainer.bank.train(was_training)
+        for name in ("forward", "_original_forward"):  # accelerate's mixed precision, which would outlive the run
+            trainer.bank.__dict__.pop(name, None)
 
 
 def _keep_best(trainer: BankTrainer, max_length: int) -> None:

@@ -15,6 +15,12 @@ CHOICES = {
     "precision": ("float32", "bfloat16", "float16"),
 }
 
+WHOLE = (
+    *("epochs", "batch_size", "plateau_patience", "patience", "seed"),
+    *("max_length", "stride", "eval_batch_size", "save_steps"),
+)
+NUMBERS = ("learning_rate", "weight_decay", "warmup", "plateau_factor", "min_learning_rate", "clip")
+
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
@@ -71,6 +77,7 @@ class FitOptions:
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise UnknownNameError(op="fit", got=getattr(self, name), known=known, what=name)
+        self._check_numbers()
         rates = self.learning_rate.values() if isinstance(self.learning_rate, Mapping) else [self.learning_rate]
         rounds = self.epochs.values() if isinstance(self.epochs, Mapping) else [self.epochs]
         checks = [
@@ -82,11 +89,22 @@ class FitOptions:
             ("plateau_patience", self.plateau_patience >= 0, "0 or more"),
             ("clip", self.clip >= 0, "0 (none) or more"),
             ("patience", self.patience is None or self.patience >= 1, "at least 1, or None"),
+            ("min_learning_rate", self.min_learning_rate >= 0, "0 or more"),
+            ("eval_batch_size", self.eval_batch_size is None or self.eval_batch_size >= 1, "at least 1, or None"),
             ("save_steps", self.save_steps is None or self.save_steps >= 1, "at least 1, or None"),
         ]
         for name, holds, rule in checks:
             if not holds:
                 raise ConfigError(f"fit: {name} is {getattr(self, name)}; it must be {rule}. Change it.")
+
+    def _check_numbers(self) -> None:
+        """Raise ConfigError where a number is none, as `1e-3` in YAML is a text."""
+        for names, kind, what in ((WHOLE, int, "a whole number"), (NUMBERS, int | float, "a number, such as 0.001")):
+            for name in names:
+                value = getattr(self, name)
+                for one in value.values() if isinstance(value, Mapping) else [value]:
+                    if one is not None and (isinstance(one, bool) or not isinstance(one, kind)):
+                        raise ConfigError(f"fit: {name} is {one!r}; it must be {what}. Change it.")
 
     @classmethod
     def of(cls, given: Mapping[str, object]) -> FitOptions:

@@ -23,11 +23,11 @@ def test_pooling_by_attention_is_the_papers():
     expected = []
     for row in range(2):
         real = features[row, MASK[row]]
-        q, k, v = (F.linear(real, head.attention.in_proj_weight, head.attention.in_proj_bias)).chunk(3, -1)
+        q, k, v = (F.linear(real, head.attention.weight, head.attention.bias)).chunk(3, -1)
         mixed = []
         for at in (slice(0, 4), slice(4, 8)):
             mixed.append(torch.softmax(q[:, at] @ k[:, at].T / 2, -1) @ v[:, at])
-        out = F.linear(torch.cat(mixed, -1), head.attention.out_proj.weight, head.attention.out_proj.bias)
+        out = F.linear(torch.cat(mixed, -1), head.attention.output.weight, head.attention.output.bias)
         expected.append(F.linear(F.gelu(out).mean(0), head.output.weight, head.output.bias))
     with torch.no_grad():
         torch.testing.assert_close(head(features, MASK), torch.stack(expected), rtol=0, atol=1e-6)

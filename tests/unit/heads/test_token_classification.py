@@ -15,9 +15,8 @@ def test_the_encoder_is_pre_norm_with_gelu():
     layer = head.encoder[0]
     features, mask = torch.randn(2, 4, 8), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], dtype=torch.bool)
     with torch.no_grad():
-        normed = layer.norm1(features)
-        x = features + layer.self_attn(normed, normed, normed, key_padding_mask=~mask, need_weights=False)[0]
-        x = x + layer.linear2(F.gelu(layer.linear1(layer.norm2(x))))
+        x = features + layer.attention(layer.attention_norm(features), mask)
+        x = x + layer.outer(F.gelu(layer.inner(layer.feedforward_norm(x))))
         expected = head.output(x)
         got = head(features, mask)
     torch.testing.assert_close(got[mask], expected[mask], rtol=0, atol=1e-6)

@@ -1,0 +1,118 @@
+"""Errors: their tree, their fields, and their way to another process."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from lamina import errors
+from lamina.errors import (
+    BaseMismatchError,
+    ConfigError,
+    DataError,
+    LaminaError,
+    LayerIndexError,
+    MissingExtraError,
+    ModelNotFoundError,
+    StoreError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
+
+EVERY: list[tuple[LaminaError, type[Exception], dict[str, object], str]] = [
+    (ConfigError("a: b; c. D."), ValueError, {}, "a: b; c. D."),
+    (
+        UnknownNameError(op="fit", got="epoch", known=["epochs", "seed"], what="option"),
+        LookupError,
+        {"op": "fit", "got": "epoch", "known": ("epochs", "seed")},
+        "fit: unknown option 'epoch'; known: epochs, seed. Did you mean 'epochs'?",
+    ),
+    (
+        LayerIndexError(op="tap", got=9, layers=4),
+        IndexError,
+        {"op": "tap", "got": 9, "layers": 4},
+        "tap: layer 9 does not exist; the model has 4 layers, embeddings included. Use 0..3, or -1 for the last.",
+    ),
+    (
+        UnsupportedModelError(op="tap", model_type="led", reason="it un-pads", hint="Use another."),
+        TypeError,
+        {"op": "tap", "model_type": "led", "reason": "it un-pads"},
+        "tap: the family 'led' cannot be read; it un-pads. Use another.",
+    ),
+    (
+        ModelNotFoundError(op="load", got="x", reason="no such folder"),
+        OSError,
+        {"op": "load", "got": "x", "reason": "no such folder"},
+        "load: no model 'x'; no such folder. Give a local folder with config.json, or a hub id while the hub can be "
+        "reached.",
+    ),
+    (
+        DataError("a: b; c. D.", path="p", row=3, column="label"),
+        ValueError,
+        {"path": "p", "row": 3, "column": "label"},
+        "a: b; c. D.",
+    ),
+    (StoreError("a: b; c. D."), OSError, {}, "a: b; c. D."),
+    (
+        BaseMismatchError(op="load", differs={"width": (3, 4)}),
+        StoreError,
+        {"op": "load", "differs": {"width": (3, 4)}},
+        "load: these readers were trained on another base: width was 3, here 4. "
+        "Load the base that the manifest names, or train the readers again on this one.",
+    ),
+    (
+        MissingExtraError(op="demo", package="altair", extra="demo"),
+        ImportError,
+        {"op": "demo", "package": "altair", "extra": "demo"},
+        "demo: needs the package 'altair', which is not installed. Run: pip install 'lamina[demo]'",
+    ),
+]
+
+
+def ident(value: object) -> str | None:
+    return type(value).__name__ if isinstance(value, LaminaError) else None
+
+
+def test_every_error_is_looked_at():
+    found = {one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, LaminaError)}
+    assert found - {LaminaError} == {type(error) for error, *_ in EVERY}
+
+
+@pytest.mark.parametrize(("error", "builtin", "fields", "message"), EVERY, ids=ident)
+def test_what_an_error_is_and_says(
+    error: LaminaError, builtin: type[Exception], fields: dict[str, object], message: str
+):
+    assert isinstance(error, LaminaError)
+    assert isinstance(error, builtin)
+    assert str(error) == message
+    assert {key: getattr(error, key) for key in fields} == fields
+
+
+@pytest.mark.parametrize(("error", "builtin", "fields", "message"), EVERY, ids=ident)
+def test_errors_pass_between_processes(
+    error: LaminaError, builtin: type[Exception], fields: dict[str, object], message: str
+):
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is type(error)
+    assert str(back) == message
+    assert {key: getattr(back, key) for key in fields} == fields
+
+
+def test_the_tree_is_the_one_in_the_docstring():
+    assert errors.__doc__ is not None
+    assert all(type(error).__name__ in errors.__doc__ for error, *_ in EVERY)
+
+
+def test_a_name_like_no_other_gets_no_suggestion():
+    assert str(UnknownNameError(op="x", got="zzz", known=["mean"])) == (
+        "x: unknown name 'zzz'; known: mean. Use one of these."
+    )
+    assert "known: none." in str(UnknownNameError(op="x", got="zzz", known=[]))
+
+
+def test_the_extra_of_a_failed_import():
+    error = MissingExtraError.of(ImportError("no", name="vl_convert"), op="figures", extra="report")
+    assert error.package == "vl_convert"
+    assert "pip install 'lamina[report]'" in str(error)
+    assert MissingExtraError.of(ImportError("no"), op="figures", extra="report").package == "?"

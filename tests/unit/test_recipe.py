@@ -1,0 +1,165 @@
+"""Recipes: what is not understood is an error that says where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamina.errors import ConfigError, DataError, LaminaError, UnknownNameError
+from lamina.fusion import FUSIONS
+from lamina.fusion.ada_layers import AdaLayers
+from lamina.heads import HEADS
+from lamina.recipe import build, load_recipe, slug
+
+ROOT = Path(__file__).parents[2]
+GOOD = """
+model: minilm
+seeds: [0, 1]
+fit: {epochs: 3}
+tasks:
+  cola:
+    preset: cola
+    epochs: 2
+    readers:
+      Ada: {fusion: {name: ada_layers, dim: 32}, head: {pooling: mean}, learning_rate: 1.0e-3}
+      plain: {fusion: mean}
+  mine:
+    files: {train: a.tsv, validation: b.tsv}
+    readers:
+      last: {fusion: last_layer, stack: encoder}
+"""
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Any:
+    def write(text: str) -> Any:
+        (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
+        return load_recipe(tmp_path / "recipe.yaml")
+
+    return write
+
+
+def test_a_recipe(load: Any):
+    recipe = load(GOOD)
+    assert (recipe.model, recipe.seeds, recipe.fit) == ("minilm", [0, 1], {"epochs": 3})
+    cola, mine = recipe.tasks["cola"], recipe.tasks["mine"]
+    assert (cola.preset, cola.files, cola.epochs) == ("cola", None, 2)
+    assert cola.readers["Ada"].fusion == {"name": "ada_layers", "dim": 32}
+    assert cola.readers["Ada"].learning_rate == 0.001
+    assert cola.readers["plain"].fusion == {"name": "mean"}
+    assert cola.readers["plain"].head == {}
+    assert mine.files == {"train": "a.tsv", "validation": "b.tsv"}
+    assert mine.readers["last"].stack == "encoder"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda path: path.stem)
+def test_the_recipes_that_come_along_are_understood(path: Path):
+    recipe = load_recipe(path)
+    for task in recipe.tasks.values():
+        for reader in task.readers.values():
+            FUSIONS.from_dict(reader.fusion)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        (
+            "model:",
+            "modle:",
+            r"recipe .*recipe\.yaml, top level: unknown key 'modle'; known: model, .*Did you mean 'model'",
+        ),
+        (
+            "    readers:\n      Ada",
+            "    reader:\n      Ada",
+            r"tasks\.cola: unknown key 'reader';.*Did you mean 'readers'",
+        ),
+        ("seeds:", "seed:", r"top level: unknown key 'seed';.*Did you mean 'seeds'"),
+        ("    epochs: 2", "    epoch: 2", r"tasks\.cola: unknown key 'epoch';.*Did you mean 'epochs'"),
+        ("preset: cola", "preset: cola\n    lable: x", r"tasks\.cola: unknown key 'lable';.*Did you mean 'label'"),
+        ("{fusion: mean}", "{fusion: mean, haed: {}}", r"tasks\.cola\.readers\.plain: unknown key 'haed';.*'head'"),
+    ],
+)
+def test_a_misspelt_key_is_named_with_its_place(load: Any, right: str, wrong: str, message: str):
+    assert right in GOOD
+    with pytest.raises(UnknownNameError, match=message):
+        load(GOOD.replace(right, wrong))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("model: minilm", "", r"recipe\.yaml, (top level|model): field required"),
+        ("seeds: [0, 1]", "seeds: []", r"seeds: list should have at least 1 item"),
+        ("seeds: [0, 1]", "seeds: [x]", r"seeds\.0: input should be a valid integer"),
+        ("    preset: cola\n", "", r"tasks\.cola: .*give either 'preset' or 'files'"),
+        ("    preset: cola\n", "    preset: cola\n    files: {train: a}\n", r"give either 'preset' or 'files'"),
+        (
+            "learning_rate: 1.0e-3",
+            "learning_rate: fast",
+            r"readers\.Ada\.learning_rate: input should be a valid number",
+        ),
+        ("{fusion: mean}", "{head: {}}", r"readers\.plain\.fusion: field required"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named_with_its_place(load: Any, right: str, wrong: str, message: str):
+    assert right in GOOD
+    with pytest.raises(ConfigError, match=message):
+        load(GOOD.replace(right, wrong))
+
+
+def test_a_misspelt_fusion_or_head_is_named_with_its_place(load: Any):
+    reader = load(GOOD).tasks["cola"].readers["Ada"]
+    assert build(FUSIONS, reader.fusion, "here") == AdaLayers(dim=32)
+    with pytest.raises(UnknownNameError, match=r"fusion: unknown name 'ada_layer'.*Did you mean 'ada_layers'"):
+        build(FUSIONS, {"name": "ada_layer"}, "here")
+    with pytest.raises(UnknownNameError, match=r"fusion 'ada_layers': unknown key 'alfa'.*Did you mean 'alpha'"):
+        build(FUSIONS, {"name": "ada_layers", "alfa": 1}, "here")
+    with pytest.raises(UnknownNameError, match=r"head 'token_classification': unknown key 'droput'.*'dropout'"):
+        build(HEADS, {"name": "token_classification", "labels": ["a"], "droput": 0.1}, "here")
+
+
+def test_lists_become_tuples():
+    assert build(FUSIONS, {"name": "mean", "layers": [1, 2]}, "here").layers == (1, 2)
+
+
+def test_a_value_of_the_wrong_type_is_named_with_its_place():
+    with pytest.raises(ConfigError, match=r"recipe, tasks\.a\.fusion: .*Correct the value there"):
+        build(FUSIONS, {"name": "ada_layers", "entropy": "1e-3"}, "tasks.a.fusion")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "is not YAML; .*Correct it there"),
+        ("- a", "holds no keys; it needs 'model' and 'tasks'"),
+        ("", "holds no keys"),
+        ("just words", "holds no keys"),
+    ],
+)
+def test_what_is_no_recipe(load: Any, text: str, message: str):
+    with pytest.raises(DataError, match=message):
+        load(text)
+
+
+def test_a_file_that_is_not_there_or_not_text(tmp_path: Path):
+    with pytest.raises(DataError, match=r"recipe: .*none\.yaml cannot be read \(No such file or directory\)"):
+        load_recipe(tmp_path / "none.yaml")
+    with pytest.raises(DataError, match="cannot be read"):
+        load_recipe(tmp_path)
+    (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00model")
+    with pytest.raises(DataError, match="is not YAML"):
+        load_recipe(tmp_path / "x.yaml")
+
+
+def test_no_code_is_run_from_a_recipe(load: Any):
+    with pytest.raises(LaminaError, match="is not YAML"):
+        load("model: !!python/object/apply:os.getcwd []")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("last layer + linear", "last-layer-linear"), ("AdaLayers", "AdaLayers"), (" é! a ", "a")]
+)
+def test_slugs(name: str, expected: str):
+    assert slug(name) == expected

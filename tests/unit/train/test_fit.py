@@ -1,0 +1,375 @@
+"""What `fit` does with its tasks, options and folder."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.train.made import (
+    LENGTH,
+    length_of_text,
+    names,
+    reader,
+    same,
+    several,
+    tiny_bank,
+    tiny_model,
+    train,
+    weights,
+    yes_no,
+)
+
+from lamina.bank import Reader, ReaderBank
+from lamina.data.task import Task
+from lamina.errors import ConfigError, UnknownNameError
+from lamina.fusion.mean import Mean
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.train import evaluate
+from lamina.train.engine import BankTrainer, newest_checkpoint
+from lamina.train.state import Schedules
+
+TASK = yes_no(train=12, validation=8)
+
+
+def bank_for(**tasks: Task) -> ReaderBank:
+    return tiny_bank({name: reader(task, seed=at) for at, (name, task) in enumerate(tasks.items())})
+
+
+class Passes:
+    """How many rows each forward of the model had, while training and while scoring."""
+
+    def __init__(self, bank: ReaderBank) -> None:
+        self.training: list[int] = []
+        self.scoring: list[int] = []
+        bank.model.register_forward_pre_hook(
+            lambda _m, _a, kwargs: (self.training if bank.training else self.scoring).append(len(kwargs["input_ids"])),
+            with_kwargs=True,
+        )
+
+
+# Passes
+
+
+def test_tasks_over_the_same_texts_share_every_pass():
+    tasks = {"a": TASK, "b": length_of_text(train=12, validation=8), "c": several(train=12, validation=8)}
+    bank = bank_for(**tasks)
+    bank(input_ids=torch.tensor([[2, 3]]))  # finds the layers
+    passes = Passes(bank)
+    assert train(bank, tasks, epochs=2).steps == 6
+    assert passes.training == [4] * 6
+    assert passes.scoring == [8] * 2
+
+
+def test_tasks_over_other_texts_take_turns():
+    tasks = {"a": TASK, "b": yes_no(train=8, validation=8, seed=3)}
+    bank = bank_for(**tasks)
+    passes = Passes(bank)
+    seen = []
+    compute = BankTrainer.compute_loss
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            BankTrainer,
+            "compute_loss",
+            lambda self, m, i, *a, **k: seen.append(i["readers"]) or compute(self, m, i, *a, **k),
+        )
+        assert train(bank, tasks).steps == 5
+    assert seen == [["a"], ["b"], ["a"], ["b"], ["a"]]
+    assert passes.training[-5:] == [4] * 5
+
+
+def test_each_reader_learns_at_its_own_rate_for_its_own_epochs():
+    bank = bank_for(a=TASK, b=TASK)
+    steps: dict[str, list[float]] = {"a": [], "b": []}
+    step = Schedules.step
+
+    def spy(self: Schedules) -> None:
+        for group in self._optimizer.param_groups:
+            if group["reader"] in self.active and group["lr"] not in steps[group["reader"]][-1:]:
+                steps[group["reader"]].append(group["lr"])
+        step(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Schedules, "step", spy)
+        options = {"epochs": {"a": 1, "b": 2}, "learning_rate": {"a": 0.3, "b": 0.06}}
+        result = train(bank, {"a": TASK, "b": TASK}, **options)
+    assert steps["a"] == pytest.approx([0.3, 0.2, 0.1])
+    assert steps["b"] == pytest.approx([0.06, 0.05, 0.04, 0.03, 0.02, 0.01])
+    assert [(row["reader"], row["epoch"]) for row in result.history] == [("a", 1), ("b", 1), ("b", 2)]
+
+
+def test_the_rate_that_is_set_is_the_step_that_is_taken():
+    """With Adam, the first step moves every weight whose gradient is not tiny by the learning rate."""
+    task = yes_no(train=4, validation=4)
+    bank = bank_for(a=task)
+    before = weights(bank, "a")
+    train(bank, {"a": task}, learning_rate=0.004, schedule="constant", clip=0.0)
+    moved = (weights(bank, "a")["head.output.bias"] - before["head.output.bias"]).abs()
+    assert moved.tolist() == pytest.approx([0.004, 0.004], rel=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam"])
+def test_only_matrices_decay(optimizer: str):
+    bank = bank_for(a=TASK)
+    groups: list[dict[str, Any]] = []
+    create = BankTrainer.create_optimizer
+
+    def spy(self: BankTrainer, model: Any = None) -> Any:
+        made = create(self, model)
+        groups[:] = made.param_groups
+        assert type(made).__name__.lower() == optimizer
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BankTrainer, "create_optimizer", spy)
+        train(bank, {"a": TASK}, weight_decay=0.3, optimizer=optimizer)
+    decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    found = {key: decay[id(value)] for key, value in bank["a"].named_parameters()}
+    assert found["fusion.scores"] == 0
+    assert found["fusion.projection"] == found["head.output.weight"] == 0.3
+    assert {key for key, value in found.items() if value == 0} == {
+        "fusion.scores",
+        "head.attention.bias",
+        "head.attention.output.bias",
+        "head.output.bias",
+    }
+
+
+def test_the_gradient_of_each_reader_is_clipped_to_the_norm_asked_for():
+    bank = bank_for(a=TASK, b=TASK)
+    norms: list[list[float]] = []
+    clip = BankTrainer._clip_grad_norm
+
+    def spy(self: BankTrainer, model: Any) -> Any:
+        largest = clip(self, model)
+        norms.append([torch.cat([p.grad.flatten() for p in bank[n].parameters()]).norm().item() for n in bank])
+        return largest
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BankTrainer, "_clip_grad_norm", spy)
+        train(bank, {"a": TASK, "b": TASK}, clip=0.01)
+        assert norms[0] == pytest.approx([0.01, 0.01], rel=1e-3)
+        del norms[:]
+        train(bank, {"a": TASK, "b": TASK}, clip=0.0)
+        assert norms == []
+
+
+# Every kind of task
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "least"),
+    [
+        (yes_no(train=80), "accuracy", 0.7),
+        (length_of_text(train=80), "pearson", 0.5),
+        (several(train=80), "f1", 0.6),
+        (names(train=80), "span_f1", 0.6),
+    ],
+    ids=["classification", "regression", "multi_label", "tokens"],
+)
+def test_every_kind_of_task_is_learned(task: Task, metric: str, least: float):
+    bank = tiny_bank({"r": reader(task, layers="all", dim=16)})
+    before = evaluate(bank, {"r": task})["r"][metric]
+    result = train(bank, {"r": task}, epochs=12, batch_size=8, learning_rate=0.03)
+    assert result.best["r"][metric] >= max(least, before + 0.1)
+    assert evaluate(bank, {"r": task})["r"] == pytest.approx(
+        {key: value for key, value in result.best["r"].items() if key != "epoch"}, abs=1e-5
+    )
+
+
+def test_words_of_texts_longer_than_the_model_are_all_scored_and_learned():
+    task = names(train=12, validation=6, low=50, high=70)
+    bank = tiny_bank({"r": reader(task, layers="all", dim=16)})
+    result = train(bank, {"r": task}, epochs=10, batch_size=8, learning_rate=0.03, max_length=20)
+    assert result.truncated == {"r": 0}
+    assert result.steps > 10 * 2  # more windows than texts
+    assert result.best["r"]["span_f1"] > 0.3
+    assert bank["r"].info["max_length"] == 20
+    found = evaluate(bank, {"r": task})["r"]
+    assert found == pytest.approx({key: result.best["r"][key] for key in found}, abs=1e-6)
+
+
+def test_texts_that_lose_their_end_are_counted():
+    task = yes_no(train=12, validation=8)
+    result = train(bank_for(r=task), {"r": task}, max_length=6)
+    assert result.truncated == {"r": sum(len(text.split()) > 4 for text in task.split("train").texts)}
+    assert 0 < result.truncated["r"] < 12
+
+
+@pytest.mark.parametrize("task", [yes_no(train=16), names(train=16)], ids=["text", "tokens"])
+def test_bfloat16(task: Task):
+    bank = bank_for(r=task)
+    seen: set[tuple[bool, bool]] = set()
+    bank.model.register_forward_pre_hook(lambda *_: seen.add((bank.training, torch.is_autocast_enabled("cpu"))))
+    train(bank, {"r": task}, precision="bfloat16", epochs=2)
+    assert (True, True) in seen
+    assert (True, False) not in seen
+    assert all(value.dtype == torch.float32 and bool(value.isfinite().all()) for value in weights(bank).values())
+    seen.clear()
+    evaluate(bank, {"r": task})
+    assert seen == {(False, False)}  # it was the run's, and is not the bank's
+
+
+def test_a_regulariser_with_a_cutoff_keeps_numbers():
+    """Layers that the cutoff removes have no logarithm."""
+    bank = tiny_bank({"r": reader(TASK, alpha=64.0, cutoff=0.3, entropy=1.0)})
+    train(bank, {"r": TASK}, epochs=3, learning_rate=0.02)
+    shares = bank["r"].importance()
+    assert 0 in shares.values()
+    assert sum(shares.values()) == pytest.approx(1)
+    assert all(bool(value.isfinite().all()) for value in weights(bank).values())
+
+
+# What is left
+
+
+def test_the_bank_ends_at_each_readers_best_epoch():
+    bank = bank_for(a=TASK, b=TASK)
+    after: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
+    record = BankTrainer._record
+    chosen = {"a": [0.5, 0.9, 0.1], "b": [0.7, 0.1, 0.7]}
+
+    def spy(self: BankTrainer, name: str, epoch: int, scores: dict[str, float]) -> None:
+        after[name, epoch + 1] = weights(self.bank, name)
+        record(self, name, epoch, {**scores, "accuracy": chosen[name][epoch]})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BankTrainer, "_record", spy)
+        result = train(bank, {"a": TASK, "b": TASK}, epochs=3)
+    assert {name: best["epoch"] for name, best in result.best.items()} == {"a": 2, "b": 1}
+    assert result.best["a"]["accuracy"] == 0.9
+    assert same(weights(bank, "a"), after["a", 2])
+    assert same(weights(bank, "b"), after["b", 1])
+    assert not same(after["a", 2], after["a", 3])
+
+
+def test_scores_are_those_of_evaluate():
+    tasks = {"a": yes_no(), "b": names(), "c": several(seed=4)}
+    bank = bank_for(**tasks)
+    result = train(bank, tasks, epochs=3)
+    for name, scores in evaluate(bank, tasks).items():
+        assert {**scores, "epoch": result.best[name]["epoch"]} == result.best[name]
+
+
+def test_what_is_reported():
+    bank = bank_for(a=TASK)
+    result = train(bank, {"a": TASK}, epochs=2)
+    assert [set(row) for row in result.history] == [{"reader", "epoch", "accuracy", "f1", "mcc"}] * 2
+    assert [(row["epoch"], row["layer"]) for row in result.importances] == [(e, x) for e in (1, 2) for x in (1, 2, 3)]
+    assert sum(row["importance"] for row in result.importances) == pytest.approx(2)
+    assert (result.steps, result.folder) == (6, None)
+    assert result.seconds > 0
+    info = bank["a"].info
+    assert (info["task"], info["metric"], info["rows"], info["max_length"]) == (TASK.name, "accuracy", 12, LENGTH)
+    assert info["epoch"] == result.best["a"]["epoch"]
+    assert info["scores"]["accuracy"] == result.best["a"]["accuracy"]
+    assert info["pair"] is False
+
+
+def test_readers_without_a_task_are_left_alone():
+    bank = bank_for(a=TASK, b=TASK)
+    before = weights(bank, "b")
+    result = train(bank, {"a": TASK}, weight_decay=0.5)
+    assert same(weights(bank, "b"), before)
+    assert set(result.best) == {"a"}
+    assert bank["b"].info == {}
+
+
+def test_random_numbers_of_the_caller_are_left_alone():
+    before = torch.get_rng_state(), np.random.get_state()[1].tobytes()
+    train(bank_for(a=TASK), {"a": TASK})
+    after = torch.get_rng_state(), np.random.get_state()[1].tobytes()
+    assert torch.equal(before[0], after[0])
+    assert before[1] == after[1]
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_gives_others():
+    def run(**options: Any) -> dict[str, torch.Tensor]:
+        torch.manual_seed(random.randrange(10**6))
+        bank = tiny_bank({"r": reader(TASK, dropout=0.3)})
+        train(bank, {"r": TASK}, **options)
+        return weights(bank)
+
+    assert same(run(), run())
+    assert not same(run(), run(seed=1))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_mode_of_the_bank_is_given_back(training: bool):
+    bank = bank_for(a=TASK).train(training)
+    train(bank, {"a": TASK})
+    assert bank.training is training
+
+
+def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    train(bank_for(a=TASK), {"a": TASK}, save_steps=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_gets_the_bank_its_history_and_checkpoints(tmp_path: Path):
+    bank = bank_for(a=TASK)
+    result = train(bank, {"a": TASK}, output=tmp_path / "out", epochs=3)
+    assert result.folder == tmp_path / "out"
+    facts = json.loads((tmp_path / "out" / "history.json").read_text())
+    assert facts == {"best": result.best, "history": result.history, "importances": result.importances}
+    back = ReaderBank.from_pretrained(tmp_path / "out", tiny_model(), bank.processor)
+    assert same(weights(back), weights(bank))
+    newest = newest_checkpoint(tmp_path / "out" / "checkpoints")
+    assert newest is not None
+    assert newest.name == "checkpoint-9"
+    assert len(list(newest.parent.iterdir())) == 2
+
+
+def test_progress_is_shown(capsys: pytest.CaptureFixture[str]):
+    train(bank_for(a=TASK), {"a": TASK}, progress=True)
+    shown = "".join(capsys.readouterr())
+    assert "epoch 1: a 0." in shown
+    train(bank_for(a=TASK), {"a": TASK})
+    assert "".join(capsys.readouterr()) == ""
+
+
+def test_events_for_tensorboard(tmp_path: Path):
+    pytest.importorskip("tensorboard")
+    train(bank_for(a=TASK), {"a": TASK}, output=tmp_path, tensorboard=True)
+    assert list(tmp_path.rglob("events.out.tfevents.*"))
+
+
+# Errors
+
+
+def test_options_and_readers_there_are_not():
+    bank = bank_for(mood=TASK)
+    with pytest.raises(UnknownNameError, match=r"fit: unknown option 'epoch'; .*Did you mean 'epochs'"):
+        train(bank, {"mood": TASK}, epoch=3)
+    with pytest.raises(UnknownNameError, match=r"tasks: unknown reader 'mod'; known: mood\. Did you mean 'mood'"):
+        train(bank, {"mod": TASK})
+    with pytest.raises(UnknownNameError, match="fit: epochs: unknown reader 'mod'"):
+        train(bank, {"mood": TASK}, epochs={"mood": 1, "mod": 1})
+    with pytest.raises(ConfigError, match="fit: learning_rate has no value for reader 'mood'"):
+        train(bank, {"mood": TASK}, learning_rate={})
+    with pytest.raises(ConfigError, match="tasks: none was given"):
+        train(bank, {})
+
+
+def test_options_that_cannot_be():
+    bank = bank_for(mood=TASK)
+    with pytest.raises(ConfigError, match="fit: resume is set but no output folder; checkpoints are kept in one"):
+        train(bank, {"mood": TASK}, resume=True)
+    with pytest.raises(ConfigError, match="fit: batch_size is 0; it must be at least 1"):
+        train(bank, {"mood": TASK}, batch_size=0)
+    with pytest.raises(ConfigError, match="max_length is 33; model and tokenizer take 1 to 32"):
+        train(bank, {"mood": TASK}, max_length=33)
+    with pytest.raises(ConfigError, match="they must agree"):
+        train(bank, {"mood": names()})
+
+
+def test_a_reader_that_has_nothing_to_learn_but_its_head():
+    head = SequenceClassification(TASK.labels, pooling="mean")
+    bank = tiny_bank({"r": Reader(Mean(), head)})
+    result = train(bank, {"r": TASK})
+    assert {row["importance"] for row in result.importances} == {0.25}

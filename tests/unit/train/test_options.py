@@ -1,0 +1,77 @@
+"""What may be said about a training run, and what may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lamina.errors import ConfigError, UnknownNameError
+from lamina.train.options import FitOptions, each
+
+
+def test_an_unknown_option_is_answered_with_the_nearest():
+    with pytest.raises(UnknownNameError, match=r"fit: unknown option 'epoch'; known: epochs, .*Did you mean 'epochs'"):
+        FitOptions.of({"epoch": 3})
+
+
+def test_options_from_keywords():
+    options = FitOptions.of({"epochs": {"a": 2}, "clip": 0.0, "learning_rate": 1})
+    assert (options.epochs, options.clip, options.learning_rate) == ({"a": 2}, 0.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "near"),
+    [("optimizer", "adm", "adam"), ("schedule", "liner", "linear"), ("precision", "float61", "float16")],
+)
+def test_a_choice_there_is_not(option: str, value: str, near: str):
+    with pytest.raises(UnknownNameError, match=f"fit: unknown {option} '{value}'; .*Did you mean '{near}'"):
+        FitOptions(**{option: value})  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "rule"),
+    [
+        ("learning_rate", 0.0, "positive"),
+        ("learning_rate", {"a": 1.0, "b": -1.0}, "positive"),
+        ("epochs", 0, "at least 1"),
+        ("epochs", {"a": 0}, "at least 1"),
+        ("weight_decay", -0.1, "0 or more"),
+        ("warmup", 1.0, "a share"),
+        ("warmup", -0.1, "a share"),
+        ("plateau_factor", 0.0, "between 0 and 1"),
+        ("plateau_factor", 1.0, "between 0 and 1"),
+        ("plateau_patience", -1, "0 or more"),
+        ("clip", -1.0, "0 .none. or more"),
+        ("patience", 0, "at least 1, or None"),
+        ("save_steps", 0, "at least 1, or None"),
+        ("eval_batch_size", 0, "at least 1, or None"),
+        ("min_learning_rate", -1e-9, "0 or more"),
+        ("learning_rate", "1e-3", "a number, such as 0.001"),  # what YAML makes of 1e-3
+        ("learning_rate", {"a": "fast"}, "a number, such as 0.001"),
+        ("epochs", "3", "a whole number"),
+        ("epochs", {"a": 2.5}, "a whole number"),
+        ("epochs", True, "a whole number"),
+        ("batch_size", 2.5, "a whole number"),
+    ],
+)
+def test_a_value_that_cannot_be(option: str, value: Any, rule: str):
+    with pytest.raises(ConfigError, match=rf"fit: {option} is .*; it must be {rule}"):
+        FitOptions(**{option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("clip", 0.0), ("warmup", 0.0), ("patience", 1), ("plateau_patience", 0), ("save_steps", 1), ("epochs", 1)],
+)
+def test_the_last_value_that_can_be(option: str, value: Any):
+    assert getattr(FitOptions(**{option: value}), option) == value
+
+
+def test_one_value_for_all_or_one_for_each():
+    assert each(3, ["a", "b"], "epochs") == {"a": 3, "b": 3}
+    assert each({"b": 1, "a": 2}, ["a", "b"], "epochs") == {"a": 2, "b": 1}
+    with pytest.raises(UnknownNameError, match=r"fit: epochs: unknown reader 'aa'; known: a, b\. Did you mean 'a'"):
+        each({"a": 1, "b": 1, "aa": 1}, ["a", "b"], "epochs")
+    with pytest.raises(ConfigError, match="fit: epochs has no value for reader 'b'; it needs one for each"):
+        each({"a": 1}, ["a", "b"], "epochs")
