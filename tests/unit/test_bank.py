@@ -275,17 +275,22 @@ def test_adding_and_running_draws_no_random_number_of_the_callers(model: Any, ba
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_dropout_is_decided_by_seed_and_step(model: Any, batch: dict[str, torch.Tensor]):
-    def passes(seed: int) -> list[torch.Tensor]:
+@pytest.mark.parametrize(("in_fusion", "in_head"), [(0.5, 0.0), (0.0, 0.5)])
+def test_dropout_is_decided_by_seed_and_step(
+    model: Any, batch: dict[str, torch.Tensor], in_fusion: float, in_head: float
+):
+    head = SequenceClassification(("a", "b"), dropout=in_head)
+
+    def passes(seed: int, outer: int) -> list[torch.Tensor]:
+        torch.manual_seed(outer)
         bank = ReaderBank(model)
-        bank.add("r", Reader(AdaLayers(dim=8, dropout=0.5), TWO, seed=seed))
+        bank.add("r", Reader(AdaLayers(dim=8, dropout=in_fusion), head, seed=seed))
         bank["r"].load_state_dict(start)
         bank.train()
         return [bank(**batch)["r"].logits for _ in range(3)]
 
-    first = ReaderBank(model).add("r", Reader(AdaLayers(dim=8, dropout=0.5), TWO, seed=0))
-    start = first.state_dict()
-    one, same, other = passes(0), passes(0), passes(1)
+    start = ReaderBank(model).add("r", Reader(AdaLayers(dim=8), head, seed=0)).state_dict()
+    one, same, other = passes(0, 5), passes(0, 6), passes(1, 5)
     assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
     assert not torch.equal(one[0], other[0])
     assert not torch.equal(one[0], one[1])
