@@ -161,6 +161,10 @@ class ReaderBank(nn.Module):
         names = list(self if readers is None else readers)
         labels = labels or {}
         self._known("bank", [*names, *labels])
+        if unread := [name for name in labels if name not in names]:
+            raise ConfigError(
+                f"bank: labels for '{unread[0]}', which is not among `readers`. Add it there, or drop them."
+            )
         if not names:
             raise ConfigError("bank: there is no reader to run. Call bank.add(name, Reader(...)) first.")
         grad = torch.is_grad_enabled() and self.training
@@ -220,9 +224,8 @@ class ReaderBank(nn.Module):
         with torch.set_grad_enabled(grad):
             losses = []
             for name, target in labels.items():
-                if name in out.readers:
-                    out.readers[name].loss = self[name].loss(out.readers[name].logits, target)
-                    losses.append(out.readers[name].loss)
+                out.readers[name].loss = self[name].loss(out.readers[name].logits, target)
+                losses.append(out.readers[name].loss)
             out.loss = torch.stack(losses).sum() if losses else None
         return out
 

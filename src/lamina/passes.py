@@ -103,7 +103,10 @@ class StackPass:
 def _frame_mask(mask: Tensor, frames: int, model: PreTrainedModel) -> Tensor:
     """The mask of a speech model's frames, from the mask of its samples; other masks come back as they are."""
     convert = getattr(model.base_model, "_get_feature_vector_attention_mask", None)
-    return mask if convert is None else convert(frames, mask)
+    count = getattr(model.base_model, "_get_feat_extract_output_lengths", None)
+    if convert is None or count is None or int(count(mask.shape[1])) != frames:
+        return mask  # not a mask of samples, or the states are fewer than the model's own frames
+    return convert(frames, mask)
 
 
 def mask_of(

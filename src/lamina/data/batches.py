@@ -25,20 +25,18 @@ def tokenizer_of(processor: PreTrainedTokenizerBase | ProcessorMixin) -> Any:
     return getattr(processor, "tokenizer", processor)
 
 
-def pad(rows: Sequence[Sequence[int]], value: int, *, side: str = "right") -> Int[Tensor, "batch tokens"]:
-    """Rows of unequal length as one tensor, filled with `value` on the side named."""
+def pad(rows: Sequence[Sequence[int]], value: int) -> Int[Tensor, "batch tokens"]:
+    """Rows of unequal length as one tensor, filled with `value` on the right."""
     longest = max((len(row) for row in rows), default=0)
-    filled = []
-    for row in rows:
-        gap = [value] * (longest - len(row))
-        filled.append(gap + list(row) if side == "left" else list(row) + gap)
-    return torch.tensor(filled, dtype=torch.long)
+    return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows], dtype=torch.long)
 
 
 def collate(
     features: Sequence[Mapping[str, Sequence[int]]], processor: PreTrainedTokenizerBase | ProcessorMixin
 ) -> dict[str, Tensor]:
-    """One batch, padded to its longest row on the tokenizer's padding side.
+    """One batch, padded to its longest row on the right, whatever side the tokenizer pads for generation.
+
+    So every token keeps the position it has in a batch of its own, and with it its states.
 
     A tokenizer without a padding token (GPT-2) gets its end token, or 0, there; the mask hides it either way.
 
@@ -56,8 +54,7 @@ def collate(
         "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0),
         "labels": IGNORED,
     }
-    side = getattr(tokenizer, "padding_side", "right")
-    return {key: pad([row[key] for row in features], fill.get(key, 0), side=side) for key in features[0]}
+    return {key: pad([row[key] for row in features], fill.get(key, 0)) for key in features[0]}
 
 
 def length_batches(lengths: Sequence[int], batch_size: int, *, seed: int | None = None) -> list[list[int]]:

@@ -102,10 +102,16 @@ class SequenceClassificationHead(Head):
         """
         if self.config.problem == "classification":
             return cross_entropy(logits, labels, cast("Tensor | None", self.class_weights))
-        labels = labels.to(logits.device)
+        if self.config.problem == "regression":
+            logits = logits.squeeze(-1)
+        if labels.shape != logits.shape:
+            raise ConfigError(
+                f"{self.config.kind}: labels are {tuple(labels.shape)} for a {self.config.problem} with outputs "
+                f"{tuple(logits.shape)}; both must have one shape. Reshape the labels."
+            )
         if self.config.problem == "regression":
             given = ~labels.isnan()
-            error = F.mse_loss(logits.squeeze(-1).float(), labels.nan_to_num().float(), reduction="none")
+            error = F.mse_loss(logits.float(), labels.nan_to_num().float(), reduction="none")
         else:
             given = labels >= 0
             target = labels.clamp(min=0).float()

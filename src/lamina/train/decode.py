@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
+
+import regex
 
 from lamina.data.tags import marks_spans
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 # A word: letters and digits that may be joined inside by - ' . , / : (as in U.N., 1996-08-22 or 7:30), one character of
 # a script that puts no spaces between words, or one other sign.
 _UNSPACED = r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
-_LETTERS = rf"(?:(?!{_UNSPACED})\w)+"
-_WORD = re.compile(rf"{_UNSPACED}|{_LETTERS}(?:[-'\u2019.,/:]{_LETTERS})*|[^\w\s]")
+_LETTERS = rf"(?:(?!{_UNSPACED})[\w\p{{M}}])+"
+_WORD = regex.compile(rf"{_UNSPACED}|{_LETTERS}(?:[-'\u2019.,/:]{_LETTERS})*|[^\w\s]")
 
 
 def word_spans(text: str) -> list[Span]:

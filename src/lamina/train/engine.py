@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -195,7 +196,10 @@ class BankTrainer(Trainer):
         """What must be the same for a checkpoint to fit."""
         plan = self.plan
         texts = [len(group.encoded.features) for group in plan.groups]
-        return {"epochs": dict(plan.epochs), "batch_size": plan.batch_size, "seed": plan.seed, "windows": texts}
+        free = ("epochs", "learning_rate", "resume", "progress", "tensorboard", "save_steps", "eval_batch_size")
+        settings = {key: value for key, value in asdict(self.options).items() if key not in free}
+        labels = {name: list(task.labels) for name, task in self.tasks.items()}
+        return {"epochs": dict(plan.epochs), "rates": self.rates, "labels": labels, "windows": texts, **settings}
 
     def restore(self, checkpoint: Path) -> None:
         """Take up the readers' progress from a checkpoint; the trainer itself restores weights and optimiser.
@@ -205,9 +209,9 @@ class BankTrainer(Trainer):
         """
         progress = json.loads((checkpoint / PROGRESS).read_text())
         for name, now in self._run().items():
-            if (before := progress["run"][name]) != now:
+            if (before := progress["run"].get(name)) != now:
                 raise ConfigError(
-                    f"fit: the checkpoint in {checkpoint} was made with {name} {before}, this run has {now}; a run "
+                    f"fit: the checkpoint in {checkpoint} was made with {name} {before}, and this run has {now}; a run "
                     "resumes as it began. Use the same settings, or train without resume."
                 )
         self.history, self.importances = progress["history"], progress["importances"]

@@ -139,6 +139,7 @@ def _keep_best(trainer: BankTrainer, max_length: int) -> None:
             "rows": len(task.split("train")),
             "pair": not isinstance(task.split("train").texts[0], str),
             "max_length": max_length,
+            "stride": trainer.options.stride,
         }
 
 

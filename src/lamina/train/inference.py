@@ -61,8 +61,10 @@ def evaluate(
         ConfigError: If a task does not fit its reader.
     """
     check_tasks(bank, tasks, parts=(split,))
-    limit = _limit(bank, list(tasks), max_length)
-    groups = group_tasks(tasks, split, bank.processor, max_length=limit)
+    names = list(tasks)
+    limit = length_limit(bank.model, bank.processor, max_length or _trained_with(bank, names, "max_length"))
+    stride = _trained_with(bank, names, "stride")
+    groups = group_tasks(tasks, split, bank.processor, max_length=limit, stride=stride)
     scores: dict[str, dict[str, Any]] = {}
     for group in groups:
         for name in group.names:
@@ -157,7 +159,6 @@ def collect(
                 for name in names:
                     _file(
                         out[name].logits.float().cpu(),
-                        out[name].mask.cpu(),
                         rows,
                         encoded,
                         places.get(name),
@@ -184,9 +185,7 @@ def _places(encoded: Encoded, words: Mapping[str, Words]) -> dict[str, Places]:
     return {name: made[id(spans)] for name, spans in words.items()}
 
 
-def _file(
-    logits: Tensor, mask: Tensor, rows: Sequence[int], encoded: Encoded, places: Places | None, answers: list[Tensor]
-) -> None:
+def _file(logits: Tensor, rows: Sequence[int], encoded: Encoded, places: Places | None, answers: list[Tensor]) -> None:
     """Put one batch's logits where they belong."""
     for at, row in enumerate(rows):
         text = encoded.text[row]
@@ -194,9 +193,8 @@ def _file(
             if encoded.window[row] == 0:
                 answers[text] = logits[at]
         elif places[row]:
-            padding = int(mask[at].int().argmax())  # tokens on the left that are none
             positions, words = zip(*places[row], strict=True)
-            answers[text][list(words)] = logits[at, [position + padding for position in positions]]
+            answers[text][list(words)] = logits[at, list(positions)]
 
 
 def _bar(batches: list[list[int]], progress: bool) -> Iterable[list[int]]:
@@ -207,11 +205,10 @@ def _bar(batches: list[list[int]], progress: bool) -> Iterable[list[int]]:
     return tqdm(batches, unit="batch")
 
 
-def _limit(bank: ReaderBank, names: Sequence[str], asked: int | None) -> int:
-    """Tokens per window: what is asked, else the most that one of the readers was trained with."""
-    trained = [bank[name].info.get("max_length") for name in names]
-    known = [length for length in trained if length is not None]
-    return length_limit(bank.model, bank.processor, asked or (max(known) if len(known) == len(trained) else None))
+def _trained_with(bank: ReaderBank, names: Sequence[str], option: str) -> int | None:
+    """The largest value of an option that the readers were trained with; None where one does not say."""
+    known = [bank[name].info.get(option) for name in names]
+    return None if None in known else max(known)
 
 
 def predict(
@@ -258,7 +255,12 @@ def predict(
         )
     spans = [word_spans(text) for text in texts if isinstance(text, str)]
     encoded = encode(
-        texts, bank.processor, max_length=_limit(bank, names, None), windows=bool(token), offsets=bool(token)
+        texts,
+        bank.processor,
+        max_length=length_limit(bank.model, bank.processor, _trained_with(bank, names, "max_length")),
+        windows=bool(token),
+        stride=_trained_with(bank, names, "stride"),
+        offsets=bool(token),
     )
     cut = encoded.truncated or (encoded.window.count(1) if len(token) < len(names) else 0)
     if cut:

@@ -47,7 +47,7 @@ class Group:
     def batch(self, rows: Sequence[int], names: Sequence[str], processor: Any) -> dict[str, Any]:
         """What the bank is called with for these windows."""
         inputs = collate([self.encoded.features[row] for row in rows], processor)
-        labels = {name: self.targets[name].tensor(rows, processor) for name in names}
+        labels = {name: self.targets[name].tensor(rows) for name in names}
         return {**inputs, "labels": labels, "readers": list(names)}
 
 

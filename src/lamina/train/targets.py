@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lamina.data.batches import pad, tokenizer_of
+from lamina.data.batches import pad
 from lamina.data.windows import IGNORED, word_labels
 
 if TYPE_CHECKING:
@@ -32,20 +32,12 @@ class Targets:
     values: list[Any]
     per_token: bool
 
-    def tensor(self, rows: Sequence[int], processor: Any) -> Tensor:
-        """The labels of some windows.
-
-        Args:
-            rows: Which windows.
-            processor: The tokenizer, which tells on what side windows are padded.
-
-        Returns:
-            `[batch]` or `[batch, classes]`; for token tasks `[batch, tokens]`, padding ignored.
-        """
+    def tensor(self, rows: Sequence[int]) -> Tensor:
+        """The labels of some windows: `[batch]` or `[batch, classes]`; for token tasks `[batch, tokens]`."""
         values = [self.values[row] for row in rows]
         if not self.per_token:
             return torch.tensor(values)
-        return pad(values, IGNORED, side=getattr(tokenizer_of(processor), "padding_side", "right"))
+        return pad(values, IGNORED)
 
 
 def targets(encoded: Encoded, split: Split) -> Targets:

@@ -153,7 +153,6 @@ def test_predicting_leaves_the_bank_as_it_was(training: bool):
     assert bank.training is training
 
 
-@pytest.mark.xfail(reason="positions of padding on the left are not taken off, so absolute ones are shifted")
 def test_texts_padded_on_the_left_get_the_same_answers():
     """A tokenizer's padding side is where tokens are put, and must not be seen in what comes out."""
     from tests.support.tiny import FAMILIES
