@@ -356,3 +356,9 @@ def test_an_output_is_empty_until_filled():
     assert len(out) == 0
     with pytest.raises(UnknownNameError, match="output: unknown reader 'x'; known: none"):
         out["x"]
+
+
+def test_labels_of_a_reader_that_does_not_run_are_refused(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    one, other = list(bank)[:2]
+    with pytest.raises(ConfigError, match=f"labels for '{other}', which is not"):
+        bank(**batch, readers=[one], labels={other: torch.zeros(2, dtype=torch.long)})

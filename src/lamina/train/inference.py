@@ -207,8 +207,9 @@ def _bar(batches: list[list[int]], progress: bool) -> Iterable[list[int]]:
 
 def _trained_with(bank: ReaderBank, names: Sequence[str], option: str) -> int | None:
     """The largest value of an option that the readers were trained with; None where one does not say."""
-    known = [bank[name].info.get(option) for name in names]
-    return None if None in known else max(known)
+    values = [bank[name].info.get(option) for name in names]
+    known = [int(value) for value in values if value is not None]
+    return max(known) if len(known) == len(values) else None
 
 
 def predict(

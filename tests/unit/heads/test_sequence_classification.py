@@ -110,3 +110,11 @@ def test_attention_heads_must_divide_the_features():
 
 def test_a_number_of_labels_names_them():
     assert SequenceClassification(3).labels == ("0", "1", "2")  # pyright: ignore
+
+
+@pytest.mark.parametrize("problem", ["regression", "multi_label"])
+def test_labels_that_would_be_stretched_are_refused(problem: str):
+    head = head_of(labels=("score",) if problem == "regression" else ("a", "b"), problem=problem)
+    logits = torch.zeros(3, 1 if problem == "regression" else 2)
+    with pytest.raises(ConfigError, match=r"labels are \(3, 1\) for a .* both must have one shape"):
+        head.loss(logits, torch.zeros(3, 1))
