@@ -32,6 +32,7 @@ _QUIET = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "DATASETS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
+    "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads sleep; spinning ones stall each other where cores are shared
 }
 
 
