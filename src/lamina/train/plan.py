@@ -143,16 +143,15 @@ class Plan:
         return [Step(epoch, number, rows) for _, number, rows in heapq.merge(*streams)]
 
     def __len__(self) -> int:
-        return sum(len(self.epoch_sizes(epoch)) for epoch in range(self.last_epoch()))
+        return sum(self.size(epoch) for epoch in range(self.last_epoch()))
 
-    def epoch_sizes(self, epoch: int) -> range:
-        """A range as long as the epoch, without drawing it."""
-        sizes = (
+    def size(self, epoch: int) -> int:
+        """Steps of an epoch, counted without drawing them."""
+        return sum(
             -(-len(group.encoded.features) // self.batch_size)
             for number, group in enumerate(self.groups)
             if self.active(number, epoch)
         )
-        return range(sum(sizes))
 
     def walk(self, done: int = 0) -> Iterator[tuple[Step, bool]]:
         """The steps from number `done` on, each with whether it ends its epoch.
@@ -161,7 +160,7 @@ class Plan:
         a later call that knows when they stopped walks the same way.
         """
         for epoch in range(self.last_epoch()):
-            size = len(self.epoch_sizes(epoch))
+            size = self.size(epoch)
             if done >= size > 0:
                 done -= size
                 continue
