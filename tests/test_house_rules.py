@@ -18,7 +18,7 @@ PACKAGE = ROOT / "src" / "lamina"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 TIERS = (
     ("errors",),
-    ("checks", "files", "registry", "seeds", "timing"),
+    ("checks", "dropout", "files", "processes", "registry", "seeds", "timing"),
     ("recipe",),
     ("layers",),
     ("fusion", "heads"),
@@ -29,7 +29,8 @@ TIERS = (
     ("studies",),
     ("store",),
     ("report",),
-    ("runner",),
+    ("costs", "members"),
+    ("dry_run", "runner"),
     ("demo",),
     ("serve",),
     ("cli",),

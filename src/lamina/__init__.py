@@ -11,10 +11,19 @@ if TYPE_CHECKING:
     from lamina.data.task import Task
     from lamina.errors import LaminaError
     from lamina.fusion.ada_layers import AdaLayers
+    from lamina.fusion.concat import Concat
+    from lamina.fusion.depth_lstm import DepthLSTM
+    from lamina.fusion.dwatt import DWAtt
+    from lamina.fusion.elementwise import Elementwise
+    from lamina.fusion.extra_layers import ExtraLayers
+    from lamina.fusion.gated import Gated
+    from lamina.fusion.head2toe import Head2Toe
     from lamina.fusion.last_layer import LastLayer
     from lamina.fusion.mean import Mean
+    from lamina.fusion.routing import Routing
     from lamina.fusion.scalar_mix import ScalarMix
     from lamina.fusion.single_layer import SingleLayer
+    from lamina.heads.masked_lm import MaskedLM
     from lamina.heads.sequence_classification import SequenceClassification
     from lamina.heads.token_classification import TokenClassification
     from lamina.layers import stacks, tap
@@ -23,12 +32,21 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "AdaLayers": "fusion.ada_layers",
+    "Concat": "fusion.concat",
+    "DWAtt": "fusion.dwatt",
+    "DepthLSTM": "fusion.depth_lstm",
+    "Elementwise": "fusion.elementwise",
+    "ExtraLayers": "fusion.extra_layers",
     "FitResult": "train",
+    "Gated": "fusion.gated",
+    "Head2Toe": "fusion.head2toe",
     "LaminaError": "errors",
     "LastLayer": "fusion.last_layer",
+    "MaskedLM": "heads.masked_lm",
     "Mean": "fusion.mean",
     "Reader": "reader",
     "ReaderBank": "bank",
+    "Routing": "fusion.routing",
     "ScalarMix": "fusion.scalar_mix",
     "SequenceClassification": "heads.sequence_classification",
     "SingleLayer": "fusion.single_layer",
@@ -43,12 +61,21 @@ _WHERE = {
 
 __all__ = [
     "AdaLayers",
+    "Concat",
+    "DWAtt",
+    "DepthLSTM",
+    "Elementwise",
+    "ExtraLayers",
     "FitResult",
+    "Gated",
+    "Head2Toe",
     "LaminaError",
     "LastLayer",
+    "MaskedLM",
     "Mean",
     "Reader",
     "ReaderBank",
+    "Routing",
     "ScalarMix",
     "SequenceClassification",
     "SingleLayer",

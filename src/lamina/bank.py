@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers import default_stack, stacks, watch
-from lamina.passes import StackPass, mask_of
+from lamina.passes import Keeper, StackPass, mask_of
 from lamina.reader import BankOutput, Reader, ReaderModule, ReaderOutput
 
 if TYPE_CHECKING:
@@ -33,16 +33,28 @@ class _PassComplete(BaseException):
 class ReaderBank(nn.Module):
     """The readers that share one frozen model, trained and run in one pass of it.
 
-    The model is not a submodule: `bank.parameters()`, `bank.train()` and `bank.state_dict()` concern the readers only.
+    The model is not a submodule: `bank.parameters()` and `bank.state_dict()` concern the readers only.
 
     Args:
         model: Any `transformers.PreTrainedModel`, head included. It is frozen and put in eval mode.
         processor: Its tokenizer; needed to train on texts and to predict from them.
+        train_base: Fine-tune the model along with the readers: it is not frozen, and follows the bank's mode. The main
+            job then changes; parameters that were frozen before stay so.
+
+    Raises:
+        ConfigError: If the model is to be trained and none of its parameters can be.
     """
 
-    def __init__(self, model: PreTrainedModel, processor: Any = None) -> None:
+    def __init__(self, model: PreTrainedModel, processor: Any = None, *, train_base: bool = False) -> None:
         super().__init__()
-        self._model = (model.eval().requires_grad_(False),)  # in a tuple, so that nn.Module does not register it
+        if train_base and not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ConfigError(
+                "bank: train_base is set, but every parameter of the model is frozen; some must be trainable. "
+                "Call model.requires_grad_(True) first, or leave train_base out."
+            )
+        model = model.eval() if train_base else model.eval().requires_grad_(False)
+        self._model = (model,)  # in a tuple, so that nn.Module does not register it
+        self.train_base = self.own_base = train_base  # a base of its own is saved with the bank
         self.processor = processor
         self.readers: nn.ModuleDict = nn.ModuleDict()
         self.info: dict[str, Any] = {}
@@ -80,7 +92,7 @@ class ReaderBank(nn.Module):
         """
         self._check_new("bank.add", name)
         stack = default_stack(self.model, reader.stack)
-        module = ReaderModule(reader, stack).to(self.device).train(self.training)
+        module = ReaderModule(reader, stack, self.model).to(self.device).train(self.training)
         self.readers._modules[name] = module  # not through attributes: those forbid names such as "type"
         return module
 
@@ -128,6 +140,12 @@ class ReaderBank(nn.Module):
             if name not in self:
                 raise UnknownNameError(op=op, got=name, known=self, what="reader")
 
+    def train(self, mode: bool = True) -> Self:
+        """Set the readers' mode; the model's too where it is trained, while a frozen one stays in eval mode."""
+        if self.train_base:
+            self.model.train(mode)
+        return super().train(mode)
+
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move the readers, and the model along with them (its dtype is left alone)."""
         device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
@@ -141,6 +159,9 @@ class ReaderBank(nn.Module):
         labels: Mapping[str, Tensor] | None = None,
         readers: Sequence[str] | None = None,
         main: bool = False,
+        states: Mapping[str, Mapping[int, Tensor]] | None = None,
+        keep: Mapping[str, Sequence[int]] | None = None,
+        shares: Mapping[str, float] | None = None,
         **batch: Any,
     ) -> BankOutput:
         """Run the model once and every reader on it.
@@ -149,6 +170,9 @@ class ReaderBank(nn.Module):
             labels: Reader name -> labels (see the heads' `loss`); readers without any get no loss.
             readers: Which readers to run; None: all.
             main: Whether the model's own output is wanted; if not, its forward ends after the last layer needed.
+            states: Stack -> layer -> state `[batch, tokens, width]`, to be read in place of a run of the model.
+            keep: Stack -> layers whose states are wanted in the output.
+            shares: Reader name -> share of a batch's labels that are here, where several processes have a part each.
             **batch: What the model is called with.
 
         Returns:
@@ -156,7 +180,7 @@ class ReaderBank(nn.Module):
 
         Raises:
             UnknownNameError: If a name is not in the bank.
-            ConfigError: If there is no reader to run.
+            ConfigError: If there is no reader to run, or `states` are given and more than they hold is needed.
         """
         names = list(self if readers is None else readers)
         labels = labels or {}
@@ -165,17 +189,27 @@ class ReaderBank(nn.Module):
             raise ConfigError(
                 f"bank: labels for '{unread[0]}', which is not among `readers`. Add it there, or drop them."
             )
-        if not names:
+        if not names and not keep:
             raise ConfigError("bank: there is no reader to run. Call bank.add(name, Reader(...)) first.")
         grad = torch.is_grad_enabled() and self.training
         self._begin(names)
         passes = self._passes(names, grad=grad)
         masks: dict[str, Tensor | None] = {}
-        out = BankOutput(main=self._run(passes, masks, batch, main=main))
+        out = BankOutput()
+        if states is not None:
+            self._read(passes, masks, batch, states, names)
+        else:
+            kept = [Keeper(self._stack(name), layers) for name, layers in (keep or {}).items()]
+            out.main = self._run(passes, kept, masks, batch, main=main, grad=grad and self.train_base)
+            out.states = {one.stack.name: one.states for one in kept}
         for stack_pass in passes:
-            for name, (logits, mask) in stack_pass.finish(masks.get(stack_pass.stack.name), self.model).items():
-                out.readers[name] = ReaderOutput(logits, mask)
-        return self._with_losses(out, names, labels, grad=grad)
+            mask = masks.get(stack_pass.stack.name)
+            for name, (logits, real) in stack_pass.finish(mask, self.model, labels).items():
+                out.readers[name] = ReaderOutput(logits, real)
+        out.readers = {name: out.readers[name] for name in names}
+        with torch.set_grad_enabled(grad):
+            self._add_losses(out, labels, shares or {})
+        return out
 
     def _begin(self, names: Sequence[str]) -> None:
         for name in names:
@@ -187,14 +221,51 @@ class ReaderBank(nn.Module):
         used = {name: {n: self[n] for n in names if self[n].stack == name} for name in found}
         return [StackPass(found[name], readers, grad=grad) for name, readers in used.items() if readers]
 
-    def _run(
-        self, passes: Sequence[StackPass], masks: dict[str, Tensor | None], batch: Mapping[str, Any], *, main: bool
-    ) -> Any:
-        left = len(passes)
+    def _stack(self, name: str) -> LayerStack:
+        if name not in self.stacks:
+            raise UnknownNameError(op="bank", got=name, known=self.stacks, what="stack")
+        return self.stacks[name]
 
-        def take(stack_pass: StackPass, layer: int, state: Tensor) -> None:
+    def _read(
+        self,
+        passes: Sequence[StackPass],
+        masks: dict[str, Tensor | None],
+        batch: Mapping[str, Any],
+        states: Mapping[str, Mapping[int, Tensor]],
+        names: Sequence[str],
+    ) -> None:
+        """Feed the readers states that were computed before."""
+        for name in names:
+            if self[name].config.fusion.follows:
+                raise ConfigError(
+                    f"bank: reader '{name}' needs more of the model's pass than its states. Leave `states` out."
+                )
+        for one in passes:
+            given = states.get(one.stack.name, {})
+            for layer in one.layers:
+                if layer not in given:
+                    raise ConfigError(
+                        f"bank: no state of layer {layer} of the stack '{one.stack.name}' was given; the readers need "
+                        f"the layers {', '.join(map(str, one.layers))}. Give them all, or leave `states` out."
+                    )
+                one.take(layer, given[layer])
+            masks[one.stack.name] = mask_of(one.stack, batch, (), {})
+
+    def _run(
+        self,
+        passes: Sequence[StackPass],
+        kept: Sequence[Keeper],
+        masks: dict[str, Tensor | None],
+        batch: Mapping[str, Any],
+        *,
+        main: bool,
+        grad: bool,
+    ) -> Any:
+        left = len(passes) + len(kept)
+
+        def take(one: StackPass | Keeper, layer: int, state: Tensor) -> None:
             nonlocal left
-            if stack_pass.take(layer, state):
+            if one.take(layer, state):
                 left -= 1
                 if left == 0 and not main:
                     raise _PassComplete
@@ -202,8 +273,11 @@ class ReaderBank(nn.Module):
         def start(stack_pass: StackPass, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             masks[stack_pass.stack.name] = mask_of(stack_pass.stack, batch, args, kwargs)
 
-        with ExitStack() as hooks, torch.no_grad():
+        with ExitStack() as hooks, torch.set_grad_enabled(grad):
+            for one in kept:
+                hooks.enter_context(watch(one.stack, one.layers, lambda layer, state, one=one: take(one, layer, state)))
             for one in passes:
+                hooks.enter_context(one.follow())
                 hooks.enter_context(
                     watch(
                         one.stack,
@@ -217,17 +291,11 @@ class ReaderBank(nn.Module):
             except _PassComplete:
                 return None
 
-    def _with_losses(
-        self, out: BankOutput, names: Sequence[str], labels: Mapping[str, Tensor], *, grad: bool
-    ) -> BankOutput:
-        out.readers = {name: out.readers[name] for name in names}
-        with torch.set_grad_enabled(grad):
-            losses = []
-            for name, target in labels.items():
-                out.readers[name].loss = self[name].loss(out.readers[name].logits, target)
-                losses.append(out.readers[name].loss)
-            out.loss = torch.stack(losses).sum() if losses else None
-        return out
+    def _add_losses(self, out: BankOutput, labels: Mapping[str, Tensor], shares: Mapping[str, float]) -> None:
+        for name, target in labels.items():
+            out.readers[name].loss = self[name].loss(out.readers[name].logits, target, share=shares.get(name, 1.0))
+        losses = [one.loss for one in out.readers.values() if one.loss is not None]
+        out.loss = torch.stack(losses).sum() if losses else None
 
     @contextmanager
     def listen(self, readers: Sequence[str] | None = None) -> Iterator[dict[str, ReaderOutput]]:
@@ -251,6 +319,7 @@ class ReaderBank(nn.Module):
             with ExitStack() as hooks:
                 for one in self._passes(names, grad=False):
                     ear = _Ear(self, one, heard)
+                    hooks.enter_context(one.follow())
                     hooks.enter_context(watch(one.stack, one.layers, ear.take, ear.start))
                 yield heard
         finally:

@@ -9,6 +9,7 @@
     ├── DataError              a file, row, column or label that does not fit (ValueError)
     ├── StoreError             a saved folder that is missing or damaged      (OSError)
     │   └── BaseMismatchError  a reader that was trained on another base
+    ├── CacheError             states that cannot be cached                   (OSError)
     └── MissingExtraError      an optional package that is not installed      (ImportError)
 
 A message reads `<operation>: <what came>; <what holds>. <what to do>`.
@@ -108,6 +109,14 @@ class BaseMismatchError(StoreError):
             f"{op}: these readers were trained on another base: {listed}. "
             "Load the base that the manifest names, or train the readers again on this one."
         )
+
+
+class CacheError(LaminaError, OSError):
+    """States that cannot be cached; `needed_bytes` and `free_bytes` where there is no room for them."""
+
+    def __init__(self, message: str, *, needed_bytes: int | None = None, free_bytes: int | None = None) -> None:
+        self.needed_bytes, self.free_bytes = needed_bytes, free_bytes
+        super().__init__(message)
 
 
 class MissingExtraError(LaminaError, ImportError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from lamina.errors import ConfigError
 from lamina.fusion.base import LayerView
+from lamina.layers import select
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from jaxtyping import Bool
     from transformers import PreTrainedModel
@@ -60,6 +62,15 @@ class StackPass:
         fusions = [self.readers[name].fusion for name in names]
         return fusions[0].stream(fusions)
 
+    @contextmanager
+    def follow(self) -> Iterator[None]:
+        """Let the fusions that need more of the pass than its states see it."""
+        with ExitStack() as watched:
+            for reader in self.readers.values():
+                if reader.config.fusion.follows:
+                    watched.enter_context(reader.fusion.follow(self.stack))
+            yield
+
     def take(self, layer: int, state: Tensor) -> bool:
         """Hand one state on; True once the last layer that anyone needs was taken."""
         self._shape, self._device = state.shape, state.device
@@ -69,15 +80,42 @@ class StackPass:
                 stream.step(index, view)
         return layer == self.layers[-1]
 
-    def finish(self, mask: Tensor | None, model: PreTrainedModel) -> dict[str, tuple[Tensor, Tensor]]:
-        """Name -> logits and the mask `[batch, tokens]` they were computed under."""
+    def finish(
+        self, mask: Tensor | None, model: PreTrainedModel, labels: Mapping[str, Tensor] | None = None
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Name -> logits and the mask `[batch, tokens]` they were computed under; alike heads run as one.
+
+        Args:
+            mask: Of the tokens that the model read.
+            model: The model.
+            labels: Name -> labels, for heads that compute the logits of labelled positions alone.
+        """
         real = self._real(mask, model)
-        outputs: dict[str, tuple[Tensor, Tensor]] = {}
         with torch.set_grad_enabled(self._grad):
-            for names, stream in self._streams:
-                for name, features in zip(names, stream.finish(real), strict=True):
-                    outputs[name] = self.readers[name].logits(features, real), real
-        return outputs
+            features = {
+                name: part
+                for names, stream in self._streams
+                for name, part in zip(names, stream.finish(real), strict=True)
+            }
+            groups: dict[object, list[str]] = defaultdict(list)
+            for name in features:
+                head = self.readers[name].head
+                group = head.group()
+                groups[name if group is None else (type(head), group, features[name].dtype)].append(name)
+            logits: dict[str, Tensor] = {}
+            for names in groups.values():
+                logits |= self._logits(names, features, real, (labels or {}).get(names[0]))
+        return {name: (logits[name], real) for name in self.readers}
+
+    def _logits(
+        self, names: list[str], features: Mapping[str, Tensor], real: Tensor, labels: Tensor | None
+    ) -> dict[str, Tensor]:
+        heads = [self.readers[name].head for name in names]
+        if heads[0].group() is None:
+            return {names[0]: self.readers[names[0]].logits(features[names[0]], real, labels)}
+        parts = [features[name] for name in names]
+        stacked = parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
+        return dict(zip(names, heads[0].many(heads, stacked, real), strict=True))
 
     def _real(self, mask: Tensor | None, model: PreTrainedModel) -> Bool[Tensor, "batch tokens"]:
         """True at real tokens; a row without any keeps its first, so that its result is defined."""
@@ -98,6 +136,25 @@ class StackPass:
         real = mask.to(self._device).bool().clone()
         real[:, 0] |= ~real.any(1)
         return real
+
+
+class Keeper:
+    """Takes part in a pass only to keep the states of some layers.
+
+    Args:
+        stack: The stack that is read.
+        layers: Which layers.
+    """
+
+    def __init__(self, stack: LayerStack, layers: Sequence[int]) -> None:
+        self.stack = stack
+        self.layers = select(list(layers), stack.layers, op="bank")
+        self.states: dict[int, Tensor] = {}
+
+    def take(self, layer: int, state: Tensor) -> bool:
+        """Keep one state; True once all were taken."""
+        self.states[layer] = state
+        return len(self.states) == len(self.layers)
 
 
 def _frame_mask(mask: Tensor, frames: int, model: PreTrainedModel) -> Tensor:

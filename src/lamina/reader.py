@@ -9,13 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import UnknownNameError
+from lamina.heads.base import IGNORE
 from lamina.layers import select
+from lamina.processes import processes
 from lamina.seeds import mix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from jaxtyping import Bool, Float
+    from transformers import PreTrainedModel
 
     from lamina.fusion.base import Fusion, FusionConfig
     from lamina.heads.base import Head, HeadConfig
@@ -55,39 +58,62 @@ class ReaderModule(nn.Module):
     fusion: Fusion
     head: Head
 
-    def __init__(self, config: Reader, stack: LayerStack) -> None:
+    def __init__(self, config: Reader, stack: LayerStack, model: PreTrainedModel) -> None:
         super().__init__()
         self.config, self.stack = config, stack.name
         self.layers = tuple(select(config.fusion.selector(), stack.layers, op="reader"))
         self.info: dict[str, Any] = {}
         self.step = 0
-        self._generator: torch.Generator | None = None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            self.fusion = config.fusion.build(len(self.layers), stack.width)
-            self.head = config.head.build(self.fusion.dim)
+            self.fusion = config.fusion.build_on(model, stack, len(self.layers))
+            self.head = config.head.build_on(model, self.fusion.dim)
+        self.fusion.check_head(self.head)
 
     def begin(self, device: torch.device) -> None:
-        """Start a training pass with this reader's own random numbers."""
-        if self._generator is None or self._generator.device != device:
-            self._generator = self.fusion.generator = torch.Generator(device)
-        self._generator.manual_seed(mix(self.config.seed, self.step, "fusion"))
+        """Start a training pass with this reader's own random numbers; other processes' are others."""
+        rank, _ = processes()
+        for part, module in (("fusion", self.fusion), ("head", self.head)):
+            if module.generator is None or module.generator.device != device:
+                module.generator = torch.Generator(device)
+            module.generator.manual_seed(mix(self.config.seed, self.step, part, *[rank] * (rank > 0)))
         self.step += 1
 
-    def logits(self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]) -> Tensor:
-        """The head's output; while training, with this reader's own random numbers."""
+    def logits(
+        self,
+        features: Float[Tensor, "batch tokens dim"],
+        mask: Bool[Tensor, "batch tokens"],
+        labels: Tensor | None = None,
+    ) -> Tensor:
+        """The output of a head that is computed alone; while training, torch's own random numbers are seeded for it.
+
+        A head that narrows gives the logits of labelled positions alone, where there are labels.
+        """
+        keep = {"keep": (labels != IGNORE).to(features.device)} if self.head.narrows and labels is not None else {}
         if not self.training:
-            return self.head(features, mask)
+            return self.head(features, mask, **keep)
         devices = [features.device] if features.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(mix(self.config.seed, self.step, "head"))
-            return self.head(features, mask)
+            return self.head(features, mask, **keep)
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The head's loss plus the fusion's penalty."""
-        loss = self.head.loss(logits, labels.to(logits.device))
-        penalty = self.fusion.penalty()
-        return loss if penalty is None else loss + penalty
+    def loss(self, logits: Tensor, labels: Tensor, *, share: float = 1.0) -> Tensor:
+        """The head's loss plus the fusion's penalty.
+
+        Args:
+            logits: What the head gave.
+            labels: See the head's `loss`.
+            share: Of all labels of the batch, where several processes have a part of it each.
+        """
+        loss = self.head.loss(logits, labels.to(logits.device)) * share
+        penalty = self.fusion.penalty(self.head)
+        return loss if penalty is None else loss + penalty / processes()[1]
+
+    def advance(self, done: float) -> bool:
+        """Let the fusion go on to its next stage, with this reader's own random numbers; see `Fusion.advance`."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(mix(self.config.seed, "stage"))
+            return self.fusion.advance(done, self.head)
 
     def importance(self) -> dict[int, float]:
         """Layer -> share, for fusions that mix; empty for those that do not."""
@@ -116,11 +142,19 @@ class ReaderOutput:
 
 @dataclass
 class BankOutput:
-    """Reader name -> `ReaderOutput`, with the sum of the losses and, if asked for, the model's own output."""
+    """Reader name -> `ReaderOutput`, and what else was asked for.
+
+    Attributes:
+        readers: One output per reader.
+        loss: Sum of the readers' losses, or None without labels.
+        main: The model's own output, or None.
+        states: Stack -> layer -> state `[batch, tokens, width]`, for layers that were to be kept.
+    """
 
     readers: dict[str, ReaderOutput] = field(default_factory=dict)
     loss: Tensor | None = None
     main: Any = None
+    states: dict[str, dict[int, Tensor]] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> ReaderOutput:
         if name not in self.readers:

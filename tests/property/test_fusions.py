@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.fusion.formulas import FORMULAS
+from tests.unit.fusion.formulas import FORMULAS, stir_
 
 from lamina.fusion import FUSIONS
 from lamina.fusion.ada_layers import AdaLayers
@@ -20,12 +21,10 @@ SIZES = st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(1, 5), st.in
 SCORES = st.floats(-2, 2, width=32)
 
 
-@st.composite
-def fusions(draw: Any) -> tuple[str, Any, torch.Tensor, torch.Tensor]:
-    """Name, module with any parameters, states and mask."""
-    name = draw(st.sampled_from(FUSIONS.names()))
-    layers, batch, tokens, width = draw(SIZES)
-    options: dict[str, Any] = {}
+def options_of(draw: Any, name: str, layers: int) -> dict[str, Any]:
+    """Any settings of a fusion that its number of layers allows."""
+    sizes = {"gated": ("hidden",), "concat": ("dim",), "depth_lstm": ("dim",), "dwatt": ("bottleneck", "position_dim")}
+    options: dict[str, Any] = {size: draw(st.integers(1, 7)) for size in sizes.get(name, ())}
     if name in ("ada_layers", "single_layer"):
         options = {
             "dim": draw(st.integers(2, 7)),
@@ -36,33 +35,57 @@ def fusions(draw: Any) -> tuple[str, Any, torch.Tensor, torch.Tensor]:
         options |= {"alpha": draw(st.floats(0.1, 64)), "cutoff": draw(st.floats(0, 0.99)) / layers}
     if name == "single_layer":
         options["layer"] = draw(st.integers(-layers, layers - 1))
+    if name == "concat":
+        options["bias"] = draw(st.booleans())
+    if name in ("head2toe", "routing"):
+        options["per_token"] = draw(st.booleans())
+    return options
+
+
+@st.composite
+def fusions(draw: Any, names: Sequence[str] = FUSIONS.names()) -> tuple[str, Any, torch.Tensor, torch.Tensor]:
+    """Name, module with any parameters, states and mask."""
+    name = draw(st.sampled_from(names))
+    layers, batch, tokens, width = draw(SIZES)
+    options = options_of(draw, name, layers)
     torch.manual_seed(draw(st.integers(0, 1000)))
     module = FUSIONS.get(name)(**options).build(layers, width).eval()
     if hasattr(module, "scores"):
         with torch.no_grad():
             module.scores.copy_(torch.tensor(draw(st.lists(SCORES, min_size=layers, max_size=layers))))
+    else:
+        stir_(module, draw(st.integers(0, 1000)))
     real = draw(st.lists(st.booleans(), min_size=batch * tokens, max_size=batch * tokens))
     return name, module, torch.randn(layers, batch, tokens, width), torch.tensor(real).view(batch, tokens)
 
 
 @FEW
-@given(fusions())
+@given(fusions(tuple(FORMULAS)))
 @torch.no_grad()
 def test_a_stream_computes_the_formula(case: tuple[str, Any, torch.Tensor, torch.Tensor]):
     name, module, states, mask = case
-    got = module(states, mask)
-    assert bool(got.isfinite().all())
     # a norm over few features that are almost equal magnifies rounding
-    torch.testing.assert_close(got[mask], FORMULAS[name](module, states, mask)[mask], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        module(states, mask)[mask], FORMULAS[name](module, states, mask)[mask], rtol=1e-3, atol=1e-3
+    )
+
+
+@FEW
+@given(fusions())
+@torch.no_grad()
+def test_features_are_numbers_whatever_the_mask_is(case: tuple[str, Any, torch.Tensor, torch.Tensor]):
+    _, module, states, mask = case
+    assert bool(module(states, mask).isfinite().all())
 
 
 @FEW
 @given(fusions())
 @torch.no_grad()
 def test_importances_are_shares(case: tuple[str, Any, torch.Tensor, torch.Tensor]):
-    _, module, states, _ = case
+    _, module, states, mask = case
     assert set(module.live()) <= set(range(len(states)))
     assert module.live() == tuple(sorted(set(module.live())))
+    module(states, mask)
     if hasattr(module, "importance"):
         shares = module.importance()
         assert abs(shares.sum().item() - 1) < 1e-5

@@ -20,6 +20,7 @@ COMMANDS = {
     "train": "lamina.cli.train:train",
     "evaluate": "lamina.cli.evaluate:evaluate",
     "predict": "lamina.cli.predict:predict",
+    "cache": "lamina.cli.cache:cache",
     "demo": "lamina.cli.demo:demo",
 }
 INTERRUPTED = 130  # what a shell gives a command that was ended from the keyboard

@@ -79,16 +79,17 @@ def _task(
     bank: ReaderBank, reader: str, source: str, *, data: Path | None, split: str, columns: dict[str, str | None]
 ) -> Task:
     """The task of one reader: a file that is there, else a preset."""
-    from lamina.data.presets import PRESETS
+    from lamina.data.presets import PRESETS, find_preset
     from lamina.data.task import Task
 
     head = bank[reader].config.head
     if Path(source).is_file():
         return _from_file(head, Path(source), split, columns)
-    short = source.removeprefix("glue/")
-    if short not in PRESETS:
-        raise UnknownNameError(op="evaluate", got=source, known=PRESETS, what="file or preset")
-    return Task.preset(short, files=None if data is None else data / short)
+    try:
+        find_preset(source)
+    except UnknownNameError:
+        raise UnknownNameError(op="evaluate", got=source, known=PRESETS, what="file or preset") from None
+    return Task.preset(source, files=None if data is None else data / source.removeprefix("glue/"))
 
 
 def _from_file(head: HeadConfig, path: Path, split: str, columns: dict[str, str | None]) -> Task:

@@ -88,6 +88,9 @@ def _short(given: str | tuple[str, str]) -> str:
 
 def summary(answer: Any) -> str:
     """A reader's answer in a few words."""
+    if isinstance(answer, list) and answer and "candidates" in answer[0]:
+        best = [mask["candidates"][0] for mask in answer]
+        return ", ".join(f"{one['token']} ({one['score']:.2f})" for one in best)
     if isinstance(answer, list):
         return ", ".join(f"{span['text']} {span['label']} ({span['score']:.2f})" for span in answer) or "-"
     if "value" in answer:

@@ -15,16 +15,26 @@ if TYPE_CHECKING:
 
     from lamina.data.read import Table
 
-SEQUENCE, TOKEN = "sequence_classification", "token_classification"
-KINDS = (SEQUENCE, TOKEN)
+SEQUENCE, TOKEN, MASKED = "sequence_classification", "token_classification", "masked_lm"
+KINDS = (SEQUENCE, TOKEN, MASKED)
+MASKED_LABELS = ("token",)  # the classes are the model's vocabulary, which no task lists
 
 METRICS: Mapping[tuple[str, str], tuple[str, ...]] = {
     (SEQUENCE, "classification"): ("accuracy", "f1", "mcc"),
     (SEQUENCE, "regression"): ("pearson", "spearman"),
     (SEQUENCE, "multi_label"): ("f1", "accuracy"),
     (TOKEN, "classification"): ("span_f1", "accuracy", "f1"),
+    (MASKED, "classification"): ("perplexity", "accuracy"),
 }
 """Which metrics fit which (kind, problem); the first is the usual one to choose a checkpoint by."""
+
+LOWER = frozenset({"perplexity"})
+"""Metrics of which less is better; of all others more is."""
+
+
+def better(metric: str, new: float, old: float) -> bool:
+    """Whether a score beats another; NaN beats nothing, and a tie is not better."""
+    return new < old if metric in LOWER else new > old
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ def build(wanted: Wanted, tables: Mapping[str, Table]) -> tuple[Wanted, dict[str
     Raises:
         DataError: If a column is missing, or a cell does not fit.
         UnknownNameError: If the kind or the problem is none there is.
-        ConfigError: If labels are named twice, or a token task is to read pairs.
+        ConfigError: If labels are named twice, or a kind that reads single texts is to read pairs.
     """
     if wanted.kind not in KINDS:
         raise UnknownNameError(op="task", got=wanted.kind, known=KINDS, what="kind")
@@ -69,9 +79,12 @@ def build(wanted: Wanted, tables: Mapping[str, Table]) -> tuple[Wanted, dict[str
     if wanted.problem is not None and wanted.problem not in problems:
         raise UnknownNameError(op="task", got=wanted.problem, known=problems, what="problem")
     _check_labels(wanted.labels)
-    if wanted.kind == TOKEN:
-        return _token_task(wanted, tables)
-    return _sequence_task(wanted, tables)
+    if wanted.pair is not None and wanted.kind != SEQUENCE:
+        raise ConfigError(
+            f"task: text_pair is '{wanted.pair}'; a task of kind {wanted.kind} reads one text a row. "
+            "Leave text_pair out."
+        )
+    return _BUILDERS[wanted.kind](wanted, tables)
 
 
 def _check_labels(labels: Sequence[str] | None) -> None:
@@ -126,7 +139,7 @@ def _texts(table: Table, column: str | int) -> tuple[str, ...]:
         if not isinstance(cell, str):
             raise DataError(
                 f"task: {table.path} row {row} has no text in column '{column}' but {type(cell).__name__}; "
-                "a sequence task reads text. Name the column that holds it.",
+                "a task of this kind reads text. Name the column that holds it.",
                 path=table.path,
                 row=row,
                 column=str(column),
@@ -135,10 +148,6 @@ def _texts(table: Table, column: str | int) -> tuple[str, ...]:
 
 
 def _token_task(wanted: Wanted, tables: Mapping[str, Table]) -> tuple[Wanted, dict[str, Split]]:
-    if wanted.pair is not None:
-        raise ConfigError(
-            f"task: text_pair is '{wanted.pair}'; a token task reads one text a row. Leave text_pair out."
-        )
     tags = {name: _tags(table, wanted) for name, table in tables.items()}
     if wanted.labels is None:
         _first(tables)
@@ -197,6 +206,25 @@ def _token_split(table: Table, wanted: Wanted, tags: Sequence[Sequence[str]]) ->
         spans.append(span)
         ids.append(tuple(index[mark] for mark in marks))
     return Split(tuple(texts), tuple(ids), tuple(spans))
+
+
+def _masked_task(wanted: Wanted, tables: Mapping[str, Table]) -> tuple[Wanted, dict[str, Split]]:
+    if wanted.labels not in (None, MASKED_LABELS):
+        raise ConfigError(
+            f"task: labels are {', '.join(wanted.labels or ())}; the labels of {MASKED} are the texts' own tokens. "
+            "Leave labels out."
+        )
+    wanted = replace(wanted, labels=MASKED_LABELS, problem="classification")
+    return wanted, {name: _plain_split(table, wanted) for name, table in tables.items()}
+
+
+def _plain_split(table: Table, wanted: Wanted) -> Split:
+    """The texts as they are, without their line ends; blank ones are no rows."""
+    texts = tuple(text.rstrip("\r\n") for text in _texts(table, wanted.text) if text.strip())
+    return Split(texts, (None,) * len(texts))
+
+
+_BUILDERS = {SEQUENCE: _sequence_task, TOKEN: _token_task, MASKED: _masked_task}
 
 
 def join(words: Sequence[object]) -> tuple[str, tuple[tuple[int, int], ...]]:

@@ -28,6 +28,7 @@ __all__ = [
     "IGNORED",
     "Encoded",
     "Run",
+    "blocks",
     "collate",
     "encode",
     "length_batches",
@@ -144,6 +145,34 @@ def encode(
             truncated += 0 if windows else _count_truncated(tokenizer, some, raw["input_ids"], max_length)
             _collect(out, tokenizer, raw, start=start, step=room - options.get("stride", 0))
     return Encoded(out.features, out.text, out.window, out.offsets, truncated, out.runs)
+
+
+def blocks(texts: Sequence[str], processor: PreTrainedTokenizerBase | ProcessorMixin, *, max_length: int) -> Encoded:
+    """Tokenise running text, join it and cut it into blocks of equal length, as is usual in language modelling.
+
+    Each text keeps the special tokens around it, which mark where one ends and the next begins; blocks are cut without
+    regard to them. The last block is shorter, and is kept.
+
+    Args:
+        texts: Paragraphs in the order they are read.
+        processor: The tokenizer, or a processor that holds one. It is left as it was.
+        max_length: Tokens per block.
+
+    Returns:
+        Every block as a text of its own, without offsets.
+    """
+    tokenizer = tokenizer_of(processor)
+    joined: dict[str, list[int]] = {}
+    with _left_as_it_was(tokenizer, windows=False):
+        for start in range(0, len(texts), _TEXTS_AT_ONCE):
+            raw = _call(tokenizer, texts[start : start + _TEXTS_AT_ONCE], {"truncation": False})
+            for key in ("input_ids", "attention_mask", "token_type_ids"):
+                if key in raw:
+                    joined.setdefault(key, []).extend(token for row in raw[key] for token in row)
+    starts = range(0, len(joined.get("input_ids", ())), max_length)
+    features = [{key: tokens[at : at + max_length] for key, tokens in joined.items()} for at in starts]
+    runs = [Run(0, len(feature["input_ids"]), 0) for feature in features]
+    return Encoded(features, list(range(len(features))), [0] * len(features), [[] for _ in features], 0, runs)
 
 
 def _check_windows(tokenizer: Tokenizer, *, pairs: bool) -> None:

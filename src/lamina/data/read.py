@@ -2,6 +2,7 @@
 
 TSV is read as the GLUE files are written: a quote is a quote, a line is a row. CSV follows RFC 4180. JSONL has one
 object per line. CoNLL columns have one word per line, a blank line between sentences and perhaps `-DOCSTART-` lines.
+Plain text has a paragraph per line; blank lines are no rows.
 """
 
 from __future__ import annotations
@@ -77,13 +78,14 @@ class Table:
         return str(name)
 
 
-def read_table(path: str | Path, *, header: Sequence[str] | None = None, words: bool = False) -> Table:
+def read_table(path: str | Path, *, header: Sequence[str] | None = None, other: str | None = None) -> Table:
     """Read a file by its ending: .tsv, .csv, .jsonl, .parquet, .conll and the like.
 
     Args:
         path: The file.
         header: Names of the columns of a TSV or CSV file that has no first line with names.
-        words: A file whose ending says nothing (`eng.train`, `.txt`) holds CoNLL columns.
+        other: What a file holds whose ending says nothing (`eng.train`, `.txt`): "conll" columns, or the "lines" of a
+            plain text, as one column "text"; None: that is an error.
 
     Raises:
         DataError: If the file is missing, empty, of an unknown kind, not UTF-8, or a row does not fit.
@@ -91,13 +93,13 @@ def read_table(path: str | Path, *, header: Sequence[str] | None = None, words: 
     path = Path(path)
     if not path.is_file():
         raise DataError(f"read: {path} is not there; a task needs its files. Check the path.", path=str(path))
-    kind = _kind(path, words)
+    kind = _kind(path, other)
     if kind == "parquet":
         return _filled(_parquet(path))
     text = _text(path)
     if kind in ("tsv", "csv"):
         return _filled(_grid(path, _LINES[kind](path, text), header))
-    return _filled(_jsonl(path, text) if kind == "jsonl" else _conll(path, text))
+    return _filled(_TEXTS[kind](path, text))
 
 
 _KINDS = {
@@ -114,8 +116,8 @@ _KINDS = {
 }
 
 
-def _kind(path: Path, words: bool) -> str:
-    kind = _KINDS.get(path.suffix.lower(), "conll" if words else None)
+def _kind(path: Path, other: str | None) -> str:
+    kind = _KINDS.get(path.suffix.lower(), other)
     if kind is None:
         raise DataError(
             f"read: {path} ends in '{path.suffix}'; the endings known are {', '.join(_KINDS)}. "
@@ -269,3 +271,11 @@ def _conll(path: Path, text: str) -> Table:
         str(i): [[cells[i] for cells in sentence] for sentence in sentences] for i in range(width)
     }
     return Table(str(path), columns, numbers, numbered=True)
+
+
+def _plain(path: Path, text: str) -> Table:
+    rows = [(number, line) for number, line in _lines(text) if line.strip()]
+    return Table(str(path), {"text": [line for _, line in rows]}, [number for number, _ in rows])
+
+
+_TEXTS: dict[str, Callable[[Path, str], Table]] = {"jsonl": _jsonl, "conll": _conll, "lines": _plain}

@@ -22,7 +22,7 @@ class Split:
     Attributes:
         texts: A text each, or a pair of texts. Token tasks: the words joined by one space.
         labels: Per text a class id, a number (regression) or zeros and ones, one per label (multi-label).
-            Token tasks: one class id per word.
+            Token tasks: one class id per word. Masked language modelling: None.
         words: Token tasks: the character span of every word in its text. Else None.
     """
 
@@ -39,8 +39,14 @@ class Split:
         return Split(tuple(self.texts[row] for row in rows), tuple(self.labels[row] for row in rows), words)
 
 
-def limited(split: Split, limit: int | None, seed: int) -> Split:
+def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit") -> Split:
     """At most `limit` rows, drawn uniformly without replacement; the rows keep their order.
+
+    Args:
+        split: Some part.
+        limit: How many rows, at most; None: all.
+        seed: Which rows.
+        option: What the limit is called in the error.
 
     Raises:
         ConfigError: If `limit` is below 1.
@@ -48,19 +54,20 @@ def limited(split: Split, limit: int | None, seed: int) -> Split:
     if limit is None:
         return split
     if limit < 1:
-        raise ConfigError(f"task: limit is {limit}; at least one row must be left. Give a limit of 1 or more.")
+        raise ConfigError(f"task: {option} is {limit}; at least one row must be left. Give a limit of 1 or more.")
     if limit >= len(split):
         return split
     return split.take(sorted(random.Random(seed).sample(range(len(split)), limit)))
 
 
-def held_out(split: Split, *, stratify: bool, seed: int) -> tuple[Split, Split]:
+def held_out(split: Split, *, stratify: bool, seed: int, last: bool = False) -> tuple[Split, Split]:
     """Set a tenth of the rows aside for validation.
 
     Args:
         split: The training rows.
         stratify: Keep the share of each class; needs one class id per row.
         seed: Which rows go.
+        last: The last rows go, whatever the seed: for running text, whose lines belong together.
 
     Returns:
         What is left for training, and the part set aside; both keep the order of the rows.
@@ -74,22 +81,24 @@ def held_out(split: Split, *, stratify: bool, seed: int) -> tuple[Split, Split]:
             f"task: the train part has {count} rows; two are needed to set one aside for validation. "
             "Give more rows or a validation file."
         )
+    tenth = max(1, round(HELD_OUT * count))
+    if last:
+        return split.take(range(count - tenth)), split.take(range(count - tenth, count))
     rng = random.Random(seed)
     groups: dict[Any, list[int]] = defaultdict(list)
     for row in range(count):
         groups[split.labels[row] if stratify else None].append(row)
     aside: set[int] = set()
-    for group, share in zip(groups.values(), _shares([len(g) for g in groups.values()]), strict=True):
+    for group, share in zip(groups.values(), shares([len(g) for g in groups.values()], tenth), strict=True):
         aside.update(rng.sample(group, share))
     return split.take([row for row in range(count) if row not in aside]), split.take(sorted(aside))
 
 
-def _shares(sizes: list[int]) -> list[int]:
-    """How many of each group make up a tenth of all: rounded down, the rest to the largest remainders."""
-    total = max(1, round(HELD_OUT * sum(sizes)))
+def shares(sizes: list[int], total: int) -> list[int]:
+    """How many of each group make up `total`: in proportion, rounded down, the rest to the largest remainders."""
     exact = [total * size / sum(sizes) for size in sizes]
-    shares = [int(x) for x in exact]
-    order = sorted(range(len(sizes)), key=lambda i: (shares[i] - exact[i], -sizes[i]))
-    for i in order[: total - sum(shares)]:
-        shares[i] += 1
-    return shares
+    whole = [int(x) for x in exact]
+    order = sorted(range(len(sizes)), key=lambda i: (whole[i] - exact[i], -sizes[i]))
+    for i in order[: total - sum(whole)]:
+        whole[i] += 1
+    return whole

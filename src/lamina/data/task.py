@@ -6,14 +6,15 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lamina.data.build import METRICS, TOKEN, Wanted, build
+from lamina.data.build import MASKED, METRICS, SEQUENCE, TOKEN, Wanted, build
+from lamina.data.draw import Amount, Classes, draw_rows
 from lamina.data.presets import Preset, find_preset
 from lamina.data.read import Table, read_table
 from lamina.data.split import Split, held_out, limited
 from lamina.data.tags import marks_spans
-from lamina.errors import DataError, UnknownNameError
+from lamina.errors import ConfigError, DataError, UnknownNameError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,7 @@ __all__ = ["Split", "Task"]
 logger = logging.getLogger(__name__)
 
 PARTS = ("train", "validation", "test")
+_UNNAMED = {TOKEN: "conll", MASKED: "lines"}  # what files hold whose ending does not say
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,16 @@ class Task:
     """Labelled texts and what is asked about them.
 
     Attributes:
-        kind: "sequence_classification" or "token_classification".
-        problem: "classification", "regression" or "multi_label"; token tasks: "classification".
-        labels: Class names in the order of their ids; regression: the score's name.
-        metric: The metric that picks the best checkpoint; greater is better.
+        kind: "sequence_classification", "token_classification" or "masked_lm".
+        problem: "classification", "regression" or "multi_label"; of other kinds "classification".
+        labels: Class names in the order of their ids; regression: the score's name; "masked_lm": ("token",).
+        metric: The metric that picks the best checkpoint; see `lamina.data.build.better`.
         metrics: All metrics that are reported.
         splits: "train", "validation" and perhaps "test".
         name: What the task is called in tables and files.
+        drawn: How the train part was drawn from a larger one, JSON-ready: "per_class", "fraction" or "rows" with the
+            value that was asked, "of" how many rows, "stratified" and "seed"; "before" it an earlier draw. None: it
+            was not.
     """
 
     kind: str
@@ -46,6 +51,7 @@ class Task:
     metrics: tuple[str, ...]
     splits: Mapping[str, Split]
     name: str
+    drawn: dict[str, Any] | None = None
 
     def split(self, name: str) -> Split:
         """One part.
@@ -56,6 +62,50 @@ class Task:
         if name not in self.splits:
             raise UnknownNameError(op=f"task {self.name}", got=name, known=self.splits, what="split")
         return self.splits[name]
+
+    def draw(
+        self,
+        *,
+        per_class: int | None = None,
+        fraction: float | None = None,
+        rows: int | None = None,
+        stratified: bool = False,
+        seed: int = 0,
+    ) -> Task:
+        """The same task with fewer rows to learn from; validation and test stay whole.
+
+        A class that is left without a row is named in a warning.
+
+        Args:
+            per_class: So many rows times the number of classes. Of token tasks whose tags mark spans the classes are
+                the span types (four in CoNLL-2003), as the papers count them.
+            fraction: This share of the rows.
+            rows: So many rows.
+            stratified: As many rows of each class (`per_class`), or the same share of each; else rows are drawn
+                uniformly, without replacement, whatever their classes, as in the papers. Only where a row has one
+                class: not for token tasks, multi-label tasks, and tasks without classes.
+            seed: Which rows.
+
+        Raises:
+            UnknownNameError: If the task has no train part.
+            ConfigError: Unless exactly one of `per_class`, `fraction` and `rows` is given, and there are that many
+                rows; or if `stratified` is set where rows have several classes or none.
+        """
+        amount = Amount(per_class, fraction, rows)
+        train = self.split("train")
+        if stratified and (self.kind, self.problem) != (SEQUENCE, "classification"):
+            raise ConfigError(
+                f"draw: stratified is set for a task of kind {self.kind} ({self.problem}); its rows have not one class "
+                "each. Draw without it."
+            )
+        classes = Classes.of(self.kind, self.problem, self.labels, train)
+        chosen = draw_rows(classes, amount, stratified=stratified, seed=seed)
+        for missing in classes.missing(chosen):
+            logger.warning("task %s: none of the %d rows drawn is of class '%s'", self.name, len(chosen), missing)
+        facts = {**amount.given(), "of": len(train), "stratified": stratified, "seed": seed}
+        if self.drawn is not None:
+            facts["before"] = self.drawn
+        return replace(self, splits={**self.splits, "train": train.take(chosen)}, drawn=facts)
 
     @classmethod
     def from_files(  # noqa: PLR0913
@@ -73,16 +123,19 @@ class Task:
         problem: str | None = None,
         name: str | None = None,
         limit: int | None = None,
+        limit_validation: int | None = None,
         seed: int = 0,
     ) -> Task:
-        """Read a task from TSV, CSV, JSONL, Parquet or CoNLL-column files.
+        """Read a task from TSV, CSV, JSONL, Parquet, CoNLL-column or (for "masked_lm") plain text files.
 
         Args:
-            kind: "sequence_classification" or "token_classification".
+            kind: "sequence_classification", "token_classification" or "masked_lm".
             train: Rows to learn from.
-            validation: Rows to choose by; without them a tenth of `train` is set aside, class by class.
+            validation: Rows to choose by; without them a tenth of `train` is set aside, class by class; of running
+                text ("masked_lm") its last tenth.
             test: Rows that only `evaluate` looks at.
-            text: Column of the text; of the list of words in a token task. In CoNLL files its number (default 0).
+            text: Column of the text; of the list of words in a token task. In CoNLL files its number (default 0). In
+                plain text every line that is not blank is a row.
             text_pair: Column of the second text of sentence-pair tasks.
             label: Column of the label; of the list of tags in a token task. In CoNLL files a number (default the last).
             labels: Class names in the order of their ids; by default those of `train`, sorted. The files hold
@@ -91,24 +144,27 @@ class Task:
             problem: "classification", "regression" (labels with a decimal point) or "multi_label" (lists of labels);
                 by default read off the labels.
             name: What the task is called; by default the first file's name without its ending.
-            limit: At most so many training rows, drawn uniformly; validation and test stay whole.
+            limit: At most so many training rows, drawn uniformly.
+            limit_validation: At most so many validation rows, drawn uniformly; the test part stays whole.
             seed: Decides which rows are set aside and which are drawn.
 
         Raises:
             DataError: If a file, row, column or label does not fit; names it.
             UnknownNameError: If kind, problem or metric is none there is.
-            ConfigError: If `limit` is below 1, labels are named twice, or a token task is to read pairs.
+            ConfigError: If a limit is below 1, labels are named twice, or a kind that reads single texts is to read
+                pairs.
         """
         given = {part: path for part, path in zip(PARTS, (train, validation, test), strict=True) if path is not None}
         if not given:
             raise DataError("task: no file was given; a task needs rows. Give `train`, `validation` or `test`.")
         wanted = Wanted(kind, text, label, text_pair, None if labels is None else tuple(labels), problem)
-        tables = {part: read_table(path, words=kind == TOKEN) for part, path in given.items()}
+        tables = {part: read_table(path, other=_UNNAMED.get(kind)) for part, path in given.items()}
         if kind == TOKEN and all(table.numbered for table in tables.values()):
             wanted = replace(wanted, text=0 if text == "sentence" else text, label=-1 if label == "label" else label)
-        return _assemble(
-            wanted, tables, metrics=metric, name=name or Path(next(iter(given.values()))).stem, limit=limit, seed=seed
-        )
+        if kind == MASKED and text == "sentence" and not any(text in table.columns for table in tables.values()):
+            wanted = replace(wanted, text="text")
+        name = name or Path(next(iter(given.values()))).stem
+        return _assemble(wanted, tables, metrics=metric, name=name, limits=(limit, limit_validation), seed=seed)
 
     @classmethod
     def preset(
@@ -117,27 +173,31 @@ class Task:
         *,
         files: str | Path | Mapping[str, str | Path] | None = None,
         limit: int | None = None,
+        limit_validation: int | None = None,
         seed: int = 0,
     ) -> Task:
         """A known public task, from local files in the published format or from the hub.
 
         Args:
-            name: "cola", "sst2", "mrpc", "rte", "stsb", "wnli", "qnli", "imdb" or "conll2003"; "glue/cola" is "cola".
+            name: "cola", "sst2", "mrpc", "rte", "stsb", "wnli", "qnli", "imdb", "conll2003", "wikiann" or "wikitext2";
+                "glue/cola" is "cola", and "wikiann/de" is WikiAnn's German part (else English).
             files: Part ("train", "validation", "test") to file, or the folder with the published files;
                 None fetches the set from the hub.
             limit: At most so many training rows, drawn uniformly.
+            limit_validation: At most so many validation rows, drawn uniformly.
             seed: Decides which rows are drawn, and which are set aside where there is no validation part.
 
         Raises:
             UnknownNameError: If the preset or a part is none there is.
             DataError: If a file, row, column or label does not fit, or the hub cannot be reached.
-            ConfigError: If `limit` is below 1.
+            ConfigError: If a limit is below 1.
         """
         short, preset = find_preset(name)
         text, pair, label = preset.hub_columns if files is None else preset.columns
         wanted = Wanted(preset.kind, text, label, pair, preset.labels, preset.problem)
         tables = _fetch(short, preset) if files is None else _open(short, preset, files)
-        return _assemble(wanted, tables, metrics=preset.metrics, name=short, limit=limit, seed=seed)
+        limits = (limit, limit_validation)
+        return _assemble(wanted, tables, metrics=preset.metrics, name=short, limits=limits, seed=seed)
 
 
 def _assemble(
@@ -146,7 +206,7 @@ def _assemble(
     *,
     metrics: str | tuple[str, ...] | None,
     name: str,
-    limit: int | None,
+    limits: tuple[int | None, int | None],
     seed: int,
 ) -> Task:
     wanted, splits = build(wanted, tables)
@@ -154,12 +214,16 @@ def _assemble(
     if not isinstance(metrics, tuple):
         metrics = _metrics(wanted.kind, problem, labels, metrics)
     if "train" in splits and "validation" not in splits:
-        stratify = problem == "classification" and wanted.kind != TOKEN
-        splits["train"], splits["validation"] = held_out(splits["train"], stratify=stratify, seed=seed)
-    if "train" in splits:
-        splits["train"] = limited(splits["train"], limit, seed)
+        stratify = problem == "classification" and wanted.kind == SEQUENCE
+        last = wanted.kind == MASKED
+        splits["train"], splits["validation"] = held_out(splits["train"], stratify=stratify, seed=seed, last=last)
+    if "validation" in splits:
+        splits["validation"] = limited(splits["validation"], limits[1], seed, option="limit_validation")
     ordered = {part: splits[part] for part in PARTS if part in splits}
-    return Task(wanted.kind, problem, labels, metrics[0], metrics, ordered, name)
+    task = Task(wanted.kind, problem, labels, metrics[0], metrics, ordered, name)
+    if "train" not in splits or limited(splits["train"], limits[0], seed) is splits["train"]:
+        return task
+    return task.draw(rows=limits[0], seed=seed)
 
 
 def _metrics(kind: str, problem: str, labels: Sequence[str], metric: str | None) -> tuple[str, ...]:
@@ -179,7 +243,8 @@ def _open(name: str, preset: Preset, files: str | Path | Mapping[str, str | Path
     for part in paths:
         if part not in PARTS:
             raise UnknownNameError(op=f"task {name}", got=part, known=PARTS, what="split")
-    return {part: read_table(path, header=preset.header, words=preset.kind == TOKEN) for part, path in paths.items()}
+    other = _UNNAMED.get(preset.kind)
+    return {part: read_table(path, header=preset.header, other=other) for part, path in paths.items()}
 
 
 def _published(name: str, preset: Preset, folder: Path) -> dict[str, Path]:
@@ -188,13 +253,17 @@ def _published(name: str, preset: Preset, folder: Path) -> dict[str, Path]:
         part: next((folder / one for one in names if (folder / one).is_file()), None)
         for part, names in preset.files.items()
     }
-    if found["train"] is None:
+    if found["train"] is None and preset.kind == MASKED and found["validation"] is not None:
+        found["train"] = found.pop("validation")
+        logger.warning("task %s: %s has no train file; the validation file stands in for it", name, folder)
+        logger.warning("task %s: the last tenth of the text is set aside for validation", name)
+    elif found["train"] is None:
         raise DataError(
             f"task {name}: {folder} has no {' or '.join(preset.files['train'])}; "
             "a folder must hold the published files. Check the folder, or name the files one by one.",
             path=str(folder),
         )
-    if found.get("validation", folder) is None:
+    elif found.get("validation", folder) is None:
         logger.warning("task %s: %s has no validation file; a tenth of the train part is set aside", name, folder)
     return {part: path for part, path in found.items() if path is not None}
 

@@ -10,5 +10,13 @@ FUSIONS = Registry(
         "last_layer": "lamina.fusion.last_layer:LastLayer",
         "mean": "lamina.fusion.mean:Mean",
         "scalar_mix": "lamina.fusion.scalar_mix:ScalarMix",
+        "elementwise": "lamina.fusion.elementwise:Elementwise",
+        "gated": "lamina.fusion.gated:Gated",
+        "concat": "lamina.fusion.concat:Concat",
+        "dwatt": "lamina.fusion.dwatt:DWAtt",
+        "depth_lstm": "lamina.fusion.depth_lstm:DepthLSTM",
+        "extra_layers": "lamina.fusion.extra_layers:ExtraLayers",
+        "head2toe": "lamina.fusion.head2toe:Head2Toe",
+        "routing": "lamina.fusion.routing:Routing",
     },
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,10 +14,12 @@ from torch.nn import functional as F
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from jaxtyping import Bool, Float
+    from transformers import PreTrainedModel
 
+    from lamina.layers import LayerStack
     from lamina.layers.selectors import Selector
 
 
@@ -24,6 +27,7 @@ class FusionConfig(ABC):
     """Settings of one fusion. Subclasses are frozen dataclasses, most of them with a `layers` selector."""
 
     streams: ClassVar[bool] = True  # False: needs every state at once, so the bank keeps them
+    follows: ClassVar[bool] = False  # True: needs more of the pass than its states, so stored states do not do
 
     def selector(self) -> Selector:
         """Which layers are read; the `layers` field unless a subclass fixes them."""
@@ -40,6 +44,17 @@ class FusionConfig(ABC):
         Returns:
             The module, freshly initialised from torch's global generator.
         """
+
+    def build_on(self, model: PreTrainedModel, stack: LayerStack, layers: int) -> Fusion:
+        """Make the module for a model that is at hand; most fusions need only the width of its stack.
+
+        Args:
+            model: The model that is read.
+            stack: Its stack.
+            layers: Number of hidden states it will get.
+        """
+        del model
+        return self.build(layers, stack.width)
 
 
 class LayerView:
@@ -87,9 +102,35 @@ class Fusion(nn.Module, ABC):
         """Indices of the states that can change the features now; the others (and their gradients) may be skipped."""
         return tuple(range(self.layers))
 
-    def penalty(self) -> Tensor | None:
-        """A scalar to add to the loss, or None."""
+    def penalty(self, head: nn.Module | None = None) -> Tensor | None:
+        """A scalar to add to the loss, or None.
+
+        Args:
+            head: What reads the features, for penalties on its weights.
+        """
+        del head
         return None
+
+    def check_head(self, head: nn.Module) -> None:
+        """Raise ConfigError if `head` cannot read these features; most can."""
+
+    def advance(self, done: float, head: nn.Module) -> bool:
+        """Go on to the next stage of training, for fusions that have stages; called after each epoch.
+
+        Args:
+            done: Share of the reader's epochs that are over, up to 1.
+            head: What reads the features.
+
+        Returns:
+            Whether parameters were started afresh; optimiser state, schedule and best epoch then start afresh too.
+        """
+        del done, head
+        return False
+
+    def follow(self, stack: LayerStack) -> AbstractContextManager[None]:
+        """Watch a pass over `stack` for what its states do not tell; only for configs that say `follows`."""
+        del stack
+        return nullcontext()
 
     def forward(
         self,
@@ -119,6 +160,28 @@ class Fusion(nn.Module, ABC):
         for index in self.live():
             stream.step(index, LayerView(states[index]))
         return stream.finish(mask.bool())[0]
+
+
+class Kept(Stream):
+    """Keeps every state until the pass ends, for fusions that need them all at once (`streams = False`).
+
+    Args:
+        fuse: Called with the states, lowest layer first, and the mask; returns the features.
+    """
+
+    def __init__(self, fuse: Callable[[list[Tensor], Tensor], Tensor]) -> None:
+        self._fuse = fuse
+        self._states: list[Tensor] = []
+
+    def step(self, index: int, view: LayerView) -> None:
+        """Keep one state."""
+        del index
+        self._states.append(view.state)
+
+    def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
+        """Fuse what was kept, and let it go."""
+        states, self._states = self._states, []
+        return [self._fuse(states, mask)]
 
 
 class WeightedSum(Stream):

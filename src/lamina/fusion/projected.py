@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.checks import check_range
+from lamina.dropout import dropout
 from lamina.fusion.base import Fusion, LayerView, Stream
 
 if TYPE_CHECKING:
@@ -59,9 +60,9 @@ class ProjectedFusion(Fusion):
     def weights(self) -> Float[Tensor, " layers"]:
         """Weight of each layer in the sum."""
 
-    def kernel(self, index: int) -> Float[Tensor, "dim width"]:
-        """W_i of state number `index`."""
-        return self.projection[index]
+    def place(self, index: int) -> int:
+        """Which of the projections is W_i of state number `index`."""
+        return index
 
     def group(self) -> Hashable:
         """Same shape, same settings, same place."""
@@ -85,6 +86,8 @@ class ProjectedStream(Stream):
         self._training = members[0].training
         self._weights = torch.stack([member.weights() for member in members])
         self._zero = (self._weights == 0).tolist()
+        # [projections][members, dim, width]; unbound at once: the gradient of each slice would be as large as the whole
+        self._kernels = torch.stack([member.projection for member in members], dim=1).unbind(0)
         self._total: Tensor | None = None
 
     def step(self, index: int, view: LayerView) -> None:
@@ -92,7 +95,7 @@ class ProjectedStream(Stream):
         rows = [row for row, zero in enumerate(self._zero) if not zero[index]]
         if not rows:
             return
-        features = self._features([self._members[row] for row in rows], index, view)
+        features = self._features(rows, index, view)
         weights = self._weights[rows, index].unsqueeze(-1)
         if len(rows) < len(self._zero):
             self._add_some(features * weights, rows)
@@ -103,29 +106,23 @@ class ProjectedStream(Stream):
         else:
             self._total.addcmul_(features, weights)
 
-    def _features(self, members: Sequence[ProjectedFusion], index: int, view: LayerView) -> Tensor:
-        """`[batch, tokens, members, dim]`: the normalised projections of one layer."""
-        dtype = members[0].projection.dtype
-        weight = torch.cat([m.kernel(index) for m in members]) if len(members) > 1 else members[0].kernel(index)
-        projected = F.linear(view.gelu.to(dtype), weight).unflatten(-1, (len(members), self._settings.dim))
-        return self._drop(F.layer_norm(projected, (self._settings.dim,)), members)
+    def _features(self, rows: list[int], index: int, view: LayerView) -> Tensor:
+        """`[batch, tokens, members, dim]`: the normalised projections of one layer, for some of the members."""
+        kernel = self._kernels[self._members[0].place(index)]
+        if len(rows) < len(self._members):
+            kernel = kernel[rows]
+        projected = F.linear(view.gelu.to(kernel.dtype), kernel.flatten(0, 1)).unflatten(-1, (len(rows), -1))
+        return self._drop(F.layer_norm(projected, (self._settings.dim,)), rows)
 
     def _add_some(self, part: Tensor, rows: list[int]) -> None:
         if self._total is None:
             self._total = part.new_zeros(*part.shape[:2], len(self._zero), self._settings.dim)
         self._total = self._total.index_add(2, torch.tensor(rows, device=part.device), part)
 
-    def _drop(self, part: Tensor, members: Sequence[Fusion]) -> Tensor:
+    def _drop(self, part: Tensor, rows: Sequence[int]) -> Tensor:
         """Dropout with every member's own random numbers."""
-        p = self._settings.dropout
-        if not self._training or p == 0:
-            return part
-        shape = (*part.shape[:2], self._settings.dim)
-        keep = [
-            torch.empty(shape, device=part.device, dtype=part.dtype).bernoulli_(1 - p, generator=member.generator)
-            for member in members
-        ]
-        return part * torch.stack(keep, dim=2).div_(1 - p)
+        p = self._settings.dropout if self._training else 0.0
+        return dropout(part, p, [self._members[row].generator for row in rows], axis=2)
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
         """Activation and positions on the sum, split by member."""
@@ -136,7 +133,7 @@ class ProjectedStream(Stream):
             total = F.gelu(total)
         if self._settings.positions:
             places = sinusoids(mask, self._settings.dim).to(total.dtype)
-            total = self._drop(total + places.unsqueeze(2), self._members)
+            total = self._drop(total + places.unsqueeze(2), range(len(self._members)))
         return list(total.movedim(2, 0).contiguous().unbind(0))  # one copy here saves each head its own
 
 

@@ -64,10 +64,10 @@ class SingleLayerFusion(ProjectedFusion):
         super().__init__(settings, layers=layers, width=width, projections=1)
         self.index = index
 
-    def kernel(self, index: int) -> Float[Tensor, "dim width"]:
+    def place(self, index: int) -> int:
         """The one projection there is."""
         del index
-        return self.projection[0]
+        return 0
 
     def live(self) -> tuple[int, ...]:
         """The layer that is read."""

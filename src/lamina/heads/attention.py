@@ -1,21 +1,51 @@
-"""Self-attention and the encoder layer of the heads, on torch's fused attention in training and inference alike.
+"""Parts of the heads, each computed for several alike heads in one operation.
 
 `nn.MultiheadAttention` has the same parameters and start, but at inference takes a slower kernel when texts are padded.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from lamina.dropout import dropout
 from lamina.heads.base import check_heads
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jaxtyping import Bool, Float
     from torch import Tensor
+
+    Generators = Sequence[torch.Generator | None]
+
+
+def linear(maps: Sequence[nn.Linear], features: Float[Tensor, "heads *rows dim"]) -> Float[Tensor, "heads *rows out"]:
+    """Each member's own linear map of its own features."""
+    return affine([one.weight for one in maps], [one.bias for one in maps], features)
+
+
+def affine(weights: Sequence[Tensor], biases: Sequence[Tensor], features: Tensor) -> Tensor:
+    """`features[i] @ weights[i].T + biases[i]`."""
+    if len(weights) == 1:
+        return F.linear(features, weights[0], biases[0])
+    rows = features.flatten(1, -2) if features.ndim > 2 else features.unsqueeze(1)
+    mapped = torch.baddbmm(torch.stack(list(biases)).unsqueeze(1), rows, torch.stack(list(weights)).mT)
+    return mapped.view(*features.shape[:-1], mapped.shape[-1])
+
+
+def norm(norms: Sequence[nn.LayerNorm], features: Float[Tensor, "heads *rows dim"]) -> Float[Tensor, "heads *rows dim"]:
+    """Each member's own LayerNorm of its own features."""
+    if len(norms) == 1:
+        return norms[0](features)
+    normal = F.layer_norm(features, norms[0].normalized_shape, eps=norms[0].eps)
+    places = (len(norms), *[1] * (features.ndim - 2), -1)
+    weight, bias = (torch.stack([getattr(one, name) for one in norms]).view(places) for name in ("weight", "bias"))
+    return torch.addcmul(bias, normal, weight)
 
 
 class SelfAttention(nn.Module):
@@ -41,16 +71,28 @@ class SelfAttention(nn.Module):
         nn.init.xavier_uniform_(self.weight)
         nn.init.zeros_(self.output.bias)
 
-    def forward(
-        self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
-    ) -> Float[Tensor, "batch tokens dim"]:
-        """Mix the tokens; only those under `mask` are attended to, and every row must have one."""
-        mixed = F.linear(features, self.weight, self.bias).unflatten(-1, (3, self.heads, -1))
-        query, key, value = mixed.permute(2, 0, 3, 1, 4)
-        dropout = self.dropout if self.training else 0.0
-        seen = mask[:, None, None, :]
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, dropout_p=dropout)
-        return self.output(attended.transpose(1, 2).flatten(-2))
+
+def attend(
+    members: Sequence[SelfAttention],
+    features: Float[Tensor, "heads batch tokens dim"],
+    mask: Bool[Tensor, "batch tokens"],
+    generators: Generators,
+) -> Float[Tensor, "heads batch tokens dim"]:
+    """Mix the tokens; only those under `mask` are attended to, and every row must have one."""
+    one = members[0]
+    mixed = affine([each.weight for each in members], [each.bias for each in members], features)
+    query, key, value = mixed.unflatten(-1, (3, one.heads, -1)).permute(3, 0, 4, 1, 2, 5).unbind(0)
+    # [batch, members * attention heads, tokens, size]: to the kernel, members are more attention heads
+    query, key, value = (part.permute(2, 0, 1, 3, 4).flatten(1, 2) for part in (query, key, value))
+    seen = mask[:, None, None, :]
+    if one.training and one.dropout > 0:
+        scores = (query @ key.mT / math.sqrt(query.shape[-1])).masked_fill(~seen, -math.inf).softmax(-1)
+        scores = dropout(scores.unflatten(1, (len(members), -1)), one.dropout, generators, axis=1).flatten(1, 2)
+        attended = scores @ value
+    else:
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+    attended = attended.unflatten(1, (len(members), -1)).permute(1, 0, 3, 2, 4).flatten(-2)
+    return linear([each.output for each in members], attended)
 
 
 class EncoderLayer(nn.Module):
@@ -71,12 +113,20 @@ class EncoderLayer(nn.Module):
         self.outer = nn.Linear(feedforward, dim)
         self.attention_norm = nn.LayerNorm(dim)
         self.feedforward_norm = nn.LayerNorm(dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout
 
-    def forward(
-        self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
-    ) -> Float[Tensor, "batch tokens dim"]:
-        """Attention and feed-forward, each added to what came in."""
-        features = features + self.dropout(self.attention(self.attention_norm(features), mask))
-        inner = self.dropout(F.gelu(self.inner(self.feedforward_norm(features))))
-        return features + self.dropout(self.outer(inner))
+
+def encode(
+    members: Sequence[EncoderLayer],
+    features: Float[Tensor, "heads batch tokens dim"],
+    mask: Bool[Tensor, "batch tokens"],
+    generators: Generators,
+) -> Float[Tensor, "heads batch tokens dim"]:
+    """Attention and feed-forward, each added to what came in."""
+    p = members[0].dropout if members[0].training else 0.0
+    before = norm([each.attention_norm for each in members], features)
+    mixed = attend([each.attention for each in members], before, mask, generators)
+    features = features + dropout(mixed, p, generators)
+    before = norm([each.feedforward_norm for each in members], features)
+    inner = dropout(F.gelu(linear([each.inner for each in members], before)), p, generators)
+    return features + dropout(linear([each.outer for each in members], inner), p, generators)

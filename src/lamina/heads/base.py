@@ -12,9 +12,10 @@ from torch.nn import functional as F
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     from jaxtyping import Bool, Float
+    from transformers import PreTrainedModel
 
 IGNORE = -100  # the label of a position that has none, as in transformers
 
@@ -34,9 +35,17 @@ class HeadConfig(ABC):
     def build(self, dim: int) -> Head:
         """Make the trainable module for features of size `dim`."""
 
+    def build_on(self, model: PreTrainedModel, dim: int) -> Head:
+        """Make the module for a model that is at hand; most heads need nothing of it."""
+        del model
+        return self.build(dim)
+
 
 class Head(nn.Module, ABC):
     """Features -> logits, and the loss of logits against labels."""
+
+    generator: torch.Generator | None = None  # source of dropout's random numbers; None is torch's own
+    narrows: ClassVar[bool] = False  # True: `forward` takes `keep`, the positions whose logits are wanted
 
     @abstractmethod
     def forward(self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]) -> Tensor:
@@ -45,6 +54,27 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Scalar mean over the labels that are given; 0 where none is."""
+
+    def count(self, labels: Tensor) -> Tensor:
+        """What `loss` divides by: how many labels are given, or their weight."""
+        return counted(labels, None)
+
+    def borrowed(self) -> Mapping[str, Tensor]:
+        """Tensors of the base that the head uses and does not save, by a name each."""
+        return {}
+
+    def group(self) -> Hashable | None:
+        """Heads of one class with equal groups are computed as one operation; None: alone."""
+        return None
+
+    def many(
+        self,
+        heads: Sequence[Head],
+        features: Float[Tensor, "heads batch tokens dim"],
+        mask: Bool[Tensor, "batch tokens"],
+    ) -> Float[Tensor, "heads batch ..."]:
+        """Logits of several heads, all of which have the `group` of this one, each on its own features."""
+        return torch.stack([head(part, mask) for head, part in zip(heads, features, strict=True)])
 
 
 def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
@@ -99,6 +129,10 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tens
     """
     flat, targets = logits.flatten(0, -2).float(), labels.flatten()
     total = F.cross_entropy(flat, targets, weight=weight, ignore_index=IGNORE, reduction="sum")
-    given = targets != IGNORE
-    count = given.sum() if weight is None else weight[targets[given]].sum()
-    return total / count.clamp(min=torch.finfo(flat.dtype).tiny)
+    return total / counted(targets, weight).clamp(min=torch.finfo(flat.dtype).tiny)
+
+
+def counted(labels: Tensor, weight: Tensor | None) -> Tensor:
+    """How many labels are not IGNORE, or the sum of their classes' weights."""
+    given = labels != IGNORE
+    return given.sum() if weight is None else weight[labels[given]].sum()

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.checks import check_range
+from lamina.dropout import dropout
 from lamina.errors import ConfigError, UnknownNameError
-from lamina.heads.attention import SelfAttention
-from lamina.heads.base import Head, HeadConfig, checked_weights, cross_entropy, label_names
+from lamina.heads.attention import SelfAttention, attend, linear
+from lamina.heads.base import Head, HeadConfig, checked_weights, counted, cross_entropy, label_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from jaxtyping import Bool, Float
 
@@ -74,23 +75,40 @@ class SequenceClassificationHead(Head):
         self.config = config
         if config.pooling == "attention":
             self.attention = SelfAttention(config.kind, dim, config.attention_heads)
-        self.dropout = nn.Dropout(config.dropout)
         self.output = nn.Linear(dim, len(config.labels))
         weights = None if config.class_weights is None else torch.tensor(config.class_weights)
         self.register_buffer("class_weights", weights, persistent=False)
+
+    def group(self) -> Hashable:
+        """Same shape, same settings, same place."""
+        weight, config = self.output.weight, self.config
+        return (*weight.shape, config.attention_heads, config.dropout, config.pooling, self.training, weight.dtype)
 
     def forward(
         self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "batch classes"]:
         """Logits of each text."""
+        return self.many([self], features.unsqueeze(0), mask)[0]
+
+    def many(
+        self,
+        heads: Sequence[Head],
+        features: Float[Tensor, "heads batch tokens dim"],
+        mask: Bool[Tensor, "batch tokens"],
+    ) -> Float[Tensor, "heads batch classes"]:
+        """Logits of each text, for alike heads at once."""
+        members = cast("Sequence[SequenceClassificationHead]", heads)
+        outputs, generators = [one.output for one in members], [one.generator for one in members]
+        p = self.config.dropout if self.training else 0.0
         if self.config.pooling == "first":
             first = mask.int().argmax(1)
-            return self.output(self.dropout(features[torch.arange(len(features), device=first.device), first]))
+            seen = features[:, torch.arange(features.shape[1], device=first.device), first]
+            return linear(outputs, dropout(seen, p, generators))
         if self.config.pooling == "attention":
-            features = F.gelu(self.attention(features, mask))
+            features = F.gelu(attend([one.attention for one in members], features, mask, generators))
         share = mask.unsqueeze(-1).to(features.dtype)
-        pooled = (self.dropout(features) * share).sum(1) / share.sum(1)
-        return self.output(pooled)
+        pooled = (dropout(features, p, generators) * share).sum(2) / share.sum(1)
+        return linear(outputs, pooled)
 
     def loss(self, logits: Float[Tensor, "batch classes"], labels: Tensor) -> Float[Tensor, ""]:
         """Cross-entropy, squared error, or binary cross-entropy.
@@ -118,3 +136,9 @@ class SequenceClassificationHead(Head):
             weight = cast("Tensor | None", self.class_weights)
             error = F.binary_cross_entropy_with_logits(logits.float(), target, weight=weight, reduction="none")
         return (error * given).sum() / given.sum().clamp(min=1)
+
+    def count(self, labels: Tensor) -> Tensor:
+        """Number (or weight) of the labels that are given."""
+        if self.config.problem == "classification":
+            return counted(labels, cast("Tensor | None", self.class_weights))
+        return (~labels.isnan() if self.config.problem == "regression" else labels >= 0).sum()

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from lamina.checks import check_range
-from lamina.heads.attention import EncoderLayer
-from lamina.heads.base import Head, HeadConfig, checked_weights, cross_entropy, label_names
+from lamina.dropout import dropout
+from lamina.heads.attention import EncoderLayer, encode, linear
+from lamina.heads.base import Head, HeadConfig, checked_weights, counted, cross_entropy, label_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from jaxtyping import Bool, Float, Int
 
@@ -66,21 +67,43 @@ class TokenClassificationHead(Head):
             EncoderLayer(config.kind, dim, config.attention_heads, config.feedforward, config.dropout)
             for _ in range(config.encoder_layers)
         )
-        self.dropout = nn.Dropout(config.dropout)
+        self.config = config
         self.output = nn.Linear(dim, len(config.labels))
         weights = None if config.class_weights is None else torch.tensor(config.class_weights)
         self.register_buffer("class_weights", weights, persistent=False)
+
+    def group(self) -> Hashable:
+        """Same shape, same settings, same place."""
+        weight, config = self.output.weight, self.config
+        settings = (config.encoder_layers, config.attention_heads, config.feedforward, config.dropout)
+        return (*weight.shape, *settings, self.training, weight.dtype)
 
     def forward(
         self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "batch tokens classes"]:
         """Logits of each token; those of padding mean nothing."""
-        for layer in self.encoder:
-            features = layer(features, mask)
-        return self.output(self.dropout(features))
+        return self.many([self], features.unsqueeze(0), mask)[0]
+
+    def many(
+        self,
+        heads: Sequence[Head],
+        features: Float[Tensor, "heads batch tokens dim"],
+        mask: Bool[Tensor, "batch tokens"],
+    ) -> Float[Tensor, "heads batch tokens classes"]:
+        """Logits of each token, for alike heads at once."""
+        members = cast("Sequence[TokenClassificationHead]", heads)
+        generators = [one.generator for one in members]
+        for layers in zip(*(one.encoder for one in members), strict=True):
+            features = encode(cast("Sequence[EncoderLayer]", layers), features, mask, generators)
+        p = self.config.dropout if self.training else 0.0
+        return linear([one.output for one in members], dropout(features, p, generators))
 
     def loss(
         self, logits: Float[Tensor, "batch tokens classes"], labels: Int[Tensor, "batch tokens"]
     ) -> Float[Tensor, ""]:
         """Mean cross-entropy over tokens whose label is not IGNORE."""
         return cross_entropy(logits, labels, cast("Tensor | None", self.class_weights))
+
+    def count(self, labels: Int[Tensor, "batch tokens"]) -> Tensor:
+        """Number (or weight) of the labels that are given."""
+        return counted(labels, cast("Tensor | None", self.class_weights))

@@ -9,19 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lamina.layers.fingerprints import fingerprint
     from lamina.store.bank import load_bank, save_bank
-    from lamina.store.fingerprints import fingerprint
     from lamina.store.hub import push_bank
     from lamina.store.models import empty_model, load_config, load_model
 
 _WHERE = {
-    "save_bank": "bank",
-    "load_bank": "bank",
-    "push_bank": "hub",
-    "load_model": "models",
-    "load_config": "models",
-    "empty_model": "models",
-    "fingerprint": "fingerprints",  # a module of the same name would hide the function
+    "save_bank": "store.bank",
+    "load_bank": "store.bank",
+    "push_bank": "store.hub",
+    "load_model": "store.models",
+    "load_config": "store.models",
+    "empty_model": "store.models",
+    "fingerprint": "layers.fingerprints",
 }
 
 __all__ = ["empty_model", "fingerprint", "load_bank", "load_config", "load_model", "push_bank", "save_bank"]
@@ -30,4 +30,4 @@ __all__ = ["empty_model", "fingerprint", "load_bank", "load_config", "load_model
 def __getattr__(name: str) -> object:
     if name not in _WHERE:
         raise AttributeError(f"module 'lamina.store' has no attribute '{name}'; it has {', '.join(__all__)}")
-    return getattr(import_module(f"lamina.store.{_WHERE[name]}"), name)
+    return getattr(import_module(f"lamina.{_WHERE[name]}"), name)

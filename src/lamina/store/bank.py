@@ -12,10 +12,11 @@ from lamina.errors import BaseMismatchError, LaminaError, ModelNotFoundError, St
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.layers import stacks
+from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.store.card import model_card
 from lamina.store.files import read_json, read_tensors, staged, write_json, write_tensors
-from lamina.store.fingerprints import fingerprint_of
 from lamina.store.manifest import (
+    BASE,
     CARD,
     FORMAT,
     MANIFEST,
@@ -39,11 +40,11 @@ if TYPE_CHECKING:
     from lamina.layers import LayerStack
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
-_ENTRIES = (MANIFEST, READERS, CARD)
+_ENTRIES = (MANIFEST, READERS, CARD, BASE)
 
 
 def save_bank(bank: ReaderBank, folder: str | Path) -> None:
-    """Save every reader, a manifest that names the base, and a model card.
+    """Save every reader, a manifest that names the base, and a model card; the base too if it was trained with them.
 
     A bank that is there already is replaced as a whole; files of other names in the folder stay. A save that fails
     changes nothing.
@@ -67,6 +68,10 @@ def save_bank(bank: ReaderBank, folder: str | Path) -> None:
         (stage / READERS).mkdir()
         for name in bank:
             _save_reader(bank[name], stage / READERS / name)
+        if bank.own_base:
+            bank.model.save_pretrained(stage / BASE)
+            if bank.processor is not None:
+                bank.processor.save_pretrained(stage / BASE)
         (stage / CARD).write_text(model_card(bank, manifest.base, folder.resolve().name), encoding="utf-8")
         write_json(stage / MANIFEST, manifest.model_dump())
 
@@ -98,12 +103,16 @@ def load_bank(
     folder = _local(folder, revision)
     manifest = read_manifest(folder)
     names = _checked_names(manifest, folder)
-    if model is None:
+    if model is None and manifest.base.trained:
+        model, own = load_model(folder / BASE, dtype=manifest.base.dtype)
+        model.name_or_path = model.config._name_or_path = manifest.base.id or ""
+    elif model is None:
         model, own = _load_base(manifest.base, folder)
     else:
         own = None if processor is not None else _processor_of(model)
     _check_base(manifest.base, model)
     bank = ReaderBank(model, own if processor is None else processor)
+    bank.own_base = manifest.base.trained
     bank.info = dict(manifest.info)
     for name in names:
         _load_reader(bank, name, folder / READERS / name)
@@ -130,6 +139,7 @@ def _describe(bank: ReaderBank) -> BaseFacts:
             name: StackFacts(layers=stack.layers, width=stack.width, fingerprint=fingerprint_of(stack))
             for name, stack in found.items()
         },
+        trained=bank.own_base,
     )
 
 
@@ -146,10 +156,16 @@ def _save_reader(reader: ReaderModule, folder: Path) -> None:
         layers=list(reader.layers),
         parameters=reader.size(),
         info=reader.info,
+        borrowed=_borrowed(reader),
     )
     folder.mkdir()
     write_json(folder / READER, facts.model_dump())
     write_tensors(folder / WEIGHTS, reader.state_dict())
+
+
+def _borrowed(reader: ReaderModule) -> str | None:
+    tensors = reader.head.borrowed()
+    return fingerprint_of_tensors(tensors.items()) if tensors else None
 
 
 def _local(folder: str | Path, revision: str | None) -> Path:
@@ -244,6 +260,8 @@ def _load_reader(bank: ReaderBank, name: str, folder: Path) -> None:
             f"load: {path} was trained on the layers {facts.layers}; its settings select {list(reader.layers)}. "
             "Use the version of lamina that saved it."
         )
+    if (given := _borrowed(reader)) != facts.borrowed:
+        raise BaseMismatchError(op=f"load: reader '{name}'", differs={"vocabulary": (facts.borrowed, given)})
     _fill(reader, read_tensors(folder / WEIGHTS, reader.state_dict()))
     reader.info = dict(facts.info)
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from lamina.store.manifest import BaseFacts
 
 SHOWN_LABELS = 8
+_FROZEN = "The model itself is frozen: it stays as it is."
+_TRAINED = "The model was fine-tuned along with them; the folder `base` holds it as it is now, a plain checkpoint."
 _TAGS = {"sequence_classification": "text-classification", "token_classification": "token-classification"}
 
 _CARD = """---
@@ -22,8 +24,8 @@ _CARD = """---
 
 # {title}
 
-{count} on one frozen model, {base}, made with Lamina. The model runs once; each reader takes its answer from the
-layers on the way, and the model itself stays as it is.
+{count} on one model, {base}, made with Lamina. The model runs once; each reader takes its answer from the layers on
+the way. {about_base}
 
 | reader | task | fusion | layers | labels | parameters | score |
 |---|---|---|---|---|---|---|
@@ -58,12 +60,14 @@ def model_card(bank: ReaderBank, base: BaseFacts, title: str) -> str:
     front: dict[str, Any] = {"library_name": "lamina"}
     if on_hub:
         front["base_model"] = base.id
-    front["tags"] = ["lamina", "frozen-base", *(_TAGS.get(kind, kind.replace("_", "-")) for kind in kinds)]
+    kept = [] if base.trained else ["frozen-base"]
+    front["tags"] = ["lamina", *kept, *(_TAGS.get(kind, kind.replace("_", "-")) for kind in kinds)]
     return _CARD.format(
         front=yaml.safe_dump(front, sort_keys=False),
         title=title,
         count=f"{len(bank)} reader{'' if len(bank) == 1 else 's'}",
         base=f"`{base.id}`" if on_hub else f"a `{base.model_type}`",
+        about_base=_TRAINED if base.trained else _FROZEN,
         rows="\n".join(_row(name, bank[name]) for name in bank),
     )
 

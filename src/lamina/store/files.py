@@ -30,7 +30,7 @@ def staged(folder: Path, entries: Sequence[str]) -> Generator[Path]:
 
     Args:
         folder: Where to; made if it is not there.
-        entries: Names of the files and folders that will be written; existing ones are replaced.
+        entries: Names of the files and folders that may be written; existing ones are replaced, or removed.
 
     Yields:
         An empty folder to write them into.
@@ -81,7 +81,8 @@ def _swap(folder: Path, stage: Path, entries: Sequence[str]) -> None:
             if (folder / name).exists():
                 (folder / name).replace(old / name)
         for name in reversed(entries):
-            (stage / name).replace(folder / name)
+            if (stage / name).exists():
+                (stage / name).replace(folder / name)
     except OSError:
         for name in reversed(entries):
             if (old / name).exists():

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.errors import StoreError, UnknownNameError
 from lamina.store.bank import save_bank
-from lamina.store.manifest import CARD, MANIFEST, READERS
+from lamina.store.manifest import BASE, CARD, MANIFEST, READERS
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
 
-PATTERNS = [MANIFEST, CARD, f"{READERS}/*.json", f"{READERS}/*.safetensors"]
+PATTERNS = [MANIFEST, CARD, f"{READERS}/*.json", f"{READERS}/*.safetensors", f"{BASE}/*"]
 OPTIONS = ("private", "token", "revision", "commit_message")
 
 

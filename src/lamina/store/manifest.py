@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT = 1
-MANIFEST, CARD, READERS = "lamina.json", "README.md", "readers"
+MANIFEST, CARD, READERS, BASE = "lamina.json", "README.md", "readers", "base"
 READER, WEIGHTS = "reader.json", "model.safetensors"
 
 
@@ -31,13 +31,17 @@ class StackFacts(_Facts):
 
 
 class BaseFacts(_Facts):
-    """The base that the readers were trained on; `id` is None for a model that was never saved."""
+    """The base that the readers were trained on; `id` is None for a model that was never saved.
+
+    Where it was `trained` along with the readers, the folder carries it, and `id` is what it was before.
+    """
 
     id: str | None
     revision: str | None
     model_type: str
     dtype: str
     stacks: dict[str, StackFacts]
+    trained: bool = False
 
 
 class Manifest(_Facts):
@@ -51,7 +55,10 @@ class Manifest(_Facts):
 
 
 class ReaderFacts(_Facts):
-    """`reader.json`: what to build, where it attaches, and facts about its training."""
+    """`reader.json`: what to build, where it attaches, and facts about its training.
+
+    `borrowed` is the fingerprint of what the head uses of the base besides its states, or None.
+    """
 
     fusion: dict[str, Any]
     head: dict[str, Any]
@@ -60,6 +67,7 @@ class ReaderFacts(_Facts):
     layers: list[int]
     parameters: int
     info: dict[str, Any]
+    borrowed: str | None = None
 
 
 Facts = TypeVar("Facts", bound=_Facts)

@@ -5,17 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import regex
+import torch
 
+from lamina.data.batches import tokenizer_of
 from lamina.data.tags import marks_spans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from jaxtyping import Float
     from torch import Tensor
 
     from lamina.heads.base import HeadConfig
 
     Span = tuple[int, int]
+
+BEST = 5  # candidates for a mask token
 
 # A word: letters and digits that may be joined inside by - ' . , / : (as in U.N., 1996-08-22 or 7:30), one character of
 # a script that puts no spaces between words, or one other sign.
@@ -27,6 +32,38 @@ _WORD = regex.compile(rf"{_UNSPACED}|{_LETTERS}(?:[-'\u2019.,/:]{_LETTERS})*|[^\
 def word_spans(text: str) -> list[Span]:
     """Character span of every word of a plain text."""
     return [match.span() for match in _WORD.finditer(text)]
+
+
+def mask_spans(text: str, token: str) -> list[Span]:
+    """Character span of every mask token of a text."""
+    return [match.span() for match in regex.finditer(regex.escape(token), text)]
+
+
+def best_tokens(logits: Float[Tensor, "... classes"]) -> Float[Tensor, "... best 2"]:
+    """The five likeliest entries of the vocabulary (all, if it is smaller), best first: number and probability."""
+    shares, ids = logits.float().softmax(-1).topk(min(BEST, logits.shape[-1]))
+    return torch.stack([ids.to(shares.dtype), shares], dim=-1)
+
+
+def fill(best: Float[Tensor, "masks best 2"], masks: Sequence[Span], processor: Any) -> list[dict[str, Any]]:
+    """What may stand at the mask tokens of a text.
+
+    Args:
+        best: What `best_tokens` gave for each of them.
+        masks: Their spans.
+        processor: The tokenizer, or a processor that holds one.
+    """
+    tokenizer = tokenizer_of(processor)
+    return [
+        {
+            "start": start,
+            "end": end,
+            "candidates": [
+                {"token": tokenizer.decode([int(number)]).strip(), "score": share} for number, share in some
+            ],
+        }
+        for (start, end), some in zip(masks, best.tolist(), strict=True)
+    ]
 
 
 def decode(logits: Tensor, head: HeadConfig, text: str | tuple[str, str], words: Sequence[Span]) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,9 +14,12 @@ from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from lamina.data.build import LOWER
 from lamina.errors import ConfigError
+from lamina.processes import processes, wait
 from lamina.train.inference import score
-from lamina.train.state import ReaderState, Schedules
+from lamina.train.parallel import add_gradients, own_part
+from lamina.train.state import BASE, ReaderState, Schedules, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
 
 PROGRESS = "readers.json"
 BEST = "best.safetensors"
+BASE_NOW = "base.safetensors"
 
 
 class Batches:
@@ -39,8 +45,8 @@ class Batches:
         ends_epoch: Whether it is the last of its epoch.
     """
 
-    def __init__(self, plan: Plan, processor: Any, state: Mapping[str, int]) -> None:
-        self._plan, self._processor, self._state = plan, processor, state
+    def __init__(self, plan: Plan, bank: ReaderBank, state: Mapping[str, int]) -> None:
+        self._plan, self._bank, self._state = plan, bank, state
         self.current: Step | None = None
         self.ends_epoch = False
 
@@ -51,7 +57,8 @@ class Batches:
         for step, ends_epoch in self._plan.walk(self._state["done"]):
             self.current, self.ends_epoch = step, ends_epoch
             names = self._plan.active(step.group, step.epoch)
-            yield self._plan.groups[step.group].batch(step.rows, names, self._processor)
+            batch = self._plan.groups[step.group].batch(step.rows, names, self._bank.processor, epoch=step.epoch)
+            yield own_part(batch, {name: self._bank[name].head for name in names})
 
 
 class BankTrainer(Trainer):
@@ -81,12 +88,15 @@ class BankTrainer(Trainer):
         self.bank, self.tasks, self.plan, self.validation = bank, tasks, plan, validation
         self.rates, self.options = rates, options
         self.states = {name: ReaderState(task.metric) for name, task in tasks.items()}
+        self.base = ReaderState("mean")  # of the readers' scores; only for a base that is trained too
         self.history: list[dict[str, Any]] = []
         self.importances: list[dict[str, Any]] = []
         self.walked = {"done": 0}
-        self.batches = Batches(plan, bank.processor, self.walked)
+        self.batches = Batches(plan, bank, self.walked)
         super().__init__(model=bank, args=arguments)
         self.model_accepts_loss_kwargs = False  # the bank's keywords are the model's inputs
+        # Processes add up their gradients themselves (`parallel`): readers take turns, and a base is no submodule.
+        self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
         self.remove_callback(PrinterCallback)
         self.add_callback(_Flow(self))
         if options.progress:
@@ -106,13 +116,13 @@ class BankTrainer(Trainer):
         return [batch], None
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """One optimiser; two parameter groups per reader, of which only the one of matrices decays."""
+        """One optimiser; two parameter groups per reader (and the base), of which only the one of matrices decays."""
         del model
         if self.optimizer is None:
             kind = torch.optim.AdamW if self.options.optimizer == "adamw" else torch.optim.Adam
             groups: list[dict[str, Any]] = []
-            for name in self.tasks:
-                parameters = [p for p in self.bank[name].parameters() if p.requires_grad]
+            for name, module in self._trained().items():
+                parameters = [p for p in module.parameters() if p.requires_grad]
                 for decays in (True, False):
                     chosen = [p for p in parameters if (p.ndim >= 2) is decays]
                     decay = self.options.weight_decay if decays else 0.0
@@ -122,26 +132,43 @@ class BankTrainer(Trainer):
             self.optimizer = kind(groups, lr=max(self.rates.values()), fused=fused)
         return self.optimizer
 
+    def _trained(self) -> dict[str, nn.Module]:
+        """Everything that learns: name -> module."""
+        readers: dict[str, nn.Module] = {name: self.bank[name] for name in self.tasks}
+        return {**readers, BASE: self.bank.model} if self.bank.train_base else readers
+
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Each reader's schedule over its own steps."""
         del num_training_steps, optimizer
-        totals = {name: self.plan.steps_of(name) for name in self.tasks}
+        totals = {name: self.plan.steps_of(name) for name in self.tasks} | {BASE: len(self.plan)}
+        states, rates = {**self.states, BASE: self.base}, {**self.rates, BASE: self.options.base_learning_rate}
         optimizer = cast("torch.optim.Optimizer", self.optimizer)
-        self.lr_scheduler: Any = Schedules(optimizer, self.states, self.rates, totals, self.options)
+        self.lr_scheduler: Any = Schedules(optimizer, states, rates, totals, self.options)
         return self.lr_scheduler
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """Sum of the readers' losses; they share no parameter, so each gets the gradient of its own."""
         del args, kwargs
-        self.lr_scheduler.active = tuple(inputs["readers"])
+        names = tuple(inputs["readers"])
+        self.lr_scheduler.active = (*names, BASE) if self.bank.train_base else names
         return model(**inputs).loss
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Forward and backward; then every process has the gradients of all."""
+        if self.bank.train_base:
+            self.bank.model.zero_grad()  # no submodule of the bank, whose gradients the trainer clears
+        loss = super().training_step(*args, **kwargs)
+        trained = self._trained()
+        add_gradients(p for name in self.lr_scheduler.active for p in trained[name].parameters())
+        return loss
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         """Clip each reader by itself, for which the trainer has no public place; returns the largest norm."""
         del model
         self.accelerator.unscale_gradients()
+        trained = self._trained()
         norms = [
-            torch.nn.utils.clip_grad_norm_(self.bank[name].parameters(), self.options.clip)
+            torch.nn.utils.clip_grad_norm_(trained[name].parameters(), self.options.clip)
             for name in self.lr_scheduler.active
         ]
         return torch.stack(norms).max()
@@ -149,16 +176,22 @@ class BankTrainer(Trainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Score every reader that learned in this epoch, and let each draw its own conclusions."""
         del args, kwargs
-        step = cast("Step", self.batches.current)
-        metrics: dict[str, float] = {}
+        epoch = cast("Step", self.batches.current).epoch
+        found: dict[str, dict[str, float]] = {}
         for group in self.validation:
-            names = [n for n in group.names if self._learned(n, step.epoch)]
+            names = [n for n in group.names if self._learned(n, epoch)]
             if names:
                 size = self.options.eval_batch_size or 2 * self.options.batch_size
-                for name, scores in score(self.bank, group, self.tasks, names, batch_size=size).items():
-                    self._record(name, step.epoch, scores)
-                    metrics |= {f"eval_{name}_{key}": value for key, value in scores.items()}
+                found |= score(self.bank, group, self.tasks, names, batch_size=size)
+        for name, scores in found.items():
+            self._note(name, epoch, scores)
+        if self.bank.train_base:
+            self._record_together(epoch, found)
+        else:
+            for name, scores in found.items():
+                self._record(name, epoch, scores)
         self.lr_scheduler.apply()
+        metrics = {f"eval_{name}_{key}": value for name, scores in found.items() for key, value in scores.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -166,27 +199,53 @@ class BankTrainer(Trainer):
     def _learned(self, name: str, epoch: int) -> bool:
         return epoch < self.plan.epochs[name] and epoch <= self.plan.stopped.get(name, epoch)
 
+    def _note(self, name: str, epoch: int, scores: dict[str, float]) -> None:
+        self.history.append({"reader": name, "epoch": epoch + 1, **scores})
+        for layer, share in self.bank[name].importance().items():
+            self.importances.append({"reader": name, "epoch": epoch + 1, "layer": layer, "importance": share})
+
     def _record(self, name: str, epoch: int, scores: dict[str, float]) -> None:
         reader, state = self.bank[name], self.states[name]
-        state.record(epoch, scores, reader, self.options, self.rates[name])
+        if state.record(epoch, scores, self.options, self.rates[name]):
+            state.weights = snapshot(reader)
+        if reader.advance((epoch + 1) / self.plan.epochs[name]):
+            state.begin_stage()
+            for parameter in reader.parameters():
+                cast("torch.optim.Optimizer", self.optimizer).state.pop(parameter, None)
         if state.stopped is not None:
             self.plan.stopped[name] = state.stopped
-        self.history.append({"reader": name, "epoch": epoch + 1, **scores})
-        for layer, share in reader.importance().items():
-            self.importances.append({"reader": name, "epoch": epoch + 1, "layer": layer, "importance": share})
+
+    def _record_together(self, epoch: int, found: dict[str, dict[str, float]]) -> None:
+        """Where the base is trained too there is one best epoch, and one stop: by the mean of the readers' scores."""
+        metrics = {name: self.tasks[name].metric for name in found}
+        signed = [found[name][one] * (-1 if one in LOWER else 1) for name, one in metrics.items()]
+        if self.base.record(epoch, {"mean": statistics.fmean(signed)}, self.options, self.options.base_learning_rate):
+            self.base.weights = snapshot(self.bank.model)
+            for name, scores in found.items():
+                state = self.states[name]
+                state.scores, state.best_epoch, state.weights = dict(scores), epoch + 1, snapshot(self.bank[name])
+        for name in found:
+            self.states[name].scale = self.base.scale
+            if self.base.stopped is not None:
+                self.states[name].stopped = self.plan.stopped[name] = self.base.stopped
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the readers, their best weights and their progress; safetensors and JSON."""
         del _internal_call
+        if not self.args.should_save:
+            return
         folder = Path(output_dir or self.args.output_dir or ".")
         folder.mkdir(parents=True, exist_ok=True)
         save_file(self.bank.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
-        save_file({f"{n}/{k}": v for n, state in self.states.items() for k, v in state.weights.items()}, folder / BEST)
+        states = {**self.states, BASE: self.base}
+        save_file({f"{n}/{k}": v for n, state in states.items() for k, v in state.weights.items()}, folder / BEST)
+        if self.bank.train_base:
+            save_file(snapshot(self.bank.model), folder / BASE_NOW)
         for name, state in self.states.items():
             state.step = self.bank[name].step
         progress = {
             "run": self._run(),
-            "states": {name: state.to_json() for name, state in self.states.items()},
+            "states": {name: state.to_json() for name, state in states.items()},
             "history": self.history,
             "importances": self.importances,
         }
@@ -197,9 +256,11 @@ class BankTrainer(Trainer):
         plan = self.plan
         texts = [len(group.encoded.features) for group in plan.groups]
         free = ("epochs", "learning_rate", "resume", "progress", "tensorboard", "save_steps", "eval_batch_size")
+        free += ("cache_dir",)
         settings = {key: value for key, value in asdict(self.options).items() if key not in free}
         labels = {name: list(task.labels) for name, task in self.tasks.items()}
-        return {"epochs": dict(plan.epochs), "rates": self.rates, "labels": labels, "windows": texts, **settings}
+        what = {"epochs": dict(plan.epochs), "rates": self.rates, "labels": labels, "windows": texts}
+        return {**what, "train_base": self.bank.train_base, "processes": processes()[1], **settings}
 
     def restore(self, checkpoint: Path) -> None:
         """Take up the readers' progress from a checkpoint; the trainer itself restores weights and optimiser.
@@ -216,13 +277,16 @@ class BankTrainer(Trainer):
                 )
         self.history, self.importances = progress["history"], progress["importances"]
         best = load_file(checkpoint / BEST)
+        if self.bank.train_base:
+            self.bank.model.load_state_dict(load_file(checkpoint / BASE_NOW))
         for name, fields in progress["states"].items():
             weights = {k.removeprefix(f"{name}/"): v for k, v in best.items() if k.startswith(f"{name}/")}
-            # in place: the schedules hold the same objects
-            self.states[name].__dict__.update(fields, weights=weights)
-            self.bank[name].step = fields["step"]
-            if fields["stopped"] is not None:
-                self.plan.stopped[name] = fields["stopped"]
+            state = self.base if name == BASE else self.states[name]
+            state.__dict__.update(fields, weights=weights)  # in place: the schedules hold the same objects
+            if name != BASE:
+                self.bank[name].step = fields["step"]
+                if fields["stopped"] is not None:
+                    self.plan.stopped[name] = fields["stopped"]
 
 
 COMPLETE = "complete"
@@ -254,7 +318,9 @@ class _Flow(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         del control, kwargs
-        (Path(args.output_dir or ".") / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+        wait()
+        if args.should_save:
+            (Path(args.output_dir or ".") / f"checkpoint-{state.global_step}" / COMPLETE).touch()
 
 
 class _Progress(ProgressCallback):

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +18,25 @@ import torch
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError
 from lamina.files import write_text
+from lamina.layers.fingerprints import fingerprint_of
+from lamina.processes import processes, wait
 from lamina.train.checks import check_tasks
-from lamina.train.options import FitOptions, each
+from lamina.train.grid import expand_into
+from lamina.train.memory import check_memory
+from lamina.train.options import FitOptions
 from lamina.train.plan import Plan, group_tasks
+from lamina.train.states import CacheSettings, States, open_states
+from lamina.train.tables import IMPORTANCES, table, write_parquet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from transformers import TrainingArguments
 
     from lamina.bank import ReaderBank
     from lamina.data.task import Task
     from lamina.train.engine import BankTrainer
+    from lamina.train.plan import Group
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,8 @@ class FitResult:
         history: One row per reader and epoch, with every score.
         importances: One row per reader, epoch and layer, for fusions that mix layers.
         truncated: Reader name -> how many training texts lost their end.
+        table: One row per reader, best validation score first: its settings in the grid, score, best epoch, epochs run,
+            parameters and importances; see `lamina.train.tables.table`.
         steps: Training steps taken.
         seconds: Wall-clock time.
         folder: Where the bank was saved, or None.
@@ -50,47 +59,68 @@ class FitResult:
     history: list[dict[str, Any]]
     importances: list[dict[str, Any]]
     truncated: dict[str, int] = field(default_factory=dict)
+    table: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0
     seconds: float = 0.0
     folder: Path | None = None
 
 
-def fit(bank: ReaderBank, tasks: Mapping[str, Task], *, output: str | Path | None = None, **options: Any) -> FitResult:
+def fit(
+    bank: ReaderBank,
+    tasks: Mapping[str, Task],
+    *,
+    grid: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
+    output: str | Path | None = None,
+    **options: Any,
+) -> FitResult:
     """Train readers. The bank ends with every reader at its best epoch.
 
     Tasks over the same texts share every pass; others take turns. Each reader has its own gradient clipping,
     learning-rate schedule, early stop and choice of best epoch, so what it learns does not depend on its neighbours.
+    (A bank with `train_base` has one best epoch and one stop, by the mean of its readers' scores.)
+
+    Started under `torchrun`, every process takes its share of each batch, and process 0 saves.
 
     Args:
         bank: The readers and their model; readers without a task are left alone.
         tasks: Reader name -> task with "train" and "validation" parts.
-        output: Folder for the bank, `history.json`, and checkpoints to resume from; None: nothing is written.
-        **options: See `FitOptions`: epochs, batch_size, learning_rate, patience, seed, resume ...
+        grid: Reader name -> key -> values, such as `{"cola": {"fusion.alpha": [1, 8], "seed": [0, 1]}}`: the reader
+            makes room for one reader per combination, "cola_0001" and so on, all trained in the same passes. Keys are
+            fields of the fusion and the head, "fusion" (whole methods), "seed", "learning_rate" and "epochs".
+        output: Folder for the bank, `history.json`, `table.parquet`, `importances.parquet` and checkpoints to resume
+            from; None: nothing is written.
+        **options: See `FitOptions`: epochs, batch_size, learning_rate, patience, seed, cache, resume ...
 
     Returns:
         Scores, their history, and the history of the importances.
 
     Raises:
-        UnknownNameError: If an option or a reader does not exist.
-        ConfigError: If an option cannot be, or a task does not fit its reader.
+        UnknownNameError: If an option, a reader or a key of a grid does not exist.
+        ConfigError: If an option cannot be, a task does not fit its reader, or kept states do not fit in memory.
+        CacheError: If states are to be cached and cannot be.
     """
     chosen = FitOptions.of(options)
     check_tasks(bank, tasks, parts=("train", "validation"))
     if chosen.resume and output is None:
         raise ConfigError("fit: resume is set but no output folder; checkpoints are kept in one. Give `output`.")
-    names = list(tasks)
-    epochs, rates = each(chosen.epochs, names, "epochs"), each(chosen.learning_rate, names, "learning_rate")
+    sweep = expand_into(bank, tasks, grid or {}, chosen)
+    _check_epochs(bank, sweep.epochs)
     limit = length_limit(bank.model, bank.processor, chosen.max_length)
-    groups = group_tasks(tasks, "train", bank.processor, max_length=limit, stride=chosen.stride)
-    validation = group_tasks(tasks, "validation", bank.processor, max_length=limit, stride=chosen.stride)
-    plan = Plan(groups, epochs, chosen.batch_size, chosen.seed)
+    groups = group_tasks(sweep.tasks, "train", bank.processor, max_length=limit, stride=chosen.stride)
+    validation = group_tasks(sweep.tasks, "validation", bank.processor, max_length=limit, stride=chosen.stride)
+    check_memory(bank, groups, chosen.batch_size)
     start = time.perf_counter()
+    _open_states(bank, [*groups, *validation], chosen, passes=max(sweep.epochs.values()))
+    plan = Plan(groups, sweep.epochs, chosen.batch_size, chosen.seed)
     with _own_randomness(), _folder(output) as checkpoints:
         from lamina.train.engine import BankTrainer
 
         arguments = _arguments(chosen, checkpoints, keep=output is not None)
-        trainer = BankTrainer(bank, tasks, plan, validation, rates, options=chosen, arguments=arguments)
+        trainer = BankTrainer(
+            bank, sweep.tasks, plan, validation, sweep.learning_rate, options=chosen, arguments=arguments
+        )
         _train(trainer, checkpoints, resume=chosen.resume)
+    _keep_best(trainer, limit)
     result = FitResult(
         best={name: {"epoch": state.best_epoch, **state.scores} for name, state in trainer.states.items()},
         history=trainer.history,
@@ -100,20 +130,58 @@ def fit(bank: ReaderBank, tasks: Mapping[str, Task], *, output: str | Path | Non
         seconds=time.perf_counter() - start,
         folder=None if output is None else Path(output),
     )
-    _keep_best(trainer, limit)
-    if output is not None:
-        bank.save_pretrained(output)
-        facts = {"best": result.best, "history": result.history, "importances": result.importances}
-        write_text(Path(output) / "history.json", json.dumps(facts, indent=1))
+    result = replace(result, table=table(sweep.members, result, sweep.tasks, bank))
+    if output is not None and processes()[0] == 0:
+        _write(bank, result, Path(output))
+    wait()
     return result
+
+
+def _check_epochs(bank: ReaderBank, epochs: Mapping[str, int]) -> None:
+    if bank.train_base and len(set(epochs.values())) > 1:
+        raise ConfigError(
+            f"fit: the readers have {sorted(set(epochs.values()))} epochs; with train_base they share the model that "
+            "is trained, so all must end together. Give one number of epochs."
+        )
+
+
+def _write(bank: ReaderBank, result: FitResult, folder: Path) -> None:
+    bank.save_pretrained(folder)
+    facts = {"best": result.best, "history": result.history, "importances": result.importances}
+    write_text(folder / "history.json", json.dumps(facts, indent=1))
+    write_parquet(result.table, folder / "table.parquet")
+    write_parquet(result.importances, folder / "importances.parquet", IMPORTANCES)
+
+
+def _open_states(bank: ReaderBank, groups: list[Group], options: FitOptions, *, passes: int) -> None:
+    """Let groups read their states from the cache, where that was asked for."""
+    if options.cache == "off":
+        return
+    settings = CacheSettings(
+        mode=options.cache,
+        dtype=options.cache_dtype,
+        folder=options.cache_dir,
+        precision=options.precision,
+        batch_size=options.eval_batch_size or 2 * options.batch_size,
+        passes=passes,
+        progress=options.progress,
+    )
+    reason = States.obstacle(bank, [name for group in groups for name in group.names])
+    used = {bank[name].stack for group in groups for name in group.names}
+    marks = {} if reason else {name: fingerprint_of(stack) for name, stack in bank.stacks.items() if name in used}
+    for group in groups:
+        group.states = open_states(bank, group.encoded, group.names, fingerprints=marks, settings=settings)
 
 
 def _train(trainer: BankTrainer, checkpoints: Path, *, resume: bool) -> None:
     from lamina.train.engine import COMPLETE, newest_checkpoint
 
-    for folder in checkpoints.glob("checkpoint-*"):  # of another run, or not written to its end
-        if not (resume and (folder / COMPLETE).is_file()):
-            shutil.rmtree(folder)
+    wait()
+    if processes()[0] == 0:
+        for folder in checkpoints.glob("checkpoint-*"):  # of another run, or not written to its end
+            if not (resume and (folder / COMPLETE).is_file()):
+                shutil.rmtree(folder)
+    wait()
     newest = newest_checkpoint(checkpoints) if resume else None
     if newest is not None:
         trainer.restore(newest)
@@ -127,7 +195,9 @@ def _train(trainer: BankTrainer, checkpoints: Path, *, resume: bool) -> None:
 
 
 def _keep_best(trainer: BankTrainer, max_length: int) -> None:
-    """Put every reader's best weights in the bank, and note where they came from."""
+    """Put every reader's (and a trained base's) best weights in place, and note where they came from."""
+    if trainer.bank.train_base:
+        trainer.bank.model.load_state_dict(trainer.base.weights)
     for name, state in trainer.states.items():
         task, reader = trainer.tasks[name], trainer.bank[name]
         reader.load_state_dict(state.weights)

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from lamina.data.batches import collate, length_batches
+from lamina.data.build import MASKED, TOKEN
 from lamina.data.encode import encode, length_limit
-from lamina.data.windows import word_tokens
+from lamina.data.masking import mask_token
+from lamina.data.windows import IGNORED, word_tokens
 from lamina.errors import ConfigError
 from lamina.train.checks import check_processor, check_tasks
-from lamina.train.decode import decode, word_spans
-from lamina.train.metrics import compute, per_class
+from lamina.train.decode import BEST, best_tokens, decode, fill, mask_spans, word_spans
+from lamina.train.metrics import TokenSums, compute, per_class
 from lamina.train.plan import group_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
     from lamina.bank import ReaderBank
     from lamina.data.task import Task
     from lamina.data.windows import Encoded
+    from lamina.heads.masked_lm import MaskedLMHead
     from lamina.train.plan import Group
+    from lamina.train.states import States
 
     Words = Sequence[Sequence[tuple[int, int]]]
 
-TOKEN = "token_classification"
+MOST_SCORES = 1 << 27  # of tokens at once, when every entry of a vocabulary is scored: 512 MB
 logger = logging.getLogger(__name__)
 
 
@@ -96,9 +101,11 @@ def score(
         details: Add "per_class" to each.
         progress: Show a progress bar.
     """
+    if group.masking is not None:
+        return _score_hidden(bank, group, tasks, names, batch_size=batch_size, details=details, progress=progress)
     splits = {name: tasks[name].split(group.part) for name in names}
     words = {name: split.words for name, split in splits.items() if split.words is not None}
-    answers = collect(bank, group.encoded, names, words, batch_size=batch_size, progress=progress)
+    answers = collect(bank, group.encoded, names, words, batch_size=batch_size, progress=progress, states=group.states)
     scores: dict[str, dict[str, Any]] = {}
     for name in names:
         task, guesses = tasks[name], [guess(answer, tasks[name].problem) for answer in answers[name]]
@@ -106,6 +113,55 @@ def score(
         if details:
             scores[name]["per_class"] = per_class(task, guesses, splits[name].labels)
     return scores
+
+
+def _score_hidden(
+    bank: ReaderBank,
+    group: Group,
+    tasks: Mapping[str, Task],
+    names: Sequence[str],
+    *,
+    batch_size: int,
+    details: bool,
+    progress: bool,
+) -> dict[str, dict[str, Any]]:
+    """Score readers of masked language modelling; nothing is kept but sums."""
+    sums = {name: TokenSums() for name in names}
+    lengths = group.encoded.lengths
+    fits = MOST_SCORES // (max(lengths, default=1) * max(_vocabulary(bank, name) for name in names))
+    with _asking(bank):
+        for rows in _bar(length_batches(lengths, max(1, min(batch_size, fits))), progress):
+            batch = group.batch(rows, names, bank.processor)
+            labels = {name: one.to(bank.device) for name, one in batch.pop("labels").items()}
+            out = bank(**_placed(batch, bank), labels=labels)
+            for name in names:
+                given = labels[name] != IGNORED
+                logits = out[name].logits  # of the hidden tokens alone, or of all
+                sums[name].add(logits if logits.ndim == 2 else logits[given], labels[name][given])
+    found = {name: dict[str, Any](sums[name].scores(tasks[name].metrics)) for name in names}
+    return {name: scores | ({"per_class": []} if details else {}) for name, scores in found.items()}
+
+
+def _vocabulary(bank: ReaderBank, name: str) -> int:
+    """How many tokens a reader of masked language modelling chooses from."""
+    return cast("MaskedLMHead", bank[name].head).bias.numel()
+
+
+@contextmanager
+def _asking(bank: ReaderBank) -> Iterator[None]:
+    """In eval mode, without gradients."""
+    was_training = bank.training
+    bank.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        bank.train(was_training)
+
+
+def _placed(batch: Mapping[str, Any], bank: ReaderBank) -> dict[str, Any]:
+    """A batch on the model's device."""
+    return {key: value.to(bank.device) if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
 
 
 def guess(logits: Tensor, problem: str) -> Any:
@@ -125,6 +181,7 @@ def collect(
     *,
     batch_size: int,
     progress: bool = False,
+    states: States | None = None,
 ) -> dict[str, list[Tensor]]:
     """Run the readers over encoded texts.
 
@@ -132,41 +189,45 @@ def collect(
         bank: The readers and their model.
         encoded: Windows of the texts.
         names: Which readers.
-        words: Reader name -> spans of every text's words, for readers that answer word by word.
+        words: Reader name -> spans of every text's words, for readers that answer word by word; of its mask tokens,
+            for readers that fill those in.
         batch_size: Windows per pass.
         progress: Show a progress bar.
+        states: The windows' cached states, to be read in place of runs of the model.
 
     Returns:
         Reader name -> per text the logits `[classes]` (of its first window), or `[words, classes]`, each word's from
-        the window that shows most around it. A word that has no token gets the label "O", or else the first.
+        the window that shows most around it. A word that has no token gets the label "O", or else the first. Of mask
+        tokens the likeliest entries alone, `[masks, best, 2]`, see `best_tokens`.
     """
     texts = encoded.text[-1] + 1 if encoded.text else 0
     places = _places(encoded, words)
-    answers: dict[str, list[Tensor]] = {}
-    for name in names:
-        head = bank[name].config.head
-        blank = torch.zeros(len(head.labels))
-        if name in words:
-            blank[head.labels.index("O") if "O" in head.labels else 0] = 1.0
-        answers[name] = [blank.repeat(len(words[name][t]), 1) if name in words else blank for t in range(texts)]
-    was_training = bank.training
-    bank.eval()
-    try:
-        with torch.no_grad():
-            for rows in _bar(length_batches(encoded.lengths, batch_size), progress):
-                inputs = collate([encoded.features[row] for row in rows], bank.processor)
-                out = bank(**{key: value.to(bank.device) for key, value in inputs.items()}, readers=names)
-                for name in names:
-                    _file(
-                        out[name].logits.float().cpu(),
-                        rows,
-                        encoded,
-                        places.get(name),
-                        answers[name],
-                    )
-    finally:
-        bank.train(was_training)
+    answers = {name: _blank(bank, name, words.get(name), texts) for name in names}
+    masked = {name for name in names if bank[name].config.head.kind == MASKED}
+    with _asking(bank):
+        for rows in _bar(length_batches(encoded.lengths, batch_size), progress):
+            inputs = collate([encoded.features[row] for row in rows], bank.processor)
+            known = {} if states is None else {"states": states.batch(rows)}
+            out = bank(**_placed(inputs, bank), **known, readers=names)
+            for name in names:
+                if name in masked:
+                    _file(out[name].logits, rows, encoded, places[name], answers[name], shrink=best_tokens)
+                else:
+                    _file(out[name].logits.float().cpu(), rows, encoded, places.get(name), answers[name])
     return answers
+
+
+def _blank(bank: ReaderBank, name: str, words: Words | None, texts: int) -> list[Tensor]:
+    """A reader's answers before anything was read."""
+    head = bank[name].config.head
+    if head.kind == MASKED:
+        best = min(BEST, _vocabulary(bank, name))
+        return [torch.zeros(len(masks), best, 2) for masks in words or ()]
+    blank = torch.zeros(len(head.labels))
+    if words is None:
+        return [blank] * texts
+    blank[head.labels.index("O") if "O" in head.labels else 0] = 1.0
+    return [blank.repeat(len(some), 1) for some in words]
 
 
 Places = list[list[tuple[int, int]]]  # per window: (position, word)
@@ -185,8 +246,16 @@ def _places(encoded: Encoded, words: Mapping[str, Words]) -> dict[str, Places]:
     return {name: made[id(spans)] for name, spans in words.items()}
 
 
-def _file(logits: Tensor, rows: Sequence[int], encoded: Encoded, places: Places | None, answers: list[Tensor]) -> None:
-    """Put one batch's logits where they belong."""
+def _file(
+    logits: Tensor,
+    rows: Sequence[int],
+    encoded: Encoded,
+    places: Places | None,
+    answers: list[Tensor],
+    *,
+    shrink: Callable[[Tensor], Tensor] | None = None,
+) -> None:
+    """Put one batch's logits, or what `shrink` makes of those of a word, where they belong."""
     for at, row in enumerate(rows):
         text = encoded.text[row]
         if places is None:
@@ -194,7 +263,8 @@ def _file(logits: Tensor, rows: Sequence[int], encoded: Encoded, places: Places 
                 answers[text] = logits[at]
         elif places[row]:
             positions, words = zip(*places[row], strict=True)
-            answers[text][list(words)] = logits[at, list(positions)]
+            chosen = logits[at, list(positions)]
+            answers[text][list(words)] = chosen if shrink is None else shrink(chosen).cpu()
 
 
 def _bar(batches: list[list[int]], progress: bool) -> Iterable[list[int]]:
@@ -223,7 +293,7 @@ def predict(
     """Predict from texts: every reader's answer, off one pass per batch.
 
     Texts longer than the model reads are cut for readers of whole texts, and read in overlapping windows by readers of
-    tokens.
+    tokens. Readers of masked language modelling fill in the mask tokens that stand in a text, such as "[MASK]".
 
     Args:
         bank: The readers and their model.
@@ -235,10 +305,11 @@ def predict(
     Returns:
         Per text, reader name -> answer. Classification: "label", "score" and "probabilities". Regression: "value".
         Multi-label: "labels" and "probabilities". Tokens: a list of spans with "start" and "end" (characters), "label",
-        "text" and "score".
+        "text" and "score". Masked language modelling: per mask token its "start" and "end", and "candidates", the five
+        likeliest with "token" and "score", best first; an empty list for a text without one.
 
     Raises:
-        ConfigError: If there is no processor or reader, or something is not a text.
+        ConfigError: If there is no processor or reader, something is not a text, or there is no mask token to fill in.
         UnknownNameError: If a reader does not exist.
     """
     check_processor(bank, "predict")
@@ -248,32 +319,48 @@ def predict(
     _check_texts(texts)
     if not texts:
         return []
-    token = [name for name in names if bank[name].config.head.kind == TOKEN]
-    paired = not isinstance(texts[0], str)
-    if token and paired:
-        raise ConfigError(
-            f"predict: reader '{token[0]}' reads single texts, and pairs were given. Leave it out, or give texts."
-        )
-    spans = [word_spans(text) for text in texts if isinstance(text, str)]
+    words = _asked_words(bank, names, texts)
     encoded = encode(
         texts,
         bank.processor,
         max_length=length_limit(bank.model, bank.processor, _trained_with(bank, names, "max_length")),
-        windows=bool(token),
+        windows=bool(words),
         stride=_trained_with(bank, names, "stride"),
-        offsets=bool(token),
+        offsets=bool(words),
     )
-    cut = encoded.truncated or (encoded.window.count(1) if len(token) < len(names) else 0)
+    cut = encoded.truncated or (encoded.window.count(1) if len(words) < len(names) else 0)
     if cut:
         logger.warning("predict: %d texts are longer than the model reads; readers of whole texts saw their start", cut)
-    words = dict.fromkeys(token, spans)
     answers = collect(bank, encoded, names, words, batch_size=batch_size, progress=progress)
     results: list[dict[str, Any]] = []
     for row, text in enumerate(texts):
-        results.append(
-            {n: decode(answers[n][row], bank[n].config.head, text, spans[row] if spans else []) for n in names}
-        )
+        spans = {name: words[name][row] if name in words else () for name in names}
+        results.append({name: _answer(bank, name, answers[name][row], text, spans[name]) for name in names})
     return results
+
+
+def _asked_words(bank: ReaderBank, names: Sequence[str], texts: Sequence[str | tuple[str, str]]) -> dict[str, Words]:
+    """What readers that answer within a text answer about, text by text."""
+    kinds = {name: bank[name].config.head.kind for name in names}
+    inside = [name for name in names if kinds[name] in (TOKEN, MASKED)]
+    if inside and not isinstance(texts[0], str):
+        raise ConfigError(
+            f"predict: reader '{inside[0]}' reads single texts, and pairs were given. Leave it out, or give texts."
+        )
+    found: dict[str, Words] = {}
+    if TOKEN in kinds.values():
+        found[TOKEN] = [word_spans(str(text)) for text in texts]
+    if MASKED in kinds.values():
+        token = mask_token(bank.processor, "predict")
+        found[MASKED] = [mask_spans(str(text), token) for text in texts]
+    return {name: found[kinds[name]] for name in inside}
+
+
+def _answer(
+    bank: ReaderBank, name: str, answer: Tensor, text: str | tuple[str, str], words: Sequence[tuple[int, int]]
+) -> Any:
+    head = bank[name].config.head
+    return fill(answer, words, bank.processor) if head.kind == MASKED else decode(answer, head, text, words)
 
 
 def _check_texts(texts: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""How good predictions are: one number per metric, greater is better, and a table per class."""
+"""How good predictions are: one number per metric, and a table per class."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from lamina.data.build import METRICS, TOKEN
+from lamina.data.build import MASKED, METRICS, TOKEN
 from lamina.data.tags import marks_spans
 from lamina.errors import DataError, UnknownNameError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from jaxtyping import Float, Int
     from torch import Tensor
 
     Rows = Sequence[Any] | Tensor
@@ -99,10 +100,9 @@ def per_class(
 
 def _asked(task: Asked | tuple[str, str, Sequence[str]]) -> tuple[str, str, Sequence[str]]:
     kind, problem, labels = task if isinstance(task, tuple) else (task.kind, task.problem, task.labels)
-    if (kind, problem) not in METRICS:
-        raise UnknownNameError(
-            op="metrics", got=f"{kind}, {problem}", known=[", ".join(pair) for pair in METRICS], what="kind of task"
-        )
+    known = [", ".join(pair) for pair in METRICS if pair[0] != MASKED]  # that is summed up, see TokenSums
+    if f"{kind}, {problem}" not in known:
+        raise UnknownNameError(op="metrics", got=f"{kind}, {problem}", known=known, what="kind of task")
     return kind, problem, labels
 
 
@@ -123,6 +123,45 @@ def _check_rows(kind: str, predictions: Rows, targets: Rows) -> None:
                 "Predict all words.",
                 row=row,
             )
+
+
+class TokenSums:
+    """Perplexity and accuracy of predicted tokens, summed up batch by batch: no logits are kept."""
+
+    def __init__(self) -> None:
+        self.loss, self.right, self.count = 0.0, 0, 0
+
+    def add(self, logits: Float[Tensor, "tokens classes"], labels: Int[Tensor, " tokens"]) -> None:
+        """Take in some tokens.
+
+        Args:
+            logits: Scores of every entry of the vocabulary.
+            labels: The right entry.
+        """
+        self.loss += float(torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum"))
+        self.right += int((logits.argmax(-1) == labels).sum())
+        self.count += len(labels)
+
+    def scores(self, metrics: Sequence[str]) -> dict[str, float]:
+        """Name to score, in the order asked.
+
+        Perplexity is the exponential of the mean loss per token; it is cut off at the largest number there is, which is
+        also what stands for NaN.
+
+        Raises:
+            DataError: If there was no token.
+        """
+        if not self.count:
+            raise DataError("metrics: no token is hidden; a score needs at least one. Give longer texts.")
+        mean = self.loss / self.count
+        known = {
+            "perplexity": math.exp(mean) if mean < _MOST else math.exp(_MOST),
+            "accuracy": self.right / self.count,
+        }
+        return {name: known[name] for name in metrics}
+
+
+_MOST = 700.0  # the largest exponent that stays a finite number
 
 
 def _flat(kind: str, rows: Rows) -> Tensor:

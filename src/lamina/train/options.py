@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from lamina.errors import ConfigError, UnknownNameError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 T = TypeVar("T")
 CHOICES = {
     "optimizer": ("adamw", "adam"),
     "schedule": ("linear", "plateau", "constant"),
     "precision": ("float32", "bfloat16", "float16"),
+    "cache": ("off", "auto", "on"),
+    "cache_dtype": ("float16", "float32"),
 }
 
 WHOLE = (
     *("epochs", "batch_size", "plateau_patience", "patience", "seed"),
     *("max_length", "stride", "eval_batch_size", "save_steps"),
 )
-NUMBERS = ("learning_rate", "weight_decay", "warmup", "plateau_factor", "min_learning_rate", "clip")
+NUMBERS = (
+    *("learning_rate", "base_learning_rate", "min_learning_rate"),
+    *("weight_decay", "warmup", "plateau_factor", "clip"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +38,7 @@ class FitOptions:
         epochs: How often each reader goes through its texts.
         batch_size: Windows (texts, where they are not cut) per step.
         learning_rate: The highest learning rate.
+        base_learning_rate: That of the model, in a bank that trains it too; over all steps of the run.
         optimizer: "adamw" or "adam" (weight decay as a part of the gradient).
         weight_decay: On matrices only: not on layer scores, biases and norms.
         schedule: "linear" (to 0 over the reader's own steps), "plateau" (times `plateau_factor` when its score has
@@ -45,6 +54,10 @@ class FitOptions:
         stride: Tokens two windows of a long text share; None: a quarter of the window.
         eval_batch_size: Windows per step when scoring; None: twice `batch_size`.
         precision: "float32", "bfloat16" or "float16" (mixed).
+        cache: Keep the hidden states of a frozen model on disk and read them in place of its passes: "on", "off", or
+            "auto", where reading takes less time than computing and there is room.
+        cache_dtype: "float16" or "float32", of the files.
+        cache_dir: Where; None: `$LAMINA_CACHE`, else the user's folder for caches.
         save_steps: Also save a checkpoint every so many steps, not only after epochs; None: not.
         resume: Go on from the newest checkpoint in the output folder, if there is one.
         tensorboard: Write TensorBoard events into the output folder.
@@ -54,6 +67,7 @@ class FitOptions:
     epochs: int | Mapping[str, int] = 3
     batch_size: int = 32
     learning_rate: float | Mapping[str, float] = 1e-3
+    base_learning_rate: float = 2e-5
     optimizer: Literal["adamw", "adam"] = "adamw"
     weight_decay: float = 0.0
     schedule: Literal["linear", "plateau", "constant"] = "linear"
@@ -68,6 +82,9 @@ class FitOptions:
     stride: int | None = None
     eval_batch_size: int | None = None
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    cache: Literal["off", "auto", "on"] = "off"
+    cache_dtype: Literal["float16", "float32"] = "float16"
+    cache_dir: str | Path | None = None
     save_steps: int | None = None
     resume: bool = False
     tensorboard: bool = False
@@ -82,6 +99,7 @@ class FitOptions:
         rounds = self.epochs.values() if isinstance(self.epochs, Mapping) else [self.epochs]
         checks = [
             ("learning_rate", all(rate > 0 for rate in rates), "positive"),
+            ("base_learning_rate", self.base_learning_rate > 0, "positive"),
             ("epochs", all(count >= 1 for count in rounds), "at least 1"),
             ("weight_decay", self.weight_decay >= 0, "0 or more"),
             ("warmup", 0 <= self.warmup < 1, "a share, from 0 up to but not 1"),

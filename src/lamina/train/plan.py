@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lamina.data.batches import collate, length_batches
-from lamina.data.encode import encode
+from lamina.data.build import MASKED
+from lamina.data.encode import blocks, encode
+from lamina.data.masking import Masking
 from lamina.errors import ConfigError
 from lamina.seeds import mix
 from lamina.train.targets import targets
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from lamina.data.split import Split
     from lamina.data.task import Task
     from lamina.data.windows import Encoded
+    from lamina.train.states import States
     from lamina.train.targets import Targets
 
 
@@ -27,34 +30,66 @@ class Group:
     """Tasks over the same texts: encoded once, run in one pass.
 
     Attributes:
+        part: Which part of the tasks they are: "train", "validation" or "test".
         names: Readers that learn from these texts.
         encoded: Their windows.
-        targets: Per reader the labels of every window.
-        part: Which part of the tasks they are: "train", "validation" or "test".
+        targets: Per reader the labels of every window; empty where the labels are the texts' own tokens.
+        masking: How tokens are hidden, for masked language modelling; else None.
+        seed: Decides which tokens are hidden in the train part; those of the other parts are the same in every run.
+        states: The cached states of the windows, where the model is not to be run; else None.
     """
 
     part: str
     names: tuple[str, ...]
     encoded: Encoded
     targets: dict[str, Targets]
+    masking: Masking | None = None
+    seed: int = 0
+    states: States | None = None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the model reads the same tokens in every epoch, so that its states may be kept."""
+        return self.masking is None or self.part != "train"
 
     def cut(self, name: str) -> int:
         """How many texts a reader sees without their end: none, if it reads window by window."""
-        if self.targets[name].per_token:
+        if self.masking is not None or self.targets[name].per_token:
             return 0
         return self.encoded.truncated or self.encoded.window.count(1)
 
-    def batch(self, rows: Sequence[int], names: Sequence[str], processor: Any) -> dict[str, Any]:
-        """What the bank is called with for these windows."""
+    def batch(self, rows: Sequence[int], names: Sequence[str], processor: Any, *, epoch: int = 0) -> dict[str, Any]:
+        """What the bank is called with for these windows.
+
+        Args:
+            rows: Which windows.
+            names: Which readers.
+            processor: The tokenizer.
+            epoch: In masked language modelling, every epoch hides other tokens of the train part.
+        """
+        if self.masking is not None:
+            hidden = collate([self._hidden(self.masking, row, epoch) for row in rows], processor)
+            tokens = hidden.pop("labels")
+            return {**hidden, "labels": dict.fromkeys(names, tokens), "readers": list(names)}
         inputs = collate([self.encoded.features[row] for row in rows], processor)
         labels = {name: self.targets[name].tensor(rows) for name in names}
-        return {**inputs, "labels": labels, "readers": list(names)}
+        known = {} if self.states is None else {"states": self.states.batch(rows)}
+        return {**inputs, **known, "labels": labels, "readers": list(names)}
+
+    def _hidden(self, masking: Masking, row: int, epoch: int) -> dict[str, list[int]]:
+        """One window with some tokens hidden: which ones depends on nothing but part, seed, epoch and row."""
+        feature = self.encoded.features[row]
+        when = (self.seed, epoch) if self.part == "train" else ()
+        read, labels = masking.hide(feature["input_ids"], mix("mask", self.part, *when, row))
+        return {**feature, "input_ids": read, "labels": labels}
 
 
 def group_tasks(
     tasks: Mapping[str, Task], part: str, processor: Any, *, max_length: int, stride: int | None = None
 ) -> list[Group]:
     """Put the tasks whose texts in `part` are the same together, and encode each set of texts once.
+
+    Tasks of masked language modelling are kept apart from the others: what they read has hidden tokens.
 
     Args:
         tasks: Reader name -> task.
@@ -64,11 +99,15 @@ def group_tasks(
         stride: Tokens two windows share; see `encode`.
     """
     splits = {name: task.split(part) for name, task in tasks.items()}
-    by_texts: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    by_texts: dict[tuple[bool, tuple[Any, ...]], list[str]] = defaultdict(list)
     for name, split in splits.items():
-        by_texts[split.texts].append(name)
+        by_texts[tasks[name].kind == MASKED, split.texts].append(name)
     groups: list[Group] = []
-    for texts, names in by_texts.items():
+    for (masked, texts), names in by_texts.items():
+        if masked:
+            masking = Masking.of(processor)
+            groups.append(Group(part, tuple(names), blocks(texts, processor, max_length=max_length), {}, masking))
+            continue
         per_word = any(splits[name].words is not None for name in names)
         encoded = encode(texts, processor, max_length=max_length, windows=per_word, stride=stride, offsets=per_word)
         groups.append(Group(part, tuple(names), encoded, _targets(encoded, {name: splits[name] for name in names})))
@@ -101,7 +140,7 @@ class Plan:
         groups: The sets of texts.
         epochs: Reader name -> how many times it goes through its texts.
         batch_size: Windows per step.
-        seed: Decides the order.
+        seed: Decides the order, and which tokens are hidden in masked language modelling.
         stopped: Reader name -> the epoch after which it stopped early.
     """
 
@@ -114,6 +153,7 @@ class Plan:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ConfigError(f"fit: batch_size is {self.batch_size}; it must be at least 1. Give a larger one.")
+        self.groups = [replace(group, seed=self.seed) for group in self.groups]
 
     def last_epoch(self) -> int:
         """Number of epochs of the longest reader."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lamina.data.build import better
+
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from lamina.bank import ReaderModule
     from lamina.train.options import FitOptions
+
+BASE = ".base"  # stands among the readers' names for a base that is trained too; no reader's name has a dot
 
 
 @dataclass
@@ -18,13 +21,14 @@ class ReaderState:
     """One reader's progress; everything but `weights` is JSON-ready.
 
     Attributes:
-        metric: The metric that counts; greater is better.
+        metric: The metric that counts; `lamina.data.build.better` knows its direction.
         scores: All metrics at the best epoch.
         best_epoch: Counted from 1; 0 before the first score.
         stalled: Epochs since the score last rose.
         cooled: Epochs since the score last rose or the plateau schedule last acted.
         scale: What the plateau schedule has multiplied the learning rate by.
         done: Optimiser steps taken.
+        began: Of those, the ones before the present stage (see `Fusion.advance`).
         step: The reader's count of training passes, which fixes its dropout.
         stopped: The epoch (from 0) after which it stopped early; None while it goes on.
         weights: The reader's tensors at the best epoch.
@@ -37,18 +41,16 @@ class ReaderState:
     cooled: int = 0
     scale: float = 1.0
     done: int = 0
+    began: int = 0
     step: int = 0
     stopped: int | None = None
     weights: dict[str, Tensor] = field(default_factory=dict)
 
-    def record(
-        self, epoch: int, scores: dict[str, float], reader: ReaderModule, options: FitOptions, rate: float
-    ) -> None:
-        """Take in the scores after `epoch` (from 0): keep the best, and see whether to slow down or stop."""
-        if not self.best_epoch or scores[self.metric] > self.scores[self.metric]:
+    def record(self, epoch: int, scores: dict[str, float], options: FitOptions, rate: float) -> bool:
+        """Take in the scores after `epoch` (from 0): whether they are the best, and whether to slow down or stop."""
+        if not self.best_epoch or better(self.metric, scores[self.metric], self.scores[self.metric]):
             self.scores, self.best_epoch, self.stalled, self.cooled = dict(scores), epoch + 1, 0, 0
-            self.weights = {key: value.detach().clone().cpu() for key, value in reader.state_dict().items()}
-            return
+            return True
         self.stalled += 1
         self.cooled += 1
         if options.schedule == "plateau" and self.cooled > options.plateau_patience:
@@ -56,10 +58,22 @@ class ReaderState:
             self.cooled = 0
         if options.patience is not None and self.stalled >= options.patience:
             self.stopped = epoch
+        return False
+
+    def begin_stage(self) -> None:
+        """Start afresh, but for the count of steps: what was best before does not compare with what follows."""
+        self.scores, self.best_epoch, self.weights = {}, 0, {}
+        self.stalled, self.cooled, self.scale, self.stopped = 0, 0, 1.0, None
+        self.began = self.done
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the weights."""
         return {key: value for key, value in asdict(self).items() if key != "weights"}
+
+
+def snapshot(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of a module's tensors, on the CPU."""
+    return {key: value.detach().clone().cpu() for key, value in module.state_dict().items()}
 
 
 class Schedules:
@@ -89,12 +103,13 @@ class Schedules:
 
     def rate(self, name: str) -> float:
         """The reader's learning rate for its next step."""
-        state, total = self._states[name], self._totals[name]
+        state = self._states[name]
+        total, done = self._totals[name] - state.began, state.done - state.began
         rise = int(total * self._options.warmup)
-        if state.done < rise:
-            share = (state.done + 1) / rise
+        if done < rise:
+            share = (done + 1) / rise
         elif self._options.schedule == "linear":
-            share = max(0.0, (total - state.done) / max(1, total - rise))
+            share = max(0.0, (total - done) / max(1, total - rise))
         else:
             share = state.scale
         return self._rates[name] * share

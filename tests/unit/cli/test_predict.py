@@ -107,6 +107,7 @@ def test_a_folder_that_is_no_bank(lamina, tmp_path: Path):
         ({"labels": [], "probabilities": {}}, "-"),
         ([{"text": "Anna", "label": "PER", "score": 0.5, "start": 0, "end": 4}], "Anna PER (0.50)"),
         ([], "-"),
+        ([{"start": 0, "end": 6, "candidates": [{"token": "cat", "score": 0.5}]}], "cat (0.50)"),
     ],
 )
 def test_answers_in_a_few_words(answer: Any, shown: str):

@@ -16,7 +16,7 @@ from transformers import (
     T5Config,
 )
 
-from lamina.data.encode import collate, encode, length_limit
+from lamina.data.encode import blocks, collate, encode, length_limit
 from lamina.errors import ConfigError
 
 SMALL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -221,3 +221,32 @@ def test_slow_tokenizers(minilm):
     assert encoded.offsets == [[], []]
     with pytest.raises(ConfigError, match="ByT5Tokenizer is a slow tokenizer"):
         encode(["cat"], slow, max_length=8, windows=True)
+
+
+PARAGRAPHS = ("the cat sat on the mat", "and looked", "at the moon over a lazy dog in Paris", "", "words")
+
+
+@pytest.mark.parametrize("max_length", [1, 4, 7, 1000])
+def test_running_text_is_cut_into_blocks(tokenizer, max_length: int):
+    before = tokenizer.truncation_side, repr(getattr(tokenizer.backend_tokenizer, "truncation", None))
+    encoded = blocks(PARAGRAPHS, tokenizer, max_length=max_length)
+    joined = [token for text in PARAGRAPHS for token in tokenizer(text, truncation=False)["input_ids"]]
+    cut = [feature["input_ids"] for feature in encoded.features]
+    assert [token for block in cut for token in block] == joined
+    assert all(len(block) == max_length for block in cut[:-1])
+    assert 1 <= len(cut[-1]) <= max_length
+    assert all(len(set(map(len, feature.values()))) == 1 for feature in encoded.features)
+    assert all(set(feature["attention_mask"]) == {1} for feature in encoded.features)
+    assert encoded.text == list(range(len(cut)))
+    assert (set(encoded.window), encoded.truncated) == ({0}, 0)
+    assert before == (tokenizer.truncation_side, repr(getattr(tokenizer.backend_tokenizer, "truncation", None)))
+
+
+def test_many_texts_are_tokenised_in_parts(minilm, monkeypatch: pytest.MonkeyPatch):
+    whole = blocks(PARAGRAPHS * 3, minilm, max_length=8)
+    monkeypatch.setattr("lamina.data.encode._TEXTS_AT_ONCE", 4)
+    assert blocks(PARAGRAPHS * 3, minilm, max_length=8) == whole
+
+
+def test_no_text_is_no_block(minilm):
+    assert blocks((), minilm, max_length=8).features == []

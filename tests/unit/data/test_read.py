@@ -101,7 +101,7 @@ CONLL = "-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nrejects VBZ I-VP O\n\n\nPeter 
 
 
 def test_conll_columns(tmp_path: Path):
-    table = read_table(put(tmp_path, "eng.train", CONLL), words=True)
+    table = read_table(put(tmp_path, "eng.train", CONLL), other="conll")
     assert table.numbered
     assert table.column(0) == [["EU", "rejects"], ["Peter"]]
     assert table.column(-1) == table.column("3") == [["I-ORG", "O"], ["I-PER"]]
@@ -173,3 +173,11 @@ def test_not_utf8(tmp_path: Path):
     with pytest.raises(DataError, match=r"a\.tsv is not UTF-8 at byte 18 \(row 2\)") as info:
         read_table(put(tmp_path, "a.tsv", b"sentence\tlabel\nna\xefve\t1\n".replace(b"na", b"gar")))
     assert info.value.row == 2
+
+
+def test_plain_text_has_a_row_per_line_that_is_not_blank(tmp_path: Path):
+    table = read_table(put(tmp_path, "wiki.train.raw", "\ufeff \n = A = \r\n\n one\u2028two \n"), other="lines")
+    assert table.column("text") == [" = A = ", " one\u2028two "]
+    assert list(table.rows) == [2, 4]
+    with pytest.raises(DataError, match=r"ends in '\.txt'; the endings known"):
+        read_table(put(tmp_path, "a.txt", "x"))

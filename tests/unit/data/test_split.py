@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from lamina.data.split import Split, held_out, limited
+from lamina.data.split import Split, held_out, limited, shares
 from lamina.errors import ConfigError, DataError
 
 
@@ -63,3 +63,23 @@ def test_limit_draws_rows_in_order():
 def test_limit_must_leave_a_row():
     with pytest.raises(ConfigError, match="limit is 0"):
         limited(rows([0]), 0, seed=0)
+
+
+def test_of_running_text_the_last_rows_are_set_aside():
+    split = rows([0] * 25)
+    train, validation = held_out(split, stratify=False, seed=0, last=True)
+    assert train.texts + validation.texts == split.texts
+    assert len(validation) == 2
+    assert len(held_out(rows([0] * 3), stratify=False, seed=0, last=True)[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "total", "expected"), [([3, 3, 4], 1, [0, 0, 1]), ([50, 30, 20], 7, [4, 2, 1]), ([1, 1], 2, [1, 1])]
+)
+def test_shares_make_up_the_total(sizes: list[int], total: int, expected: list[int]):
+    assert shares(sizes, total) == expected
+
+
+def test_the_option_is_named():
+    with pytest.raises(ConfigError, match="task: limit_validation is -1"):
+        limited(rows([0]), -1, seed=0, option="limit_validation")

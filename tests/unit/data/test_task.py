@@ -282,6 +282,12 @@ PUBLISHED = {
         ("EU said", "US UK"),
         ((3, 0), (5, 5)),
     ),
+    "wikiann": (
+        '{"tokens": ["EU", "said"], "ner_tags": [3, 0]}\n{"tokens": ["US", "UK"], "ner_tags": [5, 5]}\n',
+        ("EU said", "US UK"),
+        ((3, 0), (5, 5)),
+    ),
+    "wikitext2": (" \n = A heading = \n \n Some words . \n", (" = A heading = ", " Some words . "), (None, None)),
 }
 
 
@@ -297,6 +303,14 @@ def test_preset_reads_published_files(tmp_path: Path, name: str):
     assert task.metrics == PRESETS[name].metrics
     assert set(task.metrics) <= set(METRICS[task.kind, task.problem])
     assert (task.metric, task.name) == (task.metrics[0], name)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_say_how_large_they_are(name: str):
+    preset = PRESETS[name]
+    assert set(preset.rows) == set(preset.parts)
+    assert all(count > 0 for count in preset.rows.values())
+    assert 5 < preset.length < 512
 
 
 def test_preset_with_files_named(tmp_path: Path):
@@ -324,6 +338,17 @@ def test_unknown_preset():
         find_preset("colla")
 
 
+def test_a_language_may_follow_the_name():
+    name, preset = find_preset("wikiann/zh-yue")
+    assert (name, preset.config) == ("wikiann-zh-yue", "zh-yue")
+    assert find_preset("wikiann")[1].config == "en"
+    with pytest.raises(UnknownNameError, match="unknown preset 'imdb/de'"):
+        find_preset("imdb/de")
+    for name in ("wikiann/", "wikiann/German", "wikiann/de/x"):
+        with pytest.raises(ConfigError, match="; a language is a short code"):
+            find_preset(name)
+
+
 def test_preset_from_the_hub(monkeypatch: pytest.MonkeyPatch):
     import datasets
 
@@ -343,6 +368,22 @@ def test_preset_from_the_hub(monkeypatch: pytest.MonkeyPatch):
     assert task.split("test").labels == ((3, 0), (5,))
 
 
+def test_a_language_from_the_hub(monkeypatch: pytest.MonkeyPatch):
+    import datasets
+
+    asked: list[Any] = []
+
+    def load(*args: Any, **options: Any) -> datasets.DatasetDict:
+        asked.append(args)
+        rows = datasets.Dataset.from_dict({"tokens": [["EU", "said"]], "ner_tags": [[3, 0]], "langs": [["sw", "sw"]]})
+        return datasets.DatasetDict(dict.fromkeys(("train", "validation", "test"), rows))
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    task = Task.preset("wikiann/sw")
+    assert asked == [("unimelb-nlp/wikiann", "sw")]
+    assert (task.name, task.split("test").labels) == ("wikiann-sw", ((3, 0),))
+
+
 def test_hub_parts_without_labels_are_left(monkeypatch: pytest.MonkeyPatch):
     import datasets
 
@@ -358,3 +399,130 @@ def test_hub_parts_without_labels_are_left(monkeypatch: pytest.MonkeyPatch):
 def test_hub_out_of_reach():
     with pytest.raises(DataError, match="task rte: 'nyu-mll/glue' cannot be fetched"):
         Task.preset("rte")
+
+
+# Masked language modelling
+
+TEXT = "\n".join(["", " = One = ", " ", *(f" Line {i} . " for i in range(39))])
+
+
+def test_plain_text_is_read_line_by_line(tmp_path: Path):
+    train = put(tmp_path / "some.txt", TEXT)
+    task = Task.from_files("masked_lm", train=train)
+    assert (task.kind, task.problem, task.labels, task.name) == ("masked_lm", "classification", ("token",), "some")
+    assert (task.metric, task.metrics) == ("perplexity", ("perplexity", "accuracy"))
+    assert task.split("train").texts == (" = One = ", *(f" Line {i} . " for i in range(35)))
+    assert task.split("train").labels == (None,) * 36
+
+
+def test_the_last_tenth_of_a_text_validates(tmp_path: Path):
+    """Its lines belong together: those set aside are one piece, whatever the seed."""
+    train = put(tmp_path / "some.txt", TEXT)
+    for seed in (0, 1):
+        task = Task.from_files("masked_lm", train=train, seed=seed)
+        assert task.split("validation").texts == tuple(f" Line {i} . " for i in range(35, 39))
+
+
+@pytest.mark.parametrize(("column", "given"), [("text", {}), ("sentence", {}), ("body", {"text": "body"})])
+def test_running_text_may_stand_in_a_column(tmp_path: Path, column: str, given: dict[str, str]):
+    path = jsonl(tmp_path / "t.jsonl", [{column: "one\n"}, {column: " \n"}, {column: "two"}])
+    assert Task.from_files("masked_lm", test=path, **given).split("test").texts == ("one", "two")
+
+
+def test_running_text_has_no_labels_and_no_pairs(tmp_path: Path):
+    path = put(tmp_path / "t.txt", "a\nb\n")
+    with pytest.raises(ConfigError, match="labels are x, y; the labels of masked_lm are the texts' own tokens"):
+        Task.from_files("masked_lm", train=path, labels=("x", "y"))
+    with pytest.raises(ConfigError, match="text_pair is 'b'; a task of kind masked_lm reads one text a row"):
+        Task.from_files("masked_lm", train=path, text_pair="b")
+    with pytest.raises(UnknownNameError, match="unknown metric 'f1'; known: perplexity, accuracy"):
+        Task.from_files("masked_lm", train=path, metric="f1")
+
+
+def test_blank_lines_alone_are_no_text(tmp_path: Path):
+    with pytest.raises(DataError, match="is empty; a task needs at least one row"):
+        Task.from_files("masked_lm", train=put(tmp_path / "t.txt", "\n \n\t\n"))
+
+
+def test_without_a_train_file_the_validation_text_stands_in(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    put(tmp_path / "valid.txt", TEXT)
+    put(tmp_path / "test.txt", "other\n")
+    task = Task.preset("wikitext2", files=tmp_path)
+    assert {part: len(split) for part, split in task.splits.items()} == {"train": 36, "validation": 4, "test": 1}
+    assert "has no train file; the validation file stands in for it" in caplog.text
+    assert "the last tenth of the text is set aside" in caplog.text
+    (tmp_path / "valid.txt").unlink()
+    with pytest.raises(DataError, match=r"has no train\.txt or wiki\.train\.raw"):
+        Task.preset("wikitext2", files=tmp_path)
+
+
+# Fewer rows
+
+
+def test_validation_can_be_capped(tmp_path: Path):
+    train = tsv(tmp_path / "t.tsv", [f"text {i}\t{i % 2}" for i in range(200)])
+    whole = Task.from_files(SEQUENCE, train=train, validation=train)
+    task = Task.from_files(SEQUENCE, train=train, validation=train, test=train, limit_validation=7)
+    assert {part: len(split) for part, split in task.splits.items()} == {"train": 200, "validation": 7, "test": 200}
+    assert set(task.split("validation").texts) < set(whole.split("validation").texts)
+    again = Task.from_files(SEQUENCE, train=train, validation=train, limit_validation=7, seed=1)
+    assert again.split("validation") != task.split("validation")
+    with pytest.raises(ConfigError, match="task: limit_validation is 0; at least one row must be left"):
+        Task.from_files(SEQUENCE, train=train, limit_validation=0)
+
+
+def test_a_limit_is_a_draw(tmp_path: Path):
+    train = tsv(tmp_path / "t.tsv", [f"text {i}\t{i % 2}" for i in range(200)])
+    task = Task.from_files(SEQUENCE, train=train, validation=train, limit=7, seed=3)
+    assert task.drawn == {"rows": 7, "of": 200, "stratified": False, "seed": 3}
+    assert task == Task.from_files(SEQUENCE, train=train, validation=train).draw(rows=7, seed=3)
+    assert Task.from_files(SEQUENCE, train=train, validation=train, limit=200).drawn is None
+    with pytest.raises(ConfigError, match="task: limit is 0"):
+        Task.from_files(SEQUENCE, train=train, limit=0)
+
+
+def letters(tmp_path: Path, counts: dict[str, int]) -> Task:
+    rows = [f"{label} {i}\t{label}" for label, count in counts.items() for i in range(count)]
+    path = tsv(tmp_path / "t.tsv", rows)
+    return Task.from_files(SEQUENCE, train=path, validation=path, test=path)
+
+
+def test_a_draw_leaves_the_other_parts_whole(tmp_path: Path):
+    task = letters(tmp_path, {"a": 60, "b": 30, "c": 10})
+    drawn = task.draw(per_class=8, seed=2)
+    assert {part: len(split) for part, split in drawn.splits.items()} == {"train": 24, "validation": 100, "test": 100}
+    assert drawn.drawn == {"per_class": 8, "of": 100, "stratified": False, "seed": 2}
+    assert task.drawn is None
+    assert len(task.split("train")) == 100
+    texts = drawn.split("train").texts
+    assert len(set(texts)) == 24
+    assert sorted(texts, key=task.split("train").texts.index) == list(texts)
+    assert drawn == task.draw(per_class=8, seed=2)
+    assert drawn.split("train") != task.draw(per_class=8, seed=3).split("train")
+
+
+def test_draws_of_a_draw_are_recorded(tmp_path: Path):
+    task = letters(tmp_path, {"a": 60, "b": 30, "c": 10}).draw(fraction=0.5, seed=1).draw(rows=3)
+    before = {"fraction": 0.5, "of": 100, "stratified": False, "seed": 1}
+    assert task.drawn == {"rows": 3, "of": 50, "stratified": False, "seed": 0, "before": before}
+    assert json.loads(json.dumps(task.drawn)) == task.drawn
+
+
+def test_an_empty_class_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    task = letters(tmp_path, {"a": 60, "b": 40})
+    task.draw(rows=100)
+    assert caplog.text == ""
+    only = task.draw(rows=1).split("train").texts[0][0]
+    assert f"task t: none of the 1 rows drawn is of class '{'ab'.replace(only, '')}'" in caplog.text
+
+
+def test_only_rows_of_one_class_are_drawn_by_class(tmp_path: Path):
+    path = put(tmp_path / "a.conll", "EU B-ORG\nof O\n\nUK B-LOC\n")
+    task = Task.from_files(TOKEN, train=path, validation=path)
+    assert len(task.draw(per_class=1).split("train")) == 2
+    with pytest.raises(
+        ConfigError, match=r"stratified is set for a task of kind token_classification \(classification\)"
+    ):
+        task.draw(per_class=1, stratified=True)
+    with pytest.raises(UnknownNameError, match="unknown split 'train'"):
+        Task.from_files(TOKEN, test=path, labels=task.labels).draw(rows=1)

@@ -69,14 +69,81 @@ def scalar_mix(fusion: Any, states: Tensor, _mask: Tensor) -> Tensor:
     return fusion.scale * torch.einsum("l,lbtw->btw", weights, states)
 
 
+def elementwise(fusion: Any, states: Tensor, _mask: Tensor) -> Tensor:
+    return torch.einsum("lw,lbtw->btw", fusion.scales, states)
+
+
+def gated(fusion: Any, states: Tensor, _mask: Tensor) -> Tensor:
+    hidden = gelu(torch.einsum("hw,lbtw->lbth", fusion.inner.weight, states) + fusion.inner.bias)
+    weights = torch.einsum("h,lbth->lbt", fusion.outer.weight[0], hidden) + fusion.outer.bias
+    return torch.einsum("lbt,lbtw->btw", weights, states)
+
+
+def concat(fusion: Any, states: Tensor, _mask: Tensor) -> Tensor:
+    side_by_side = torch.cat(list(states), dim=-1)
+    total = side_by_side @ torch.cat(list(fusion.projection), dim=-1).T
+    return total if fusion.bias is None else total + fusion.bias
+
+
+def bottleneck(part: Any, x: Tensor) -> Tensor:
+    hidden = layer_norm(gelu(x @ part.down.weight.T + part.down.bias))
+    return (hidden * part.norm.weight + part.norm.bias) @ part.up.weight.T
+
+
+def dwatt_attention(fusion: Any, states: Tensor) -> Tensor:
+    """`[batch, tokens, layers]`, from every token's query and every layer's key."""
+    top = states[-1] + bottleneck(fusion.query, states[-1])
+    query = 1 + torch.where(top > 0, top, top.exp() - 1)
+    scores = torch.stack([query @ (fusion.keys.weight @ place) for place in fusion.places], dim=-1)
+    scores = (scores - scores.amax(-1, keepdim=True)).exp()
+    return scores / scores.sum(-1, keepdim=True)
+
+
+def dwatt(fusion: Any, states: Tensor, _mask: Tensor) -> Tensor:
+    parts = zip(fusion.values, fusion.norms, states, strict=True)
+    values = [layer_norm(bottleneck(value, z)) * norm.weight + norm.bias for value, norm, z in parts]
+    return states[-1] + torch.einsum("btl,lbtw->btw", dwatt_attention(fusion, states), torch.stack(values))
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    return 1 / (1 + (-x).exp())
+
+
+def depth_lstm(fusion: Any, states: Tensor, _mask: Tensor) -> Tensor:
+    """Hochreiter and Schmidhuber's cell with a forget gate, gate by gate; torch keeps them as i, f, g, o."""
+    cell, dim = fusion.cell, fusion.dim
+    hidden = memory = torch.zeros(*states.shape[1:3], dim)
+    for z in states:
+
+        def gate(number: int, z: Tensor = z, hidden: Tensor = hidden) -> Tensor:
+            rows = slice(number * dim, (number + 1) * dim)
+            below = z @ cell.weight_ih[rows].T + cell.bias_ih[rows]
+            return below + hidden @ cell.weight_hh[rows].T + cell.bias_hh[rows]
+
+        memory = sigmoid(gate(1)) * memory + sigmoid(gate(0)) * torch.tanh(gate(2))
+        hidden = sigmoid(gate(3)) * torch.tanh(memory)
+    return hidden
+
+
 FORMULAS = {
     "ada_layers": ada_layers,
     "single_layer": single_layer,
     "last_layer": last_layer,
     "mean": mean,
     "scalar_mix": scalar_mix,
+    "elementwise": elementwise,
+    "gated": gated,
+    "concat": concat,
+    "dwatt": dwatt,
+    "depth_lstm": depth_lstm,
 }
 """Registered name -> reference, called with the module, the selected states and the mask."""
+
+ELSEWHERE = ("extra_layers", "head2toe", "routing")
+"""Registered names whose reference is long and stands in their own unit tests."""
+
+LINEAR_ONLY = ("head2toe",)
+"""Registered names whose features only a head of one linear map can read."""
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "ada_layers": [
@@ -93,6 +160,20 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "last_layer": [{}],
     "mean": [{}, {"layers": "1-2"}],
     "scalar_mix": [{}, {"layers": "top:2", "layer_dropout": 0.3}],
+    "elementwise": [{}, {"layers": "1-"}],
+    "gated": [{}, {"hidden": 5, "layers": "top:2"}],
+    "concat": [{}, {"dim": 16, "bias": True, "layers": "all"}],
+    "dwatt": [{}, {"bottleneck": 5, "position_dim": 7, "layers": "all"}],
+    "depth_lstm": [{}, {"dim": 16, "layers": "all"}],
+    "extra_layers": [{}, {"n": 2}],
+    "head2toe": [
+        {"layers": "1-", "chunks": 2},
+        {"per_token": True, "fraction": 0.5, "group_lasso": 0.01, "score_share": 0.3},
+    ],
+    "routing": [
+        {"dim": 8, "vectors": 5, "size": 6, "iterations": 3, "layers": "1-"},
+        {"dim": 16, "vectors": 4, "per_token": True},
+    ],
 }
 """Registered name -> settings that together use every option."""
 

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
+from lamina.heads.attention import attend
 from lamina.heads.token_classification import TokenClassification
 
 
@@ -15,7 +16,8 @@ def test_the_encoder_is_pre_norm_with_gelu():
     layer = head.encoder[0]
     features, mask = torch.randn(2, 4, 8), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]], dtype=torch.bool)
     with torch.no_grad():
-        x = features + layer.attention(layer.attention_norm(features), mask)
+        mixed = attend([layer.attention], layer.attention_norm(features).unsqueeze(0), mask, [None])[0]
+        x = features + mixed
         x = x + layer.outer(F.gelu(layer.inner(layer.feedforward_norm(x))))
         expected = head.output(x)
         got = head(features, mask)

@@ -11,11 +11,13 @@ import torch
 import yaml
 from tests.support.tiny import FAMILIES
 from tests.unit.store.made import logits, save_base, tiny_bank, tiny_model
-from transformers import T5EncoderModel
+from transformers import BertConfig, BertForMaskedLM, T5EncoderModel
 
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import BaseMismatchError, ConfigError, ModelNotFoundError, StoreError, UnknownNameError
+from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.mean import Mean
+from lamina.heads.masked_lm import MaskedLM
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.store import fingerprint, load_bank, load_model, save_bank
 from lamina.store.bank import _tuples
@@ -341,3 +343,21 @@ class TestCard:
 
 def test_lists_become_tuples_at_every_depth():
     assert _tuples({"a": [1, [2, {"b": [3]}]], "c": "x"}) == {"a": (1, (2, {"b": (3,)})), "c": "x"}
+
+
+def test_a_masked_lm_reader_refuses_another_vocabulary(tmp_path: Path):
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    config = BertConfig(vocab_size=50, tie_word_embeddings=False, **shape)
+    model = BertForMaskedLM(config).eval()
+    bank = ReaderBank(model)
+    bank.add("mlm", Reader(LastLayer(), MaskedLM()))
+    bank.save_pretrained(tmp_path)
+    ids = torch.randint(0, 50, (2, 7))
+    with torch.no_grad():
+        expected = bank.eval()(input_ids=ids)["mlm"].logits
+        again = ReaderBank.from_pretrained(tmp_path, model)
+        assert torch.equal(again(input_ids=ids)["mlm"].logits, expected)
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors")) < 4 * 50 * 16
+    with pytest.raises(BaseMismatchError, match="vocabulary was"):
+        ReaderBank.from_pretrained(tmp_path, model.bert)

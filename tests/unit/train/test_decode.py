@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.unit.train.hidden import VOCABULARY, masking_tokenizer
 
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
-from lamina.train.decode import decode, word_spans
+from lamina.train.decode import best_tokens, decode, fill, mask_spans, word_spans
 
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 
@@ -87,3 +88,30 @@ def test_no_words_are_no_entities():
 )
 def test_words(text: str, words: list[str]):
     assert [text[start:end] for start, end in word_spans(text)] == words
+
+
+# Mask tokens
+
+
+def test_where_the_mask_tokens_are():
+    assert mask_spans("a [MASK] b[MASK].[mask]", "[MASK]") == [(2, 8), (10, 16)]
+    assert mask_spans("a", "[MASK]") == []
+
+
+def test_the_likeliest_tokens_come_first():
+    logits = torch.zeros(2, len(VOCABULARY))
+    logits[0, 7], logits[0, 9], logits[1, 20] = 5.0, 6.0, 3.0
+    best = best_tokens(logits.bfloat16())
+    assert best.shape == (2, 5, 2)
+    found = fill(best, [(0, 6), (8, 14)], masking_tokenizer())
+    assert [(one["start"], one["end"]) for one in found] == [(0, 6), (8, 14)]
+    assert [one["token"] for one in found[0]["candidates"][:2]] == [VOCABULARY[9], VOCABULARY[7]]
+    assert found[1]["candidates"][0]["token"] == VOCABULARY[20]
+    shares = logits[0].softmax(-1)[[9, 7]].tolist()
+    assert [one["score"] for one in found[0]["candidates"][:2]] == pytest.approx(shares, abs=1e-6)
+    assert all(len(one["candidates"]) == 5 for one in found)
+
+
+def test_a_small_vocabulary_has_fewer():
+    assert best_tokens(torch.zeros(1, 3)).shape == (1, 3, 2)
+    assert fill(torch.zeros(0, 3, 2), [], masking_tokenizer()) == []

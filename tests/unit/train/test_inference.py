@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.train.hidden import MASK, masked_bank, masked_model, masking_tokenizer, running
 from tests.unit.train.made import (
     PEOPLE,
     PLACES,
@@ -28,6 +29,7 @@ from lamina.fusion.mean import Mean
 from lamina.heads.token_classification import TokenClassification
 from lamina.train import evaluate, predict
 from lamina.train.inference import guess
+from lamina.train.plan import group_tasks
 
 STRANGE = {
     "empty": "",
@@ -255,3 +257,121 @@ def test_guesses():
     assert guess(torch.tensor([0.1, -0.1]), "multi_label") == [1, 0]
     assert guess(torch.tensor([0.1, 0.3]), "classification") == 1
     assert guess(torch.tensor([[0.1, 0.3], [2.0, 1.0]]), "classification") == [1, 0]
+
+
+# Masked language modelling
+
+
+def hidden_scores(bank: ReaderBank, name: str, part: str = "validation", max_length: int = 16) -> tuple[float, float]:
+    """Perplexity and accuracy, of all hidden tokens at once."""
+    group = group_tasks({name: running()}, part, bank.processor, max_length=max_length)[0]
+    batch = group.batch(range(len(group.encoded.features)), [name], bank.processor)
+    labels = batch.pop("labels")[name]
+    with torch.no_grad():
+        logits = bank.eval()(**batch)[name].logits
+    given = labels != -100
+    loss = torch.nn.functional.cross_entropy(logits[given], labels[given])
+    return loss.exp().item(), (logits[given].argmax(-1) == labels[given]).float().mean().item()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+def test_perplexity_is_that_of_all_hidden_tokens(batch_size: int):
+    bank = masked_bank("m", "n")
+    bank["n"].head.bias.data.add_(torch.randn(len(bank["n"].head.bias)))  # pyright: ignore
+    found = evaluate(bank, {"m": running(), "n": running()}, batch_size=batch_size, max_length=16)
+    for name in ("m", "n"):
+        perplexity, accuracy = hidden_scores(bank, name)
+        assert found[name]["perplexity"] == pytest.approx(perplexity, rel=1e-4)
+        assert found[name]["accuracy"] == pytest.approx(accuracy)
+    assert found["m"] != found["n"]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_scoring_hidden_tokens_leaves_the_bank_as_it_was(training: bool):
+    bank = masked_bank("m").train(training)
+    assert evaluate(bank, {"m": running()}) == evaluate(bank, {"m": running()})
+    assert bank.training is training
+    assert evaluate(bank, {"m": running()}, split="train") == evaluate(bank, {"m": running()}, split="train")
+    assert evaluate(bank, {"m": running()}, per_class=True)["m"]["per_class"] == []
+
+
+def test_few_rows_at_once_where_the_vocabulary_is_large(monkeypatch: pytest.MonkeyPatch):
+    """However many are asked, so that the logits fit in memory."""
+    bank = masked_bank("m")
+    whole = evaluate(bank, {"m": running()}, max_length=16)
+    sizes: list[int] = []
+    bank.model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    monkeypatch.setattr("lamina.train.inference.MOST_SCORES", 16 * len(bank["m"].head.bias) * 2)  # pyright: ignore
+    assert evaluate(bank, {"m": running()}, max_length=16)["m"] == pytest.approx(whole["m"], rel=1e-4)
+    assert max(sizes) == 2
+
+
+def test_mask_tokens_are_filled_in_as_the_model_does():
+    bank = masked_bank("m")
+    tokenizer = masking_tokenizer()
+    text = "anna [MASK] to  [MASK] ."
+    (answer,) = predict(bank, [text])
+    assert [text[one["start"] : one["end"]] for one in answer["m"]] == ["[MASK]"] * 2
+    inputs = tokenizer(text, return_tensors="pt")
+    with torch.no_grad():
+        logits = masked_model()(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits[0]
+    for one, at in zip(answer["m"], (inputs["input_ids"][0] == MASK).nonzero(), strict=True):
+        shares = logits[at[0]].softmax(-1)
+        best = shares.argsort(descending=True)[:5]
+        assert [each["token"] for each in one["candidates"]] == tokenizer.convert_ids_to_tokens(best.tolist())
+        assert [each["score"] for each in one["candidates"]] == pytest.approx(shares[best].tolist(), abs=1e-5)
+
+
+def test_texts_without_a_mask_token_have_nothing_to_fill_in():
+    bank = masked_bank("m")
+    answers = predict(bank, ["anna", "", "[MASK]", "the film [mask]"], batch_size=3)
+    assert [len(answer["m"]) for answer in answers] == [0, 0, 1, 0]
+
+
+def test_mask_tokens_of_a_long_text_are_all_filled_in():
+    bank = masked_bank("m")
+    text = "the [MASK] film is good " * 40
+    (answer,) = predict(bank, [text], batch_size=2)
+    assert len({one["start"] for one in answer["m"]}) == 40
+    assert all(one["candidates"][0]["score"] > 0 for one in answer["m"])
+
+
+def test_every_kind_reads_the_same_texts_beside_it():
+    bank = masked_bank("m")
+    bank.add("mood", reader())
+    bank.add("word", Reader(Mean(), TokenClassification(("x", "y"), feedforward=8, attention_heads=2)))
+    texts = ["anna [MASK] paris", "the film"]
+    together = predict(bank, texts)
+    for name in bank:
+        alone = [answer[name] for answer in predict(bank, texts, readers=[name])]
+        assert [said(answer[name]) for answer in together] == [said(answer) for answer in alone]
+    assert [len(answer["word"]) for answer in together] == [5, 2]
+
+
+def said(answer: Any) -> Any:
+    """An answer without its numbers."""
+    if isinstance(answer, dict):
+        return answer["label"]
+    return [(one["start"], one.get("label"), [each["token"] for each in one.get("candidates", ())]) for one in answer]
+
+
+def test_what_cannot_be_filled_in():
+    bank = masked_bank("m")
+    with pytest.raises(ConfigError, match="predict: reader 'm' reads single texts, and pairs were given"):
+        predict(bank, [("a", "b")])
+    bank.processor = tiny_tokenizer()
+    with pytest.raises(ConfigError, match="predict: the tokenizer has no mask token"):
+        predict(bank, ["a"])
+    with pytest.raises(ConfigError, match="masked_lm: the tokenizer has no mask token"):
+        evaluate(bank, {"m": running()})
+
+
+def test_a_reader_learns_to_fill_in():
+    bank = masked_bank("m")
+    before = evaluate(bank, {"m": running()}, max_length=16)["m"]
+    result = train(bank, {"m": running()}, epochs=3, batch_size=8, learning_rate=0.01, max_length=16)
+    after = evaluate(bank, {"m": running()})["m"]
+    assert after["perplexity"] < before["perplexity"] / 2
+    assert after["perplexity"] == pytest.approx(min(row["perplexity"] for row in result.history), rel=1e-4)

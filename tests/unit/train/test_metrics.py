@@ -12,7 +12,7 @@ from sklearn import metrics as reference
 from lamina.data.build import METRICS
 from lamina.data.task import Task
 from lamina.errors import DataError, UnknownNameError
-from lamina.train.metrics import _FUNCTIONS, compute, per_class
+from lamina.train.metrics import _FUNCTIONS, TokenSums, compute, per_class
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,8 @@ def draw(classes: int, rows: int = 200) -> tuple[list[int], list[int]]:
 
 
 def test_every_metric_of_a_task_exists():
-    assert {name for names in METRICS.values() for name in names} == set(_FUNCTIONS)
+    known = {name for (kind, _), names in METRICS.items() if kind != "masked_lm" for name in names}
+    assert known == set(_FUNCTIONS)
 
 
 def test_two_classes_agree_with_the_reference():
@@ -180,3 +181,44 @@ def test_table_of_words():
     rows = per_class(WORDS, [[0, 1], [2, 2]], [[0, 1], [2, 1]])
     assert [(row["label"], row["count"]) for row in rows] == [("DT", 1), ("NN", 2), ("VB", 1)]
     assert [row["recall"] for row in rows] == [1.0, 0.5, 1.0]
+
+
+# Hidden tokens
+
+
+def test_sums_of_parts_are_the_score_of_the_whole():
+    rng = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(50, 7, generator=rng), torch.randint(7, (50,), generator=rng)
+    sums = TokenSums()
+    for part in (slice(0, 1), slice(1, 30), slice(30, 30), slice(30, 50)):
+        sums.add(logits[part], labels[part])
+    scores = sums.scores(("accuracy", "perplexity"))
+    assert list(scores) == ["accuracy", "perplexity"]
+    expected = torch.nn.functional.cross_entropy(logits, labels).exp().item()
+    assert scores["perplexity"] == pytest.approx(expected, rel=1e-5)
+    assert scores["accuracy"] == pytest.approx((logits.argmax(-1) == labels).float().mean().item())
+
+
+def test_equal_logits_are_as_perplexing_as_there_are_classes():
+    sums = TokenSums()
+    sums.add(torch.zeros(5, 30, dtype=torch.bfloat16), torch.arange(5))
+    assert sums.scores(("perplexity",)) == {"perplexity": pytest.approx(30, rel=1e-4)}
+
+
+@pytest.mark.parametrize("logit", [math.nan, 1e6, math.inf])
+def test_perplexity_is_a_finite_number_and_bad_is_bad(logit: float):
+    sums = TokenSums()
+    sums.add(torch.tensor([[0.0, logit]]), torch.tensor([0]))
+    found = sums.scores(("perplexity",))["perplexity"]
+    assert math.isfinite(found)
+    assert found > 1e300
+
+
+def test_no_hidden_token_is_no_score():
+    with pytest.raises(DataError, match="metrics: no token is hidden; a score needs at least one"):
+        TokenSums().scores(("perplexity",))
+
+
+def test_hidden_tokens_are_not_scored_row_by_row():
+    with pytest.raises(UnknownNameError, match="unknown kind of task 'masked_lm, classification'"):
+        compute(("masked_lm", "classification", ("token",)), ("accuracy",), [1], [1])

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
+from tests.unit.train.hidden import MASK, masking_tokenizer, running
 from tests.unit.train.made import LENGTH, length_of_text, names, tiny_tokenizer, yes_no
 
 from lamina.data.task import Task
 from lamina.errors import ConfigError
-from lamina.train.plan import Plan, group_tasks
+from lamina.train.plan import Group, Plan, group_tasks
 
 
 def plan_of(tasks: dict[str, Task], epochs: int | dict[str, int] = 1, seed: int = 0) -> Plan:
@@ -103,3 +105,88 @@ def test_a_walk_goes_on_where_another_ended(done: int):
 def test_a_batch_has_a_row_at_least():
     with pytest.raises(ConfigError, match="fit: batch_size is 0; it must be at least 1"):
         Plan([], {}, 0, 0)
+
+
+# Masked language modelling
+
+
+def hidden_group(part: str = "train", *, seed: int = 0, **more: Task) -> Group:
+    groups = group_tasks({"m": running(), **more}, part, masking_tokenizer(), max_length=16)
+    groups = Plan(groups, dict.fromkeys(("m", *more), 3), 4, seed).groups if part == "train" else groups
+    return next(group for group in groups if "m" in group.names)
+
+
+def read(group: Group, rows: list[int], epoch: int = 0) -> tuple[list[list[int]], list[list[int]]]:
+    batch = group.batch(rows, group.names, masking_tokenizer(), epoch=epoch)
+    return batch["input_ids"].tolist(), batch["labels"][group.names[0]].tolist()
+
+
+def test_a_hidden_text_is_the_text_with_some_tokens_hidden():
+    group = hidden_group()
+    batch = group.batch([2, 0], ["m"], masking_tokenizer())
+    assert batch["readers"] == ["m"]
+    for at, row in enumerate((2, 0)):
+        ids = torch.tensor(group.encoded.features[row]["input_ids"])
+        labels, seen = batch["labels"]["m"][at, : len(ids)], batch["input_ids"][at, : len(ids)]
+        chosen = labels != -100
+        assert int(chosen.sum()) >= 1
+        assert torch.equal(labels[chosen], ids[chosen])
+        assert torch.equal(seen[~chosen], ids[~chosen])
+    assert MASK in batch["input_ids"]
+    assert batch["attention_mask"].shape == batch["input_ids"].shape == batch["labels"]["m"].shape
+    assert bool((batch["labels"]["m"][batch["attention_mask"] == 0] == -100).all())
+
+
+def test_every_epoch_hides_other_tokens():
+    group = hidden_group()
+    seen = [read(group, [0, 1, 2, 3], epoch) for epoch in range(3)]
+    assert len({str(one) for one in seen}) == 3
+    assert seen == [read(group, [0, 1, 2, 3], epoch) for epoch in range(3)]
+    assert not group.fixed
+
+
+def test_validation_hides_the_same_tokens_always():
+    one = hidden_group("validation")
+    other = replace(one, seed=7)
+    assert read(one, [0, 1, 2], 0) == read(other, [0, 1, 2], 5)
+    assert one.fixed
+    assert read(one, [0])[1] != read(hidden_group(), [0])[1]
+
+
+def test_what_is_hidden_depends_on_neither_batch_nor_neighbours():
+    """So a run that resumes, or trains one reader more, goes on with the same texts."""
+    alone, beside = hidden_group(), hidden_group(other=running(), tagged=names(seed=3), z=yes_no(seed=4))
+    assert beside.names == ("m", "other")
+    whole = [row[:16] for row in read(alone, list(range(6)))[0]]
+    for row in range(6):
+        assert read(beside, [row])[0] == [whole[row]]
+
+
+def test_the_plans_seed_decides_what_is_hidden():
+    assert read(hidden_group(seed=0), [0, 1, 2]) == read(hidden_group(seed=0), [0, 1, 2])
+    assert read(hidden_group(seed=0), [0, 1, 2]) != read(hidden_group(seed=1), [0, 1, 2])
+
+
+def test_hidden_texts_are_a_group_of_their_own():
+    """What its readers read is not what a reader of the same texts would have to read."""
+    task = running()
+    same = replace(
+        yes_no(), splits={part: replace(split, labels=(0,) * len(split)) for part, split in task.splits.items()}
+    )
+    groups = group_tasks({"m": task, "s": same, "n": task}, "train", masking_tokenizer(), max_length=LENGTH)
+    assert [group.names for group in groups] == [("m", "n"), ("s",)]
+    assert [group.masking is None for group in groups] == [False, True]
+    assert groups[0].cut("m") == 0
+    assert all(group.fixed is (group.masking is None) for group in groups)
+
+
+def test_steps_are_counted_in_blocks():
+    groups = group_tasks({"m": running()}, "train", masking_tokenizer(), max_length=16)
+    plan = Plan(groups, {"m": 2}, 4, 0)
+    blocks = len(groups[0].encoded.features)
+    assert plan.steps_of("m") == len(list(plan.walk())) == 2 * -(-blocks // 4)
+
+
+def test_hiding_needs_a_mask_token():
+    with pytest.raises(ConfigError, match="masked_lm: the tokenizer has no mask token"):
+        group_tasks({"m": running()}, "train", tiny_tokenizer(), max_length=LENGTH)

@@ -9,7 +9,7 @@ import torch
 from tests.unit.train.made import reader, tiny_bank
 
 from lamina.train.options import FitOptions
-from lamina.train.state import ReaderState, Schedules
+from lamina.train.state import ReaderState, Schedules, snapshot
 
 
 def schedules(options: FitOptions, totals: dict[str, int], rates: dict[str, float] | None = None) -> Any:
@@ -75,7 +75,8 @@ def scored(values: list[float], rate: float = 1.0, **options: Any) -> tuple[Read
     for epoch, value in enumerate(values):
         with torch.no_grad():
             bank["r"].head.output.bias.fill_(epoch)
-        state.record(epoch, {"accuracy": value, "f1": -value}, bank["r"], chosen, rate)
+        if state.record(epoch, {"accuracy": value, "f1": -value}, chosen, rate):
+            state.weights = snapshot(bank["r"])
         scales.append(state.scale)
         if state.stopped is not None:
             break
@@ -120,6 +121,27 @@ def test_a_score_of_nought_is_a_score():
     state, _ = scored([0.0, 0.0])
     assert state.best_epoch == 1
     assert state.weights
+
+
+def test_of_a_perplexity_less_is_better():
+    state = ReaderState("perplexity")
+    found = [state.record(epoch, {"perplexity": value}, FitOptions(), 1.0) for epoch, value in enumerate([9, 8, 8, 7])]
+    assert found == [True, True, False, True]
+    assert state.scores == {"perplexity": 7}
+
+
+def test_a_stage_has_a_best_epoch_and_a_schedule_of_its_own():
+    made = schedules(FitOptions(patience=1), {"a": 6})
+    state = made.states["a"]
+    assert walk(made, "a", 2) == pytest.approx([1, 5 / 6])
+    state.record(0, {"accuracy": 0.9}, FitOptions(patience=1), 1.0)
+    state.record(1, {"accuracy": 0.8}, FitOptions(patience=1), 1.0)
+    assert state.stopped == 1
+    state.begin_stage()
+    assert (state.stopped, state.best_epoch, state.weights) == (None, 0, {})
+    assert walk(made, "a", 4) == pytest.approx([1, 0.75, 0.5, 0.25])
+    assert state.record(2, {"accuracy": 0.1}, FitOptions(), 1.0)
+    assert state.best_epoch == 3
 
 
 def test_progress_is_json_ready():

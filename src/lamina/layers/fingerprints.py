@@ -12,7 +12,7 @@ from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers import stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from transformers import PreTrainedModel
 
@@ -44,15 +44,19 @@ def fingerprint(model: PreTrainedModel, stack_name: str) -> str:
 
 def fingerprint_of(stack: LayerStack) -> str:
     """Hash the weights of a stack; see `fingerprint`."""
+    return fingerprint_of_tensors(pair for module in stack.run for pair in _own(module))
+
+
+def fingerprint_of_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Hash tensors with their names, each once."""
     digest = hashlib.sha256()
     seen: set[int] = set()
-    for module in stack.run:
-        for name, tensor in _own(module):
-            if id(tensor) in seen:
-                continue
-            seen.add(id(tensor))
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            digest.update(_bytes(tensor))
+    for name, tensor in tensors:
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(_bytes(tensor))
     return digest.hexdigest()
 
 

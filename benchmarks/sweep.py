@@ -1,0 +1,89 @@
+"""What a sweep costs: 16 AdaLayers readers trained in one run, over one reader trained in a run of its own.
+
+    python benchmarks/sweep.py [--json]
+
+Everything that `lamina.fit` does is timed (tokenising, training, scoring): one epoch over 960 sentences that the demo's
+generator writes, batch 32, on MiniLM, without a cache. The 16 separate runs train the same 16 readers one by one.
+Budget: 16 readers at most 2.5 x one reader.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from common import base, options, report, synchronise
+
+from lamina import AdaLayers, Reader, ReaderBank, SequenceClassification, Task, fit
+from lamina.data.demo import write
+from lamina.store import load_model
+from lamina.timing import in_turn, ratio
+
+COUNT, ROWS, BUDGET = 16, 960, 2.5
+
+
+def readers(task: Task, count: int, *, first: int = 0) -> dict[str, Reader]:
+    """AdaLayers with k = 64 and the attention head, each with its own seed, alpha and entropy."""
+    alphas, entropies = (1.0, 8.0, 64.0, 128.0), (0.0, 0.01, 0.1, 1.0)
+    return {
+        f"r{n}": Reader(
+            AdaLayers(dim=64, alpha=alphas[n % 4], entropy=entropies[n // 4 % 4]),
+            SequenceClassification(task.labels),
+            seed=n,
+        )
+        for n in range(first, first + count)
+    }
+
+
+def train(model: Any, processor: Any, task: Task, chosen: dict[str, Reader]) -> None:
+    """One run over one epoch."""
+    bank = ReaderBank(model, processor)
+    for name, reader in chosen.items():
+        bank.add(name, reader)
+    fit(bank, dict.fromkeys(chosen, task), epochs=1, batch_size=32, progress=False)
+    synchronise()
+
+
+def main() -> None:
+    """Measure and print."""
+    asked = options(__doc__ or "", repeats=3)
+    logging.getLogger("lamina").setLevel(logging.ERROR)
+    model, processor = base("minilm").to(asked.device), load_model("minilm")[1]
+    with tempfile.TemporaryDirectory() as folder:
+        files = write(Path(folder), rows=ROWS)
+        task = Task.from_files(
+            "sequence_classification",
+            train=files["train"],
+            validation=files["validation"],
+            text="text",
+            label="sentiment",
+        )
+    all_of_them = readers(task, COUNT)
+    runs: dict[str | int, Any] = {
+        "one": lambda: train(model, processor, task, readers(task, 1)),
+        "together": lambda: train(model, processor, task, all_of_them),
+        "apart": lambda: [train(model, processor, task, {name: one}) for name, one in all_of_them.items()],
+    }
+    taken = in_turn(runs, repeats=asked.repeats)
+    rows = [
+        {
+            "run": what,
+            "readers": count,
+            "seconds": statistics.median(taken[name]),
+            "ratio": ratio(taken, name, to="one"),
+            "budget": BUDGET if name == "together" else "",
+        }
+        for name, what, count in (
+            ("one", "one reader", 1),
+            ("together", "one pass", COUNT),
+            ("apart", "16 runs", COUNT),
+        )
+    ]
+    report(rows, as_json=asked.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Dropout whose random numbers are a reader's own, for several readers at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+_LEVELS = 1 << 16  # 16 random bits per element: drawing them costs a quarter of torch's own Bernoulli numbers
+
+
+def dropout(part: Tensor, p: float, generators: Sequence[torch.Generator | None], *, axis: int = 0) -> Tensor:
+    """Set elements to 0 with probability `p`, each member by its own generator, and scale the rest up.
+
+    Args:
+        part: The members' values.
+        p: Probability, to the nearest of 65,536 levels; at 1 everything would go.
+        generators: One per member; None is torch's own.
+        axis: Where the members are in `part`.
+
+    Returns:
+        As many values with the same mean; `part` itself where `p` is 0.
+    """
+    level = min(round(p * _LEVELS), _LEVELS - 1)
+    if level == 0:
+        return part
+    shape = part.shape[:axis] + part.shape[axis + 1 :]
+    bits = torch.stack([_bits(shape, generator, part.device) for generator in generators], dim=axis)
+    keep = torch.empty(part.shape, dtype=part.dtype, device=part.device)
+    torch.ge(bits, level - _LEVELS // 2, out=keep)  # ones and zeros at once: faster than a conversion
+    return part * keep.mul_(_LEVELS / (_LEVELS - level))
+
+
+def _bits(shape: torch.Size, generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """Uniform 16-bit integers."""
+    count = shape.numel()
+    words = torch.empty(-(-count // 4), dtype=torch.int64, device=device).random_(-(1 << 63), None, generator=generator)
+    return words.view(torch.int16)[:count].view(shape)

@@ -1,0 +1,101 @@
+"""Concat: one linear map of all the layers side by side."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from lamina.checks import check_range
+from lamina.errors import ConfigError
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from jaxtyping import Bool, Float
+
+    from lamina.layers.selectors import Selector
+
+
+@final
+@dataclass(frozen=True)
+class Concat(FusionConfig):
+    """`sum_i W_i z_i`: the states side by side, mapped to one vector.
+
+    Args:
+        dim: Size of the features; None: the model's width, as in the paper.
+        layers: Which layers; the default leaves the embeddings out.
+        bias: Add a learned vector to the sum. The paper's count, 25.17 million at width 1024 and 24 layers, has none.
+
+    Raises:
+        ConfigError: If a value cannot be.
+
+    Source:
+        ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)", arXiv:2209.15168, eq. 2. It names no start; here
+        it is that of one `nn.Linear` over all the states, so the sum's size does not grow with the number of layers.
+    """
+
+    dim: int | None = None
+    layers: Selector = "1-"
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dim is not None:
+            check_range("concat", "dim", self.dim, 1, math.inf)
+
+    def build(self, layers: int, width: int) -> ConcatFusion:
+        """Make the module for `layers` states of size `width`."""
+        check_range("concat", "layers", layers, 1, math.inf)
+        return ConcatFusion(layers=layers, width=width, dim=self.dim or width, bias=self.bias)
+
+
+@final
+class ConcatFusion(Fusion):
+    """The module of `Concat`: `projection [layers, dim, width]`, and `bias [dim]` or None."""
+
+    def __init__(self, *, layers: int, width: int, dim: int, bias: bool) -> None:
+        super().__init__(layers=layers, width=width, dim=dim)
+        bound = 1 / math.sqrt(layers * width)
+        self.projection = nn.Parameter(torch.empty(layers, dim, width).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(dim).uniform_(-bound, bound)) if bias else None
+
+    def group(self) -> Hashable:
+        """Same shape, same place."""
+        return (self.width, self.dim, self.bias is None, self.projection.dtype, self.projection.device)
+
+    def stream(self, members: Sequence[Fusion]) -> Stream:
+        """One matrix product per layer for all members together."""
+        return ConcatStream(cast("Sequence[ConcatFusion]", members))
+
+
+class ConcatStream(Stream):
+    """Runs any number of alike Concats: one batched matrix product per layer, added to one accumulator."""
+
+    def __init__(self, members: Sequence[ConcatFusion]) -> None:
+        self._biases = [member.bias for member in members]
+        # unbound at once: the gradient of each slice would be as large as the whole
+        self._maps = [member.projection.unbind(0) for member in members]
+        self._total: Tensor | None = None  # [members, batch * tokens, dim]
+
+    def step(self, index: int, view: LayerView) -> None:
+        """Map one state."""
+        maps = [member[index] for member in self._maps]
+        weight = (torch.stack(maps) if len(maps) > 1 else maps[0].unsqueeze(0)).mT
+        state = view.state.to(weight.dtype).flatten(0, 1).expand(len(maps), -1, -1)
+        if self._total is None:
+            self._total = torch.bmm(state, weight)
+        elif torch.is_grad_enabled():
+            self._total = torch.baddbmm(self._total, state, weight)
+        else:
+            self._total.baddbmm_(state, weight)
+
+    def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
+        """The sums."""
+        if self._total is None:
+            raise ConfigError("fusion: no state was fed; at least one is needed. Feed every live layer before finish.")
+        totals = self._total.unflatten(1, mask.shape).unbind(0)
+        return [total if bias is None else total + bias for total, bias in zip(totals, self._biases, strict=True)]

@@ -1,0 +1,106 @@
+"""DWAtt: each token attends over its own layers, with the top one as the query."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lamina.checks import check_range
+from lamina.fusion.base import FusionConfig, Kept, Stream
+from lamina.fusion.gated import InputWeighted
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+    from lamina.layers.selectors import Selector
+
+
+@final
+@dataclass(frozen=True)
+class DWAtt(FusionConfig):
+    """Depth-wise attention: `z_L + softmax(q K^T) V` over the layers of one token; `dim` is the model's width.
+
+    `v_n = LN_n(f_n(z_n))`, `q = 1 + elu(z_L + f_q(z_L))`, `k_n = W_K p_n` with fixed random `p_n`, and
+    `f(x) = W LN(gelu(U x))`, one of its own for the query and for each layer. z_L is the highest layer that is
+    selected. The scores are not divided by the root of their size. It needs every state at once: the query comes last.
+
+    Args:
+        bottleneck: Size of `U x`; None: half the model's width.
+        position_dim: Size of `p_n`, drawn once from U(0, 1) and saved.
+        layers: Which layers; the default leaves the embeddings out.
+
+    Raises:
+        ConfigError: If a value cannot be.
+
+    Source:
+        ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)", arXiv:2209.15168, eq. 3 to 11, with the biases
+        that make up its printed count: U has one, W and W_K have none, and all norms are affine.
+    """
+
+    streams: ClassVar[bool] = False
+
+    bottleneck: int | None = None
+    position_dim: int = 24
+    layers: Selector = "1-"
+
+    def __post_init__(self) -> None:
+        if self.bottleneck is not None:
+            check_range("dwatt", "bottleneck", self.bottleneck, 1, math.inf)
+        check_range("dwatt", "position_dim", self.position_dim, 1, math.inf)
+
+    def build(self, layers: int, width: int) -> DWAttFusion:
+        """Make the module for `layers` states of size `width`."""
+        check_range("dwatt", "layers", layers, 1, math.inf)
+        bottleneck = self.bottleneck or max(1, width // 2)
+        return DWAttFusion(layers=layers, width=width, bottleneck=bottleneck, position_dim=self.position_dim)
+
+
+class Bottleneck(nn.Module):
+    """`W LN(gelu(U x))`: `down` is U, `up` is W."""
+
+    def __init__(self, width: int, bottleneck: int) -> None:
+        super().__init__()
+        self.down = nn.Linear(width, bottleneck)
+        self.norm = nn.LayerNorm(bottleneck)
+        self.up = nn.Linear(bottleneck, width, bias=False)
+
+    def forward(self, state: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
+        """Map one state."""
+        return self.up(self.norm(F.gelu(self.down(state))))
+
+
+@final
+class DWAttFusion(InputWeighted):
+    """The module of `DWAtt`: `query`, `values`, `norms`, `keys` (W_K) and the fixed `places [layers, position_dim]`."""
+
+    places: Tensor
+
+    def __init__(self, *, layers: int, width: int, bottleneck: int, position_dim: int) -> None:
+        super().__init__(layers=layers, width=width, dim=width)
+        self.query = Bottleneck(width, bottleneck)
+        self.values = nn.ModuleList(Bottleneck(width, bottleneck) for _ in range(layers))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
+        self.keys = nn.Linear(position_dim, width, bias=False)
+        self.register_buffer("places", torch.rand(layers, position_dim))
+
+    def stream(self, members: object) -> Stream:
+        """Keep the states until the query's is there."""
+        del members
+        return Kept(self._fuse)
+
+    def _fuse(self, states: list[Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens width"]:
+        """Attend, one value at a time; a state is let go once it was read."""
+        dtype = self.keys.weight.dtype
+        fused = states[-1].to(dtype)
+        query = 1 + F.elu(fused + self.query(fused))
+        attention = F.linear(query, self.keys(self.places)).softmax(-1)
+        self.observe(attention.movedim(-1, 0), mask)
+        parts = zip(self.values, self.norms, attention.unsqueeze(-1).unbind(2), strict=True)
+        for mlp, norm, weight in reversed(list(parts)):
+            fused = torch.addcmul(fused, weight, norm(mlp(states.pop().to(dtype))))
+        return fused

@@ -1,0 +1,394 @@
+"""ExtraLayers: more transformer blocks of the base's own kind on top of its last layer."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from lamina.checks import check_range
+from lamina.errors import ConfigError
+from lamina.fusion.base import Fusion, FusionConfig, Stream
+from lamina.layers.probe_input import probe_input
+from lamina.layers.quiet import main_device, undisturbed
+from lamina.layers.watch import watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from jaxtyping import Bool, Float
+    from transformers import PreTrainedModel
+
+    from lamina.fusion.base import LayerView
+    from lamina.layers import LayerStack
+
+_HEAD_SIZE = 64  # of the plain blocks, as in BERT and RoBERTa of every size
+_PROBE_TOKENS = 7
+_SWAPS = (None, (0, 1), (1, 2))  # how blocks keep [batch, tokens, width]
+
+
+@final
+@dataclass(frozen=True)
+class ExtraLayers(FusionConfig):
+    """Run `n` new blocks on the top layer's state and train them: the deeper baseline, Base+n.
+
+    On a model, a new block is a copy of its last block, freshly initialised by the model's own rule and called as the
+    model calls the last one in the same pass: same mask, same positions, no cache. The features have the model's width.
+    Where a model ends in a final norm, the new blocks read what comes out of it.
+
+    Args:
+        n: How many blocks.
+
+    Raises:
+        ConfigError: If `n` is below 1, or (when attached) if the model's last block cannot be run on its own.
+
+    Source:
+        ElNokrashy et al. 2024, arXiv:2209.15168, the baseline "+n layers". Without a model at hand (`build`) the blocks
+        are BERT's: post-norm, heads of size 64, feed-forward 4 x width.
+    """
+
+    n: int = 1
+
+    follows: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_range("extra_layers", "n", self.n, 1, 1000)
+
+    def selector(self) -> int:
+        """The top layer."""
+        return -1
+
+    def build(self, layers: int, width: int) -> ExtraLayersFusion:
+        """Make plain blocks; of several states they read the last."""
+        return ExtraLayersFusion([_plain_block(width) for _ in range(self.n)], layers=layers, width=width)
+
+    def build_on(self, model: PreTrainedModel, stack: LayerStack, layers: int) -> ExtraLayersFusion:
+        """Make blocks of the kind of the stack's last one.
+
+        Raises:
+            ConfigError: If that block cannot be copied, or a copy does not compute what it computes.
+        """
+        copied, swap = _checked_copy(model, stack)
+        blocks = [copied, *(copy.deepcopy(copied) for _ in range(self.n - 1))]
+        for block in blocks:
+            _start_afresh_(block, model, stack.blocks[-1])
+        return ExtraLayersFusion(blocks, layers=layers, width=stack.width, follows=True, swap=swap)
+
+
+@final
+class ExtraLayersFusion(Fusion):
+    """The module of `ExtraLayers`: `blocks`, run one after the other on the last state it is given."""
+
+    def __init__(
+        self,
+        blocks: Sequence[nn.Module],
+        *,
+        layers: int,
+        width: int,
+        follows: bool = False,
+        swap: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(layers=layers, width=width, dim=width)
+        self.blocks = nn.ModuleList(blocks)
+        self._follows, self._swap = follows, swap
+        self._call: _Call | None = None
+
+    def live(self) -> tuple[int, ...]:
+        """The last state."""
+        return (self.layers - 1,)
+
+    @contextmanager
+    def follow(self, stack: LayerStack) -> Iterator[None]:
+        """Remember how the pass calls the stack's last block: mask, positions and whatever else there is."""
+        if not self._follows:
+            yield
+            return
+
+        def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._call = _Call.of(block, args, kwargs, stack.depth - 1)
+
+        handle = stack.blocks[-1].register_forward_pre_hook(before, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+            self._call = None
+
+    def stream(self, members: object) -> Stream:
+        """Wait for the last state."""
+        del members
+        return _TopStream(self)
+
+    def heard(self) -> _Call | None:
+        """How the pass called the base's last block; None for blocks that need nothing but the mask.
+
+        Raises:
+            ConfigError: If no pass was followed, or it continued from a cache.
+        """
+        if not self._follows:
+            return None
+        if self._call is None:
+            raise ConfigError(
+                "extra_layers: the states came without the model's pass; these blocks are called as its own last one "
+                "is. Run the model through the bank, or under `fusion.follow(stack)`."
+            )
+        if self._call.past:
+            raise ConfigError(
+                f"extra_layers: the pass continues from a cache of {self._call.past} tokens; the new blocks never saw "
+                "those. Give the whole text in one pass."
+            )
+        return self._call
+
+    def run(
+        self, state: Float[Tensor, "batch tokens width"], call: _Call | None, mask: Bool[Tensor, "batch tokens"]
+    ) -> Float[Tensor, "batch tokens width"]:
+        """The blocks on one state; while training, with this reader's own random numbers."""
+        dtype = next(self.parameters()).dtype
+        state = state.to(dtype)
+        call = (call or _plain_call(mask)).to(dtype)
+        with self._own_randomness(state.device):
+            for block in self.blocks:
+                state = call.run(block, state, self._swap)
+        return state
+
+    @contextmanager
+    def _own_randomness(self, device: torch.device) -> Iterator[None]:
+        """Seed torch's generators for the blocks, whose dropout knows no other, and put them back."""
+        if not self.training or self.generator is None:
+            yield
+            return
+        seed = torch.randint(1 << 62, (), generator=self.generator, device=self.generator.device).item()
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(int(seed))
+            yield
+
+
+class _TopStream(Stream):
+    """Takes the last state, and along with it how the base's last block was called for it."""
+
+    def __init__(self, fusion: ExtraLayersFusion) -> None:
+        self._fusion = fusion
+        self._state: Tensor | None = None
+        self._call: _Call | None = None
+
+    def step(self, index: int, view: LayerView) -> None:
+        """Keep the state and the call, which is forgotten elsewhere once the pass ends."""
+        del index
+        self._state, self._call = view.state, self._fusion.heard()
+
+    def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
+        """Run the blocks."""
+        state, call, self._state, self._call = self._state, self._call, None, None
+        if state is None:
+            raise ConfigError("extra_layers: no state was fed; the last one is needed. Feed it before finish.")
+        return [self._fusion.run(state, call, mask)]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """How a block was called, without the caches.
+
+    Attributes:
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        place: Where among them the hidden state is.
+        past: Tokens of the text that are in a cache and not in this call.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    place: int | str = 0
+    past: int = 0
+
+    @classmethod
+    def of(cls, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], layer: int) -> _Call:
+        """Take a call down, so that it can be repeated for the whole text at once."""
+        past = [int(value.get_seq_length(layer)) for value in (*args, *kwargs.values()) if _is_cache(value)]
+        kept = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
+        if "use_cache" in kept:
+            kept["use_cache"] = False
+        place = 0 if args else next(iter(inspect.signature(block.forward).parameters))
+        return cls(tuple(None if _is_cache(value) else value for value in args), kept, place, max(past, default=0))
+
+    @property
+    def state(self) -> Tensor:
+        """The hidden state it was called with."""
+        return self.args[self.place] if isinstance(self.place, int) else self.kwargs[self.place]
+
+    def to(self, dtype: torch.dtype) -> _Call:
+        """The same call with every floating-point tensor in another precision."""
+        return _Call(_cast(self.args, dtype), _cast(self.kwargs, dtype), self.place, self.past)
+
+    def run(self, block: nn.Module, state: Tensor, swap: tuple[int, int] | None) -> Tensor:
+        """Repeat it on another block with another state `[batch, tokens, width]`; returns the new state."""
+        args, kwargs = list(self.args), dict(self.kwargs)
+        if isinstance(self.place, int):
+            args[self.place] = _swapped(state, swap)
+        else:
+            kwargs[self.place] = _swapped(state, swap)
+        output = block(*args, **kwargs)
+        return _swapped(output if isinstance(output, Tensor) else output[0], swap)
+
+
+def _is_cache(value: object) -> bool:
+    return hasattr(value, "get_seq_length")  # every cache of transformers 5 has it
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if type(value) in (tuple, list):
+        return type(value)(_cast(item, dtype) for item in value)
+    if type(value) is dict:
+        return {key: _cast(item, dtype) for key, item in value.items()}
+    return value
+
+
+def _plain_block(width: int) -> nn.Module:
+    """A block as in BERT, with its initialiser's values."""
+    from transformers import BertConfig
+    from transformers.models.bert.modeling_bert import BertLayer
+
+    wanted = max(1, width // _HEAD_SIZE)
+    heads = next(heads for heads in range(wanted, 0, -1) if width % heads == 0)
+    config = BertConfig(hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width)
+    config._attn_implementation = "sdpa"
+    block = BertLayer(config)
+    for module in block.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=config.initializer_range)
+            nn.init.zeros_(module.bias)
+    return block
+
+
+def _plain_call(mask: Bool[Tensor, "batch tokens"]) -> _Call:
+    """A call of a plain block: padding is attended to with the lowest score there is, so a row of it is no NaN."""
+    lowest = torch.finfo(torch.float32).min
+    scores = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, lowest)
+    return _Call((None,), {"attention_mask": scores[:, None, None, :]})
+
+
+def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module, tuple[int, int] | None]:
+    """A trainable copy of the last block in single precision, and how it keeps its states.
+
+    Raises:
+        ConfigError: If there is none, or it does not compute what the block computes.
+    """
+    if not stack.blocks:
+        raise _refusal(model, "it has no module per block")
+    try:
+        copied = _copy(stack.blocks[-1])
+        swap = stack.points[-1].swap if main_device(model).type == "meta" else _rehearse(model, stack, copied)
+    except Exception as error:
+        told = next(iter(str(error).strip().splitlines()), "")
+        raise _refusal(model, f"a copy of its last block does not run ({type(error).__name__}: {told})") from error
+    return copied, swap
+
+
+def _refusal(model: PreTrainedModel, reason: str) -> ConfigError:
+    return ConfigError(
+        f"extra_layers: no blocks of the kind of '{model.config.model_type}' can be made; {reason}. "
+        "Use another fusion, such as DWAtt or Concat."
+    )
+
+
+def _copy(block: nn.Module) -> nn.Module:
+    """A copy without hooks: those belong to the base's pass, and may hold on to much more than the block."""
+    memo: dict[int, Any] = {}
+    for module in block.modules():
+        for name, value in vars(module).items():
+            if name.startswith(("_forward", "_backward")) and "hooks" in name:
+                memo[id(value)] = type(value)()
+    copied = copy.deepcopy(block, memo).float().requires_grad_(True)
+    for module in copied.modules():
+        vars(module).pop("gradient_checkpointing", None)  # back to the class's own value, off
+    return copied
+
+
+def _rehearse(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) -> tuple[int, int] | None:
+    """Run the model once on a tiny input, and the copy as its last block was called.
+
+    Returns:
+        The two axes that trade places in the block, or None.
+
+    Raises:
+        _NoTwinError: If the block does not take the state of the layer below, or the copy gives another result.
+    """
+    block, layer = stack.blocks[-1], stack.depth - 1
+    seen: dict[Any, Any] = {}
+
+    def after(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        seen["call"] = _Call.of(block, args, kwargs, stack.depth)  # a layer no cache has: what it holds is this text
+        seen["output"] = output if isinstance(output, Tensor) else output[0]
+
+    with undisturbed(model), watch(stack, [layer], seen.__setitem__):
+        block.register_forward_hook(after, with_kwargs=True)  # `undisturbed` takes it off again
+        _run_model(model)
+        call: _Call = seen["call"]
+        swaps = [swap for swap in _SWAPS if _alike(_swapped(call.state, swap), seen[layer])]
+        if not swaps:
+            raise _NoTwinError("it does not take the state of the layer below")
+        dtype = next(copied.parameters()).dtype
+        again = call.to(dtype).run(copied.eval(), seen[layer].to(dtype), swaps[0])
+        if not _alike(again, _swapped(seen["output"], swaps[0])):
+            raise _NoTwinError("it gives another result")
+    return swaps[0]
+
+
+class _NoTwinError(Exception):
+    """Why a copy of a block does not stand in for it."""
+
+
+def _run_model(model: PreTrainedModel) -> None:
+    """Run on a tiny input; where its head refuses that, the backbone alone."""
+    inputs = probe_input(model, _PROBE_TOKENS, seed=1).inputs
+    try:
+        model(**inputs)
+    except Exception:
+        if model.base_model is model:
+            raise
+        model.base_model(**inputs)
+
+
+def _swapped(state: Tensor, swap: tuple[int, int] | None) -> Tensor:
+    return state if swap is None else state.transpose(*swap)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Equal but for the base's own precision."""
+    if one.shape != other.shape:
+        return False
+    share = 1e-4 if other.dtype in (torch.float32, torch.float64) else 5e-2
+    return bool((one.float() - other.float()).abs().max() <= share * other.float().abs().max())
+
+
+@torch.no_grad()
+def _start_afresh_(block: nn.Module, model: PreTrainedModel, of: nn.Module) -> None:
+    """Initialise every parameter as the model does, and what it leaves out as torch does.
+
+    Raises:
+        ConfigError: If a parameter is initialised by neither.
+    """
+    owner: Any = model
+    for module in model.modules():
+        if hasattr(module, "_init_weights") and any(part is of for part in module.modules()):
+            owner = module  # the innermost model around the block
+    for parameter in block.parameters():
+        parameter.fill_(torch.nan)
+    for module in block.modules():
+        if hasattr(module, "reset_parameters"):
+            cast("Any", module).reset_parameters()
+    block.apply(owner._init_weights)  # not `_initialize_weights`, which leaves alone what is marked as loaded
+    for name, parameter in block.named_parameters():
+        if parameter.is_meta or not bool(parameter.isnan().any()):
+            continue
+        if parameter.ndim < 2 and not name.endswith("bias"):
+            raise _refusal(model, f"nothing says how '{name}' of its blocks starts")
+        std = float(getattr(model.config, "initializer_range", 0.02))
+        parameter.normal_(std=std) if parameter.ndim > 1 else parameter.zero_()

@@ -1,0 +1,245 @@
+"""The word behind a mask: masked language modelling with the base's own vocabulary."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lamina.errors import ConfigError
+from lamina.heads.base import IGNORE, Head, HeadConfig, cross_entropy, label_names
+from lamina.layers.probe_input import NoInputError, probe_input
+from lamina.layers.quiet import main_device, undisturbed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxtyping import Bool, Float, Int
+    from transformers import PreTrainedModel
+
+    Activation = Callable[[Tensor], Tensor]
+
+LABELS = ("token",)  # the classes are the base's vocabulary, which is not listed
+_PROBE_TOKENS = 8
+_CLOSE = 1e-3  # relative to the largest logit; a wrong activation or order is off by far more
+
+
+@final
+@dataclass(frozen=True)
+class MaskedLM(HeadConfig):
+    """Dense, activation, LayerNorm, then the base's own vocabulary projection with a bias of its own.
+
+    On a base with a head for masked language modelling (`BertForMaskedLM`) the first three and the bias start as a copy
+    of that head's; on any other they start fresh. The projection is the base's and is neither copied nor saved; it
+    stays as it is unless the base itself is trained.
+
+    Args:
+        labels: Always ("token",): the classes are the base's vocabulary.
+
+    Source:
+        Devlin et al. 2019, arXiv:1810.04805, section 3.1; ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)",
+        section 3.2.
+    """
+
+    labels: Sequence[str] = LABELS
+
+    kind: ClassVar[str] = "masked_lm"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", label_names(self.kind, self.labels))
+        if self.labels != LABELS:
+            raise ConfigError(
+                f"{self.kind}: labels are {self.labels}; the classes are the base's vocabulary. Leave labels out."
+            )
+
+    def build(self, dim: int) -> MaskedLMHead:
+        """Refuse: the base is needed.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            f"{self.kind}: only the size {dim} of the features was given; the head projects onto the vocabulary of "
+            "its base. Attach the reader to a bank, or call build_on with the model."
+        )
+
+    def build_on(self, model: PreTrainedModel, dim: int) -> MaskedLMHead:
+        """Make the module for a model that is at hand.
+
+        Args:
+            model: The model that is read.
+            dim: Size of the features.
+
+        Raises:
+            ConfigError: If the model has no vocabulary.
+        """
+        projection = vocabulary_of(model)
+        transform = _own_transform(model, projection) or _fresh_transform(projection, dim)
+        return MaskedLMHead(projection, transform, dim)
+
+
+@dataclass(frozen=True)
+class _Transform:
+    """What stands between features and vocabulary."""
+
+    dense: nn.Linear
+    activation: Activation
+    norm: nn.LayerNorm
+    bias: nn.Parameter
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(hidden)))
+
+
+@final
+class MaskedLMHead(Head):
+    """The module of `MaskedLM`; logits `[batch, tokens, classes]`, a class per entry of the base's vocabulary.
+
+    Args:
+        projection: The base's module whose `weight` is `[classes, width]`; kept by reference, so it follows the base
+            to its device, and is no part of this module's state.
+        transform: What goes before it.
+        dim: Size of the features; one linear map more where the transform takes another size.
+    """
+
+    narrows: ClassVar[bool] = True  # `forward` takes `keep`, so that only labelled positions are projected
+
+    def __init__(self, projection: nn.Module, transform: _Transform, dim: int) -> None:
+        super().__init__()
+        self._projection = (projection,)  # in a tuple, so that nn.Module does not register it
+        width = transform.dense.in_features
+        self.enter = nn.Linear(dim, width) if dim != width else None
+        self.dense, self.norm, self.bias = transform.dense, transform.norm, transform.bias
+        self._activation = transform.activation
+
+    def forward(
+        self,
+        features: Float[Tensor, "batch tokens dim"],
+        mask: Bool[Tensor, "batch tokens"],
+        keep: Bool[Tensor, "batch tokens"] | None = None,
+    ) -> Float[Tensor, "batch tokens classes"] | Float[Tensor, "kept classes"]:
+        """Logits of each token; those of padding mean nothing.
+
+        Args:
+            features: What the fusion gave.
+            mask: Real tokens; not needed, every token stands for itself.
+            keep: Positions whose logits are wanted. The vocabulary is large, and only some 15 % of the positions have a
+                label, so a loss needs no others.
+
+        Returns:
+            `[batch, tokens, classes]`, or `[kept, classes]` in row order; in the dtype of the base's projection.
+        """
+        del mask
+        if keep is not None:
+            features = features[keep]
+        hidden = features.to(self.dense.weight.dtype)
+        if self.enter is not None:
+            hidden = self.enter(hidden)
+        hidden = self.norm(self._activation(self.dense(hidden)))
+        weight = cast("Tensor", self._projection[0].weight)
+        return F.linear(hidden.to(weight.dtype), weight, self.bias.to(weight.dtype))
+
+    def borrowed(self) -> dict[str, Tensor]:
+        """The projection's weight."""
+        return {"vocabulary": cast("Tensor", self._projection[0].weight)}
+
+    def loss(self, logits: Tensor, labels: Int[Tensor, "batch tokens"]) -> Float[Tensor, ""]:
+        """Mean cross-entropy over tokens whose label is not IGNORE.
+
+        Args:
+            logits: `[batch, tokens, classes]`, or `[kept, classes]` for `keep = labels != IGNORE`.
+            labels: Entries of the vocabulary, or IGNORE.
+        """
+        given = labels != IGNORE
+        return cross_entropy(logits if logits.ndim == 2 else logits[given], labels[given], None)
+
+
+def vocabulary_of(model: PreTrainedModel) -> nn.Module:
+    """The module whose `weight` `[classes, width]` maps onto the vocabulary: the output embeddings, else the input's.
+
+    Raises:
+        ConfigError: If the model has neither.
+    """
+    for find in (model.get_output_embeddings, model.get_input_embeddings):
+        try:
+            module = find()
+        except NotImplementedError:
+            continue
+        if isinstance(module, nn.Linear | nn.Embedding):
+            return module
+    raise ConfigError(
+        f"masked_lm: the family '{model.config.model_type}' has no vocabulary; tokens are predicted with the base's "
+        "own. Use a model that reads text."
+    )
+
+
+def _fresh_transform(projection: nn.Module, dim: int) -> _Transform:
+    classes, width = cast("Tensor", projection.weight).shape
+    return _Transform(nn.Linear(dim, width), F.gelu, nn.LayerNorm(width), nn.Parameter(torch.zeros(classes)))
+
+
+def _own_transform(model: PreTrainedModel, projection: nn.Module) -> _Transform | None:
+    """A copy of the model's own, if it has one that this module can be: shown by the logits it gives."""
+    classes, width = cast("Tensor", projection.weight).shape
+    inside = set(model.base_model.modules())
+    outside = [module for module in model.modules() if module not in inside and module is not projection]
+    maps = [one for one in outside if isinstance(one, nn.Linear) and one.out_features == width]
+    norms = [one for one in outside if isinstance(one, nn.LayerNorm) and one.normalized_shape == (width,)]
+    if len(maps) != 1 or len(norms) != 1:
+        return None
+    bias = next(_biases(projection, outside, classes), torch.zeros(classes, device=main_device(model)))
+    parts = [_Transform(maps[0], activation, norms[0], nn.Parameter(bias)) for activation in _activations(model.config)]
+    found = parts[0] if main_device(model).type == "meta" else _first_equal(model, projection, parts)
+    if found is None:
+        return None
+    return _Transform(
+        _copy(found.dense), found.activation, _copy(found.norm), nn.Parameter(found.bias.detach().clone().float())
+    )
+
+
+def _biases(projection: nn.Module, outside: Sequence[nn.Module], classes: int) -> Iterator[Tensor]:
+    """What may be added to the logits: the projection's bias, or a vector of that size in the head."""
+    for module in (projection, *outside):
+        for parameter in module.parameters(recurse=False):
+            if parameter.shape == (classes,):
+                yield parameter.detach()
+
+
+def _activations(config: Any) -> Iterator[Activation]:
+    """The functions that the config names, then the usual ones."""
+    from transformers.activations import ACT2FN
+
+    named = [value for key, value in vars(config).items() if key.endswith(("_act", "activation"))]
+    for name in dict.fromkeys([*named, "gelu", "gelu_new", "relu", "tanh", "linear"]):
+        if isinstance(name, str) and name in ACT2FN:
+            yield ACT2FN[name]
+
+
+@torch.no_grad()
+def _first_equal(model: PreTrainedModel, projection: nn.Module, parts: Sequence[_Transform]) -> _Transform | None:
+    """The first that makes the model's own logits out of its last hidden state."""
+    try:
+        inputs = probe_input(model, _PROBE_TOKENS, 0).inputs
+    except NoInputError:
+        return None
+    with undisturbed(model):
+        out: Any = model(**inputs, output_hidden_states=True, return_dict=True)
+        states, logits = out.get("hidden_states"), out.get("logits", out.get("prediction_logits"))
+        if states is None or logits is None:
+            return None
+        weight = cast("Tensor", projection.weight)
+        for part in parts:
+            made = F.linear(part(states[-1]), weight, part.bias.to(weight.dtype))
+            if made.shape == logits.shape and (made - logits).abs().max() <= _CLOSE * logits.abs().max():
+                return part
+    return None
+
+
+def _copy(module: Any) -> Any:
+    """A trainable copy in single precision."""
+    return copy.deepcopy(module).float().requires_grad_(True)

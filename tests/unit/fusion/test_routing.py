@@ -1,0 +1,235 @@
+"""Routing against its definition with all votes in memory, and what padding must not do."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lamina.errors import ConfigError
+from lamina.fusion.routing import Route, Routing
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    return 1 / (1 + torch.exp(-x))
+
+
+def normalised(x: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+
+def routed(stage: Any, inputs: Tensor) -> Tensor:
+    """One text, one stage, input by input and output by output: inputs `[inputs, size]` -> `[outputs, size]`."""
+    count, outputs = len(inputs), stage.vote_bias.shape[0]
+    at = [min(i, stage.activation.shape[0] - 1) for i in range(count)]
+    scaled = inputs / math.sqrt(count)
+    active = torch.stack(
+        [sigmoid(scaled[i] @ stage.activation[at[i]] + stage.activation_bias[at[i]]) for i in range(count)]
+    )
+    vote = lambda i, j: (scaled[i] * stage.vote_scale[j]) @ stage.vote_map + stage.vote_bias[j]  # noqa: E731
+    votes = torch.stack([torch.stack([vote(i, j) for j in range(outputs)]) for i in range(count)])
+    if isinstance(stage.worth, torch.nn.Linear):
+        both = inputs @ stage.worth.weight.T + stage.worth.bias
+        use, ignore = both[:, :outputs], both[:, outputs:]
+    else:
+        use, ignore = stage.worth[0], stage.worth[1]
+    share = torch.full((count, outputs), 1 / outputs)
+    result = torch.zeros(())
+    for iteration in range(stage.iterations):
+        if iteration:
+            known = result if result.shape[-1] == 1 else normalised(result)
+            guess = torch.stack(
+                [known[j] @ stage.guess_map * stage.guess_scale[j] + stage.guess_bias[j] for j in range(outputs)]
+            )
+            match = torch.stack(
+                [inputs[i] @ guess.T * stage.match_scale[at[i]] + stage.match_bias[at[i]] for i in range(count)]
+            )
+            score = torch.log(sigmoid(match))
+            share = score.exp() / score.exp().sum(1, keepdim=True)
+        worth = use * active[:, None] * share - ignore * active[:, None] * (1 - share)
+        result = (worth[..., None] * votes).sum(0)
+    return result if result.shape[-1] == 1 else normalised(result)
+
+
+def reference(fusion: Any, states: Tensor, mask: Tensor) -> Tensor:
+    """The features, text by text (or token by token), padding cut off before anything is computed."""
+    _, batch, tokens, _ = states.shape
+    features = torch.zeros(batch, tokens, fusion.dim)
+    inputs = normalised(states) * fusion.scale[:, None, None] + fusion.shift[:, None, None]
+    for row in range(batch):
+        real = [t for t in range(tokens) if mask[row, t]]
+        for group in [[t] for t in real] if fusion.config.per_token else [real]:
+            out = inputs[:, row, group].flatten(0, 1)
+            for stage in fusion.stages:
+                out = routed(stage, out)
+            features[row, group if fusion.config.per_token else slice(None)] = out.squeeze(-1)
+    return features
+
+
+def stirred(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=rng)
+    return module
+
+
+def states_and_mask() -> tuple[Tensor, Tensor]:
+    mask = torch.ones(3, 6, dtype=torch.bool)
+    mask[1, 4:], mask[2, :3] = False, False
+    return torch.randn(4, 3, 6, 12, generator=torch.Generator().manual_seed(2)), mask
+
+
+CASES = [
+    {"dim": 5, "vectors": 3},
+    {"dim": 2, "vectors": 4, "size": 7},
+    {"dim": 3, "vectors": 3, "size": 6, "iterations": 3},
+    {"dim": 5, "vectors": 3, "size": 6, "per_token": True},
+]
+
+
+@pytest.mark.parametrize("settings", CASES)
+@torch.no_grad()
+def test_it_is_its_definition_with_every_vote(settings: dict[str, Any]):
+    fusion: Any = stirred(Routing(**settings).build(4, 12))
+    states, mask = states_and_mask()
+    got, expected = fusion(states, mask), reference(fusion, states, mask)
+    assert got.shape == (3, 6, settings["dim"])
+    torch.testing.assert_close(got[mask], expected[mask], rtol=1e-5, atol=1e-5)
+    assert expected[mask].std(0).min() > 1e-3  # texts differ: the comparison says something
+
+
+@torch.no_grad()
+def test_the_number_of_iterations_matters():
+    two, three = (Routing(dim=3, vectors=3, size=6, iterations=n).build(4, 12) for n in (2, 3))
+    three.load_state_dict(two.state_dict())
+    states, mask = states_and_mask()
+    assert not torch.allclose(two(states, mask), three(states, mask), atol=1e-3)
+
+
+@torch.no_grad()
+def test_padding_is_no_input_whatever_it_holds():
+    fusion = stirred(Routing(dim=4, vectors=3).build(4, 12))
+    states, mask = states_and_mask()
+    whole = fusion(states, mask)
+    other = states.clone()
+    other[:, ~mask] = 50 * torch.randn(other[:, ~mask].shape)
+    torch.testing.assert_close(fusion(other, mask), whole, rtol=0, atol=1e-5)
+    for row in range(3):
+        alone = fusion(states[:, row : row + 1, mask[row]], mask[row : row + 1, mask[row]])
+        torch.testing.assert_close(alone[0, 0], whole[row, 0], rtol=0, atol=1e-5)
+    assert not torch.allclose(fusion(states, torch.ones_like(mask))[1], whole[1], atol=1e-2)
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_a_text_without_tokens_gives_numbers_and_gradients(per_token: bool):
+    fusion = Routing(dim=4, vectors=3, per_token=per_token).build(4, 12)
+    states, mask = states_and_mask()
+    mask[1] = False
+    states.requires_grad_(True)
+    features = fusion(states, mask)
+    assert bool(features.isfinite().all())
+    features.square().sum().backward()
+    for name, value in [*fusion.named_parameters(), ("states", states)]:
+        assert value.grad is not None, name
+        assert bool(value.grad.isfinite().all()), name
+        assert float(value.grad.abs().sum()) > 0, name
+    assert states.grad is not None
+    assert per_token or float(states.grad[:, 1].abs().sum()) == 0
+
+
+@torch.no_grad()
+def test_tokens_are_routed_by_themselves_only_where_asked():
+    states, mask = states_and_mask()
+    changed = states.clone()
+    changed[:, 0, 0] = torch.randn(4, 12)
+    alone, text = (Routing(dim=4, vectors=3, per_token=each).build(4, 12) for each in (True, False))
+    torch.testing.assert_close(alone(changed, mask)[0, 1:], alone(states, mask)[0, 1:])
+    assert not torch.allclose(alone(changed, mask)[0, 0], alone(states, mask)[0, 0], atol=1e-3)
+    assert not torch.allclose(text(changed, mask)[0, 1], text(states, mask)[0, 1], atol=1e-3)
+
+
+def test_features_of_a_text_take_the_memory_of_one_token():
+    states, mask = states_and_mask()
+    features = Routing(dim=4, vectors=3).build(4, 12)(states, mask)
+    assert features.stride()[1] == 0
+
+
+def test_votes_are_never_held():
+    """No tensor is larger than the inputs, though the votes would be 8 times as large."""
+
+    class Largest(TorchDispatchMode):
+        size = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            for value in result if isinstance(result, (tuple, list)) else [result]:
+                self.size = max(self.size, value.numel() if isinstance(value, Tensor) else 0)
+            return result
+
+    fusion = Routing(dim=4, vectors=8, size=16).build(5, 16)
+    with Largest() as seen:
+        fusion(torch.randn(5, 2, 10, 16)).sum().backward()
+    assert seen.size == 5 * 2 * 10 * 16
+
+
+@torch.no_grad()
+def test_equal_votes_are_divided_by_the_root_of_their_number():
+    """With activation 1/2 and nothing ignored, n equal inputs give sqrt(n) times what one gives."""
+    stage: Any = Route(None, 2, 3, 1, iterations=2)
+    for name in ("activation", "vote_bias", "match_scale"):
+        getattr(stage, name).zero_()
+    stage.worth.weight.zero_()
+    stage.worth.bias.copy_(torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    one = torch.randn(1, 1, 3)
+    torch.testing.assert_close(stage(one.expand(1, 9, 3)), 3 * stage(one))
+
+
+def test_half_precision_states_are_read_in_the_parameters_own():
+    states, mask = states_and_mask()
+    fusion, half = Routing(dim=4, vectors=3).build(4, 12), states.bfloat16()
+    assert torch.equal(fusion(half, mask), fusion(half.float(), mask))
+
+
+def test_parameters_start_with_the_spread_of_the_published_code():
+    stage = Route(50, 60, 70, 80, iterations=2)
+    spreads = {
+        "activation": 2 / math.sqrt(70),
+        "vote_scale": 1,
+        "vote_map": 2 / math.sqrt(70),
+        "guess_map": 1 / math.sqrt(80),
+        "guess_scale": 1,
+        "match_scale": 1 / math.sqrt(70),
+        "worth": 1,
+    }
+    for name, value in stage.named_parameters():
+        assert float(value.detach().std()) == pytest.approx(spreads.get(name, 0), rel=0.1), name
+
+
+def test_sizes():
+    """The published layout at RoBERTa-large: 25 layers of 1024, 64 vectors."""
+    fusion = Routing().build(25, 1024)
+    near = 2 * 25 * 1024
+    first = 1024 + 1 + 64 * 1024 + 1024**2 + 64 * 1024 + 1024**2 + 2 * 64 * 1024 + 2 * 64 + 2 * 64 * 1024 + 2 * 64
+    second = 64 * 1024 + 64 + 64 * 1024 + 1024**2 + 64 * 1024 + 1024**2 + 2 * 64 * 1024 + 2 * 64 * 64 + 2 * 64 * 64
+    third = 64 * 1024 + 64 + 64 * 1024 + 1024 + 64 + 1024 + 2 * 64 * 1024 + 2 * 64 * 64 + 2 * 64 * 64
+    assert sum(parameter.numel() for parameter in fusion.parameters()) == near + first + second + third
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"dim": 1}, r"routing: dim is 1; it must be 2 <= dim"),
+        ({"vectors": 1}, r"routing: vectors is 1; it must be 2 <= vectors"),
+        ({"iterations": 1}, r"routing: iterations is 1; it must be 2 <= iterations"),
+        ({"size": 1}, r"routing: size is 1; it must be 2 <= size"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(settings: dict[str, Any], match: str):
+    with pytest.raises(ConfigError, match=match):
+        Routing(**settings)

@@ -1,0 +1,271 @@
+"""Running recipes on a tiny base: what is trained, what is written, and what the tables say."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pyarrow import parquet
+from tests.unit.store.made import save_base
+
+from lamina import runner
+from lamina.errors import ConfigError
+from lamina.members import Planned, plan
+from lamina.recipe import Recipe
+from lamina.runner import Run, markdown, plus_minus, run_recipe, summaries
+from lamina.store import load_bank
+from lamina.train.intervals import summarise
+
+LINEAR = {"pooling": "mean"}
+ADA = {"fusion": {"name": "ada_layers", "dim": 8, "dropout": 0.0}, "head": LINEAR}
+LAST = {"fusion": "last_layer", "head": LINEAR}
+FILES = {part: f"{part}.tsv" for part in ("train", "validation", "test")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base, and a task: is the film good?"""
+    folder = tmp_path_factory.mktemp("runner")
+    save_base(folder / "base")
+    for part, count in (("train", 24), ("validation", 8), ("test", 8)):
+        rows = [
+            f"the film is {'very ' * (row % 3)}{('bad', 'good')[row % 2]} .\t{('no', 'yes')[row % 2]}\n"
+            for row in range(count)
+        ]
+        (folder / f"{part}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
+    return folder
+
+
+def recipe(folder: Path, readers: dict[str, Any], *, task: dict[str, Any] | None = None, **fields: Any) -> Recipe:
+    body = {"files": FILES, "metric": "accuracy", "readers": readers, **(task or {})}
+    fit = {"epochs": 2, "batch_size": 8, "learning_rate": 0.05, "progress": False}
+    return Recipe.model_validate({"model": str(folder / "base"), "tasks": {"film": body}, "fit": fit, **fields})
+
+
+@pytest.fixture(scope="module")
+def swept(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    """Two settings of one reader and one reader without, two seeds each, scored on the test part too."""
+    output = tmp_path_factory.mktemp("out")
+    readers = {"Ada": {**ADA, "grid": {"alpha": [1, 8]}}, "last": LAST}
+    made = recipe(folder, readers, seeds=[0, 1], evaluate="test")
+    return run_recipe(made, data=folder, output=output), output
+
+
+def test_every_reader_is_in_the_bank_and_in_the_rows(swept: tuple[Run, Path]):
+    run, _ = swept
+    names = {f"film-Ada_000{number}-{seed}" for number in (1, 2) for seed in (0, 1)} | {"film-last-0", "film-last-1"}
+    assert run.bank is not None
+    assert set(run.bank) == names == {row["reader"] for row in run.rows}
+    assert {row["task"] for row in run.rows} == {"film"}
+    assert run.steps == 6
+
+
+def test_the_table_sums_the_readers_up(swept: tuple[Run, Path]):
+    run, _ = swept
+    assert [(row["method"], row["settings"]) for row in sorted(run.table, key=lambda row: str(row["settings"]))] == [
+        ("Ada", {"fusion.alpha": 1}),
+        ("Ada", {"fusion.alpha": 8}),
+        ("last", {}),
+    ]
+    for row in run.table:
+        mine = {one["reader"]: one for one in run.rows if one["reader"] in [each["reader"] for each in row["runs"]]}
+        assert len(mine) == 2
+        expected = summarise([one["score"] for one in mine.values()])
+        assert (row["mean"], row["spread"], row["interval"]) == (expected.mean, expected.spread, expected.interval)
+        tests = summarise([one["test"] for one in mine.values()])
+        assert row["test"] == {"mean": tests.mean, "spread": tests.spread, "interval": tests.interval}
+        assert [one["seed"] for one in row["runs"]] == [0, 1]
+        assert row["best_epoch"] == sum(one["best_epoch"] for one in mine.values()) / 2
+        assert {one["parameters"] for one in mine.values()} == {row["parameters"]}
+
+
+def test_a_sweep_s_table_is_sorted(swept: tuple[Run, Path]):
+    means = [row["mean"] for row in swept[0].table]
+    assert means == sorted(means, reverse=True)
+
+
+def test_the_test_part_is_scored_with_the_best_weights(swept: tuple[Run, Path], folder: Path):
+    from lamina.members import load_task
+    from lamina.train import evaluate
+
+    run, _ = swept
+    task = load_task("film", recipe(folder, {"last": LAST}).tasks["film"], folder)
+    assert run.bank is not None
+    for row in run.rows:
+        scores = evaluate(run.bank, {row["reader"]: task}, split="test")
+        assert row["test"] == scores[row["reader"]]["accuracy"]
+
+
+def test_what_is_written(swept: tuple[Run, Path]):
+    run, output = swept
+    assert json.loads((output / "table.json").read_text()) == json.loads(json.dumps(run.table))
+    assert (output / "table.md").read_text() == markdown(run.table)
+    rows = parquet.read_table(output / "table.parquet").to_pylist()
+    assert [row["reader"] for row in rows] == [row["reader"] for row in run.rows]
+    assert {row["fusion.alpha"] for row in rows} == {1, 8, None}
+    assert rows[0].keys() >= {"method", "seed", "score", "test", "parameters", "stopped", "importances.1"}
+    history = parquet.read_table(output / "importances.parquet").to_pylist()
+    assert history == run.importances
+    assert {(row["epoch"], row["layer"]) for row in history} == {(e, layer) for e in (1, 2) for layer in (1, 2, 3)}
+    loaded = load_bank(output)
+    assert run.bank is not None
+    assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in run.bank.state_dict().items())
+
+
+def test_the_markdown_table(swept: tuple[Run, Path]):
+    lines = markdown(swept[0].table).splitlines()
+    assert lines[0] == "| task | method | fusion.alpha | metric | mean | spread | test | runs | parameters |"
+    assert lines[1] == "|---|---|---|---|---|---|---|---|---|"
+    assert len(lines) == 5
+    last = next(line for line in lines if "last" in line).split(" | ")
+    assert (last[1], last[2], last[3], last[7], last[8]) == ("last", "", "accuracy", "2", "66 |")
+    assert " ± " in last[4]
+
+
+def test_draws_have_rows_and_readers_of_their_own(folder: Path):
+    draw = {"rows": 6, "trials": 3}
+    run = run_recipe(recipe(folder, {"last": LAST}, task={"draw": draw}), data=folder)
+    assert [(one["draw"], one["seed"]) for one in run.table[0]["runs"]] == [(0, 0), (1, 1), (2, 2)]
+    assert run.steps == 3 * 2 * 1
+    assert run.bank is not None
+    assert {run.bank[name].info["rows"] for name in run.bank} == {6}
+    weights = [run.bank[name].state_dict()["head.output.weight"] for name in run.bank]
+    assert not torch.equal(weights[0], weights[1])
+    assert run.table[0]["interval"] is not None
+
+
+def test_a_recipe_without_a_grid_keeps_its_order(folder: Path):
+    run = run_recipe(recipe(folder, {"b": LAST, "a": {**LAST, "learning_rate": 1e-9}}), data=folder)
+    assert [row["method"] for row in run.table] == ["b", "a"]
+    assert [row["interval"] for row in run.table] == [None, None]
+
+
+# Separate runs
+
+
+@pytest.mark.parametrize("train_base", [False, True])
+def test_separate_readers_start_from_the_same_base(folder: Path, train_base: bool):
+    readers = {"one": LAST, "two": LAST, "three": {**ADA, "grid": {"epochs": [1, 2]}}}
+    run = run_recipe(recipe(folder, readers, train_base=train_base, separately=True), data=folder)
+    assert run.bank is None
+    found = {row["method"]: row for row in run.table if row["method"] != "three"}
+    assert found["one"]["mean"] == found["two"]["mean"]
+    assert [row["score"] for row in run.rows][:2] == [found["one"]["mean"]] * 2
+    assert run.steps == 3 * (2 + 2 + 1 + 2)
+    assert {row["reader"] for row in run.importances} == {"film-three_0001-0", "film-three_0002-0"}
+
+
+def test_separate_readers_give_what_they_give_together(folder: Path):
+    readers = {"Ada": ADA, "last": LAST}
+    together, apart = (run_recipe(recipe(folder, readers, separately=way), data=folder) for way in (False, True))
+    for one, other in zip(together.rows, apart.rows, strict=True):
+        assert one["reader"] == other["reader"]
+        assert one["score"] == pytest.approx(other["score"])
+        assert one["importances"] == pytest.approx(other["importances"], abs=1e-5)
+
+
+def test_separate_readers_go_on_where_a_run_ended(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = recipe(folder, {"Ada": ADA, "last": LAST}, separately=True)
+    whole = run_recipe(made, data=folder)
+    real, calls = runner.fit, []
+
+    def fails_second(bank: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(list(bank))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(bank, *args, **kwargs)
+
+    monkeypatch.setattr(runner, "fit", fails_second)
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(made, data=folder, output=tmp_path)
+    assert not (tmp_path / "table.json").exists()
+    resumed = run_recipe(made, data=folder, output=tmp_path, resume=True)
+    assert calls == [["film-Ada-0"], ["film-last-0"], ["film-last-0"]]
+    assert resumed.table == whole.table
+    assert resumed.rows == whole.rows
+    assert resumed.importances == whole.importances
+    assert resumed.steps == whole.steps
+    assert (tmp_path / "table.json").is_file()
+
+
+def test_separate_readers_without_resume_start_afresh(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = recipe(folder, {"last": LAST}, separately=True)
+    run_recipe(made, data=folder, output=tmp_path)
+    calls = []
+    real = runner.fit
+    monkeypatch.setattr(runner, "fit", lambda bank, *a, **k: calls.append(list(bank)) or real(bank, *a, **k))
+    run_recipe(made, data=folder, output=tmp_path)
+    assert calls == [["film-last-0"]]
+
+
+def test_separate_readers_of_another_run_are_refused(folder: Path, tmp_path: Path):
+    made = recipe(folder, {"last": LAST}, separately=True)
+    run_recipe(made, data=folder, output=tmp_path)
+    with pytest.raises(ConfigError, match=r"film-last-0\.json is of a run whose batch_size is 8, here 4"):
+        run_recipe(made, data=folder, output=tmp_path, resume=True, batch_size=4)
+
+
+# Bad input
+
+
+def test_a_test_part_that_is_not_there(folder: Path, tmp_path: Path):
+    files = {part: FILES[part] for part in ("train", "validation")}
+    with pytest.raises(ConfigError, match="evaluate is test, but task 'film' has only train, validation"):
+        run_recipe(recipe(folder, {"last": LAST}, task={"files": files}, evaluate="test"), data=folder, output=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cutoff_that_would_remove_every_layer_ends_the_run_before_it_trains(folder: Path, tmp_path: Path):
+    bad = {**ADA, "grid": {"cutoff": [0.0, 0.5]}}
+    with pytest.raises(ConfigError, match=r"(?s)would remove every layer.*reader film-Ada_0002-0"):
+        run_recipe(recipe(folder, {"Ada": bad}), data=folder, output=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Tables by themselves
+
+
+class _About:
+    kind, problem, labels = "sequence_classification", "classification", ("no", "yes")
+
+
+def planned(readers: dict[str, Any]) -> dict[str, Planned]:
+    body = {"preset": "cola", "readers": readers}
+    return plan(Recipe.model_validate({"model": "m", "tasks": {"a": body}}), {"a": _About()}, {})
+
+
+def rows_of(plans: dict[str, Planned], metric: str, scores: list[float]) -> list[dict[str, Any]]:
+    return [
+        {
+            "task": "a",
+            "reader": name,
+            **one.member.settings,
+            "metric": metric,
+            "score": score,
+            "best_epoch": 1,
+            "parameters": 7,
+        }
+        for (name, one), score in zip(plans.items(), scores, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("metric", "order"), [("mcc", [0.9, 0.5, math.nan]), ("perplexity", [0.5, 0.9, math.nan])])
+def test_settings_are_sorted_by_what_is_better(metric: str, order: list[float]):
+    plans = planned({"Ada": {**ADA, "grid": {"alpha": [1, 2, 3]}}})
+    table = summaries(rows_of(plans, metric, [0.5, math.nan, 0.9]), plans)
+    assert [row["mean"] for row in table] == pytest.approx(order, nan_ok=True)
+
+
+def test_a_grid_over_seeds_is_one_setting():
+    plans = planned({"Ada": {**ADA, "grid": {"seed": [4, 5, 6]}}})
+    (row,) = summaries(rows_of(plans, "mcc", [0.1, 0.2, 0.3]), plans)
+    assert (row["settings"], row["mean"], len(row["runs"])) == ({}, pytest.approx(0.2), 3)
+
+
+def test_plus_minus():
+    assert plus_minus({"mean": 0.5, "interval": None}) == "0.500"
+    assert plus_minus({"mean": 0.5, "interval": 0.01234}) == "0.500 ± 0.012"
