@@ -9,6 +9,7 @@ import pytest
 from lamina import errors
 from lamina.errors import (
     BaseMismatchError,
+    CacheError,
     ConfigError,
     DataError,
     LaminaError,
@@ -22,6 +23,12 @@ from lamina.errors import (
 
 EVERY: list[tuple[LaminaError, type[Exception], dict[str, object], str]] = [
     (ConfigError("a: b; c. D."), ValueError, {}, "a: b; c. D."),
+    (
+        CacheError("a: b; c. D.", needed_bytes=3, free_bytes=2),
+        OSError,
+        {"needed_bytes": 3, "free_bytes": 2},
+        "a: b; c. D.",
+    ),
     (
         UnknownNameError(op="fit", got="epoch", known=["epochs", "seed"], what="option"),
         LookupError,

@@ -124,6 +124,18 @@ def test_holding_out_a_tenth_makes_the_published_validation_part_the_test(cola: 
     assert task.metric == "accuracy"
 
 
+def test_holding_out_a_tenth_keeps_a_published_test_part(tmp_path: Path):
+    for part, count in (("train", 20), ("validation", 4), ("test", 6)):
+        rows = [f"{part} {row}\t{('no', 'yes')[row % 2]}\n" for row in range(count)]
+        (tmp_path / f"{part}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
+    files = {part: f"{part}.tsv" for part in ("train", "validation", "test")}
+    body = {"files": files, "hold_out": True, "readers": {"Ada": ADA}}
+    made = Recipe.model_validate({"model": "m", "tasks": {"mine": body}})
+    task = load_task("mine", made.tasks["mine"], tmp_path)
+    assert {part: len(split) for part, split in task.splits.items()} == {"train": 18, "validation": 2, "test": 6}
+    assert all(text.startswith("test ") for text in task.split("test").texts)
+
+
 def test_a_metric_that_the_task_lacks(cola: Path):
     with pytest.raises(UnknownNameError, match="task cola: unknown metric 'span_f1'; known: mcc, accuracy"):
         load_task("a", recipe({"Ada": ADA}, metric="span_f1").tasks["a"], cola)
@@ -193,6 +205,11 @@ def test_a_sweep_goes_to_every_reader_that_has_its_key():
         "one": {"fusion.dim": [8, 16]},
         "mean": {},
     }
+
+
+def test_a_sweep_takes_the_place_of_a_short_key_too():
+    swept = with_sweep(recipe({"Ada": {**ADA, "grid": {"dim": [4], "alpha": [1]}}}), {"fusion.dim": [8]})
+    assert swept.tasks["a"].readers["Ada"].grid == {"alpha": [1], "fusion.dim": [8]}
 
 
 def test_a_sweep_over_training_goes_to_every_reader():

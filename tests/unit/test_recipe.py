@@ -13,7 +13,6 @@ from lamina.fusion.ada_layers import AdaLayers
 from lamina.heads import HEADS
 from lamina.recipe import build, load_recipe, slug
 
-ROOT = Path(__file__).parents[2]
 GOOD = """
 model: minilm
 seeds: [0, 1]
@@ -54,12 +53,98 @@ def test_a_recipe(load: Any):
     assert mine.readers["last"].stack == "encoder"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes").rglob("*.yaml")), ids=lambda path: path.stem)
-def test_the_recipes_that_come_along_are_understood(path: Path):
-    recipe = load_recipe(path)
-    for task in recipe.tasks.values():
-        for reader in task.readers.values():
-            FUSIONS.from_dict(reader.fusion)
+WIDE = """
+model: roberta
+architecture: {model_type: roberta, hidden_size: 8}
+train_base: true
+separately: true
+evaluate: test
+tasks:
+  cola:
+    preset: cola
+    metric: accuracy
+    hold_out: true
+    limit: 50
+    limit_validation: 20
+    draw: {per_class: 8, stratified: true, trials: 5}
+    readers:
+      Ada: {fusion: ada_layers, grid: {fusion.dim: [8, 16], seed: [1]}}
+  rte:
+    preset: rte
+    draw: {fraction: 0.5}
+    readers:
+      Ada: {fusion: ada_layers}
+"""
+
+
+def test_a_recipe_with_everything(load: Any):
+    recipe = load(WIDE)
+    assert (recipe.train_base, recipe.separately, recipe.evaluate) == (True, True, "test")
+    assert recipe.architecture == {"model_type": "roberta", "hidden_size": 8}
+    cola, rte = recipe.tasks["cola"], recipe.tasks["rte"]
+    assert (cola.metric, cola.hold_out, cola.limit, cola.limit_validation) == ("accuracy", True, 50, 20)
+    assert (cola.draw.size(), cola.draw.stratified, cola.draw.trials) == ({"per_class": 8}, True, 5)
+    assert (rte.draw.size(), rte.draw.stratified, rte.draw.trials) == ({"fraction": 0.5}, False, 1)
+    assert cola.readers["Ada"].grid == {"fusion.dim": [8, 16], "seed": [1]}
+    assert rte.readers["Ada"].grid == {}
+
+
+def test_what_a_recipe_does_not_say(load: Any):
+    recipe = load(GOOD)
+    assert (recipe.architecture, recipe.train_base, recipe.separately, recipe.evaluate) == (None, False, False, None)
+    assert (recipe.tasks["cola"].draw, recipe.tasks["cola"].hold_out) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        (
+            "per_class: 8, ",
+            "per_class: 8, rows: 9, ",
+            "tasks.cola.draw: give one of 'per_class', 'fraction' and 'rows'",
+        ),
+        ("per_class: 8, ", "", "tasks.cola.draw: give one of 'per_class', 'fraction' and 'rows'"),
+        ("per_class: 8, ", "per_class: 0, ", "tasks.cola.draw.per_class: input should be greater than 0"),
+        ("trials: 5", "trials: 0", "tasks.cola.draw.trials: input should be greater than 0"),
+        ("fraction: 0.5", "fraction: 0", "tasks.rte.draw.fraction: input should be greater than 0"),
+        ("fraction: 0.5", "fraction: 1.5", "tasks.rte.draw.fraction: input should be less than or equal to 1"),
+        ("limit: 50", "limit: 0", "tasks.cola.limit: input should be greater than 0"),
+        ("limit_validation: 20", "limit_validation: -1", "tasks.cola.limit_validation: input should be greater than 0"),
+        ("evaluate: test", "evaluate: tset", "evaluate: input should be 'test'"),
+        ("fusion.dim: [8, 16]", "fusion.dim: 8", "grid.fusion.dim: input should be a valid list"),
+        ("model_type: roberta, ", "", "top level: 'architecture' has no 'model_type'; it says which family"),
+        ("    metric: accuracy", "    labels: [a]", "tasks.cola: 'labels' is for files; the preset 'cola' has its own"),
+        ("    metric: accuracy", "    text: sentence", "tasks.cola: 'text' is for files"),
+        (
+            "    readers:\n      Ada: {fusion: ada_layers}\n",
+            "    readers: {}\n",
+            "tasks.rte.readers: dictionary should",
+        ),
+    ],
+)
+def test_a_value_that_cannot_be_in_a_wide_recipe(load: Any, right: str, wrong: str, message: str):
+    assert right in WIDE
+    with pytest.raises(ConfigError, match=message):
+        load(WIDE.replace(right, wrong))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        (
+            "trials: 5",
+            "trails: 5",
+            r"tasks\.cola\.draw: unknown key 'trails'; known: per_class,.*Did you mean 'trials'",
+        ),
+        ("grid: {", "gird: {", r"readers\.Ada: unknown key 'gird';.*Did you mean 'grid'"),
+        ("hold_out", "holdout", r"tasks\.cola: unknown key 'holdout';.*Did you mean 'hold_out'"),
+        ("train_base", "trainbase", r"top level: unknown key 'trainbase';.*Did you mean 'train_base'"),
+    ],
+)
+def test_a_misspelt_key_of_a_wide_recipe(load: Any, right: str, wrong: str, message: str):
+    assert right in WIDE
+    with pytest.raises(UnknownNameError, match=message):
+        load(WIDE.replace(right, wrong))
 
 
 @pytest.mark.parametrize(

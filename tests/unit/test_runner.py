@@ -28,12 +28,13 @@ FILES = {part: f"{part}.tsv" for part in ("train", "validation", "test")}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base, and a task: is the film good?"""
+    """A base, and a task: is the film good? A quarter of the test part is mislabelled."""
     folder = tmp_path_factory.mktemp("runner")
     save_base(folder / "base")
     for part, count in (("train", 24), ("validation", 8), ("test", 8)):
+        wrong = [part == "test" and row % 4 == 0 for row in range(count)]
         rows = [
-            f"the film is {'very ' * (row % 3)}{('bad', 'good')[row % 2]} .\t{('no', 'yes')[row % 2]}\n"
+            f"the film is {'very ' * (row % 3)}{('bad', 'good')[row % 2]} .\t{('no', 'yes')[row % 2 ^ wrong[row]]}\n"
             for row in range(count)
         ]
         (folder / f"{part}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
@@ -98,6 +99,7 @@ def test_the_test_part_is_scored_with_the_best_weights(swept: tuple[Run, Path], 
     for row in run.rows:
         scores = evaluate(run.bank, {row["reader"]: task}, split="test")
         assert row["test"] == scores[row["reader"]]["accuracy"]
+    assert any(row["test"] != row["score"] for row in run.rows)
 
 
 def test_what_is_written(swept: tuple[Run, Path]):
@@ -139,8 +141,9 @@ def test_draws_have_rows_and_readers_of_their_own(folder: Path):
 
 
 def test_a_recipe_without_a_grid_keeps_its_order(folder: Path):
-    run = run_recipe(recipe(folder, {"b": LAST, "a": {**LAST, "learning_rate": 1e-9}}), data=folder)
+    run = run_recipe(recipe(folder, {"b": {**LAST, "learning_rate": 1e-9}, "a": LAST}, task={"epochs": 6}), data=folder)
     assert [row["method"] for row in run.table] == ["b", "a"]
+    assert run.table[0]["mean"] < run.table[1]["mean"]
     assert [row["interval"] for row in run.table] == [None, None]
 
 
@@ -148,10 +151,13 @@ def test_a_recipe_without_a_grid_keeps_its_order(folder: Path):
 
 
 @pytest.mark.parametrize("train_base", [False, True])
-def test_separate_readers_start_from_the_same_base(folder: Path, train_base: bool):
+def test_separate_readers_start_from_the_same_base(folder: Path, train_base: bool, monkeypatch: pytest.MonkeyPatch):
+    real, trained = runner.fit, []
+    monkeypatch.setattr(runner, "fit", lambda bank, *a, **k: trained.append(bank.train_base) or real(bank, *a, **k))
     readers = {"one": LAST, "two": LAST, "three": {**ADA, "grid": {"epochs": [1, 2]}}}
     run = run_recipe(recipe(folder, readers, train_base=train_base, separately=True), data=folder)
     assert run.bank is None
+    assert trained == [train_base] * 4
     found = {row["method"]: row for row in run.table if row["method"] != "three"}
     assert found["one"]["mean"] == found["two"]["mean"]
     assert [row["score"] for row in run.rows][:2] == [found["one"]["mean"]] * 2

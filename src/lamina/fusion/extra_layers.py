@@ -285,6 +285,8 @@ def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module,
     try:
         copied = _copy(stack.blocks[-1])
         swap = stack.points[-1].swap if main_device(model).type == "meta" else _rehearse(model, stack, copied)
+    except _NoTwinError as error:
+        raise _refusal(model, str(error)) from error
     except Exception as error:
         told = next(iter(str(error).strip().splitlines()), "")
         raise _refusal(model, f"a copy of its last block does not run ({type(error).__name__}: {told})") from error
@@ -333,11 +335,11 @@ def _rehearse(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) -> t
         call: _Call = seen["call"]
         swaps = [swap for swap in _SWAPS if _alike(_swapped(call.state, swap), seen[layer])]
         if not swaps:
-            raise _NoTwinError("it does not take the state of the layer below")
+            raise _NoTwinError("its last block does not take the state of the layer below")
         dtype = next(copied.parameters()).dtype
         again = call.to(dtype).run(copied.eval(), seen[layer].to(dtype), swaps[0])
         if not _alike(again, _swapped(seen["output"], swaps[0])):
-            raise _NoTwinError("it gives another result")
+            raise _NoTwinError("a copy of its last block gives another result")
     return swaps[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from dataclasses import asdict
 from functools import partial
@@ -208,12 +209,20 @@ class BankTrainer(Trainer):
         reader, state = self.bank[name], self.states[name]
         if state.record(epoch, scores, self.options, self.rates[name]):
             state.weights = snapshot(reader)
-        if reader.advance((epoch + 1) / self.plan.epochs[name]):
+        if self._advance(name, epoch, stopped=state.stopped is not None):
             state.begin_stage()
-            for parameter in reader.parameters():
-                cast("torch.optim.Optimizer", self.optimizer).state.pop(parameter, None)
         if state.stopped is not None:
             self.plan.stopped[name] = state.stopped
+
+    def _advance(self, name: str, epoch: int, *, stopped: bool) -> bool:
+        """Let a reader whose training has stages go on to the next, which an early stop brings forward."""
+        done = (epoch + 1) / self.plan.epochs[name]
+        reader = self.bank[name]
+        if not reader.advance(math.nextafter(1, 0) if stopped and done < 1 else done):
+            return False
+        for parameter in reader.parameters():
+            cast("torch.optim.Optimizer", self.optimizer).state.pop(parameter, None)
+        return True
 
     def _record_together(self, epoch: int, found: dict[str, dict[str, float]]) -> None:
         """Where the base is trained too there is one best epoch, and one stop: by the mean of the readers' scores."""
@@ -224,6 +233,10 @@ class BankTrainer(Trainer):
             for name, scores in found.items():
                 state = self.states[name]
                 state.scores, state.best_epoch, state.weights = dict(scores), epoch + 1, snapshot(self.bank[name])
+        stopped = self.base.stopped is not None
+        if advanced := {name for name in found if self._advance(name, epoch, stopped=stopped)}:
+            for name, state in {**self.states, BASE: self.base}.items():
+                state.begin_stage(schedule=name in advanced)
         for name in found:
             self.states[name].scale = self.base.scale
             if self.base.stopped is not None:

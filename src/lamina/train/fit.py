@@ -166,9 +166,9 @@ def _open_states(bank: ReaderBank, groups: list[Group], options: FitOptions, *, 
         passes=passes,
         progress=options.progress,
     )
-    reason = States.obstacle(bank, [name for group in groups for name in group.names])
-    used = {bank[name].stack for group in groups for name in group.names}
-    marks = {} if reason else {name: fingerprint_of(stack) for name, stack in bank.stacks.items() if name in used}
+    readable = [group for group in groups if States.obstacle(bank, group.names, group.encoded) is None]
+    used = {bank[name].stack for group in readable for name in group.names}
+    marks = {name: fingerprint_of(stack) for name, stack in bank.stacks.items() if name in used}
     for group in groups:
         group.states = open_states(bank, group.encoded, group.names, fingerprints=marks, settings=settings)
 

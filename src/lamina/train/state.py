@@ -60,11 +60,15 @@ class ReaderState:
             self.stopped = epoch
         return False
 
-    def begin_stage(self) -> None:
-        """Start afresh, but for the count of steps: what was best before does not compare with what follows."""
+    def begin_stage(self, *, schedule: bool = True) -> None:
+        """Start afresh, but for the count of steps: what was best before does not compare with what follows.
+
+        Args:
+            schedule: Whether the learning rate starts again as well.
+        """
         self.scores, self.best_epoch, self.weights = {}, 0, {}
         self.stalled, self.cooled, self.scale, self.stopped = 0, 0, 1.0, None
-        self.began = self.done
+        self.began = self.done if schedule else self.began
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the weights."""

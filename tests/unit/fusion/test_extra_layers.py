@@ -221,9 +221,12 @@ def test_new_blocks_start_afresh_and_learn(name: str, stack: str | None):
     for key, value in first.items():
         assert value.requires_grad, key
         assert not bool((value == last[key]).any()), key
+        assert not bool((second[key] == last[key]).any()), key
         assert value.ndim == 1 or name == "xlnet" or not torch.equal(value, second[key]), key
         if "norm" in key.lower() and key.endswith("weight"):
             assert bool(((value == 1) | (value == 0)).all()), key  # Gemma counts its scales from 1
+        if value.ndim == 1 and key.endswith("bias"):
+            assert not bool(value.any()), key
     bank.train()(**family.inputs(model, seed=3))["r"].logits.square().sum().backward()
     assert all(bool(value.grad.isfinite().all()) for value in first.values() if value.grad is not None)
     without = [key for key, value in first.items() if value.grad is None]
@@ -238,6 +241,16 @@ def test_new_blocks_start_with_the_spread_of_the_model():
     block: Any = bank_of(model)["r"].fusion.blocks[0]
     assert float(block.intermediate.dense.weight.detach().std()) == pytest.approx(0.5, rel=0.1)
     assert not bool(block.intermediate.dense.bias.any())
+
+
+def test_the_model_around_the_block_says_how_it_starts_and_else_torch_does():
+    model = fresh("bert-SequenceClassification")
+    model.bert._init_weights = lambda module: [nn.init.constant_(each, 7) for each in module.parameters(recurse=False)]
+    assert all(bool((each == 7).all()) for each in bank_of(model)["r"].fusion.parameters())
+    model.bert._init_weights = lambda module: None
+    block: Any = bank_of(model)["r"].fusion.blocks[0]
+    assert bool((block.output.LayerNorm.weight == 1).all())
+    assert float(block.output.dense.weight.detach().abs().max()) == pytest.approx(1 / math.sqrt(64), rel=0.05)
 
 
 def test_blocks_of_a_loaded_model_start_afresh_too(tmp_path: Path):
@@ -570,7 +583,7 @@ class Uncopied(BertLayer):
 @pytest.mark.parametrize(
     ("block", "match"),
     [
-        (Changing, r"does not run \(_NoTwinError: it gives another result\)\. Use another fusion"),
+        (Changing, r"can be made; a copy of its last block gives another result\. Use another fusion"),
         (Scaled, r"nothing says how 'strength' of its blocks starts\. Use another fusion"),
         (Uncopied, r"does not run \(TypeError: cannot pickle '_thread\.lock' object\)"),
     ],
@@ -588,5 +601,5 @@ def test_a_block_that_does_not_take_the_state_below_is_refused():
     model = fresh("bert")
     found = stacks(model)["main"]
     upside_down = dataclasses.replace(found, blocks=found.blocks[::-1])
-    with pytest.raises(ConfigError, match="it does not take the state of the layer below"):
+    with pytest.raises(ConfigError, match="can be made; its last block does not take the state of the layer below"):
         ExtraLayers().build_on(model, upside_down, 1)

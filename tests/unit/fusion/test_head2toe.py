@@ -113,7 +113,7 @@ def test_a_linear_head_reads_exactly_the_features(pooling: Any):
 def test_the_penalty_is_the_length_of_every_features_column():
     fusion, head = scored(group_lasso=0.5)
     lengths = [sum(float(w) ** 2 for w in head.output.weight.detach()[:, i]) ** 0.5 for i in range(24)]
-    assert float(fusion.penalty(head)) == pytest.approx(0.5 * sum(lengths), rel=1e-5)
+    assert fusion.penalty(head).item() == pytest.approx(0.5 * sum(lengths), rel=1e-5)
 
 
 def test_the_penalty_draws_whole_columns_and_stands_still_at_zero():

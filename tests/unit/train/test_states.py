@@ -367,7 +367,7 @@ def test_all_processes_take_the_same_way(tmp_path: Path, monkeypatch: pytest.Mon
         asked.append(int(answer))
         answer.fill_(min(int(answer), 0))
 
-    monkeypatch.setattr(states_module, "place", lambda: (0, 2))
+    monkeypatch.setattr(states_module, "processes", lambda: (0, 2))
     monkeypatch.setattr(states_module.distributed, "all_reduce", another_has_none)
     assert opened(bank_of(), tmp_path) is None
     assert asked == [1]

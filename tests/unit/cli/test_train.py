@@ -1,0 +1,152 @@
+"""`lamina train`: the table, sweeps and dry runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.cli.conftest import Ran
+
+from lamina import processes
+from lamina.cli.train import SHOWN
+
+Lamina = Callable[..., Ran]
+ROWS = [f"the film is {('bad', 'good')[row % 2]} .\t{('no', 'yes')[row % 2]}\n" for row in range(12)]
+
+
+@pytest.fixture
+def recipe(base: Path, tmp_path: Path) -> Path:
+    for part in ("train", "validation"):
+        (tmp_path / f"{part}.tsv").write_text("sentence\tlabel\n" + "".join(ROWS))
+    path = tmp_path / "films.yaml"
+    path.write_text(f"""
+model: {base}
+fit: {{epochs: 1, batch_size: 8, learning_rate: 0.05}}
+tasks:
+  film:
+    files: {{train: train.tsv, validation: validation.tsv}}
+    readers:
+      Ada: {{fusion: {{name: ada_layers, dim: 8, dropout: 0.0}}, head: &linear {{pooling: mean}}}}
+      last: {{fusion: last_layer, head: *linear}}
+""")
+    return path
+
+
+def run(lamina: Lamina, recipe: Path, *more: object) -> Ran:
+    output = recipe.parent / "out"
+    return lamina("train", recipe, "--data", recipe.parent, "--output", output, "--no-progress", *more)
+
+
+def table_rows(out: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+
+
+def test_the_table(lamina: Lamina, recipe: Path):
+    ran = run(lamina, recipe)
+    assert (ran.code, ran.err) == (0, "")
+    rows = table_rows(ran.out)
+    assert [row[:3] for row in rows] == [["film", "Ada", "accuracy"], ["film", "last", "accuracy"]]
+    assert [row[-2] for row in rows] == ["789", "66"]
+    assert "2 steps in " in ran.out
+    assert "rows more" not in ran.out
+    assert "±" not in ran.out
+    assert (recipe.parent / "out" / "table.parquet").is_file()
+
+
+def test_json(lamina: Lamina, recipe: Path):
+    found = json.loads(run(lamina, recipe, "--json").out)
+    assert found.keys() == {"table", "seconds", "steps", "output"}
+    assert [row["method"] for row in found["table"]] == ["Ada", "last"]
+    assert (found["steps"], found["output"]) == (2, str(recipe.parent / "out"))
+
+
+def test_a_sweep_shows_its_best_rows(lamina: Lamina, recipe: Path):
+    alphas = ",".join(map(str, range(1, SHOWN + 5)))
+    ran = run(lamina, recipe, "--sweep", f"alpha={alphas}", "--sweep", "fusion.entropy=0.1")
+    assert ran.code == 0
+    rows = table_rows(ran.out)
+    assert len(rows) == SHOWN
+    assert f"and {24 + 1 - SHOWN} rows more, in table.md" in ran.out
+    whole = json.loads((recipe.parent / "out" / "table.json").read_text())
+    assert len(whole) == 25
+    assert [row["mean"] for row in whole] == sorted((row["mean"] for row in whole), reverse=True)
+    assert {row["settings"].get("fusion.entropy") for row in whole} == {0.1, None}
+    assert len((recipe.parent / "out" / "table.md").read_text().splitlines()) == 2 + 25
+
+
+def test_intervals_over_a_sweep_of_seeds(lamina: Lamina, recipe: Path):
+    ran = run(lamina, recipe, "--sweep", "seed=0,1,2")
+    assert ran.out.startswith("Best validation scores; ± is half a 95 % interval")
+    rows = table_rows(ran.out)
+    assert [row[-3] for row in rows] == ["3", "3"]
+    assert all(" ± " in row[3] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "says"),
+    [
+        ("fusion.beta=1", "sweep: unknown key 'fusion.beta'"),
+        ("alpha", "'alpha' names no values"),
+        ("alpha=-1", "alpha is -1; it must be positive"),
+        ("cutoff=0.4", "would remove every layer"),
+    ],
+)
+def test_a_sweep_that_cannot_be(lamina: Lamina, recipe: Path, sweep: str, says: str):
+    ran = run(lamina, recipe, "--sweep", sweep)
+    assert (ran.code, ran.out) == (2, "")
+    assert says in ran.err
+    assert ran.err.startswith("error: ")
+    assert ran.err.count("\n") == 1
+    assert not (recipe.parent / "out").exists()
+
+
+def test_texts_that_lost_their_end_are_told_once_per_task(lamina: Lamina, recipe: Path):
+    long = "the film is good " * 20
+    (recipe.parent / "train.tsv").write_text(f"sentence\tlabel\n{long}\tyes\nbad\tno\n")
+    ran = run(lamina, recipe)
+    assert ran.out.count("film: 1 training texts were longer than the model reads") == 1
+
+
+def test_only_the_first_of_several_processes_prints(lamina: Lamina, recipe: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lamina.runner.run_recipe", lambda *args, **kwargs: None)
+    monkeypatch.setattr(processes, "processes", lambda: (1, 2))
+    ran = run(lamina, recipe)
+    assert (ran.code, ran.out) == (0, "")
+
+
+# Dry runs
+
+
+def test_a_dry_run_trains_nothing(lamina: Lamina, recipe: Path):
+    ran = run(lamina, recipe, "--dry-run")
+    assert (ran.code, ran.err) == (0, "")
+    assert not (recipe.parent / "out").exists()
+    rows = table_rows(ran.out)
+    assert [row[:2] + row[6:7] for row in rows[:2]] == [["film", "Ada", "789"], ["film", "last", "66"]]
+    assert rows[2] == ["film", "12", "12", "9", "1", "2", "2", "2"]
+    assert "At most 2 steps" in ran.out
+    assert "frozen" in ran.out
+
+
+def test_a_dry_run_of_a_sweep(lamina: Lamina, recipe: Path):
+    ran = run(lamina, recipe, "--dry-run", "--json", "--sweep", "alpha=1,8", "--sweep", "seed=0,1,2")
+    readers = json.loads(ran.out)["readers"]
+    assert [(row["settings"], row["count"]) for row in readers] == [
+        ({"fusion.alpha": 1}, 3),
+        ({"fusion.alpha": 8}, 3),
+        ({}, 3),
+    ]
+
+
+def test_a_dry_run_marks_what_it_assumed(lamina: Lamina, recipe: Path):
+    text = recipe.read_text().replace(next(line for line in recipe.read_text().splitlines() if "model:" in line), "")
+    architecture: dict[str, Any] = {"model_type": "bert", "hidden_size": 32, "num_attention_heads": 4}
+    recipe.write_text(f"model: nobody/none\narchitecture: {json.dumps(architecture)}\n{text}")
+    ran = run(lamina, recipe, "--dry-run")
+    assert ran.code == 0
+    assert "(the config of nobody/none is that of the recipe, since the hub cannot be reached)" in ran.out
+    assert "~" in next(line for line in ran.out.splitlines() if " Ada " in line)
+    assert "~" not in next(line for line in ran.out.splitlines() if " last " in line)
