@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.registry import Registry
@@ -23,18 +32,72 @@ def _named(value: Any) -> Any:
 
 
 class ReaderRecipe(_Strict):
-    """One reader: `fusion` (a name, or a name with settings) and `head` (settings; the labels come from the task)."""
+    """One reader, or with a `grid` one for every combination of its values.
+
+    Attributes:
+        fusion: A name, or a name with settings.
+        head: Settings; the labels come from the task.
+        stack: Which stack is read.
+        learning_rate: Its own; by default the task's.
+        grid: Key ("fusion.alpha", "head.dropout", "seed", "learning_rate", "epochs" ...) to the values it takes.
+    """
 
     fusion: dict[str, Any]
     head: dict[str, Any] = Field(default_factory=dict)
     stack: str | None = None
-    learning_rate: float | None = None
+    learning_rate: PositiveFloat | None = None
+    grid: dict[str, list[Any]] = Field(default_factory=dict)
 
     _fusion_name = field_validator("fusion", mode="before")(_named)
 
 
+class DrawRecipe(_Strict):
+    """A few of the training rows, drawn uniformly without replacement: exactly one of the first three says how many.
+
+    Attributes:
+        per_class: So many times the number of classes.
+        fraction: A share of all rows.
+        rows: So many.
+        stratified: Draw class by class.
+        trials: Repeat with the seeds 0, 1, ...; every trial has rows and readers of its own.
+    """
+
+    per_class: PositiveInt | None = None
+    fraction: float | None = Field(default=None, gt=0, le=1)
+    rows: PositiveInt | None = None
+    stratified: bool = False
+    trials: PositiveInt = 1
+
+    @model_validator(mode="after")
+    def _one_size(self) -> DrawRecipe:
+        if len(self.size()) != 1:
+            raise ValueError("give one of 'per_class', 'fraction' and 'rows'")
+        return self
+
+    def size(self) -> dict[str, Any]:
+        """What was given of `per_class`, `fraction` and `rows`."""
+        return {key: value for key in ("per_class", "fraction", "rows") if (value := getattr(self, key)) is not None}
+
+
+_OF_FILES = ("kind", "text", "text_pair", "label", "labels", "problem")  # a preset has its own
+
+
 class TaskRecipe(_Strict):
-    """One task: a preset, or files with their columns; and the readers that learn it."""
+    """One task: a preset, or files with their columns; and the readers that learn it.
+
+    Attributes:
+        preset: A known public task.
+        files: Part ("train", "validation", "test") to file.
+        metric: What picks the best epoch; by default the usual one of the task.
+        limit: At most so many training rows.
+        limit_validation: At most so many validation rows.
+        hold_out: Choose by a tenth of the training rows; the published validation part becomes the test part, where
+            there is none with labels.
+        draw: Learn from a few of the training rows.
+        epochs: By default the run's.
+        learning_rate: By default the run's.
+        readers: Method -> reader.
+    """
 
     preset: str | None = None
     kind: str = "sequence_classification"
@@ -45,15 +108,21 @@ class TaskRecipe(_Strict):
     labels: list[str] | None = None
     metric: str | None = None
     problem: str | None = None
-    limit: int | None = None
-    epochs: int | None = None
-    learning_rate: float | None = None
-    readers: dict[str, ReaderRecipe]
+    limit: PositiveInt | None = None
+    limit_validation: PositiveInt | None = None
+    hold_out: bool = False
+    draw: DrawRecipe | None = None
+    epochs: PositiveInt | None = None
+    learning_rate: PositiveFloat | None = None
+    readers: dict[str, ReaderRecipe] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _one_source(self) -> TaskRecipe:
         if (self.preset is None) == (self.files is None):
             raise ValueError("give either 'preset' or 'files', and not both")
+        extra = [key for key in _OF_FILES if key in self.model_fields_set]
+        if self.preset is not None and extra:
+            raise ValueError(f"'{extra[0]}' is for files; the preset '{self.preset}' has its own. Leave it out")
         return self
 
 
@@ -63,16 +132,31 @@ class Recipe(_Strict):
     Attributes:
         model: Hub id, local folder, or "minilm" for the packaged model.
         revision: Of the model, on the hub.
-        seeds: Every reader is trained once per seed, all in the same run.
+        architecture: Settings of the model's config ("model_type" first), for dry runs that cannot reach the hub.
+        train_base: Fine-tune the model with the readers.
+        separately: Train every reader in a run of its own, on a fresh model: what a comparison of fine-tuned methods
+            needs, since readers of one run share their base.
+        seeds: Every reader is trained once per seed.
+        evaluate: "test": score the best epochs on the test parts too.
         tasks: Name -> task and its readers.
         fit: Options of `lamina.fit`.
     """
 
     model: str
     revision: str | None = None
+    architecture: dict[str, Any] | None = None
+    train_base: bool = False
+    separately: bool = False
     seeds: list[int] = Field(default=[0], min_length=1)
+    evaluate: Literal["test"] | None = None
     tasks: dict[str, TaskRecipe] = Field(min_length=1)
     fit: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _family(self) -> Recipe:
+        if self.architecture is not None and "model_type" not in self.architecture:
+            raise ValueError("'architecture' has no 'model_type'; it says which family the settings are of")
+        return self
 
 
 def load_recipe(path: str | Path) -> Recipe:
@@ -112,12 +196,19 @@ def _plain(error: ValidationError, path: Path) -> Exception:
         return UnknownNameError(
             op=f"recipe {path}, {'.'.join(where[:-1]) or 'top level'}", got=where[-1], known=known, what="key"
         )
-    return ConfigError(f"recipe: {path}, {'.'.join(where) or 'top level'}: {first['msg'].lower()}. Correct it there.")
+    said = first["msg"].removeprefix("Value error, ")
+    return ConfigError(
+        f"recipe: {path}, {'.'.join(where) or 'top level'}: {said[0].lower()}{said[1:]}. Correct it there."
+    )
 
 
 def _keys(where: list[str]) -> list[str]:
-    kind = Recipe if not where else ReaderRecipe if "readers" in where else TaskRecipe
-    return list(kind.model_fields)
+    """The keys of what is at a place in a recipe."""
+    if not where:
+        return list(Recipe.model_fields)
+    if where[-1] == "draw":
+        return list(DrawRecipe.model_fields)
+    return list((ReaderRecipe if "readers" in where else TaskRecipe).model_fields)
 
 
 def build(registry: Registry, fields: dict[str, Any], where: str) -> Any:

@@ -1,25 +1,34 @@
-"""Run a recipe: every reader of every task and seed in one training run, and a table of what came out."""
+"""Run a recipe: every reader of every task and seed, and a table of what came out."""
 
 from __future__ import annotations
 
 import json
-import statistics
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from lamina.bank import Reader, ReaderBank
-from lamina.data.task import Task
-from lamina.errors import ConfigError
+from lamina.bank import ReaderBank
+from lamina.data.build import MASKED
+from lamina.errors import ConfigError, LaminaError
 from lamina.files import write_text
-from lamina.fusion import FUSIONS
-from lamina.heads import HEADS
-from lamina.recipe import build, slug
+from lamina.members import load_task, plan, trials
+from lamina.processes import processes
 from lamina.store import load_model
-from lamina.train.fit import FitResult, fit
+from lamina.train import evaluate
+from lamina.train.fit import fit
+from lamina.train.intervals import Summary, summarise
+from lamina.train.tables import IMPORTANCES, rank, table, write_parquet
 
 if TYPE_CHECKING:
-    from lamina.recipe import ReaderRecipe, Recipe, TaskRecipe
+    from collections.abc import Mapping
+
+    from lamina.data.task import Task
+    from lamina.members import Planned
+    from lamina.recipe import Recipe
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,15 +36,24 @@ class Run:
     """What a recipe gave.
 
     Attributes:
-        table: One row per task and method: metric, mean, spread (sample standard deviation; 0 with one seed), the
-            value of every seed, number of parameters, and the mean best epoch.
-        result: Of the training run.
-        bank: Every reader, at its best epoch.
+        table: One row per task, method and setting: mean and spread (sample standard deviation) of the best validation
+            scores over seeds and trials, half the width of their 95 % t interval, every run, number of parameters,
+            mean best epoch; "test" in short, if the recipe asks for it. Settings of a grid are sorted, best first.
+        rows: One row per reader; see `lamina.train.tables.table`.
+        importances: One row per reader, epoch and layer.
+        steps: Training steps.
+        seconds: Wall-clock time.
+        truncated: Task -> how many training texts lost their end.
+        bank: Every reader, at its best epoch; None if they were trained separately.
     """
 
     table: list[dict[str, Any]]
-    result: FitResult
-    bank: ReaderBank
+    rows: list[dict[str, Any]]
+    importances: list[dict[str, Any]]
+    steps: int
+    seconds: float
+    truncated: dict[str, int]
+    bank: ReaderBank | None = None
 
 
 def run_recipe(
@@ -47,7 +65,8 @@ def run_recipe(
         recipe: From `load_recipe`.
         data: Folder with one subfolder per preset, or (for `files`) the folder they are relative to; None: presets
             come from the hub.
-        output: Folder for the bank, `table.json`, `table.md` and checkpoints.
+        output: Folder for the bank, checkpoints, `table.json` and `table.md` (a row per method), `table.parquet` (a
+            row per reader) and `importances.parquet` (their history). What is trained separately leaves no bank.
         **options: Override the recipe's `fit` options, e.g. resume or progress.
 
     Raises:
@@ -55,99 +74,192 @@ def run_recipe(
     """
     fit_options = {**recipe.fit, **options}
     tasks = {name: load_task(name, task, data) for name, task in recipe.tasks.items()}
-    model, processor = load_model(recipe.model, revision=recipe.revision)
-    bank = ReaderBank(model, processor)
-    members: dict[str, tuple[str, str, int]] = {}
-    for name, task in recipe.tasks.items():
-        for method, reader in task.readers.items():
-            for seed in recipe.seeds:
-                member = f"{slug(name)}-{slug(method)}-{seed}"
-                bank.add(member, _reader(reader, tasks[name], seed, f"tasks.{name}.readers.{method}"))
-                members[member] = (name, method, seed)
-    per_reader = _per_reader(recipe, members, fit_options)
-    result = fit(bank, {m: tasks[of[0]] for m, of in members.items()}, output=output, **{**fit_options, **per_reader})
-    table = _table(members, tasks, result, bank)
-    if output is not None:
-        write_text(Path(output) / "table.json", json.dumps(table, indent=1))
-        write_text(Path(output) / "table.md", markdown(table))
-    return Run(table, result, bank)
+    _check_test(recipe, tasks)
+    drawn = {name: trials(recipe.tasks[name], task) for name, task in tasks.items()}
+    planned = plan(recipe, tasks, fit_options)
+    job = _Job(recipe, {name: drawn[one.task][one.trial] for name, one in planned.items()}, fit_options)
+    folder = None if output is None else Path(output)
+    run = _separately(job, planned, folder) if recipe.separately else job.run(planned, folder)
+    if folder is not None and processes()[0] == 0:
+        write_text(folder / "table.json", json.dumps(run.table, indent=1))
+        write_text(folder / "table.md", markdown(run.table))
+        write_parquet(run.rows, folder / "table.parquet")
+        write_parquet(run.importances, folder / "importances.parquet", IMPORTANCES)
+    return run
 
 
-def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
-    """Read the data of one task of a recipe."""
-    if recipe.preset is not None:
-        short = recipe.preset.removeprefix("glue/")
-        files = None if data is None else Path(data) / short
-        return Task.preset(recipe.preset, files=files, limit=recipe.limit)
-    files = {part: Path(data or ".") / path for part, path in (recipe.files or {}).items()}
-    unknown = set(files) - {"train", "validation", "test"}
-    if unknown:
-        raise ConfigError(f"recipe, tasks.{name}.files: '{unknown.pop()}' is no part. Use train, validation or test.")
-    return Task.from_files(
-        recipe.kind,
-        train=files.get("train"),
-        validation=files.get("validation"),
-        test=files.get("test"),
-        text=recipe.text,
-        text_pair=recipe.text_pair,
-        label=recipe.label,
-        labels=recipe.labels,
-        metric=recipe.metric,
-        problem=recipe.problem,
-        limit=recipe.limit,
-        name=name,
-    )
+def _check_test(recipe: Recipe, tasks: Mapping[str, Task]) -> None:
+    for name, task in tasks.items():
+        if recipe.evaluate is not None and recipe.evaluate not in task.splits:
+            raise ConfigError(
+                f"recipe: evaluate is {recipe.evaluate}, but task '{name}' has only {', '.join(task.splits)}. "
+                "Give it a test part, set hold_out, or leave evaluate out."
+            )
 
 
-def _reader(recipe: ReaderRecipe, task: Task, seed: int, where: str) -> Reader:
-    given = {"name": task.kind, "labels": task.labels}
-    if task.kind == "sequence_classification":
-        given["problem"] = task.problem
-    fusion = build(FUSIONS, recipe.fusion, f"{where}.fusion")
-    head = build(HEADS, {**given, **recipe.head}, f"{where}.head")
-    return Reader(fusion, head, stack=recipe.stack, seed=seed)
+@dataclass(frozen=True)
+class _Job:
+    """What all readers of a run have in common, and the task of each."""
+
+    recipe: Recipe
+    tasks: dict[str, Task]
+    options: dict[str, Any]
+
+    def alone(self) -> _Job:
+        """The same for readers that are trained one by one, whose runs resume as a whole or not at all."""
+        return replace(self, options={**self.options, "resume": False})
+
+    def facts(self, one: Planned) -> dict[str, Any]:
+        """What decides what a reader of its own run learns, JSON-ready."""
+        free = ("resume", "progress", "tensorboard", "epochs", "learning_rate")
+        settings = {key: value for key, value in self.options.items() if key not in free}
+        found = {"model": self.recipe.model, **one.member.settings, "reader": repr(one.member.reader), **settings}
+        found |= {"epochs": one.member.epochs, "learning_rate": one.member.learning_rate}
+        return json.loads(json.dumps(found, default=str))
+
+    def run(self, planned: Mapping[str, Planned], output: Path | None) -> Run:
+        """Train some of the readers in one pass, on a fresh model."""
+        masked = any(self.tasks[name].kind == MASKED for name in planned)
+        head = "AutoModelForMaskedLM" if masked else "AutoModel"
+        model, processor = load_model(self.recipe.model, head=head, revision=self.recipe.revision)
+        bank = ReaderBank(model, processor, train_base=self.recipe.train_base)
+        for name, one in planned.items():
+            try:
+                bank.add(name, one.member.reader)
+            except LaminaError as error:
+                error.add_note(f"reader {name}")
+                raise
+        tasks = {name: self.tasks[name] for name in planned}
+        own = {
+            "epochs": {name: one.member.epochs for name, one in planned.items()},
+            "learning_rate": {name: one.member.learning_rate for name, one in planned.items()},
+        }
+        result = fit(bank, tasks, output=output, **{**self.options, **own})
+        rows = table({name: one.member for name, one in planned.items()}, result, tasks, bank)
+        if self.recipe.evaluate is not None:
+            scores = evaluate(bank, tasks, split=self.recipe.evaluate)
+            for row in rows:
+                row["test"] = scores[row["reader"]][row["metric"]]
+        cut = {planned[name].task: count for name, count in result.truncated.items()}
+        return Run(summaries(rows, planned), rows, result.importances, result.steps, result.seconds, cut, bank)
 
 
-def _per_reader(
-    recipe: Recipe, members: dict[str, tuple[str, str, int]], options: dict[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """Epochs and learning rate of every reader: its own, else its task's, else the run's."""
-    epochs: dict[str, Any] = {}
-    rates: dict[str, Any] = {}
-    for member, (name, method, _) in members.items():
-        task = recipe.tasks[name]
-        epochs[member] = task.epochs or options.get("epochs", 3)
-        rates[member] = task.readers[method].learning_rate or task.learning_rate or options.get("learning_rate", 1e-3)
-    return {"epochs": epochs, "learning_rate": rates}
+def _separately(job: _Job, planned: Mapping[str, Planned], output: Path | None) -> Run:
+    """Train the readers one by one; with an output folder, a run that was ended goes on with the next reader."""
+    found: list[dict[str, Any]] = []
+    for number, (name, one) in enumerate(planned.items(), start=1):
+        done = None if output is None else output / "separate" / f"{name}.json"
+        if job.options.get("resume") and done is not None and done.is_file():
+            found.append(_read(done, job.facts(one)))
+            continue
+        logger.info("reader %s, %d of %d", name, number, len(planned))
+        run = job.alone().run({name: one}, None)
+        kept = {key: getattr(run, key) for key in ("rows", "importances", "steps", "seconds", "truncated")}
+        found.append(kept)
+        if done is not None and processes()[0] == 0:
+            done.parent.mkdir(parents=True, exist_ok=True)
+            write_text(done, json.dumps({"run": job.facts(one), **kept}))
+    rows = [row for one in found for row in one["rows"]]
+    importances = [row for one in found for row in one["importances"]]
+    cut = {task: count for one in found for task, count in one["truncated"].items()}
+    steps, seconds = sum(one["steps"] for one in found), sum(one["seconds"] for one in found)
+    return Run(summaries(rows, planned), rows, importances, steps, seconds, cut)
 
 
-def _table(
-    members: dict[str, tuple[str, str, int]], tasks: dict[str, Task], result: FitResult, bank: ReaderBank
-) -> list[dict[str, Any]]:
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for member, (name, method, seed) in members.items():
-        metric = tasks[name].metric
-        row = rows.setdefault(
-            (name, method), {"task": name, "method": method, "metric": metric, "seeds": {}, "epochs": []}
-        )
-        row["seeds"][seed] = result.best[member][metric]
-        row["epochs"].append(result.best[member]["epoch"])
-        row["parameters"] = bank[member].size()
-    table = []
-    for row in rows.values():
-        values = list(row["seeds"].values())
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        best_epoch = statistics.mean(row.pop("epochs"))
-        table.append({**row, "mean": statistics.mean(values), "spread": spread, "best_epoch": best_epoch})
-    return table
+def _read(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """What a reader that was trained before gave.
+
+    Raises:
+        ConfigError: If it was trained in another way.
+    """
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    before = kept.pop("run")
+    for key, now in facts.items():
+        if before.get(key) != now:
+            raise ConfigError(
+                f"recipe: {path} is of a run whose {key} is {before.get(key)}, here {now}; a run goes on as it began. "
+                "Give another output folder, or leave resume out."
+            )
+    for row in kept["rows"]:
+        row["importances"] = {int(layer): share for layer, share in row["importances"].items()}
+    return kept
+
+
+def summaries(rows: list[dict[str, Any]], planned: Mapping[str, Planned]) -> list[dict[str, Any]]:
+    """One row per task, method and setting, in the recipe's order; settings of a grid best first.
+
+    Args:
+        rows: One per reader.
+        planned: The same readers.
+    """
+    by_reader = {row["reader"]: row for row in rows}
+    groups: dict[str, list[dict[str, Any]]] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    for name, one in planned.items():
+        grid = {key: value for key, value in one.member.settings.items() if key not in ("method", "seed", "draw")}
+        key = json.dumps([one.task, one.member.settings["method"], grid])
+        groups.setdefault(key, []).append(by_reader[name])
+        settings[key] = grid
+    found = [_summary(group, settings[key]) for key, group in groups.items()]
+    if any(row["settings"] for row in found):
+        order = list(dict.fromkeys(row["task"] for row in found))
+        found.sort(key=lambda row: (order.index(row["task"]), rank(row["metric"], row["mean"])))
+    return found
+
+
+def _summary(rows: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
+    first = rows[0]
+    score = summarise([row["score"] for row in rows])
+    keys = ("reader", "seed", "draw", "score", "test", "best_epoch")
+    summary = {
+        **{key: first[key] for key in ("task", "method", "metric", "parameters")},
+        "settings": settings,
+        **_figures(score),
+        "runs": [{key: row[key] for key in keys if key in row} for row in rows],
+        "best_epoch": fmean(row["best_epoch"] for row in rows),
+    }
+    if "test" in first:
+        summary["test"] = _figures(summarise([row["test"] for row in rows]))
+    return summary
+
+
+def _figures(summary: Summary) -> dict[str, Any]:
+    return {"mean": summary.mean, "spread": summary.spread, "interval": summary.interval}
+
+
+def columns_of(table: list[dict[str, Any]]) -> list[str]:
+    """Columns that every printed form of a table has: those of settings and test scores only where there are any."""
+    extra = [key for row in table for key in row["settings"]]
+    tested = ["test"] if any("test" in row for row in table) else []
+    return ["task", "method", *dict.fromkeys(extra), "metric", "mean", "spread", *tested, "runs", "parameters"]
+
+
+def cell(row: dict[str, Any], column: str) -> str:
+    """One cell of a printed table; means with half the width of their 95 % interval."""
+    if column in row["settings"]:
+        return str(row["settings"][column])
+    if column == "mean":
+        return plus_minus(row)
+    if column == "test":
+        return plus_minus(row["test"]) if "test" in row else ""
+    if column == "spread":
+        return f"{row['spread']:.3f}"
+    if column == "runs":
+        return str(len(row["runs"]))
+    value = row.get(column, "")
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def plus_minus(figures: Mapping[str, Any]) -> str:
+    """A mean with half the width of its interval, where there is one."""
+    if figures["interval"] is None:
+        return f"{figures['mean']:.3f}"
+    return f"{figures['mean']:.3f} ± {figures['interval']:.3f}"
 
 
 def markdown(table: list[dict[str, Any]]) -> str:
-    """The table as Markdown."""
-    lines = ["| task | method | metric | mean | spread | seeds | parameters |", "|---|---|---|---|---|---|---|"]
-    for row in table:
-        lines.append(
-            f"| {row['task']} | {row['method']} | {row['metric']} | {row['mean']:.3f} | {row['spread']:.3f} "
-            f"| {len(row['seeds'])} | {row['parameters']:,} |"
-        )
+    """The table as Markdown; means with half the width of their 95 % interval."""
+    columns = columns_of(table)
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(cell(row, column) for column in columns) + " |" for row in table]
     return "\n".join(lines) + "\n"

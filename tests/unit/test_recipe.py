@@ -185,6 +185,8 @@ def test_a_misspelt_key_is_named_with_its_place(load: Any, right: str, wrong: st
             "learning_rate: fast",
             r"readers\.Ada\.learning_rate: input should be a valid number",
         ),
+        ("learning_rate: 1.0e-3", "learning_rate: 0", r"readers\.Ada\.learning_rate: input should be greater than 0"),
+        ("    epochs: 2", "    epochs: 0", r"tasks\.cola\.epochs: input should be greater than 0"),
         ("{fusion: mean}", "{head: {}}", r"readers\.plain\.fusion: field required"),
     ],
 )

@@ -69,7 +69,7 @@ def save_bank(bank: ReaderBank, folder: str | Path) -> None:
         for name in bank:
             _save_reader(bank[name], stage / READERS / name)
         if bank.own_base:
-            bank.model.save_pretrained(stage / BASE)
+            cast("Any", bank.model).save_pretrained(stage / BASE)
             if bank.processor is not None:
                 bank.processor.save_pretrained(stage / BASE)
         (stage / CARD).write_text(model_card(bank, manifest.base, folder.resolve().name), encoding="utf-8")
@@ -105,7 +105,7 @@ def load_bank(
     names = _checked_names(manifest, folder)
     if model is None and manifest.base.trained:
         model, own = load_model(folder / BASE, dtype=manifest.base.dtype)
-        model.name_or_path = model.config._name_or_path = manifest.base.id or ""
+        model.name_or_path = cast("Any", model.config)._name_or_path = manifest.base.id or ""
     elif model is None:
         model, own = _load_base(manifest.base, folder)
     else:
