@@ -5,6 +5,9 @@
 Everything that `lamina.fit` does is timed (tokenising, training, scoring): one epoch over 960 sentences that the demo's
 generator writes, batch 32, on MiniLM, without a cache. The 16 separate runs train the same 16 readers one by one.
 Budget: 16 readers at most 2.5 x one reader.
+
+The second table counts what a training step (batch 32 x 24 tokens) keeps for its gradients, over one copy of all states
+that were read: the first reader keeps the GELU of the states, which all others share.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import base, options, report, synchronise
+import torch
+from common import base, options, report, synchronise, tokens
 
 from lamina import AdaLayers, Reader, ReaderBank, SequenceClassification, Task, fit
 from lamina.data.demo import write
@@ -23,6 +27,7 @@ from lamina.store import load_model
 from lamina.timing import in_turn, ratio
 
 COUNT, ROWS, BUDGET = 16, 960, 2.5
+BATCH, LENGTH = 32, 24
 
 
 def readers(task: Task, count: int, *, first: int = 0) -> dict[str, Reader]:
@@ -45,6 +50,44 @@ def train(model: Any, processor: Any, task: Task, chosen: dict[str, Reader]) -> 
         bank.add(name, reader)
     fit(bank, dict.fromkeys(chosen, task), epochs=1, batch_size=32, progress=False)
     synchronise()
+
+
+def kept_bytes(model: Any, task: Task, count: int) -> int:
+    """Bytes that autograd holds between the forward and the backward pass of a training step, parameters left out."""
+    bank = ReaderBank(model)
+    for name, reader in readers(task, count).items():
+        bank.add(name, reader)
+    bank.train()
+    own = {parameter.untyped_storage().data_ptr() for parameter in (*bank.parameters(), *model.parameters())}
+    held: dict[int, int] = {}
+    alive: list[torch.Tensor] = []  # so that no address is used twice
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            held[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    labels = torch.zeros(BATCH, dtype=torch.long, device=bank.device)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        bank(**tokens(model, BATCH, LENGTH), labels=dict.fromkeys(bank, labels))
+    return sum(held.values())
+
+
+def memory(model: Any, task: Task) -> list[dict[str, Any]]:
+    """One row per number of readers."""
+    states = 6 * BATCH * LENGTH * model.config.hidden_size * 4
+    found = {count: kept_bytes(model, task, count) for count in (1, 2, 4, 8, 16)}
+    return [
+        {
+            "readers": count,
+            "kept MiB": kept / 2**20,
+            "over the states": kept / states,
+            "each further reader adds": (kept - found[1]) / (count - 1) / states if count > 1 else "",
+        }
+        for count, kept in found.items()
+    ]
 
 
 def main() -> None:
@@ -83,6 +126,7 @@ def main() -> None:
         )
     ]
     report(rows, as_json=asked.json)
+    report(memory(model, task), as_json=asked.json)
 
 
 if __name__ == "__main__":

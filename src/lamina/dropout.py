@@ -19,18 +19,27 @@ def dropout(part: Tensor, p: float, generators: Sequence[torch.Generator | None]
 
     Args:
         part: The members' values.
-        p: Probability, to the nearest of 65,536 levels; at 1 everything would go.
+        p: Probability, to the nearest of 65,536 levels.
         generators: One per member; None is torch's own.
         axis: Where the members are in `part`.
 
     Returns:
         As many values with the same mean; `part` itself where `p` is 0.
     """
+    return part if p == 0 else drop(part, p, draw(part.shape, generators, part.device, axis=axis))
+
+
+def draw(
+    shape: torch.Size, generators: Sequence[torch.Generator | None], device: torch.device, *, axis: int = 0
+) -> Tensor:
+    """Uniform 16-bit integers of a shape, each member's from its own generator."""
+    alone = torch.Size((*shape[:axis], *shape[axis + 1 :]))
+    return torch.stack([_bits(alone, generator, device) for generator in generators], dim=axis)
+
+
+def drop(part: Tensor, p: float, bits: Tensor) -> Tensor:
+    """Set elements to 0 with probability `p`, as `bits` decide, and scale the rest up."""
     level = min(round(p * _LEVELS), _LEVELS - 1)
-    if level == 0:
-        return part
-    shape = part.shape[:axis] + part.shape[axis + 1 :]
-    bits = torch.stack([_bits(shape, generator, part.device) for generator in generators], dim=axis)
     keep = torch.empty(part.shape, dtype=part.dtype, device=part.device)
     torch.ge(bits, level - _LEVELS // 2, out=keep)  # ones and zeros at once: faster than a conversion
     return part * keep.mul_(_LEVELS / (_LEVELS - level))

@@ -50,7 +50,7 @@ def difference(one: Path, other: Path, name: str) -> dict[str, float]:
     return {key: float((value - theirs[key]).abs().max()) for key, value in ours.items()}
 
 
-@pytest.mark.parametrize("extra", [(), ("base",)])
+@pytest.mark.parametrize("extra", [(), ("base",), ("cache",)])
 def test_two_processes_train_as_one_does(tmp_path: Path, extra: tuple[str, ...]):
     run(tmp_path / "one", 1, *extra)
     run(tmp_path / "two", 2, *extra)

@@ -1,4 +1,4 @@
-"""Train a small bank; run by itself, or by several processes at once: FOLDER, then "base" to train the model too."""
+"""Train a small bank, by itself or by several processes at once: FOLDER, then "base" to train the model, or "cache"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lamina import ReaderBank, fit
 from lamina.processes import processes
 
 
-def train(folder: Path, *, train_base: bool) -> None:
+def train(folder: Path, *, train_base: bool = False, cache: bool = False) -> None:
     """Two tasks over their own texts, and readers of one of them with a penalty; the last batch has one row."""
     model = tiny_model()
     for module in model.modules():
@@ -23,11 +23,12 @@ def train(folder: Path, *, train_base: bool) -> None:
     for seed, (name, task) in enumerate(tasks.items()):
         bank.add(name, reader(task, seed=seed, entropy=0.1))
     # At a high rate Adam makes a large step of a small difference where a gradient is nearly nothing.
-    fit(bank, tasks, epochs=3, batch_size=8, learning_rate=3e-4, output=folder / "run", progress=False)
+    cached = {"cache": "on", "cache_dtype": "float32", "cache_dir": folder / "cache"} if cache else {}
+    fit(bank, tasks, epochs=3, batch_size=8, learning_rate=3e-4, output=folder / "run", progress=False, **cached)
     if processes()[0] == 0:
         save_file({k: v.contiguous().clone() for k, v in bank.state_dict().items()}, folder / "readers.safetensors")
         save_file({k: v.contiguous().clone() for k, v in model.state_dict().items()}, folder / "base.safetensors")
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), train_base="base" in sys.argv[2:])
+    train(Path(sys.argv[1]), train_base="base" in sys.argv[2:], cache="cache" in sys.argv[2:])

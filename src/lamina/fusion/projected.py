@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from lamina.checks import check_range
-from lamina.dropout import dropout
+from lamina.dropout import draw, drop, dropout
 from lamina.fusion.base import Fusion, LayerView, Stream
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class ProjectedStream(Stream):
     def __init__(self, members: Sequence[ProjectedFusion]) -> None:
         self._members = members
         self._settings = members[0].settings
-        self._training = members[0].training
+        self._p = members[0].settings.dropout if members[0].training else 0.0
         self._weights = torch.stack([member.weights() for member in members])
         self._zero = (self._weights == 0).tolist()
         # [projections][members, dim, width]; unbound at once: the gradient of each slice would be as large as the whole
@@ -95,34 +96,31 @@ class ProjectedStream(Stream):
         rows = [row for row, zero in enumerate(self._zero) if not zero[index]]
         if not rows:
             return
-        features = self._features(rows, index, view)
-        weights = self._weights[rows, index].unsqueeze(-1)
+        kernel, weights = self._kernels[self._members[0].place(index)], self._weights[:, index]
         if len(rows) < len(self._zero):
-            self._add_some(features * weights, rows)
-        elif self._total is None:
-            self._total = features * weights
-        elif torch.is_grad_enabled():
-            self._total = torch.addcmul(self._total, features, weights)
+            kernel, weights = kernel[rows], weights[rows]
+        state = view.gelu.to(kernel.dtype)
+        given = (state, kernel, self._p, self._bits(state, rows))
+        if len(rows) == len(self._zero) and self._total is not None and not torch.is_grad_enabled():
+            self._total.addcmul_(_features(*given), weights.unsqueeze(-1))
+            return
+        part = _weighted(weights, *given)
+        if len(rows) < len(self._zero):
+            self._add_some(part, rows)
         else:
-            self._total.addcmul_(features, weights)
+            self._total = part if self._total is None else self._total + part
 
-    def _features(self, rows: list[int], index: int, view: LayerView) -> Tensor:
-        """`[batch, tokens, members, dim]`: the normalised projections of one layer, for some of the members."""
-        kernel = self._kernels[self._members[0].place(index)]
-        if len(rows) < len(self._members):
-            kernel = kernel[rows]
-        projected = F.linear(view.gelu.to(kernel.dtype), kernel.flatten(0, 1)).unflatten(-1, (len(rows), -1))
-        return self._drop(F.layer_norm(projected, (self._settings.dim,)), rows)
+    def _bits(self, state: Tensor, rows: list[int]) -> Tensor | None:
+        """Random bits for dropout, some of the members' own."""
+        if self._p == 0:
+            return None
+        shape = torch.Size((*state.shape[:2], len(rows), self._settings.dim))
+        return draw(shape, [self._members[row].generator for row in rows], state.device, axis=2)
 
     def _add_some(self, part: Tensor, rows: list[int]) -> None:
         if self._total is None:
             self._total = part.new_zeros(*part.shape[:2], len(self._zero), self._settings.dim)
         self._total = self._total.index_add(2, torch.tensor(rows, device=part.device), part)
-
-    def _drop(self, part: Tensor, rows: Sequence[int]) -> Tensor:
-        """Dropout with every member's own random numbers."""
-        p = self._settings.dropout if self._training else 0.0
-        return dropout(part, p, [self._members[row].generator for row in rows], axis=2)
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
         """Activation and positions on the sum, split by member."""
@@ -133,8 +131,34 @@ class ProjectedStream(Stream):
             total = F.gelu(total)
         if self._settings.positions:
             places = sinusoids(mask, self._settings.dim).to(total.dtype)
-            total = self._drop(total + places.unsqueeze(2), range(len(self._members)))
+            total = dropout(total + places.unsqueeze(2), self._p, [one.generator for one in self._members], axis=2)
         return list(total.movedim(2, 0).contiguous().unbind(0))  # one copy here saves each head its own
+
+
+def _weighted(weights: Tensor, *given: Any) -> Tensor:
+    """The features times their weights.
+
+    With gradients, only what goes in is kept for them, most of which all members share; the rest is computed again.
+    """
+
+    def run(weights: Tensor, *given: Any) -> Tensor:
+        return _features(*given) * weights.unsqueeze(-1)
+
+    if not torch.is_grad_enabled():
+        return run(weights, *given)
+    return cast("Tensor", checkpoint(run, weights, *given, use_reentrant=False, preserve_rng_state=False))
+
+
+def _features(
+    state: Float[Tensor, "batch tokens width"],
+    kernel: Float[Tensor, "members dim width"],
+    p: float,
+    bits: Tensor | None,
+) -> Float[Tensor, "batch tokens members dim"]:
+    """`dropout(LayerNorm(kernel[i] state))` for every member i."""
+    projected = F.linear(state, kernel.flatten(0, 1)).unflatten(-1, kernel.shape[:2])
+    features = F.layer_norm(projected, kernel.shape[1:2])
+    return features if bits is None else drop(features, p, bits)
 
 
 def sinusoids(mask: Bool[Tensor, "batch tokens"], dim: int) -> Float[Tensor, "batch tokens dim"]:
