@@ -98,9 +98,10 @@ class StackPass:
                 for name, part in zip(names, stream.finish(real), strict=True)
             }
             groups: dict[object, list[str]] = defaultdict(list)
+            together = self._grad or real.is_cuda  # on a CPU without gradients, heads one by one stay in its caches
             for name in features:
                 head = self.readers[name].head
-                group = head.group()
+                group = head.group() if together else None
                 groups[name if group is None else (type(head), group, features[name].dtype)].append(name)
             logits: dict[str, Tensor] = {}
             for names in groups.values():
@@ -111,10 +112,9 @@ class StackPass:
         self, names: list[str], features: Mapping[str, Tensor], real: Tensor, labels: Tensor | None
     ) -> dict[str, Tensor]:
         heads = [self.readers[name].head for name in names]
-        if heads[0].group() is None:
+        if len(heads) == 1:
             return {names[0]: self.readers[names[0]].logits(features[names[0]], real, labels)}
-        parts = [features[name] for name in names]
-        stacked = parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
+        stacked = torch.stack([features[name] for name in names])
         return dict(zip(names, heads[0].many(heads, stacked, real), strict=True))
 
     def _real(self, mask: Tensor | None, model: PreTrainedModel) -> Bool[Tensor, "batch tokens"]:

@@ -87,8 +87,9 @@ class ProjectedStream(Stream):
         self._p = members[0].settings.dropout if members[0].training else 0.0
         self._weights = torch.stack([member.weights() for member in members])
         self._zero = (self._weights == 0).tolist()
-        # [projections][members, dim, width]; unbound at once: the gradient of each slice would be as large as the whole
-        self._kernels = torch.stack([member.projection for member in members], dim=1).unbind(0)
+        self._kernels: Sequence[Tensor] | None = None
+        if torch.is_grad_enabled():  # [projections][members, dim, width]; a slice's own gradient would be whole
+            self._kernels = torch.stack([member.projection for member in members], dim=1).unbind(0)
         self._total: Tensor | None = None
 
     def step(self, index: int, view: LayerView) -> None:
@@ -96,9 +97,7 @@ class ProjectedStream(Stream):
         rows = [row for row, zero in enumerate(self._zero) if not zero[index]]
         if not rows:
             return
-        kernel, weights = self._kernels[self._members[0].place(index)], self._weights[:, index]
-        if len(rows) < len(self._zero):
-            kernel, weights = kernel[rows], weights[rows]
+        kernel, weights = self._kernel(rows, index), self._weights[rows, index]
         state = view.gelu.to(kernel.dtype)
         given = (state, kernel, self._p, self._bits(state, rows))
         if len(rows) == len(self._zero) and self._total is not None and not torch.is_grad_enabled():
@@ -109,6 +108,15 @@ class ProjectedStream(Stream):
             self._add_some(part, rows)
         else:
             self._total = part if self._total is None else self._total + part
+
+    def _kernel(self, rows: list[int], index: int) -> Float[Tensor, "members dim width"]:
+        """W_i of some of the members, for one state."""
+        place = self._members[0].place(index)
+        if self._kernels is not None:
+            return self._kernels[place] if len(rows) == len(self._members) else self._kernels[place][rows]
+        if len(rows) == 1:
+            return self._members[rows[0]].projection[place : place + 1]
+        return torch.stack([self._members[row].projection[place] for row in rows])
 
     def _bits(self, state: Tensor, rows: list[int]) -> Tensor | None:
         """Random bits for dropout, some of the members' own."""
