@@ -23,7 +23,7 @@ TIERS = (
     ("layers",),
     ("fusion", "heads"),
     ("bank",),
-    ("edits",),
+    ("editing",),
     ("data",),
     ("train",),
     ("studies",),

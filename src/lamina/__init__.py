@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
     from lamina.data.task import Task
+    from lamina.editing.freeze import freeze_
+    from lamina.editing.insert import insert_
+    from lamina.editing.merge import merge_
+    from lamina.editing.record import Edit, edits
+    from lamina.editing.reinit import reinit_
+    from lamina.editing.truncate import truncate_
     from lamina.errors import LaminaError
     from lamina.fusion.ada_layers import AdaLayers
     from lamina.fusion.concat import Concat
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
     from lamina.heads.token_classification import TokenClassification
     from lamina.layers import stacks, tap
     from lamina.reader import Reader
+    from lamina.store.edited import load, save
     from lamina.train import FitResult, evaluate, fit, predict
 
 _WHERE = {
@@ -35,6 +42,7 @@ _WHERE = {
     "Concat": "fusion.concat",
     "DWAtt": "fusion.dwatt",
     "DepthLSTM": "fusion.depth_lstm",
+    "Edit": "editing.record",
     "Elementwise": "fusion.elementwise",
     "ExtraLayers": "fusion.extra_layers",
     "FitResult": "train",
@@ -52,11 +60,19 @@ _WHERE = {
     "SingleLayer": "fusion.single_layer",
     "Task": "data.task",
     "TokenClassification": "heads.token_classification",
+    "edits": "editing.record",
     "evaluate": "train",
     "fit": "train",
+    "freeze_": "editing.freeze",
+    "insert_": "editing.insert",
+    "load": "store.edited",
+    "merge_": "editing.merge",
     "predict": "train",
+    "reinit_": "editing.reinit",
+    "save": "store.edited",
     "stacks": "layers",
     "tap": "layers",
+    "truncate_": "editing.truncate",
 }
 
 __all__ = [
@@ -64,6 +80,7 @@ __all__ = [
     "Concat",
     "DWAtt",
     "DepthLSTM",
+    "Edit",
     "Elementwise",
     "ExtraLayers",
     "FitResult",
@@ -81,11 +98,19 @@ __all__ = [
     "SingleLayer",
     "Task",
     "TokenClassification",
+    "edits",
     "evaluate",
     "fit",
+    "freeze_",
+    "insert_",
+    "load",
+    "merge_",
     "predict",
+    "reinit_",
+    "save",
     "stacks",
     "tap",
+    "truncate_",
 ]
 
 

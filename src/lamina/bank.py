@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self, final
 
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
     from lamina.layers import LayerStack
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # a reader's name is also the name of its folder
+
+
+_LIVE: weakref.WeakSet[ReaderBank] = weakref.WeakSet()  # so that an edit can tell that readers tap its model
+
+
+def is_held(model: nn.Module) -> bool:
+    """Whether a bank reads this model, or one around or inside it."""
+    inside = set(model.modules())
+    return any(bank.model in inside or model in set(bank.model.modules()) for bank in _LIVE)
 
 
 class _PassComplete(BaseException):
@@ -59,6 +69,7 @@ class ReaderBank(nn.Module):
         self.readers: nn.ModuleDict = nn.ModuleDict()
         self.info: dict[str, Any] = {}
         self._stacks: dict[str, LayerStack] | None = None
+        _LIVE.add(self)
 
     @property
     def model(self) -> PreTrainedModel:

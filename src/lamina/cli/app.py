@@ -20,6 +20,7 @@ COMMANDS = {
     "train": "lamina.cli.train:train",
     "evaluate": "lamina.cli.evaluate:evaluate",
     "predict": "lamina.cli.predict:predict",
+    "edit": "lamina.cli.edit:edit",
     "cache": "lamina.cli.cache:cache",
     "demo": "lamina.cli.demo:demo",
 }

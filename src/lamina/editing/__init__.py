@@ -1,0 +1,1 @@
+"""Recorded, replayable, in-place changes of a model's layers."""

@@ -1,0 +1,124 @@
+"""Models whose layers may not be changed, each refused with the reason before anything is touched."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+from lamina.bank import is_held
+from lamina.errors import ConfigError
+from lamina.layers import default_stack, select
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    from lamina.layers import LayerStack
+
+
+def check_editable(model: PreTrainedModel, op: str) -> None:
+    """Refuse a model whose layers cannot be changed in place.
+
+    Args:
+        model: What is to be edited.
+        op: The operation that asks, named in errors.
+
+    Raises:
+        ConfigError: If it is no transformers model, is compiled or quantised, has weights that are not in memory, or
+            a bank that is still in use reads it.
+    """
+    if _is_compiled(model):
+        raise ConfigError(
+            f"{op}: the model is compiled; what was compiled would go on running the old layers. "
+            "Edit the model first, then compile it."
+        )
+    if not hasattr(getattr(model, "config", None), "to_dict"):
+        raise ConfigError(
+            f"{op}: a {type(model).__name__} came; only a transformers model itself can be edited, no wrapper of one. "
+            "Load it with AutoModel, and wrap it after the edit."
+        )
+    if _is_quantized(model):
+        raise ConfigError(
+            f"{op}: the model is quantised; its weights are packed and cannot be edited. "
+            "Load it without quantisation, edit and save it, then quantise what was saved."
+        )
+    if _is_offloaded(model):
+        raise ConfigError(
+            f"{op}: parts of the model are offloaded; an edit there would be lost. Load it into memory as a whole."
+        )
+    if _is_read(model):
+        raise ConfigError(
+            f"{op}: a ReaderBank reads this model; its readers were made for the layers as they are. "
+            "Edit the model before the bank is made, or let go of the bank (del bank) first."
+        )
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    """Whether `torch.compile(model)`, or `compile()` of the model or a part of it, was called."""
+    each = (model, *model.modules())
+    return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in each)
+
+
+def _is_quantized(model: PreTrainedModel) -> bool:
+    known = getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None) is not None
+    return bool(known or getattr(model.config, "quantization_config", None) is not None)
+
+
+def _is_offloaded(model: PreTrainedModel) -> bool:
+    """Whether accelerate keeps weights elsewhere; a model without any weights, on the meta device, is fine."""
+    return hasattr(model, "hf_device_map") and any(parameter.is_meta for parameter in model.parameters())
+
+
+def _is_read(model: PreTrainedModel) -> bool:
+    if not is_held(model):
+        return False
+    gc.collect()  # a bank that nobody has any more may wait for its turn to be freed
+    return is_held(model)
+
+
+def chosen_blocks(model: PreTrainedModel, layers: object, stack: str | None, op: str) -> tuple[LayerStack, list[int]]:
+    """The stack and the layers that an edit of blocks names.
+
+    Args:
+        model: What is to be edited.
+        layers: A layer selector; "all" is every block.
+        stack: Name of the stack; None is the only one, or the encoder.
+        op: The operation that asks, named in errors.
+
+    Returns:
+        The stack and its layers, ascending; layer i is the block `stack.blocks[i - 1]`.
+
+    Raises:
+        ConfigError: If layer 0 is named, the stack has no module per block, or a block that is named has its weights
+            in common with one that is not.
+        LayerIndexError: If a layer does not exist.
+    """
+    found = default_stack(model, stack, op=op)
+    if not found.blocks:
+        raise ConfigError(
+            f"{op}: the {found.name} stack of the family '{model.config.model_type}' has no module per block; its "
+            "parts are in separate lists. Use a family for which `lamina inspect` shows blocks."
+        )
+    chosen = select("1-" if layers == "all" else layers, found.layers, op=op)
+    if 0 in chosen:
+        raise ConfigError(
+            f"{op}: layer 0 came; it is the embeddings, and only blocks can be changed this way. "
+            f"Use 1..{found.depth}, or '1-' for all blocks."
+        )
+    check_shared(found, chosen, op)
+    return found, chosen
+
+
+def check_shared(stack: LayerStack, chosen: list[int], op: str) -> None:
+    """Refuse to touch a block that serves as several layers where only some of them are named.
+
+    Raises:
+        ConfigError: If that is what the layers name.
+    """
+    named = {id(stack.blocks[layer - 1]) for layer in chosen if layer > 0}
+    shared = [layer for layer, block in enumerate(stack.blocks, 1) if id(block) in named and layer not in chosen]
+    if shared:
+        raise ConfigError(
+            f"{op}: layer {shared[0]} is not named, and one of those that are is the same block; "
+            "the layers of this model share weights. Name all of them, or none."
+        )

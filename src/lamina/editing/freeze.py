@@ -1,0 +1,130 @@
+"""Keep layers from being trained, or train the inserted ones alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from torch import nn
+
+from lamina.editing.checks import check_editable, check_shared
+from lamina.editing.inserted import InsertedLayer
+from lamina.editing.record import Edit, record
+from lamina.errors import ConfigError
+from lamina.layers import default_stack, select, stacks
+from lamina.layers.probe_input import probe_input
+from lamina.layers.quiet import WithoutValues, undisturbed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lamina.layers import LayerStack
+    from lamina.layers.selectors import Selector
+
+_OP = "freeze_"
+_TOKENS = 7  # of the input that shows what comes before the blocks
+
+
+def freeze_(
+    model: PreTrainedModel,
+    layers: Selector = "all",
+    stack: str | None = None,
+    *,
+    train: Literal["inserted"] | None = None,
+) -> Edit:
+    """Set `requires_grad` to False for layers, in place.
+
+    Layer 0 is what the stack computes before its first block: the embeddings, shared ones included (those a head
+    uses for its output too). Layer i is block i; the last has the norm after it, where its state is the normed one.
+    Poolers and heads belong to no layer and stay as they are.
+
+    Args:
+        model: A transformers model.
+        layers: Which layers, as a layer selector.
+        stack: Name of the stack; None is the only one, or the encoder. With `train`, None is every stack.
+        train: "inserted" leaves the inserted layers out of the freeze and makes them trainable, so that they, the
+            pooler and the head are all that trains.
+
+    Returns:
+        The edit, with the names of the frozen parameters.
+
+    Raises:
+        ConfigError: If `train` cannot be or nothing was inserted, single layers are named of a stack that has no
+            module per block or shares its blocks, or the model cannot be edited.
+        LayerIndexError: If a layer does not exist.
+        UnknownNameError: If there is no such stack.
+    """
+    check_editable(model, _OP)
+    inserted = _inserted(model, train)
+    every = train is not None and stack is None
+    chosen = list(stacks(model).values()) if every else [default_stack(model, stack, op=_OP)]
+    numbers = [select(layers, one.layers, op=_OP) for one in chosen]
+    parts = [_modules(model, one, some) for one, some in zip(chosen, numbers, strict=True)]
+    spared = {id(parameter) for layer in inserted for parameter in layer.parameters()}
+    frozen = {id(each): each for modules in parts for part in modules for each in part.parameters(recurse=False)}
+    names = [name for name, each in model.named_parameters() if id(each) in frozen and id(each) not in spared]
+    for parameter in model.parameters():
+        if id(parameter) in spared or id(parameter) in frozen:
+            parameter.requires_grad_(id(parameter) in spared)
+    named = tuple(sorted({layer for some in numbers for layer in some}))
+    settings = {"layers": list(named) if layers != "all" else "all", "stack": None if every else chosen[0].name}
+    name = "all" if every and len(chosen) > 1 else chosen[0].name
+    return record(model, Edit("freeze", name, named, tuple(names), {**settings, "train": train}))
+
+
+def _inserted(model: PreTrainedModel, train: str | None) -> list[InsertedLayer]:
+    """The inserted layers that are to be trained."""
+    if train is None:
+        return []
+    if train != "inserted":
+        raise ConfigError(f"{_OP}: train is {train!r}; it is 'inserted' or None. Use one of them.")
+    found = [module for module in model.modules() if isinstance(module, InsertedLayer)]
+    if not found:
+        raise ConfigError(
+            f"{_OP}: train is 'inserted', and the model has no inserted layers. Call insert_ first, or leave it out."
+        )
+    return found
+
+
+def _modules(model: PreTrainedModel, stack: LayerStack, chosen: list[int]) -> set[nn.Module]:
+    """The modules of layers, each with its own parameters."""
+    blocks = {module for block in stack.blocks for module in block.modules()}
+    around = [module for module in _own_run(model, stack) if module not in blocks]
+    if len(chosen) == stack.layers:
+        return blocks | set(around)
+    if not stack.blocks:
+        raise ConfigError(
+            f"{_OP}: single layers of the {stack.name} stack came; it has no module per block, and only the whole of "
+            "it can be frozen. Use layers='all'."
+        )
+    check_shared(stack, chosen, _OP)
+    found = {module for layer in chosen if layer for module in stack.blocks[layer - 1].modules()}
+    if 0 in chosen or stack.depth in chosen:
+        late = _after_blocks(model, stack, around)
+        found |= {module for module in around if (stack.depth if module in late else 0) in chosen}
+    return found
+
+
+def _own_run(model: PreTrainedModel, stack: LayerStack) -> list[nn.Module]:
+    """What takes part in a stack's layers; of a decoder's, without the encoder that it looks at."""
+    if stack.name != "decoder":
+        return list(stack.run)
+    other, inside = set(stacks(model)["encoder"].run), set(stack.scope.modules())
+    return [module for module in stack.run if module in inside or module not in other]
+
+
+def _after_blocks(model: PreTrainedModel, stack: LayerStack, around: list[nn.Module]) -> set[nn.Module]:
+    """Those modules that are first called after the first block has begun, on a tiny input."""
+    base = getattr(model, "base_model", model)
+    inputs = probe_input(base, _TOKENS, seed=1).inputs
+    bare = {key: value for key, value in inputs.items() if not key.endswith("attention_mask")}
+    order: list[nn.Module] = []
+    with undisturbed(model), WithoutValues():
+        for module in (*around, stack.blocks[0]):
+            module.register_forward_pre_hook(lambda module, _args: order.append(module))
+        try:
+            base(**inputs)
+        except Exception:  # without weights, some models run only without a mask
+            order.clear()
+            base(**bare)
+    start = order.index(stack.blocks[0])
+    return set(order[start:]) - set(order[:start])

@@ -1,0 +1,233 @@
+"""Insert layers into the blocks of a pretrained model without breaking what it knows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from lamina.editing.checks import check_editable, chosen_blocks
+from lamina.editing.inserted import ACTIVATIONS, InsertedLayer, attach, mark_content_of
+from lamina.editing.record import Edit, record
+from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
+from lamina.layers.find import default_stack, stacks
+from lamina.layers.roles import (
+    Attention,
+    Roles,
+    family_of,
+    has_path,
+    head_width_at,
+    linear_weight,
+    modules_at,
+    roles_of,
+)
+from lamina.layers.selectors import Selector
+from lamina.layers.stack import by_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from jaxtyping import Float
+    from transformers import PreTrainedModel
+
+POSITIONS = ("attention", "ffn", "both")
+INITS = ("identity", "unit", "xavier", "he", "zero")
+PLACEMENTS = ("weight", "output")
+GELU_IS_ONE = 1.1444507183528787  # c * Phi(c) = 1
+_RANDOM = ("xavier", "he")
+_OP = "insert_"
+
+
+def insert_(  # noqa: PLR0913 the options of a public entry point
+    model: PreTrainedModel,
+    position: Literal["attention", "ffn", "both"] = "attention",
+    layers: Selector = "all",
+    *,
+    init: Literal["identity", "unit", "xavier", "he", "zero"] = "identity",
+    activation: Literal["gelu", "relu"] | None = "gelu",
+    placement: Literal["weight", "output"] = "weight",
+    stack: str | None = None,
+    generator: torch.Generator | None = None,
+) -> Edit:
+    """Insert layers A(x) = act(W) x, without bias, into the blocks of a model, in place.
+
+    Args:
+        model: A transformers model of a family in `lamina.layers.roles.ROLES`.
+        position: "attention" (one matrix per head right after the query, key and value projections, of self- and
+            cross-attention; one per key/value head where those are grouped), "ffn" (one `[width, width]` matrix on the
+            feed-forward network's output, before the residual sum), or "both".
+        layers: A layer selector; layer i is block i, and "all" is every block. Layer 0, the embeddings, has none.
+        init: Start of the weight: "identity" (such that the weight, once activated, is the identity), "unit" (the
+            identity matrix itself), "xavier" or "he" (normal, per matrix), "zero".
+        activation: "gelu" (exact), "relu", or None.
+        placement: Whether the activation is applied to the "weight", so that the layer stays linear, or to the
+            "output", as is usual.
+        stack: Name of the stack, or "all" of them; None is the only one, or the encoder.
+        generator: Gives the seed of a random init; None is torch's global one.
+
+    Returns:
+        The record: the names of the new parameters and, for a random init, the seed that was drawn.
+
+    Raises:
+        ConfigError: If options contradict each other, layer 0 is named, a named layer shares its weights with one that
+            is not, the model is quantised, compiled or offloaded, or a bank reads it.
+        LayerIndexError: If a layer does not exist.
+        UnknownNameError: If an option or a stack is unknown.
+        UnsupportedModelError: If the family has no row of roles, or a projection is not what its row says.
+
+    Source:
+        "How to insert additional layers between the middle layers of the pre-trained model", section 3: "unit" with
+        gelu on the weight. There gelu(I) is 0.84 I; "identity" starts at 1.14 I, whose gelu is I.
+    """
+    options = Options(position, _plain(layers), init, activation, placement, stack)
+    return _insert(model, options, lambda: _draw(generator) if init in _RANDOM else None)
+
+
+def replay_insert(model: PreTrainedModel, edit: Edit) -> Edit:
+    """Insert again what a record says, with the same random numbers."""
+    return _insert(model, Options(**edit.settings), lambda: edit.seed)
+
+
+@final
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `insert_`, JSON-ready and checked."""
+
+    position: str
+    layers: int | str | list[int]
+    init: str
+    activation: str | None
+    placement: str
+    stack: str | None
+
+    def __post_init__(self) -> None:
+        known = {"position": POSITIONS, "init": INITS, "placement": PLACEMENTS, "activation": (*ACTIVATIONS, None)}
+        for what, names in known.items():
+            got = getattr(self, what)
+            if got not in names:
+                raise UnknownNameError(op=_OP, got=str(got), known=map(str, names), what=what)
+        if self.init == "identity" and self.placement == "output" and self.activation is not None:
+            raise ConfigError(
+                f"{_OP}: init is 'identity' with {self.activation} on the output; no weight undoes an activation of "
+                "the output. Use placement='weight', activation=None, or init='unit'."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class _Site:
+    """A projection to be followed by a new layer: its path, and the new weight's shape."""
+
+    path: str
+    projection: nn.Module
+    shape: tuple[int, ...]
+    marks: nn.Module | None  # the attention around it, where it also projects positions
+
+
+def _insert(model: PreTrainedModel, options: Options, seed_of: Callable[[], int | None]) -> Edit:
+    check_editable(model, _OP)
+    stack, chosen, sites = _plan(model, options)
+    seed = seed_of()
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    weights = [_weight(options, site, generator) for site in sites]
+    names: list[str] = []
+    for site, weight in zip(sites, weights, strict=True):
+        layer = InsertedLayer(weight, options.activation, options.placement, content_only=site.marks is not None)
+        layer.train(site.projection.training)
+        if site.marks is not None:
+            mark_content_of(site.marks)
+        names.append(f"{site.path}.{attach(site.projection, layer)}.weight")
+    return record(model, Edit("insert", stack, tuple(chosen), tuple(names), asdict(options), seed))
+
+
+def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], list[_Site]]:
+    """The stack, the layers and where to insert; refuses before anything is touched."""
+    roles = roles_of(model, op=_OP)
+    default = default_stack(model).name
+    names = list(stacks(model)) if options.stack == "all" else [options.stack or default]
+    paths = {module: path for path, module in by_path(model).items()}
+    numbers: set[int] = set()
+    sites: dict[nn.Module, _Site] = {}
+    for name in names:
+        stack, chosen = chosen_blocks(model, options.layers, name, _OP)
+        numbers.update(chosen)
+        for layer in chosen:
+            for site in _sites(model, roles, stack.blocks[layer - 1], options.position, paths):
+                sites.setdefault(site.projection, site)  # one module may serve several blocks
+    return options.stack or default, sorted(numbers), list(sites.values())
+
+
+def _sites(
+    model: nn.Module, roles: Roles, block: nn.Module, position: str, paths: dict[nn.Module, str]
+) -> Iterator[_Site]:
+    family = family_of(model)
+    if position != "ffn":
+        yield from _attention_sites(model, roles.attention, block, paths)
+        if roles.cross is not None and has_path(block, roles.cross.query):
+            yield from _attention_sites(model, roles.cross, block, paths)
+    if position != "attention":
+        for projection in modules_at(block, roles.ffn_out, family=family, op=_OP):
+            width = _outputs(projection, paths[projection], family)
+            yield _Site(paths[projection], projection, (width, width), None)
+
+
+def _attention_sites(
+    model: nn.Module, attention: Attention, block: nn.Module, paths: dict[nn.Module, str]
+) -> Iterator[_Site]:
+    family = family_of(model)
+    width = head_width_at(block, attention.head_width, family=family, op=_OP)
+    positions = all(getattr(model.config, name, False) for name in attention.positions_if)
+    for path, of in attention.projections().items():
+        owners = modules_at(block, path.rpartition(".")[0], family=family, op=_OP)
+        for owner, projection in zip(owners, modules_at(block, path, family=family, op=_OP), strict=True):
+            heads, rest = divmod(_outputs(projection, paths[projection], family), width)
+            if rest:
+                reason = f"'{paths[projection]}' does not give whole heads of width {width}"
+                raise UnsupportedModelError(op=_OP, model_type=family, reason=reason, hint="Correct its row of roles.")
+            marks = owner if positions and set(of) & set(attention.positions) else None
+            yield _Site(paths[projection], projection, (heads, width, width), marks)
+
+
+def _outputs(projection: nn.Module, path: str, family: str) -> int:
+    weight = linear_weight(projection)
+    if weight is None:
+        raise UnsupportedModelError(
+            op=_OP,
+            model_type=family,
+            reason=f"'{path}' is a {type(projection).__name__}, no plain linear map",
+            hint="Merge adapters and undo quantisation first.",
+        )
+    return weight.shape[0]
+
+
+def _weight(options: Options, site: _Site, generator: torch.Generator | None) -> Float[Tensor, "*heads width width"]:
+    given = next(site.projection.parameters(recurse=False))
+    dtype = torch.promote_types(given.dtype, torch.float32)
+    width = site.shape[-1]
+    if options.init not in _RANDOM:
+        scale = _scale(options) if options.init != "zero" else 0.0
+        matrix = scale * torch.eye(width, dtype=dtype, device=given.device)
+        return matrix.expand(site.shape).clone()
+    weight = torch.empty(site.shape, dtype=dtype, device="meta" if given.is_meta else "cpu")
+    if not given.is_meta:
+        for matrix in weight.unsqueeze(0) if weight.ndim == 2 else weight:
+            if options.init == "xavier":
+                nn.init.xavier_normal_(matrix, generator=generator)
+            else:
+                nn.init.kaiming_normal_(matrix, nonlinearity="relu", generator=generator)
+    return weight.to(given.device)
+
+
+def _scale(options: Options) -> float:
+    return GELU_IS_ONE if options.init == "identity" and options.activation == "gelu" else 1.0
+
+
+def _draw(generator: torch.Generator | None) -> int:
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(2**63 - 1, (), generator=generator, device=device))
+
+
+def _plain(layers: Selector) -> int | str | list[int]:
+    """The selector as JSON keeps it."""
+    return layers if isinstance(layers, (int, str)) else list(layers)

@@ -1,0 +1,145 @@
+"""The inserted layer: a small linear map that a projection's output passes through.
+
+It is a child of the projection it follows (`...query.inserted_0`), applied by a forward hook that looks it up there.
+So every name the model had stays, copies and pickles of a model work, and any training loop finds the weight.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+from torch import Tensor, einsum, nn
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from jaxtyping import Float
+
+PREFIX = "inserted_"
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": functional.gelu, "relu": functional.relu}
+_CONTENT = "_lamina_content"
+_BYTES = 4  # of float32
+
+
+@final
+class InsertedLayer(nn.Module):
+    """A(x) = act(W) x, or act(W x), per head or over the full width.
+
+    The weight stays in float32 in a model of half precision: bfloat16 has no number whose gelu is 1.
+
+    Attributes:
+        weight: `[width, width]`, or `[heads, width, width]` with the width of one head.
+        activation: "gelu", "relu" or None.
+        placement: What the activation is applied to: "weight" or "output".
+        content_only: Whether calls with anything but the block's states are left alone.
+    """
+
+    def __init__(
+        self,
+        weight: Float[Tensor, "*heads width width"],
+        activation: str | None,
+        placement: str,
+        *,
+        content_only: bool = False,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+        self.activation = activation
+        self.placement = placement
+        self.content_only = content_only
+
+    @property
+    def foldable(self) -> bool:
+        """Whether the layer is a linear map."""
+        return self.activation is None or self.placement == "weight"
+
+    def matrix(self) -> Float[Tensor, "*heads width width"]:
+        """The weight as it is applied, in its own precision."""
+        if self.activation is None or self.placement == "output":
+            return self.weight
+        return ACTIVATIONS[self.activation](self.weight)
+
+    def forward(self, states: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """Apply the layer to a projection's output, in the output's precision."""
+        matrix = self.matrix().to(states.dtype)
+        if matrix.ndim == 2:
+            changed = functional.linear(states, matrix)
+        else:
+            per_head = states.unflatten(-1, matrix.shape[:2])
+            changed = einsum("...hj,hij->...hi", per_head, matrix).flatten(-2)
+        if self.activation is not None and self.placement == "output":
+            changed = ACTIVATIONS[self.activation](changed)
+        return changed.to(states.dtype)
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        return f"{list(self.weight.shape)}, activation={self.activation}, placement={self.placement}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InsertedLayer:
+        def keep_wide(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            narrow = moved.is_floating_point() and moved.element_size() < _BYTES
+            return tensor.to(moved.device) if narrow else moved
+
+        super()._apply(keep_wide, recurse)
+        return self
+
+
+def inserted_in(projection: nn.Module) -> list[InsertedLayer]:
+    """The layers inserted after a projection, in the order they are applied."""
+    return [child for child in projection.children() if isinstance(child, InsertedLayer)]
+
+
+def all_inserted(model: nn.Module) -> dict[str, nn.Module]:
+    """Path -> projection, of all projections that are followed by inserted layers."""
+    return {path: module for path, module in model.named_modules() if inserted_in(module)}
+
+
+def attach(projection: nn.Module, layer: InsertedLayer) -> str:
+    """Insert a layer after a projection, and after those inserted there before; returns its name in the projection."""
+    before = len(inserted_in(projection))
+    name = f"{PREFIX}{before}"
+    projection.add_module(name, layer)
+    if not before:  # first of the hooks: whoever else looks at this module sees what the model goes on with
+        projection.register_forward_hook(apply_inserted, prepend=True)
+    return name
+
+
+def detach(projection: nn.Module) -> None:
+    """Remove all layers inserted after a projection, and the hook."""
+    for name, child in list(projection.named_children()):
+        if isinstance(child, InsertedLayer):
+            delattr(projection, name)
+    for key in [key for key, hook in projection._forward_hooks.items() if hook is apply_inserted]:
+        del projection._forward_hooks[key]
+
+
+def mark_content_of(attention: nn.Module) -> None:
+    """Have an attention mark the states it is called with, so that they are told from position embeddings."""
+    if mark_content not in attention._forward_pre_hooks.values():
+        attention.register_forward_pre_hook(mark_content, with_kwargs=True)
+
+
+def apply_inserted(projection: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    """Forward hook of a projection: pass its output through the inserted layers."""
+    for layer in inserted_in(projection):
+        if not layer.content_only or hasattr(args[0], _CONTENT):
+            output = layer(output)
+    return output
+
+
+def mark_content(
+    _: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Forward pre-hook of an attention: mark a view of the states; nothing is kept between or beside calls."""
+    marked = {name: _marked(kwargs[name]) for name in ("hidden_states", "query_states") if name in kwargs}
+    return tuple(_marked(arg) if place == 0 else arg for place, arg in enumerate(args)), {**kwargs, **marked}
+
+
+def _marked(states: Any) -> Any:
+    if not isinstance(states, Tensor):
+        return states
+    view = states.view_as(states)
+    setattr(view, _CONTENT, True)
+    return view

@@ -1,0 +1,118 @@
+"""Fold inserted layers into the projections before them: same function, original architecture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from lamina.editing.checks import check_editable
+from lamina.editing.inserted import InsertedLayer, all_inserted, detach, inserted_in
+from lamina.editing.record import Edit, edits, record
+from lamina.errors import ConfigError, UnsupportedModelError
+from lamina.layers.roles import family_of, linear_weight
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from transformers import PreTrainedModel
+
+_OP = "merge_"
+
+
+def merge_(model: PreTrainedModel) -> Edit:
+    """Fold every inserted layer into the weight and bias of the projection before it, in place.
+
+    The model has its original parameters and names again and computes the same, up to rounding (1e-5 in float32).
+
+    Args:
+        model: A model with inserted layers.
+
+    Returns:
+        The record: the names of the changed and of the removed parameters.
+
+    Raises:
+        ConfigError: If the model has no inserted layers, one is not linear because its activation is on the output,
+            the model is quantised, compiled or offloaded, or a bank reads it.
+        UnsupportedModelError: If a projection serves more than the inserted layer sees.
+    """
+    check_editable(model, _OP)
+    projections = all_inserted(model)
+    if not projections:
+        raise ConfigError(f"{_OP}: the model has no inserted layers; there is nothing to fold. Use insert_ first.")
+    users = _users(model)
+    for path, projection in projections.items():
+        _check(model, path, projection, users)
+    changed: list[str] = []
+    with torch.no_grad():
+        for path, projection in projections.items():
+            changed += _fold(path, projection, _weight_of(model, path, projection))
+    inserts = [each for each in edits(model) if each.kind == "insert"]
+    names = {each.stack for each in inserts}
+    layers = sorted({layer for each in inserts for layer in each.layers})
+    stack = names.pop() if len(names) == 1 else "all"
+    return record(model, Edit("merge", stack, tuple(layers), tuple(changed)))
+
+
+def _users(model: nn.Module) -> dict[int, list[str]]:
+    """The names under which each parameter is used, by its identity."""
+    users: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        users.setdefault(id(parameter), []).append(name)
+    return users
+
+
+def _check(model: nn.Module, path: str, projection: nn.Module, users: dict[int, list[str]]) -> None:
+    for layer in inserted_in(projection):
+        if not layer.foldable:
+            raise ConfigError(
+                f"{_OP}: the layer inserted after '{path}' has {layer.activation} on its output; only a linear layer "
+                "folds into the projection before it. Keep the model as it is, or insert with placement='weight'."
+            )
+        if layer.content_only:
+            reason = f"'{path}' also projects position embeddings (share_att_key), which inserted layers leave alone"
+            hint = "Keep the inserted layers, or insert into 'ffn' only."
+            raise UnsupportedModelError(op=_OP, model_type=family_of(model), reason=reason, hint=hint)
+    _weight_of(model, path, projection)
+    others = [name for name in users[id(projection._parameters["weight"])] if name != f"{path}.weight"]
+    if others and _elsewhere(model, projection, others):
+        raise UnsupportedModelError(
+            op=_OP,
+            model_type=family_of(model),
+            reason=f"'{path}.weight' is also used as {', '.join(others)}, which would change with it",
+            hint="Untie the weights first.",
+        )
+
+
+def _elsewhere(model: nn.Module, projection: nn.Module, names: list[str]) -> bool:
+    """Whether one of the names belongs to another module than the projection."""
+    return any(model.get_submodule(name.rpartition(".")[0]) is not projection for name in names)
+
+
+def _weight_of(model: nn.Module, path: str, projection: nn.Module) -> Float[Tensor, "out n"]:
+    weight = linear_weight(projection)
+    if weight is None:
+        reason = f"'{path}' is no plain linear map any more"
+        hint = "Undo what changed it since the insertion."
+        raise UnsupportedModelError(op=_OP, model_type=family_of(model), reason=reason, hint=hint)
+    return weight
+
+
+def _fold(path: str, projection: nn.Module, weight: Float[Tensor, "out n"]) -> list[str]:
+    bias = projection._parameters.get("bias")
+    for layer in inserted_in(projection):
+        weight.copy_(_through(layer, weight))
+        if bias is not None:
+            bias.copy_(_through(layer, bias.unsqueeze(-1)).squeeze(-1))
+    removed = [f"{path}.{name}.weight" for name, each in projection.named_children() if isinstance(each, InsertedLayer)]
+    detach(projection)
+    return [f"{path}.weight", *([f"{path}.bias"] if bias is not None else []), *removed]
+
+
+def _through(layer: InsertedLayer, columns: Float[Tensor, "out n"]) -> Float[Tensor, "out n"]:
+    """The layer applied to columns of a projection, in float64 and back."""
+    matrix = layer.matrix().double()
+    if matrix.ndim == 2:
+        return (matrix @ columns.double()).to(columns.dtype)
+    per_head = columns.double().unflatten(0, matrix.shape[:2])
+    return torch.bmm(matrix, per_head).flatten(0, 1).to(columns.dtype)

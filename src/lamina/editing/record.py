@@ -1,0 +1,73 @@
+"""What was done to a model's layers: a record per edit, kept with the model, saved and replayed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, final
+
+from lamina.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from transformers import PreTrainedModel
+
+KINDS = ("insert", "merge", "reinit", "truncate", "freeze")
+_PLACE = "_lamina_edits"  # an attribute of the model object, so that copies of a model carry its record
+
+
+@final
+@dataclass(frozen=True)
+class Edit:
+    """One change of a model's layers.
+
+    Attributes:
+        kind: "insert", "merge", "reinit", "truncate" or "freeze".
+        stack: Name of the stack that was changed.
+        layers: The layers it names, in the numbers of `hidden_states` before the edit.
+        parameters: Full names of the parameters it changed, added, removed or froze.
+        settings: The arguments, JSON-ready, as they replay it.
+        seed: Seed of the random numbers it drew; None where it drew none, or from a generator of the caller.
+    """
+
+    kind: str
+    stack: str
+    layers: tuple[int, ...]
+    parameters: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record, JSON-ready."""
+        return {**asdict(self), "layers": list(self.layers), "parameters": list(self.parameters)}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Edit:
+        """Read a record.
+
+        Raises:
+            StoreError: If it is not one.
+        """
+        known = {one.name for one in fields(cls)}
+        if set(given) != known or given.get("kind") not in KINDS:
+            raise StoreError(
+                f"edits: {str(dict(given))[:80]} is no record of an edit; it has {', '.join(sorted(known))}. "
+                "Use the version of lamina that saved it, or save the model again."
+            )
+        return cls(**{**given, "layers": tuple(given["layers"]), "parameters": tuple(given["parameters"])})
+
+
+def edits(model: PreTrainedModel) -> list[Edit]:
+    """The edits of a model, oldest first; a list of one's own."""
+    return list(getattr(model, _PLACE, ()))
+
+
+def record(model: PreTrainedModel, edit: Edit) -> Edit:
+    """Add an edit to the model's record."""
+    setattr(model, _PLACE, (*edits(model), edit))
+    return edit
+
+
+def restore(model: PreTrainedModel, done: Sequence[Edit]) -> None:
+    """Give a model the record of edits that were made to it before it was saved."""
+    setattr(model, _PLACE, tuple(done))

@@ -1,0 +1,203 @@
+"""Set blocks back to random weights: truncated normal for their linear maps, or all as the model itself starts."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from lamina.editing.checks import check_editable, chosen_blocks
+from lamina.editing.inserted import InsertedLayer
+from lamina.editing.record import Edit, record
+from lamina.errors import ConfigError
+from lamina.layers.quiet import undisturbed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from lamina.layers.selectors import Selector
+
+_OP = "reinit_"
+SCOPES = ("linear", "block")
+_CHOICES = {"scope": SCOPES, "biases": ("keep", "zero"), "norms": ("keep", "reset")}
+_FLAG = "_is_hf_initialized"  # transformers 5 leaves a tensor alone that carries it, when it initialises
+
+
+def reinit_(  # noqa: PLR0913 the options of a public entry point
+    model: PreTrainedModel,
+    layers: Selector,
+    *,
+    scope: Literal["linear", "block"] = "linear",
+    std: float = 0.02,
+    bound: float = 2.0,
+    biases: Literal["keep", "zero"] = "keep",
+    norms: Literal["keep", "reset"] = "keep",
+    stack: str | None = None,
+    generator: torch.Generator | None = None,
+) -> Edit:
+    """Re-initialise blocks in place.
+
+    Args:
+        model: A transformers model; any family whose blocks Lamina finds.
+        layers: Which blocks, as a layer selector; layer i is block i, and "all" is every block.
+        scope: "linear" draws the weights of all linear projections of the blocks (those that experts stack in one
+            tensor too) from a truncated normal. "block" sets everything in the blocks with the model's own
+            initialiser, as a model built from the config starts; `std`, `bound`, `biases` and `norms` say nothing then.
+        std: Standard deviation of the normal before truncation.
+        bound: Where it is truncated, in standard deviations: no weight is larger than `bound * std`.
+        biases: "zero" sets the blocks' biases to 0 (those of norms belong to `norms`).
+        norms: "reset" gives the blocks' normalisations the weights that the model's own initialiser gives them.
+        stack: Name of the stack; None is the only one, or the encoder.
+        generator: Source of the seed that is recorded; None is torch's own.
+
+    Returns:
+        The edit, with the seed that gives the same weights again.
+
+    Raises:
+        ConfigError: If an option cannot be, layer 0 is named, the blocks share weights with others, or the model
+            cannot be edited.
+        LayerIndexError: If a layer does not exist.
+        UnknownNameError: If there is no such stack.
+
+    Source:
+        Tamkin et al. 2020, arXiv:2004.14975: the weights of the linear projections, sigma 0.02, truncated at 2 sigma.
+    """
+    _check({"scope": scope, "biases": biases, "norms": norms}, std, bound)
+    check_editable(model, _OP)
+    found, chosen = chosen_blocks(model, layers, stack, _OP)
+    blocks = list(dict.fromkeys(found.blocks[layer - 1] for layer in chosen))
+    _check_tied(model, blocks)
+    settings: dict[str, Any] = {"layers": chosen, "stack": found.name, "scope": scope}
+    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=_device(generator)))
+    changed: list[nn.Parameter] = []
+    if scope == "block" or norms == "reset":
+        built = list(_own(blocks, norms=scope == "linear"))
+        changed += [parameter for module in built for parameter in module.parameters(recurse=False)]
+        _as_built(model, blocks, changed, seed)
+    if scope == "linear":
+        settings |= {"std": std, "bound": bound, "biases": biases, "norms": norms}
+        changed += _draw(blocks, std=std, bound=bound, zero=biases == "zero", seed=seed)
+    return record(model, Edit("reinit", found.name, tuple(chosen), _names(model, changed), settings, seed))
+
+
+def _check(chosen: dict[str, str], std: float, bound: float) -> None:
+    for option, got in chosen.items():
+        if got not in _CHOICES[option]:
+            raise ConfigError(
+                f"{_OP}: {option} is {got!r}; it is one of {', '.join(_CHOICES[option])}. Use one of them."
+            )
+    for option, value in {"std": std, "bound": bound}.items():
+        if not 0 < value < float("inf"):
+            raise ConfigError(f"{_OP}: {option} is {value}; it must be positive and finite. Use {option}=0.02 or so.")
+
+
+def _check_tied(model: PreTrainedModel, blocks: Sequence[nn.Module]) -> None:
+    """Refuse blocks with weights that something outside them uses too."""
+    inside = {module for block in blocks for module in block.modules()}
+    weights = {id(parameter) for block in blocks for parameter in block.parameters()}
+    for path, module in model.named_modules():
+        if module in inside:
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in weights:
+                raise ConfigError(
+                    f"{_OP}: the named blocks share weights with '{f'{path}.{name}'.lstrip('.')}', which is outside "
+                    "them. Name all blocks that share, or untie the weights first."
+                )
+
+
+def _device(generator: torch.Generator | None) -> torch.device:
+    return torch.device("cpu") if generator is None else generator.device
+
+
+def _own(blocks: Iterable[nn.Module], *, norms: bool = False) -> Iterator[nn.Module]:
+    """The modules of blocks, or of them the normalisations, without layers that were inserted."""
+    for block in blocks:
+        for module in block.modules():
+            if not isinstance(module, InsertedLayer) and (_is_norm(module) or not norms):
+                yield module
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "norm" in type(module).__name__.lower()
+
+
+def _maps(module: nn.Module) -> list[nn.Parameter]:
+    """The weights of a module that is a linear map; experts keep several maps in one tensor."""
+    if isinstance(module, (nn.Embedding, nn.modules.conv._ConvNd)) or _is_norm(module):
+        return []
+    named = module.named_parameters(recurse=False)
+    return [each for name, each in named if _is_map(name, each)]
+
+
+def _is_map(name: str, parameter: nn.Parameter) -> bool:
+    stacked = parameter.ndim == 3 and "embed" not in name
+    return stacked or (parameter.ndim == 2 and name.endswith("weight"))
+
+
+def _biases(module: nn.Module) -> list[nn.Parameter]:
+    if _is_norm(module):
+        return []
+    return [each for name, each in module.named_parameters(recurse=False) if name.endswith("bias")]
+
+
+def _draw(blocks: Sequence[nn.Module], *, std: float, bound: float, zero: bool, seed: int) -> list[nn.Parameter]:
+    """Draw the weights of all linear maps on the CPU, so that a seed gives the same weights on every device."""
+    rng = torch.Generator().manual_seed(seed)
+    weights = [weight for module in _own(blocks) for weight in _maps(module)]
+    biases = [bias for module in _own(blocks) for bias in _biases(module)] if zero else []
+    with torch.no_grad():
+        for weight in weights:
+            if not weight.is_meta:
+                drawn = torch.empty(weight.shape)
+                nn.init.trunc_normal_(drawn, std=std, a=-bound * std, b=bound * std, generator=rng)  # absolute bounds
+                weight.copy_(drawn)
+        for bias in biases:
+            bias.zero_()
+    return weights + biases
+
+
+def _as_built(model: PreTrainedModel, blocks: Sequence[nn.Module], changed: Sequence[nn.Parameter], seed: int) -> None:
+    """Let the model initialise these parameters of some blocks, as it does with those that a checkpoint lacks."""
+    before = [(parameter, parameter._version, parameter.detach().clone()) for parameter in changed]
+    inside = {module for block in blocks for module in block.modules()}
+    with undisturbed(model), _flagged([*model.parameters(), *model.buffers()], changed):
+        for module in model.modules():
+            setattr(module, _FLAG, inside.isdisjoint(module.modules()))
+        torch.manual_seed(seed)
+        model.initialize_weights()
+    if left := [parameter for parameter, version, _ in before if parameter._version == version]:
+        with torch.no_grad():
+            for parameter, _, value in before:
+                parameter.copy_(value)
+        raise ConfigError(
+            f"{_OP}: the initialiser of the family '{model.config.model_type}' leaves {_names(model, left)[0]} as it "
+            "is; nothing was changed. Use scope='linear', norms='keep'."
+        )
+
+
+@contextmanager
+def _flagged(tensors: Sequence[Tensor], free: Sequence[Tensor]) -> Iterator[None]:
+    """Mark all tensors but the free ones as initialised, for a while."""
+    marks = [(tensor, getattr(tensor, _FLAG, None)) for tensor in tensors]
+    open_to = {id(tensor) for tensor in free}
+    try:
+        for tensor in tensors:
+            setattr(tensor, _FLAG, id(tensor) not in open_to)
+        yield
+    finally:
+        for tensor, mark in marks:
+            if mark is None:
+                delattr(tensor, _FLAG)
+            else:
+                setattr(tensor, _FLAG, mark)
+
+
+def _names(model: PreTrainedModel, parameters: Sequence[nn.Parameter]) -> tuple[str, ...]:
+    wanted = {id(parameter) for parameter in parameters}
+    return tuple(name for name, parameter in model.named_parameters() if id(parameter) in wanted)

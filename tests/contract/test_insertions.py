@@ -1,0 +1,95 @@
+"""Law 7, an identity insertion is invisible and a merged one leaves the original architecture, for every family."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+import torch
+from tests.support.tiny import FAMILIES
+from transformers import AutoModel
+
+from lamina.editing.insert import insert_
+from lamina.editing.merge import merge_
+from lamina.errors import UnsupportedModelError
+from lamina.layers.find import stacks
+from lamina.layers.roles import ROLES, modules_at, roles_of
+
+NAMED = {
+    *("bert", "roberta", "xlm-roberta", "electra", "distilbert", "albert", "deberta", "deberta-v2", "modernbert"),
+    *("mpnet", "bart", "mbart", "marian", "t5", "mt5", "vit", "deit", "beit", "dinov2", "wav2vec2", "hubert"),
+    *("whisper", "gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "gemma"),
+}
+
+
+@functools.cache
+def untouched(name: str) -> tuple[Any, dict[str, Any], torch.Tensor]:
+    family = FAMILIES[name]
+    model = family.build()
+    inputs = family.inputs(model)
+    return model, inputs, run(model, inputs)
+
+
+@torch.no_grad()
+def run(model, inputs):
+    return model(**inputs)[0]
+
+
+@pytest.fixture(params=ROLES)
+def name(request):
+    return request.param
+
+
+def test_the_promised_families_have_a_row():
+    assert set(ROLES) >= NAMED
+
+
+def test_without_activation_it_is_bit_equal(name):
+    model, inputs, expected = untouched(name)
+    model = copy.deepcopy(model)
+    insert_(model, "both", activation=None, stack="all")
+    assert torch.equal(run(model, inputs), expected)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_with_an_activation_it_is_within_a_hundred_thousandth(name, activation):
+    model, inputs, expected = untouched(name)
+    model = copy.deepcopy(model)
+    insert_(model, "both", activation=activation, stack="all")
+    torch.testing.assert_close(run(model, inputs), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("position", ["attention", "ffn"])
+def test_merging_keeps_what_a_random_layer_does(name, position, tmp_path):
+    model, inputs, expected = untouched(name)
+    keys = list(model.state_dict())
+    model = copy.deepcopy(model)
+    insert_(model, position, init="xavier", stack="all", generator=torch.Generator().manual_seed(0))
+    inserted = run(model, inputs)
+    assert (inserted - expected).abs().max() > 1e-3  # the model goes through the new layers
+    if name == "deberta-v2" and position == "attention":
+        with pytest.raises(UnsupportedModelError, match="share_att_key"):
+            merge_(model)
+        return
+    merge_(model)
+    assert list(model.state_dict()) == keys
+    torch.testing.assert_close(run(model, inputs), inserted, rtol=0, atol=1e-5)
+    model.save_pretrained(tmp_path)
+    plain, info = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    torch.testing.assert_close(run(plain.eval(), inputs), inserted, rtol=0, atol=1e-5)
+
+
+def test_every_path_of_the_row_is_there(name):
+    model, _, _ = untouched(name)
+    row = roles_of(model, op="test")
+    for stack in stacks(model).values():
+        for attention in (row.attention, row.cross if stack.name == "decoder" else None):
+            if attention is not None:
+                for path in (*attention.projections(), attention.output):
+                    assert modules_at(stack.blocks[0], path, family=name, op="test")
+        for path in (*row.ffn_in, row.ffn_out):
+            assert modules_at(stack.blocks[0], path, family=name, op="test")

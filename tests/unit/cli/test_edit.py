@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.tiny import FAMILIES
+from tests.unit.store.made import tiny_model, tiny_tokenizer
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+
+from lamina.editing.record import edits
+from lamina.store.edited import load
+
+
+def run(lamina: Any, *arguments: object) -> dict[str, Any]:
+    ran = lamina("edit", *arguments, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    return json.loads(ran.out)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_insertion_leaves_the_outputs(lamina, base: Path, tmp_path: Path):
+    facts = run(lamina, base, "--insert", "both", "--layers", "top:2", "-o", tmp_path / "out")
+    count = tiny_model().num_parameters()
+    added = 2 * (3 * 4 * 8 * 8 + 32 * 32)
+    assert facts["before"] == {"layers": {"main": 4}, "parameters": count, "trainable": count}
+    assert facts["after"]["parameters"] == count + added
+    assert facts["unchanged_parameters"] == count
+    assert facts["output_difference"] <= 1e-5
+    (made,) = facts["edits"]
+    assert (made["kind"], made["layers"], made["parameters"]) == ("insert", [2, 3], 8)
+    model = load(tmp_path / "out")
+    assert [edit.kind for edit in edits(model)] == ["insert"]
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "out")) == len(tiny_tokenizer())
+
+
+def test_the_options_of_an_insertion(lamina, base: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    options = ("--init", "xavier", "--activation", "none", "--placement", "output", "--seed", 5)
+    facts = run(lamina, base, "--insert", "ffn", "--layers", "1,3", *options, "-o", out)
+    settings = facts["edits"][0]["settings"]
+    assert (settings["init"], settings["activation"], settings["placement"]) == ("xavier", None, "output")
+    assert facts["edits"][0]["layers"] == [1, 3]
+    assert facts["output_difference"] > 1e-3
+    assert run(lamina, base, "--insert", "ffn", *options, "--dry-run")["edits"][0]["seed"] == facts["edits"][0]["seed"]
+
+
+def test_all_edits_in_their_order(lamina, base: Path, tmp_path: Path):
+    options = ("--merge", "--freeze", "0-1", "--insert", "ffn", "--reinit", "2", "--scope", "block", "--truncate", "2")
+    facts = run(lamina, base, *options, "-o", tmp_path / "out")
+    assert [made["kind"] for made in facts["edits"]] == ["truncate", "reinit", "insert", "freeze", "merge"]
+    assert facts["after"]["layers"] == {"main": 3}
+    assert facts["after"]["trainable"] < facts["after"]["parameters"] < facts["before"]["parameters"]
+    plain, report = AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["missing_keys"] | report["unexpected_keys"]
+    assert sum(parameter.numel() for parameter in plain.parameters()) == facts["after"]["parameters"]
+
+
+def test_a_saved_insertion_is_merged_and_frozen(lamina, base: Path, tmp_path: Path):
+    run(lamina, base, "--insert", "both", "-o", tmp_path / "one")
+    facts = run(lamina, tmp_path / "one", "--train-inserted", "-o", tmp_path / "two")
+    inserted = 3 * (3 * 4 * 8 * 8 + 32 * 32)
+    pooler = 32 * 32 + 32
+    assert facts["after"]["trainable"] == inserted + pooler
+    facts = run(lamina, tmp_path / "two", "--merge", "-o", tmp_path / "three")
+    assert facts["after"]["parameters"] == tiny_model().num_parameters()
+    assert facts["output_difference"] <= 1e-5
+    assert [edit.kind for edit in edits(load(tmp_path / "three"))] == ["insert", "freeze", "merge"]
+
+
+def test_the_head_that_was_saved_is_kept(lamina, tmp_path: Path):
+    FAMILIES["bert-SequenceClassification"].build().save_pretrained(tmp_path / "model")
+    assert run(lamina, tmp_path / "model", "--truncate", 1, "-o", tmp_path / "out")["architecture"] == (
+        "BertForSequenceClassification"
+    )
+    _, report = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["missing_keys"]
+    facts = run(lamina, tmp_path / "model", "--truncate", 1, "--head", "AutoModel", "--dry-run")
+    assert facts["architecture"] == "BertModel"
+
+
+def test_both_stacks(lamina, tmp_path: Path):
+    FAMILIES["bart"].config().save_pretrained(tmp_path)
+    facts = run(lamina, tmp_path, "--truncate", 1, "--stack", "decoder", "--dry-run")
+    assert facts["before"]["layers"] == {"encoder": 4, "decoder": 3}
+    assert facts["after"]["layers"] == {"encoder": 4, "decoder": 2}
+
+
+@pytest.mark.parametrize(
+    ("family", "position", "total", "added"),
+    [
+        ("deberta-v2", "attention", 435_063_810, 4_718_592),
+        ("deberta-v2", "ffn", 435_063_810, 25_165_824),
+        ("deberta-v2", "both", 435_063_810, 4_718_592 + 25_165_824),
+    ],
+)
+def test_a_dry_run_needs_a_config_alone(lamina, tmp_path: Path, family, position, total, added):
+    """DeBERTa-v3-large with a 2-way head: table 8 of the paper on insertion."""
+    settings = {
+        "model_type": family,
+        "vocab_size": 128100,
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 0,
+        "relative_attention": True,
+        "position_buckets": 256,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "max_relative_positions": -1,
+        "position_biased_input": False,
+        "layer_norm_eps": 1e-7,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    facts = run(lamina, tmp_path, "--insert", position, "--head", "AutoModelForSequenceClassification", "--dry-run")
+    assert facts["before"]["parameters"] == total
+    assert facts["after"]["parameters"] == total + added
+    assert facts["output_difference"] is None
+    assert facts["saved"] is None
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_the_table(lamina, base: Path, tmp_path: Path):
+    ran = lamina("edit", base, "--truncate", 2, "--reinit", "2", "-o", tmp_path / "out")
+    assert (ran.code, ran.err) == (0, "")
+    assert f"{base}: BertModel" in ran.out
+    row = next(line for line in ran.out.splitlines() if "parameters" in line and "│" in line)
+    assert f"{tiny_model().num_parameters():,}" in row
+    assert f"{tiny_model(num_hidden_layers=2).num_parameters():,}" in row
+    assert "truncate: main 3; 16 tensors" in ran.out
+    assert "reinit: main 2; 6 tensors, seed " in ran.out
+    assert "largest difference of the outputs on a small batch: " in ran.out
+    assert f"saved in {tmp_path / 'out'}" in ran.out
+    ran = lamina("edit", base, "--freeze", "all", "--dry-run")
+    assert "freeze: main 0, 1, 2, 3; " in ran.out
+    assert "dry run: nothing was saved" in ran.out
+
+
+def test_a_seed_gives_the_same_weights(lamina, base: Path, tmp_path: Path):
+    one, same, other = (tmp_path / name for name in ("one", "same", "other"))
+    for out, seed in ((one, 3), (same, 3), (other, 4)):
+        run(lamina, base, "--reinit", "all", "--seed", seed, "-o", out)
+    weights = [(out / "model.safetensors").read_bytes() for out in (one, same, other)]
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_nothing_is_overwritten_without_force(lamina, base: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    shutil.copytree(base, out)
+    before = contents(out)
+    ran = lamina("edit", base, "--truncate", 1, "-o", out)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == f"error: edit: {out} is there already and not empty. Give another folder, or add --force.\n"
+    assert contents(out) == before
+    for depth in (2, 1):  # what something else saved, and what this saved
+        run(lamina, base, "--truncate", depth, "-o", out, "--force")
+        assert load(out).config.num_hidden_layers == depth
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_model_may_be_edited_in_place(lamina, base: Path, tmp_path: Path):
+    out = tmp_path / "model"
+    shutil.copytree(base, out)
+    for _ in range(2):
+        run(lamina, out, "--insert", "ffn", "--layers", "1", "-o", out, "--force")
+    assert len(edits(load(out))) == 2
+
+
+def test_a_replacement_that_fails_leaves_the_old_model(lamina, base: Path, tmp_path: Path, monkeypatch):
+    out = tmp_path / "out"
+    shutil.copytree(base, out)
+    before, move = contents(out), Path.replace
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name == "new":
+            raise OSError(28, "No space left on device")
+        return move(self, target)
+
+    monkeypatch.setattr(Path, "replace", fail)
+    ran = lamina("edit", base, "--truncate", 1, "-o", out, "--force")
+    assert ran.code == 2
+    assert f"error: edit: {out} cannot be replaced (No space left on device)" in ran.err
+    assert contents(out) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["-o", "OUT"], "edit: no edit is asked for"),
+        (["--truncate", 1], r"edit: there is no folder to save to. Add -o OUT, or --dry-run"),
+        (["--truncate", 9, "-o", "OUT"], "truncate_: keep is 9; the main stack has 3 blocks"),
+        (["--reinit", "7", "-o", "OUT"], "reinit_: layer 7 does not exist"),
+        (["--reinit", "some", "-o", "OUT"], "reinit_: layers is 'some', which is no layer selector"),
+        (["--reinit", "1", "--scope", "model", "-o", "OUT"], "edit: unknown --scope 'model'; known: linear, block"),
+        (["--insert", "middle", "-o", "OUT"], "edit: unknown --insert 'middle'; known: attention, ffn, both"),
+        (
+            ["--insert", "ffn", "--init", "ones", "-o", "OUT"],
+            "edit: unknown --init 'ones'; known: identity, unit, xavier, he, zero",
+        ),
+        (["--insert", "ffn", "--stack", "decoder", "-o", "OUT"], "unknown stack 'decoder'"),
+        (["--merge", "-o", "OUT"], "merge_: the model has no inserted layers"),
+        (["--train-inserted", "-o", "OUT"], "freeze_: train is 'inserted', and the model has no inserted layers"),
+        (["--freeze", "1", "--head", "AutoHead", "-o", "OUT"], "unknown auto class 'AutoHead'"),
+    ],
+)
+def test_bad_input_is_one_sentence(lamina, base: Path, tmp_path: Path, options, told):
+    out = tmp_path / "out"
+    ran = lamina("edit", base, *(out if each == "OUT" else each for each in options))
+    assert (ran.code, ran.out) == (2, "")
+    assert told in ran.err
+    assert ran.err.startswith("error: ")
+    assert ran.err.count("\n") == 1
+    assert not out.exists()
+
+
+def test_places_that_cannot_be_saved_to(lamina, base: Path, tmp_path: Path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "me.png").write_text("mine")
+    ran = lamina("edit", base, "--truncate", 1, "-o", tmp_path / "file", "--force")
+    assert (ran.code, "is a file; a folder is needed" in ran.err) == (2, True)
+    ran = lamina("edit", base, "--truncate", 1, "-o", tmp_path / "photos", "--force")
+    assert (ran.code, "holds no model; --force replaces models only" in ran.err) == (2, True)
+    assert (tmp_path / "photos" / "me.png").read_text() == "mine"
+
+
+def test_a_model_that_is_not_there_or_has_an_unknown_head(lamina, base: Path, tmp_path: Path):
+    ran = lamina("edit", tmp_path / "none", "--truncate", 1, "--dry-run")
+    assert (ran.code, "no model" in ran.err) == (2, True)
+    folder = tmp_path / "model"
+    shutil.copytree(base, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForEverything"]}))
+    ran = lamina("edit", folder, "--truncate", 1, "--dry-run")
+    assert ran.code == 2
+    assert "says it is a BertForEverything, which no auto class of transformers loads. Add --head" in ran.err
+
+
+def test_a_head_that_needs_more_is_compared_by_its_backbone(lamina, base: Path, tmp_path: Path, monkeypatch):
+    from transformers import BertForSequenceClassification
+
+    folder = tmp_path / "model"
+    AutoModelForSequenceClassification.from_pretrained(base).save_pretrained(folder)
+
+    def refuse(*_args: Any, **_kwargs: Any) -> torch.Tensor:
+        raise ValueError("it needs labels")
+
+    monkeypatch.setattr(BertForSequenceClassification, "forward", refuse)
+    assert run(lamina, folder, "--insert", "ffn", "-o", tmp_path / "out")["output_difference"] <= 1e-5

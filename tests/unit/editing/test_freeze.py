@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from inspect import unwrap
+
+import pytest
+import torch
+from tests.support.tiny import FAMILIES
+from tests.unit.store.made import tiny_model
+
+from lamina.editing.freeze import freeze_
+from lamina.editing.insert import insert_
+from lamina.editing.record import edits
+from lamina.errors import ConfigError, LayerIndexError, UnknownNameError
+from lamina.layers import stacks
+
+
+def frozen(model) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+
+
+def starts(model, *prefixes: str) -> set[str]:
+    return {name for name, _ in model.named_parameters() if name.startswith(prefixes)}
+
+
+def test_all_is_the_stack_without_pooler_and_head():
+    model = FAMILIES["bert-SequenceClassification"].build()
+    edit = freeze_(model)
+    assert frozen(model) == starts(model, "bert.embeddings", "bert.encoder") == set(edit.parameters)
+    assert edit.layers == (0, 1, 2, 3)
+    assert edit.settings == {"layers": "all", "stack": "main", "train": None}
+    assert edits(model) == [edit]
+
+
+def test_layer_0_is_the_embeddings():
+    model = tiny_model()
+    edit = freeze_(model, [0, 2])
+    assert frozen(model) == starts(model, "embeddings", "encoder.layer.1.") == set(edit.parameters)
+    assert edit.layers == (0, 2)
+
+
+def test_the_norm_after_the_blocks_goes_with_the_last_layer():
+    model = FAMILIES["llama"].build()
+    freeze_(model, 0)
+    assert frozen(model) == starts(model, "embed_tokens")
+    freeze_(model, -1)
+    assert frozen(model) == starts(model, "embed_tokens", "layers.2.", "norm")
+    model = FAMILIES["roberta-prelayernorm"].build()
+    freeze_(model, "0-2")
+    assert frozen(model) == starts(model, "embeddings", "encoder.layer.0.", "encoder.layer.1.")
+
+
+def test_weights_that_blocks_use_from_outside_are_layer_0():
+    model = FAMILIES["deberta-v2"].build()
+    freeze_(model, 0)
+    assert frozen(model) == starts(model, "embeddings", "encoder.rel_embeddings", "encoder.LayerNorm")
+
+
+@pytest.mark.parametrize("name", ["bart-Seq2SeqLM", "t5-Seq2SeqLM"])
+def test_a_decoder_leaves_the_encoder_alone(name):
+    model = FAMILIES[name].build()
+    freeze_(model, stack="decoder")
+    blocks = [p for block in stacks(model)["encoder"].blocks for p in block.parameters()]
+    assert all(parameter.requires_grad for parameter in blocks)
+    assert not any(p.requires_grad for block in stacks(model)["decoder"].blocks for p in block.parameters())
+    assert not model.get_input_embeddings().weight.requires_grad  # shared: the decoder reads it too
+    model = FAMILIES[name].build()
+    freeze_(model, stack="encoder")
+    assert all(p.requires_grad for block in stacks(model)["decoder"].blocks for p in block.parameters())
+
+
+def test_it_runs_without_weights():
+    from transformers import AutoModel
+
+    for name in ("bert", "bart", "wav2vec2"):
+        with torch.device("meta"):
+            model = AutoModel.from_config(FAMILIES[name].config())
+        assert {0} == set(freeze_(model, 0).layers)
+        assert 0 < len(frozen(model)) < len(list(model.parameters()))
+
+
+def test_only_the_inserted_layers_and_the_head_train():
+    model = FAMILIES["bert-SequenceClassification"].build()
+    model.requires_grad_(False)
+    for part in (model.classifier, model.bert.pooler):
+        part.requires_grad_(True)
+    inserted = insert_(model, "both", [1, 2]).parameters
+    model.get_parameter(inserted[0]).requires_grad_(False)
+    edit = freeze_(model, train="inserted")
+    free = {name for name, _ in model.named_parameters()} - frozen(model)
+    assert free == {*inserted, *starts(model, "classifier", "bert.pooler")}
+    assert not set(inserted) & set(edit.parameters)
+    model(**FAMILIES["bert"].inputs(model), labels=torch.tensor([0, 1])).loss.backward()
+    assert {name for name, parameter in model.named_parameters() if parameter.grad is not None} == free
+
+
+def test_only_the_inserted_layers_of_both_stacks_train():
+    model = FAMILIES["bart-Seq2SeqLM"].build()
+    inserted = insert_(model, "ffn", stack="all").parameters
+    edit = freeze_(model, train="inserted")
+    assert {name for name, _ in model.named_parameters()} - frozen(model) == set(inserted)
+    assert (edit.stack, edit.settings["stack"]) == ("all", None)
+
+
+def test_without_train_inserted_layers_freeze_with_their_block():
+    model = tiny_model()
+    inserted = insert_(model, "ffn").parameters
+    freeze_(model, 1)
+    assert set(inserted) & frozen(model) == {inserted[0]}
+
+
+def test_freezing_twice_adds_up():
+    model = tiny_model()
+    freeze_(model, 1)
+    freeze_(model, 2)
+    assert frozen(model) == starts(model, "encoder.layer.0.", "encoder.layer.1.")
+
+
+def test_a_model_without_blocks_is_frozen_as_a_whole():
+    model = FAMILIES["xlm"].build()
+    with pytest.raises(ConfigError, match="single layers of the main stack came; it has no module per block"):
+        freeze_(model, 1)
+    assert frozen(model) == set()
+    freeze_(model)
+    assert frozen(model) == {name for name, _ in model.named_parameters()}
+
+
+def test_what_is_refused():
+    model = tiny_model()
+    with pytest.raises(ConfigError, match="train is 'heads'; it is 'inserted' or None"):
+        unwrap(freeze_)(model, train="heads")  # without the type checks of the tests
+    with pytest.raises(ConfigError, match=r"the model has no inserted layers\. Call insert_ first"):
+        freeze_(model, train="inserted")
+    with pytest.raises(LayerIndexError, match="freeze_: layer 9 does not exist"):
+        freeze_(model, 9)
+    with pytest.raises(UnknownNameError, match="freeze_: unknown stack 'top'"):
+        freeze_(model, stack="top")
+    with pytest.raises(ConfigError, match="layer 2 is not named"):
+        freeze_(FAMILIES["albert"].build(), 1)
+    assert frozen(model) == set()
+    assert edits(model) == []

@@ -1,0 +1,126 @@
+import pytest
+import torch
+from tests.support.tiny import FAMILIES
+
+from lamina.editing.insert import insert_
+from lamina.editing.inserted import apply_inserted
+from lamina.editing.merge import merge_
+from lamina.editing.record import edits
+from lamina.errors import ConfigError, UnsupportedModelError
+
+
+def built(name="bert"):
+    family = FAMILIES[name]
+    model = family.build()
+    return model, family.inputs(model)
+
+
+@torch.no_grad()
+def run(model, inputs):
+    return model(**inputs)[0]
+
+
+def with_biases(model):
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    return model
+
+
+def test_several_layers_fold_in_order_with_their_biases():
+    model, inputs = built()
+    with_biases(model)
+    keys = list(model.state_dict())
+    for seed in range(2):
+        insert_(model, "both", init="xavier", activation=None, generator=torch.Generator().manual_seed(seed))
+    inserted = run(model, inputs)
+    parameters = dict(model.named_parameters())
+    edit = merge_(model)
+    torch.testing.assert_close(run(model, inputs), inserted, rtol=0, atol=1e-5)
+    assert list(model.state_dict()) == keys
+    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
+    assert not any(hook is apply_inserted for each in model.modules() for hook in each._forward_hooks.values())
+    assert (edit.kind, edit.stack, edit.layers) == ("merge", "main", (1, 2, 3))
+    assert set(parameters) - set(keys) < set(edit.parameters)
+    assert "encoder.layer.0.attention.self.query.bias" in edit.parameters
+    assert "encoder.layer.0.attention.output.dense.weight" not in edit.parameters
+    assert [each.kind for each in edits(model)] == ["insert", "insert", "merge"]
+
+
+def test_an_identity_folds_to_the_same_bits():
+    model, _ = built()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    insert_(model, "both", activation=None)
+    merge_(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox"])
+def test_fused_biases_fold_head_by_head(name):
+    model, inputs = built(name)
+    with_biases(model)
+    insert_(model, "both", init="xavier")
+    inserted = run(model, inputs)
+    merge_(model)
+    torch.testing.assert_close(run(model, inputs), inserted, rtol=0, atol=1e-5)
+
+
+def test_positions_of_their_own_projections_let_queries_fold():
+    family = FAMILIES["deberta-v2"]
+    config = family.config()
+    config.share_att_key = False
+    model = type(family.build())(config).eval()
+    inputs = family.inputs(model)
+    insert_(model, init="xavier")
+    inserted = run(model, inputs)
+    merge_(model)
+    torch.testing.assert_close(run(model, inputs), inserted, rtol=0, atol=1e-5)
+
+
+def refused(model, error, match):
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(error, match=match):
+        merge_(model)
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert [each.kind for each in edits(model)].count("merge") == 0
+
+
+def test_an_output_activation_is_refused():
+    model, _ = built()
+    insert_(model, "ffn", 1, init="xavier")
+    insert_(model, "ffn", 3, init="xavier", placement="output", activation="relu")
+    refused(model, ConfigError, "'encoder.layer.2.output.dense' has relu on its output")
+
+
+def test_projections_that_also_serve_positions_are_refused():
+    model, _ = built("deberta-v2")
+    insert_(model, "both", init="xavier")
+    refused(model, UnsupportedModelError, "query_proj' also projects position embeddings")
+
+
+def test_a_weight_that_is_used_elsewhere_is_refused():
+    model, _ = built()
+    model.encoder.layer[1].output.dense.weight = model.encoder.layer[0].output.dense.weight
+    insert_(model, "ffn", 1, init="xavier")
+    refused(model, UnsupportedModelError, "is also used as encoder.layer.1.output.dense.weight")
+
+
+def test_a_projection_that_was_packed_since_is_refused():
+    model, _ = built()
+    insert_(model, "ffn", 1)
+    packed = torch.zeros(32, 64, dtype=torch.uint8)
+    model.encoder.layer[0].output.dense.weight = torch.nn.Parameter(packed, requires_grad=False)
+    refused(model, UnsupportedModelError, "'encoder.layer.0.output.dense' is no plain linear map any more")
+
+
+def test_nothing_to_merge():
+    refused(built()[0], ConfigError, "no inserted layers")
+
+
+def test_layers_after_two_stacks():
+    model, _ = built("t5")
+    insert_(model, "ffn", "top:1", stack="all")
+    edit = merge_(model)
+    assert (edit.stack, edit.layers) == ("all", (2, 3))

@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.tiny import FAMILIES
+from tests.unit.store.made import tiny_model, tiny_tokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, BertModel
+
+from lamina.editing.freeze import freeze_
+from lamina.editing.insert import insert_
+from lamina.editing.merge import merge_
+from lamina.editing.record import edits
+from lamina.editing.reinit import reinit_
+from lamina.editing.truncate import truncate_
+from lamina.errors import ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
+from lamina.layers import stacks
+from lamina.store.edited import RECORD, load, outline, save
+
+
+@torch.no_grad()
+def output(model: Any, name: str) -> torch.Tensor:
+    return model.eval()(**FAMILIES[name].inputs(model))[0]
+
+
+def shake(model: Any) -> None:
+    """Move every weight, so that none is what a fresh insertion or a fresh model would have."""
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+            parameter += (0.02 * noise).to(parameter.dtype)
+
+
+def comes_back(model: Any, folder: Path, name: str, auto: Any) -> Any:
+    save(model, folder)
+    again = load(folder, auto)
+    assert type(again) is type(model)
+    assert torch.equal(output(again, name), output(model, name))
+    assert edits(again) == edits(model)
+    mine, theirs = model.state_dict(), again.state_dict()
+    assert list(mine) == list(theirs)
+    assert all(torch.equal(mine[key], theirs[key]) and mine[key].dtype == theirs[key].dtype for key in mine)
+    assert {n for n, p in again.named_parameters() if p.requires_grad} == {
+        n for n, p in model.named_parameters() if p.requires_grad
+    }
+    ignored = {"_name_or_path", "dtype"}
+    kept, got = ({k: v for k, v in each.config.to_dict().items() if k not in ignored} for each in (model, again))
+    assert kept == got
+    assert not again.training
+    return again
+
+
+@pytest.mark.parametrize(
+    "name", ["bert-SequenceClassification", "gpt2-CausalLM", "bart-Seq2SeqLM", "deberta-v2", "vit"]
+)
+def test_every_edit_comes_back(name, tmp_path: Path):
+    model = FAMILIES[name].build()
+    insert_(model, "both", [1, 2])
+    reinit_(model, 1)
+    insert_(model, "attention", 1, init="xavier", placement="output", activation="relu")
+    truncate_(model, 2)
+    freeze_(model, train="inserted")
+    shake(model)
+    comes_back(model, tmp_path, name, FAMILIES[name].auto)
+
+
+def test_half_precision_keeps_wide_inserted_layers(tmp_path: Path):
+    model = FAMILIES["bert"].build().to(torch.bfloat16)
+    insert_(model, "ffn")
+    again = comes_back(model, tmp_path, "bert", AutoModel)
+    assert {parameter.dtype for parameter in again.parameters()} == {torch.bfloat16, torch.float32}
+
+
+@pytest.mark.parametrize("layers", ["all", "top:2", "2-", [3], [1, -1]])
+def test_what_was_inserted_before_a_cut_comes_back(layers, tmp_path: Path):
+    model = FAMILIES["bart"].build()
+    insert_(model, "ffn", layers, stack="encoder")
+    if layers == "all":
+        insert_(model, "attention", "all", stack="all")
+    truncate_(model, 2, stack="encoder")
+    shake(model)
+    comes_back(model, tmp_path, "bart", AutoModel)
+
+
+def test_a_merged_model_is_plain(tmp_path: Path):
+    model = FAMILIES["bert"].build()
+    insert_(model, "both")
+    freeze_(model, train="inserted")
+    merge_(model)
+    insert_(model, "ffn", 3)
+    merge_(model)
+    again = comes_back(model, tmp_path, "bert", AutoModel)
+    plain, report = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert torch.equal(output(plain, "bert"), output(again, "bert"))
+
+
+def test_layers_inserted_after_a_merge_come_back(tmp_path: Path):
+    model = FAMILIES["bert"].build()
+    insert_(model, "both", [1, 2])
+    merge_(model)
+    insert_(model, "ffn", 3)
+    shake(model)
+    comes_back(model, tmp_path, "bert", AutoModel)
+
+
+def test_a_model_without_edits_is_loaded_as_transformers_does(tmp_path: Path):
+    model = tiny_model()
+    model.save_pretrained(tmp_path / "plain")
+    save(model, tmp_path / "saved")
+    for folder in ("plain", "saved"):
+        for auto in (AutoModel, "AutoModel", BertModel):
+            again = load(tmp_path / folder, auto)
+            assert edits(again) == []
+            assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
+
+
+def test_a_models_own_class_loads_it(tmp_path: Path):
+    model = FAMILIES["bert"].build()
+    insert_(model, "ffn", 1)
+    shake(model)
+    comes_back(model, tmp_path, "bert", BertModel)
+
+
+def test_a_family_whose_layers_cannot_be_read_is_saved_and_loaded(tmp_path: Path):
+    model = FAMILIES["swin"].build()
+    save(model, tmp_path)
+    again = load(tmp_path, "AutoModelForImageClassification")
+    assert all(torch.equal(value, again.swin.state_dict()[key]) for key, value in model.state_dict().items())
+
+
+def test_a_head_that_the_family_does_not_have(tmp_path: Path):
+    model = tiny_model()
+    truncate_(model, 1)
+    save(model, tmp_path)
+    with pytest.raises(UnsupportedModelError, match="the family 'bert' cannot be read; Unrecognized configuration"):
+        load(tmp_path, "AutoModelForImageClassification")
+
+
+def test_the_backbone_and_another_head_can_be_loaded(tmp_path: Path, caplog):
+    model = FAMILIES["bert-SequenceClassification"].build()
+    insert_(model, "ffn", 1)
+    freeze_(model, "0-1")
+    shake(model)
+    save(model, tmp_path)
+    backbone = load(tmp_path)
+    assert [each.name for each in caplog.records if each.name.startswith("lamina")] == []
+    assert torch.equal(output(backbone, "bert"), output(model.bert, "bert"))
+    names = set(dict(backbone.named_parameters()))
+    assert all(name in names for edit in edits(backbone) for name in edit.parameters)
+    assert not backbone.embeddings.word_embeddings.weight.requires_grad
+    headed = load(tmp_path, "AutoModelForTokenClassification")
+    assert torch.equal(output(headed.bert, "bert"), output(model.bert, "bert"))
+    save(headed, tmp_path / "without pooler")
+    assert load(tmp_path / "without pooler").pooler is not None
+    assert "has no weights for pooler.dense.bias, pooler.dense.weight; they start at random" in caplog.text
+    save(backbone, tmp_path / "backbone")
+    headed = load(tmp_path / "backbone", AutoModelForSequenceClassification)
+    assert "has no weights for classifier.bias, classifier.weight; they start at random" in caplog.text
+    assert torch.equal(output(headed.bert, "bert"), output(model.bert, "bert"))
+
+
+def test_an_outline_has_the_inserted_layers_and_no_weights(tmp_path: Path):
+    model = FAMILIES["gpt2-CausalLM"].build()
+    insert_(model, "both")
+    save(model, tmp_path)
+    for path in (tmp_path / "model.safetensors",):
+        path.unlink()
+    drawn = outline(tmp_path, "AutoModelForCausalLM")
+    assert {p.device.type for p in drawn.parameters()} == {"meta"}
+    assert {n: p.shape for n, p in drawn.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
+    assert edits(drawn) == edits(model)
+
+
+def test_saving_again_replaces_and_leaves_other_files(tmp_path: Path):
+    model = tiny_model()
+    save(model, tmp_path, tiny_tokenizer())
+    (tmp_path / "notes.txt").write_text("mine")
+    truncate_(model, 1)
+    save(model, tmp_path)
+    assert stacks(load(tmp_path))["main"].depth == 1
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert len(AutoTokenizer.from_pretrained(tmp_path)) == len(tiny_tokenizer())
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_model_that_something_else_saved_is_not_overwritten(tmp_path: Path):
+    tiny_model().save_pretrained(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(StoreError, match=f"holds config.json, .* but no {RECORD}; it was made by something else"):
+        save(tiny_model(seed=1), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_save_that_fails_changes_nothing(tmp_path: Path, monkeypatch):
+    model = tiny_model()
+    save(model, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def fail(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(model), "save_pretrained", fail)
+    with pytest.raises(StoreError, match="No space left on device"):
+        save(model, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.fixture
+def edited(tmp_path: Path) -> Path:
+    model = tiny_model()
+    insert_(model, "ffn", [1, 3])
+    reinit_(model, 2)
+    save(model, tmp_path)
+    return tmp_path
+
+
+def rewrite(folder: Path, change: Any) -> None:
+    fields = json.loads((folder / RECORD).read_text())
+    change(fields)
+    (folder / RECORD).write_text(json.dumps(fields))
+
+
+def swap_weights(folder: Path, model: Any) -> None:
+    """Put the weights of another model beside this record."""
+    model.save_pretrained(folder / "other")
+    (folder / "other" / "model.safetensors").replace(folder / "model.safetensors")
+    (folder / "other" / "config.json").replace(folder / "config.json")
+
+
+def test_inserted_weights_that_are_missing(edited: Path):
+    swap_weights(edited, tiny_model())
+    with pytest.raises(StoreError, match=r"no weight 'encoder\.layer\.0\.output\.dense\.inserted_0\.weight'"):
+        load(edited)
+
+
+def test_inserted_weights_without_a_record_of_them(edited: Path):
+    rewrite(edited, lambda fields: fields.update(edits=fields["edits"][1:]))
+    with pytest.raises(StoreError, match=r"'encoder\.layer\.0\.output\.dense\.inserted_0\.weight' has no place"):
+        load(edited)
+
+
+def test_inserted_weights_of_another_shape(edited: Path):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(edited / "model.safetensors")
+    tensors["encoder.layer.0.output.dense.inserted_0.weight"] = torch.eye(16)
+    save_file(tensors, edited / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(StoreError, match="cannot be loaded"):
+        load(edited)
+
+
+def test_weights_that_are_missing_or_too_many(edited: Path):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(edited / "model.safetensors")
+    lost = tensors.pop("encoder.layer.1.output.dense.weight")
+    save_file(tensors, edited / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(StoreError, match=r"there is no weight 'encoder\.layer\.1\.output\.dense\.weight'"):
+        load(edited)
+    tensors |= {"encoder.layer.1.output.dense.weight": lost, "encoder.layer.3.output.dense.weight": lost.clone()}
+    save_file(tensors, edited / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(StoreError, match=r"the weight 'encoder\.layer\.3\.output\.dense\.weight' has no place"):
+        load(edited)
+
+
+def test_weights_of_another_shape_or_damaged(edited: Path):
+    config = json.loads((edited / "config.json").read_text())
+    (edited / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
+    with pytest.raises(StoreError, match="cannot be loaded"):
+        load(edited)
+    (edited / "config.json").write_text(json.dumps(config))
+    weights = edited / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:999])
+    with pytest.raises(StoreError, match="cannot be loaded"):
+        load(edited)
+
+
+def test_a_record_that_names_what_is_not_there(edited: Path):
+    rewrite(edited, lambda fields: fields["edits"][1].update(parameters=["encoder.layer.9.weight"]))
+    with pytest.raises(StoreError, match=r"the record names 'encoder\.layer\.9\.weight', which is not there"):
+        load(edited)
+
+
+def test_weights_of_layers_that_are_missing_under_another_head(edited: Path):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(edited / "model.safetensors")
+    del tensors["encoder.layer.1.output.dense.weight"]
+    save_file(tensors, edited / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(StoreError, match=r"no weight 'bert\.encoder\.layer\.1\.output\.dense\.weight'"):
+        load(edited, AutoModelForSequenceClassification)
+
+
+def test_a_cut_block_that_is_back(tmp_path: Path):
+    model = tiny_model()
+    truncate_(model, 2)
+    save(model, tmp_path)
+    swap_weights(tmp_path, tiny_model())
+    with pytest.raises(StoreError, match=r"'encoder\.layer\.2\..*' was cut off, and is there"):
+        load(tmp_path)
+
+
+def test_a_record_of_another_format(edited: Path):
+    rewrite(edited, lambda fields: fields.update(format=99))
+    with pytest.raises(StoreError, match="is of the format 99; this version of lamina reads format 1"):
+        load(edited)
+
+
+def test_a_sharded_checkpoint_that_lacks_a_shard(edited: Path):
+    model = load(edited)
+    model.save_pretrained(edited, max_shard_size="20KB")
+    (edited / "model.safetensors").unlink(missing_ok=True)
+    again = load(edited)
+    assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
+    index = json.loads((edited / "model.safetensors.index.json").read_text())
+    (edited / index["weight_map"]["encoder.layer.0.output.dense.inserted_0.weight"]).unlink()
+    with pytest.raises(StoreError, match=r"cannot be loaded|incomplete"):
+        load(edited)
+
+
+def test_what_is_not_there(tmp_path: Path):
+    with pytest.raises(ModelNotFoundError, match="no model"):
+        load(tmp_path / "none")
+    with pytest.raises(ModelNotFoundError, match="no model"):
+        load("no/such")
+    save(tiny_model(), tmp_path)
+    with pytest.raises(UnknownNameError, match="unknown auto class 'AutoModelForNothing'"):
+        load(tmp_path, "AutoModelForNothing")
+
+
+def test_an_edited_model_generates_the_same(tmp_path: Path):
+    model = FAMILIES["gpt2-CausalLM"].build()
+    insert_(model, "both")
+    shake(model)
+    save(model, tmp_path)
+    inputs = FAMILIES["gpt2"].inputs(model, batch=1)
+    one, other = (
+        m.generate(**inputs, max_new_tokens=5, do_sample=False) for m in (model, load(tmp_path, AutoModelForCausalLM))
+    )
+    assert torch.equal(one, other)
