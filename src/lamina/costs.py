@@ -14,7 +14,7 @@ from lamina.errors import ConfigError, ModelNotFoundError, UnknownNameError
 from lamina.layers import default_stack, stacks, watch
 from lamina.layers.quiet import WithoutValues
 from lamina.reader import ReaderModule
-from lamina.store import load_config
+from lamina.store import empty_model, load_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -167,8 +167,7 @@ def _meter_of(config: PretrainedConfig, *, masked: bool) -> Meter:
     key = (config.to_json_string(use_diff=False), masked)
     if key not in _built:
         auto: Any = AutoModelForMaskedLM if masked else AutoModel
-        with torch.device("meta"):
-            _built[key] = Meter(auto.from_config(config).eval())
+        _built[key] = Meter(empty_model(config, auto))
     return _built[key]
 
 

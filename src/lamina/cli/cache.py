@@ -84,6 +84,7 @@ def _facts(entry: Entry) -> dict[str, Any]:
 
 def _row(entry: Entry) -> tuple[object, ...]:
     from lamina.data.cache_files import size_text
+    from lamina.layers.selectors import ranges
 
     facts = entry.facts
     layers = "; ".join(f"{stack} {ranges(some)}" for stack, some in facts.get("layers", {}).items())
@@ -97,17 +98,6 @@ def _row(entry: Entry) -> tuple[object, ...]:
         age(entry.age_s),
         entry.problem,
     )
-
-
-def ranges(layers: list[int]) -> str:
-    """Layers in few characters: 1-6, or 0,2-3."""
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and layer == runs[-1][1] + 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def age(seconds: float | None) -> str:

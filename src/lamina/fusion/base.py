@@ -166,21 +166,20 @@ class Kept(Stream):
     """Keeps every state until the pass ends, for fusions that need them all at once (`streams = False`).
 
     Args:
-        fuse: Called with the states, lowest layer first, and the mask; returns the features.
+        fuse: Called with the states that were fed, index -> state, lowest first, and the mask; returns the features.
     """
 
-    def __init__(self, fuse: Callable[[list[Tensor], Tensor], Tensor]) -> None:
+    def __init__(self, fuse: Callable[[dict[int, Tensor], Tensor], Tensor]) -> None:
         self._fuse = fuse
-        self._states: list[Tensor] = []
+        self._states: dict[int, Tensor] = {}
 
     def step(self, index: int, view: LayerView) -> None:
         """Keep one state."""
-        del index
-        self._states.append(view.state)
+        self._states[index] = view.state
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
         """Fuse what was kept, and let it go."""
-        states, self._states = self._states, []
+        states, self._states = self._states, {}
         return [self._fuse(states, mask)]
 
 

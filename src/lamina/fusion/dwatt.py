@@ -93,14 +93,16 @@ class DWAttFusion(InputWeighted):
         del members
         return Kept(self._fuse)
 
-    def _fuse(self, states: list[Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens width"]:
+    def _fuse(
+        self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]
+    ) -> Float[Tensor, "batch tokens width"]:
         """Attend, one value at a time; a state is let go once it was read."""
         dtype = self.keys.weight.dtype
-        fused = states[-1].to(dtype)
+        fused = states[self.layers - 1].to(dtype)
         query = 1 + F.elu(fused + self.query(fused))
         attention = F.linear(query, self.keys(self.places)).softmax(-1)
         self.observe(attention.movedim(-1, 0), mask)
         parts = zip(self.values, self.norms, attention.unsqueeze(-1).unbind(2), strict=True)
         for mlp, norm, weight in reversed(list(parts)):
-            fused = torch.addcmul(fused, weight, norm(mlp(states.pop().to(dtype))))
+            fused = torch.addcmul(fused, weight, norm(mlp(states.popitem()[1].to(dtype))))
         return fused

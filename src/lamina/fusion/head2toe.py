@@ -12,12 +12,11 @@ from torch.nn import functional as F
 
 from lamina.checks import check_range
 from lamina.errors import ConfigError
-from lamina.fusion.base import Fusion, FusionConfig, Stream
+from lamina.fusion.base import Fusion, FusionConfig, Kept, Stream
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-    from lamina.fusion.base import LayerView
     from lamina.layers.selectors import Selector
 
 logger = logging.getLogger(__name__)
@@ -108,7 +107,7 @@ class Head2ToeFusion(Fusion):
     def stream(self, members: object) -> Stream:
         """Keep the states until the mask is known."""
         del members
-        return _States(self)
+        return Kept(self.features)
 
     def features(
         self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]
@@ -180,23 +179,6 @@ class Head2ToeFusion(Fusion):
         by_layer = worth.view(self.layers, -1).sum(1)
         if float(by_layer.sum()) > 0:
             self.shares.copy_(by_layer / by_layer.sum())
-
-
-class _States(Stream):
-    """Keeps the states by their index until the pass ends."""
-
-    def __init__(self, fusion: Head2ToeFusion) -> None:
-        self._fusion = fusion
-        self._states: dict[int, Tensor] = {}
-
-    def step(self, index: int, view: LayerView) -> None:
-        """Keep one state."""
-        self._states[index] = view.state
-
-    def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Pool, scale and join what was kept, and let it go."""
-        states, self._states = self._states, {}
-        return [self._fusion.features(states, mask)]
 
 
 def _map_of(head: nn.Module) -> nn.Linear:

@@ -85,10 +85,10 @@ class RoutingFusion(Fusion):
         del members
         return Kept(self._fuse)
 
-    def _fuse(self, states: list[Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
+    def _fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
         parts = [
             F.layer_norm(state.to(self.scale.dtype), (self.width,)) * self.scale[index] + self.shift[index]
-            for index, state in enumerate(states)
+            for index, state in states.items()
         ]
         batch, tokens = mask.shape
         inputs = torch.stack(parts, dim=2)

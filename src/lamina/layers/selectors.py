@@ -86,3 +86,14 @@ def _index(layer: int, layers: int, op: str) -> int:
 
 def _unknown(selector: object, op: str) -> ConfigError:
     return ConfigError(f"{op}: layers is {selector!r}, which is no layer selector. Use {FORMS}.")
+
+
+def ranges(layers: Sequence[int]) -> str:
+    """Layer numbers with runs joined, as a person reads them: "1-6", "0, 3-5"."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from lamina.fusion import FUSIONS
+from lamina.layers.selectors import ranges
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank, ReaderModule
@@ -80,23 +81,12 @@ def _row(name: str, reader: ReaderModule) -> str:
         name,
         reader.config.head.kind.replace("_", " "),
         FUSIONS.name_of(reader.config.fusion),
-        _ranges(reader.layers),
+        ranges(reader.layers),
         f"{shown} and {more} more" if more > 0 else shown,
         f"{reader.size():,}",
         score_of(reader.info),
     )
     return "| " + " | ".join(re.sub(r"\s+", " ", cell.replace("|", "\\|")) for cell in cells) + " |"
-
-
-def _ranges(layers: tuple[int, ...]) -> str:
-    """Layer numbers with runs joined: "1-6", "0, 3-5"."""
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and layer == runs[-1][1] + 1:
-            runs[-1][1] = layer
-        else:
-            runs.append([layer, layer])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def score_of(info: dict[str, Any]) -> str:

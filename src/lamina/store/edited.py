@@ -13,10 +13,10 @@ from safetensors import SafetensorError
 from lamina.editing.insert import replay_insert
 from lamina.editing.inserted import PREFIX, all_inserted
 from lamina.editing.record import Edit, edits, restore
-from lamina.errors import LaminaError, StoreError, UnknownNameError, UnsupportedModelError
+from lamina.errors import LaminaError, StoreError, UnknownNameError
 from lamina.layers import select, stacks
 from lamina.store.files import read_json, staged, write_json
-from lamina.store.models import load_config, load_model
+from lamina.store.models import empty_model, load_config, load_model
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -105,7 +105,7 @@ def outline(folder_or_id: str | Path, auto: str = "AutoModel") -> PreTrainedMode
         UnsupportedModelError: If transformers does not know the family.
     """
     found, kind = _read_record(str(folder_or_id)), _auto_class(auto)
-    model = _without_weights(kind, folder_or_id)
+    model = empty_model(load_config(folder_or_id), kind)
     if found is not None:
         _replay_inserts(model, found[1])
         _restore(model, str(folder_or_id), found[1])
@@ -156,7 +156,7 @@ def _auto_class(name: str) -> Any:
 
 def _load_edited(name: str, kind: Any, made: Sequence[Edit]) -> tuple[PreTrainedModel, dict[str, set[str]]]:
     """Have transformers load a model that has its inserted layers; with the weights it missed or did not expect."""
-    plain = type(_without_weights(kind, name)) if kind.__name__.startswith("AutoModel") else kind
+    plain = type(empty_model(load_config(name), kind)) if kind.__name__.startswith("AutoModel") else kind
     try:
         model, report = _with_inserts(plain, made).from_pretrained(name, output_loading_info=True)
     except LaminaError:
@@ -166,18 +166,6 @@ def _load_edited(name: str, kind: Any, made: Sequence[Edit]) -> tuple[PreTrained
         raise StoreError(f"load: {name} cannot be loaded ({told}). {_AGAIN}") from error
     model.__class__ = plain
     return model, report
-
-
-def _without_weights(kind: Any, name: str | Path) -> PreTrainedModel:
-    config = load_config(name)
-    try:
-        with torch.device("meta"):
-            return kind.from_config(config).eval()
-    except (ValueError, ImportError) as error:
-        told = str(error).strip().splitlines()[0].rstrip(".")
-        raise UnsupportedModelError(
-            op="load", model_type=str(config.model_type), reason=told, hint="Use a head that the family has."
-        ) from error
 
 
 def _with_inserts(plain: type[Any], made: Sequence[Edit]) -> Any:

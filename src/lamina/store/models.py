@@ -100,21 +100,28 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
         raise _model_error(str(name), "", error) from error
 
 
-def empty_model(config: PretrainedConfig) -> PreTrainedModel:
-    """Build a backbone on the meta device: the architecture, no weights, no memory.
+def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
+    """Build a model on the meta device: the architecture, no weights, no memory.
+
+    Args:
+        config: Of the model.
+        auto: Auto class of transformers that decides which head comes along; None: the backbone alone.
 
     Raises:
-        UnsupportedModelError: If transformers has no backbone for this family.
+        UnsupportedModelError: If the family has no such model in transformers.
     """
     from transformers import AutoModel
 
-    auto: Any = AutoModel
+    auto = auto or AutoModel
     try:
         with torch.device("meta"):
             return auto.from_config(config).eval()
     except (ValueError, ImportError) as error:
         raise UnsupportedModelError(
-            op="load", model_type=str(config.model_type), reason=_first(error), hint="Use a family that AutoModel has."
+            op="load",
+            model_type=str(config.model_type),
+            reason=_first(error),
+            hint=f"Use a family that {auto.__name__} has.",
         ) from error
 
 

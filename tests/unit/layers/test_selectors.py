@@ -2,6 +2,7 @@ import pytest
 
 from lamina.errors import ConfigError, LayerIndexError
 from lamina.layers import select
+from lamina.layers.selectors import ranges
 
 
 @pytest.mark.parametrize(
@@ -62,3 +63,10 @@ def test_backwards():
 def test_twice(selector):
     with pytest.raises(ConfigError, match=r"names layer \d twice"):
         select(selector, 7, op="tap")
+
+
+@pytest.mark.parametrize(
+    ("layers", "text"), [((1, 2, 3), "1-3"), ((0, 3, 4, 5, 7), "0, 3-5, 7"), ((4,), "4"), ((4, 5), "4-5"), ((), "")]
+)
+def test_runs_of_layers_are_joined(layers: tuple[int, ...], text: str):
+    assert ranges(layers) == text

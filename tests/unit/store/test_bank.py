@@ -21,7 +21,7 @@ from lamina.heads.masked_lm import MaskedLM
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.store import fingerprint, load_bank, load_model, save_bank
 from lamina.store.bank import _tuples
-from lamina.store.card import _ranges, model_card
+from lamina.store.card import model_card
 
 
 @pytest.fixture
@@ -333,12 +333,6 @@ class TestCard:
 
         row = next(line for line in model_card(bank, _describe(bank), "t").splitlines() if line.startswith("| x |"))
         assert "a\\|b, c d, 0, 1, 2, 3, 4, 5 and 4 more" in row
-
-    @pytest.mark.parametrize(
-        ("layers", "text"), [((1, 2, 3), "1-3"), ((0, 3, 4, 5, 7), "0, 3-5, 7"), ((4,), "4"), ((), "")]
-    )
-    def test_runs_of_layers_are_joined(self, layers: tuple[int, ...], text: str):
-        assert _ranges(layers) == text
 
 
 def test_lists_become_tuples_at_every_depth():
