@@ -8,25 +8,33 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.tiny import FAMILIES
+from tests.support.tiny import FAMILIES, Family
 from transformers import AutoModel
 
 from lamina.editing.insert import insert_
 from lamina.editing.merge import merge_
 from lamina.errors import UnsupportedModelError
 from lamina.layers.find import stacks
-from lamina.layers.roles import ROLES, modules_at, roles_of
+from lamina.layers.roles import CONVOLUTIONS, ROLES, modules_at, roles_of
 
 NAMED = {
     *("bert", "roberta", "xlm-roberta", "electra", "distilbert", "albert", "deberta", "deberta-v2", "modernbert"),
     *("mpnet", "bart", "mbart", "marian", "t5", "mt5", "vit", "deit", "beit", "dinov2", "wav2vec2", "hubert"),
     *("whisper", "gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "gemma"),
 }
+CONVNEXT = {"image_size": 32, "depths": [1, 2], "hidden_sizes": [8, 16], "num_stages": 2, "layer_scale_init_value": 1.0}
+RESNET = {"image_size": 32, "depths": [1, 2], "hidden_sizes": [8, 16], "embedding_size": 8}
+CONVOLUTIONAL = {  # their layers cannot be read, and need not be for this
+    "convnext": Family("convnext", "convnext", CONVNEXT, "vision"),
+    "convnextv2": Family("convnextv2", "convnextv2", CONVNEXT, "vision"),
+    "resnet": Family("resnet", "resnet", RESNET, "vision"),
+}
+APART = ("convnext", "convnextv2")  # their convolutions keep channels apart, and nothing folds into them
 
 
 @functools.cache
 def untouched(name: str) -> tuple[Any, dict[str, Any], torch.Tensor]:
-    family = FAMILIES[name]
+    family = CONVOLUTIONAL.get(name) or FAMILIES[name]
     model = family.build()
     inputs = family.inputs(model)
     return model, inputs, run(model, inputs)
@@ -93,3 +101,43 @@ def test_every_path_of_the_row_is_there(name):
                     assert modules_at(stack.blocks[0], path, family=name, op="test")
         for path in (*row.ffn_in, row.ffn_out):
             assert modules_at(stack.blocks[0], path, family=name, op="test")
+
+
+def test_the_promised_families_have_a_row_of_convolutions():
+    assert set(CONVOLUTIONS) >= {"wav2vec2", "hubert", "convnext", "convnextv2"}
+
+
+@pytest.mark.parametrize("activation", [None, "gelu", "relu"])
+@pytest.mark.parametrize("convolutional", CONVOLUTIONS)
+def test_a_dirac_kernel_after_every_convolution_is_invisible(convolutional, activation):
+    model, inputs, expected = untouched(convolutional)
+    model = copy.deepcopy(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    edit = insert_(model, "convolution", activation=activation)
+    after = model.state_dict()
+    assert set(after) - set(before) == set(edit.parameters)
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    tolerance = 1e-5 if activation == "gelu" else 0
+    torch.testing.assert_close(run(model, inputs), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("convolutional", CONVOLUTIONS)
+def test_a_kernel_of_one_merges_where_channels_mix(convolutional, tmp_path):
+    model, inputs, expected = untouched(convolutional)
+    keys = list(model.state_dict())
+    model = copy.deepcopy(model)
+    insert_(model, "convolution", init="xavier", kernel=1, generator=torch.Generator().manual_seed(0))
+    inserted = run(model, inputs)
+    assert (inserted - expected).abs().max() > 1e-3
+    if convolutional in APART:
+        with pytest.raises(UnsupportedModelError, match="groups of channels apart"):
+            merge_(model)
+        return
+    merge_(model)
+    assert list(model.state_dict()) == keys
+    torch.testing.assert_close(run(model, inputs), inserted, rtol=0, atol=1e-5)
+    model.save_pretrained(tmp_path)
+    plain, info = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    torch.testing.assert_close(run(plain.eval(), inputs), inserted, rtol=0, atol=1e-5)

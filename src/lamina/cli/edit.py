@@ -11,7 +11,7 @@ import typer
 
 from lamina.cli.options import JsonOption
 from lamina.cli.output import print_json, print_table
-from lamina.errors import ConfigError, StoreError, UnknownNameError
+from lamina.errors import ConfigError, StoreError, UnknownNameError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -39,7 +39,8 @@ def edit(  # noqa: PLR0913
         str, typer.Option("--scope", help='What --reinit sets: "linear" maps, or all of the "block".')
     ] = "linear",
     insert: Annotated[
-        str | None, typer.Option("--insert", metavar="WHERE", help='Insert layers: "attention", "ffn" or "both".')
+        str | None,
+        typer.Option("--insert", metavar="WHERE", help='Insert layers: "attention", "ffn", "both" or "convolution".'),
     ] = None,
     layers: Annotated[
         str, typer.Option("--layers", metavar="LAYERS", help=f"Blocks that --insert goes into, {_LAYERS}.")
@@ -53,6 +54,9 @@ def edit(  # noqa: PLR0913
     placement: Annotated[
         str, typer.Option("--placement", help='What the activation is applied to: "weight" or "output".')
     ] = "weight",
+    kernel: Annotated[
+        int, typer.Option("--kernel", metavar="N", help="Length of the kernel of layers after convolutions; odd.")
+    ] = 3,
     freeze: Annotated[
         str | None, typer.Option("--freeze", metavar="LAYERS", help=f"Freeze these layers, {_LAYERS}; 0: embeddings.")
     ] = None,
@@ -99,6 +103,7 @@ def edit(  # noqa: PLR0913
         options: dict[str, Any] = {"init": _one_of("--init", init, INITS), "stack": stack, "generator": rng}
         options["activation"] = None if chosen == "none" else chosen
         options["placement"] = _one_of("--placement", placement, PLACEMENTS)
+        options["kernel"] = kernel
         steps.append(lambda given: insert_(given, where, _selector(layers), **options))
     if freeze is not None:
         steps.append(lambda given: freeze_(given, _selector(freeze), stack))
@@ -198,14 +203,27 @@ def _saved_head(name: str) -> str:
 
 
 def _facts(model: PreTrainedModel) -> dict[str, Any]:
-    from lamina.layers import stacks
-
     parameters = list(model.parameters())
     return {
-        "layers": {name: stack.layers for name, stack in stacks(model).items()},
+        "layers": _layers(model),
         "parameters": sum(each.numel() for each in parameters),
         "trainable": sum(each.numel() for each in parameters if each.requires_grad),
     }
+
+
+def _layers(model: PreTrainedModel) -> dict[str, int]:
+    """How many layers each stack has; a convolutional network has those that its row of convolutions says."""
+    from lamina.editing.convolutions import convolution_blocks
+    from lamina.layers import stacks
+    from lamina.layers.roles import CONVOLUTIONS, family_of
+
+    try:
+        return {name: stack.layers for name, stack in stacks(model).items()}
+    except UnsupportedModelError:
+        if family_of(model) not in CONVOLUTIONS:
+            raise
+        name, blocks = convolution_blocks(model, "edit")
+        return {name: len(blocks) + 1}
 
 
 def _outputs(model: PreTrainedModel) -> dict[str, Tensor]:

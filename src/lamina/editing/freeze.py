@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from torch import nn
-
 from lamina.editing.checks import check_editable, check_shared
 from lamina.editing.inserted import InsertedLayer
 from lamina.editing.record import Edit, record
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers import default_stack, select, stacks
-from lamina.layers.probe_input import probe_input
-from lamina.layers.quiet import WithoutValues, undisturbed
+from lamina.layers.parts import layer_modules
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel
 
     from lamina.layers import LayerStack
     from lamina.layers.selectors import Selector
 
 _OP = "freeze_"
-_TOKENS = 7  # of the input that shows what comes before the blocks
 
 
 def freeze_(
@@ -42,7 +39,8 @@ def freeze_(
         layers: Which layers, as a layer selector.
         stack: Name of the stack; None is the only one, or the encoder. With `train`, None is every stack.
         train: "inserted" leaves the inserted layers out of the freeze and makes them trainable, so that they, the
-            pooler and the head are all that trains.
+            pooler and the head are all that trains. Where layers cannot be read, as in convolutional networks, "all"
+            of them are the whole backbone.
 
     Returns:
         The edit, with the names of the frozen parameters.
@@ -56,9 +54,11 @@ def freeze_(
     check_editable(model, _OP)
     inserted = _inserted(model, train)
     every = train is not None and stack is None
-    chosen = list(stacks(model).values()) if every else [default_stack(model, stack, op=_OP)]
+    chosen = _stacks(model, whole=layers == "all") if every else [default_stack(model, stack, op=_OP)]
     numbers = [select(layers, one.layers, op=_OP) for one in chosen]
     parts = [_modules(model, one, some) for one, some in zip(chosen, numbers, strict=True)]
+    if not chosen:
+        parts = [set(getattr(model, "base_model", model).modules())]
     spared = {id(parameter) for layer in inserted for parameter in layer.parameters()}
     frozen = {id(each): each for modules in parts for part in modules for each in part.parameters(recurse=False)}
     names = [name for name, each in model.named_parameters() if id(each) in frozen and id(each) not in spared]
@@ -67,8 +67,18 @@ def freeze_(
             parameter.requires_grad_(id(parameter) in spared)
     named = tuple(sorted({layer for some in numbers for layer in some}))
     settings = {"layers": list(named) if layers != "all" else "all", "stack": None if every else chosen[0].name}
-    name = "all" if every and len(chosen) > 1 else chosen[0].name
+    name = chosen[0].name if len(chosen) == 1 else "all"
     return record(model, Edit("freeze", name, named, tuple(names), {**settings, "train": train}))
+
+
+def _stacks(model: PreTrainedModel, *, whole: bool) -> list[LayerStack]:
+    """All stacks; none where layers cannot be read and all of them are meant."""
+    try:
+        return list(stacks(model).values())
+    except UnsupportedModelError:
+        if not whole:
+            raise
+        return []
 
 
 def _inserted(model: PreTrainedModel, train: str | None) -> list[InsertedLayer]:
@@ -87,44 +97,11 @@ def _inserted(model: PreTrainedModel, train: str | None) -> list[InsertedLayer]:
 
 def _modules(model: PreTrainedModel, stack: LayerStack, chosen: list[int]) -> set[nn.Module]:
     """The modules of layers, each with its own parameters."""
-    blocks = {module for block in stack.blocks for module in block.modules()}
-    around = [module for module in _own_run(model, stack) if module not in blocks]
-    if len(chosen) == stack.layers:
-        return blocks | set(around)
-    if not stack.blocks:
-        raise ConfigError(
-            f"{_OP}: single layers of the {stack.name} stack came; it has no module per block, and only the whole of "
-            "it can be frozen. Use layers='all'."
-        )
-    check_shared(stack, chosen, _OP)
-    found = {module for layer in chosen if layer for module in stack.blocks[layer - 1].modules()}
-    if 0 in chosen or stack.depth in chosen:
-        late = _after_blocks(model, stack, around)
-        found |= {module for module in around if (stack.depth if module in late else 0) in chosen}
-    return found
-
-
-def _own_run(model: PreTrainedModel, stack: LayerStack) -> list[nn.Module]:
-    """What takes part in a stack's layers; of a decoder's, without the encoder that it looks at."""
-    if stack.name != "decoder":
-        return list(stack.run)
-    other, inside = set(stacks(model)["encoder"].run), set(stack.scope.modules())
-    return [module for module in stack.run if module in inside or module not in other]
-
-
-def _after_blocks(model: PreTrainedModel, stack: LayerStack, around: list[nn.Module]) -> set[nn.Module]:
-    """Those modules that are first called after the first block has begun, on a tiny input."""
-    base = getattr(model, "base_model", model)
-    inputs = probe_input(base, _TOKENS, seed=1).inputs
-    bare = {key: value for key, value in inputs.items() if not key.endswith("attention_mask")}
-    order: list[nn.Module] = []
-    with undisturbed(model), WithoutValues():
-        for module in (*around, stack.blocks[0]):
-            module.register_forward_pre_hook(lambda module, _args: order.append(module))
-        try:
-            base(**inputs)
-        except Exception:  # without weights, some models run only without a mask
-            order.clear()
-            base(**bare)
-    start = order.index(stack.blocks[0])
-    return set(order[start:]) - set(order[:start])
+    if len(chosen) < stack.layers:
+        if not stack.blocks:
+            raise ConfigError(
+                f"{_OP}: single layers of the {stack.name} stack came; it has no module per block, and only the whole "
+                "of it can be frozen. Use layers='all'."
+            )
+        check_shared(stack, chosen, _OP)
+    return set().union(*layer_modules(model, stack, chosen).values())

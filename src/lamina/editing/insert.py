@@ -1,14 +1,15 @@
-"""Insert layers into the blocks of a pretrained model without breaking what it knows."""
+"""Insert layers into a pretrained model, in its blocks or after its convolutions, without breaking what it knows."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
 from torch import Tensor, nn
 
 from lamina.editing.checks import check_editable, chosen_blocks
+from lamina.editing.convolutions import chosen_convolutions
 from lamina.editing.inserted import ACTIVATIONS, InsertedLayer, attach, mark_content_of
 from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from transformers import PreTrainedModel
 
-POSITIONS = ("attention", "ffn", "both")
+POSITIONS = ("attention", "ffn", "both", "convolution")
 INITS = ("identity", "unit", "xavier", "he", "zero")
 PLACEMENTS = ("weight", "output")
+KERNEL = 3  # of a layer after a convolution, unless another is asked for
 GELU_IS_ONE = 1.1444507183528787  # c * Phi(c) = 1
 _RANDOM = ("xavier", "he")
 _OP = "insert_"
@@ -42,7 +44,7 @@ _OP = "insert_"
 
 def insert_(  # noqa: PLR0913 the options of a public entry point
     model: PreTrainedModel,
-    position: Literal["attention", "ffn", "both"] = "attention",
+    position: Literal["attention", "ffn", "both", "convolution"] = "attention",
     layers: Selector = "all",
     *,
     init: Literal["identity", "unit", "xavier", "he", "zero"] = "identity",
@@ -50,22 +52,32 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
     placement: Literal["weight", "output"] = "weight",
     stack: str | None = None,
     generator: torch.Generator | None = None,
+    kernel: int = KERNEL,
 ) -> Edit:
-    """Insert layers A(x) = act(W) x, without bias, into the blocks of a model, in place.
+    """Insert layers A(x) = act(W) x, without bias, into the blocks of a model or after its convolutions, in place.
 
     Args:
         model: A transformers model of a family in `lamina.layers.roles.ROLES`.
         position: "attention" (one matrix per head right after the query, key and value projections, of self- and
             cross-attention; one per key/value head where those are grouped), "ffn" (one `[width, width]` matrix on the
-            feed-forward network's output, before the residual sum), or "both".
+            feed-forward network's output, before the residual sum), "both" of these, or "convolution" (after every
+            convolution of the layers one that keeps channels and size, over all channels; of a family in
+            `lamina.layers.roles.CONVOLUTIONS`).
         layers: A layer selector; layer i is block i, and "all" is every block. Layer 0, the embeddings, has none.
+            With position "convolution" it is stage i of a convolutional network, or convolution i, from 1, of a
+            speech model's feature encoder.
         init: Start of the weight: "identity" (such that the weight, once activated, is the identity), "unit" (the
-            identity matrix itself), "xavier" or "he" (normal, per matrix), "zero".
+            identity matrix itself), "xavier" or "he" (normal, per matrix), "zero". For a convolution the identity is
+            the Dirac kernel, the identity matrix in its middle and zeros around it.
         activation: "gelu" (exact), "relu", or None.
         placement: Whether the activation is applied to the "weight", so that the layer stays linear, or to the
             "output", as is usual.
-        stack: Name of the stack, or "all" of them; None is the only one, or the encoder.
+        stack: Name of the stack, or "all" of them; None is the only one, or the encoder. The convolutions of a
+            feature encoder are the stack "feature_encoder".
         generator: Gives the seed of a random init; None is torch's global one.
+        kernel: Length of the kernel of a layer after a convolution, along each axis, in steps of its input; odd. Only
+            layers with a kernel of 1 can be merged. On a GPU a layer is as exact as convolutions are there; torch's
+            default for them, TF32, rounds (`torch.backends.cudnn.allow_tf32`).
 
     Returns:
         The record: the names of the new parameters and, for a random init, the seed that was drawn.
@@ -75,13 +87,14 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
             is not, the model is quantised, compiled or offloaded, or a bank reads it.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If an option or a stack is unknown.
-        UnsupportedModelError: If the family has no row of roles, or a projection is not what its row says.
+        UnsupportedModelError: If the family has no row of roles or convolutions, or a part is not what its row says.
 
     Source:
         "How to insert additional layers between the middle layers of the pre-trained model", section 3: "unit" with
-        gelu on the weight. There gelu(I) is 0.84 I; "identity" starts at 1.14 I, whose gelu is I.
+        gelu on the weight. There gelu(I) is 0.84 I; "identity" starts at 1.14 I, whose gelu is I. The paper's section
+        on limitations leaves convolutional networks to future work; "convolution" is the same idea there.
     """
-    options = Options(position, _plain(layers), init, activation, placement, stack)
+    options = Options(position, _plain(layers), init, activation, placement, stack, kernel)
     return _insert(model, options, lambda: _draw(generator) if init in _RANDOM else None)
 
 
@@ -101,6 +114,7 @@ class Options:
     activation: str | None
     placement: str
     stack: str | None
+    kernel: int = KERNEL
 
     def __post_init__(self) -> None:
         known = {"position": POSITIONS, "init": INITS, "placement": PLACEMENTS, "activation": (*ACTIVATIONS, None)}
@@ -113,16 +127,30 @@ class Options:
                 f"{_OP}: init is 'identity' with {self.activation} on the output; no weight undoes an activation of "
                 "the output. Use placement='weight', activation=None, or init='unit'."
             )
+        if type(self.kernel) is not int or self.kernel < 1 or self.kernel % 2 == 0:
+            raise ConfigError(f"{_OP}: kernel is {self.kernel}; it must be odd, to have a middle. Use 1, 3 or 5.")
+        if self.position != "convolution" and self.kernel != KERNEL:
+            raise ConfigError(
+                f"{_OP}: kernel is {self.kernel} and position is '{self.position}'; only layers after convolutions "
+                "have a kernel. Leave kernel out, or use position='convolution'."
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """What a record says; records of matrices have no kernel."""
+        return {
+            name: value for name, value in asdict(self).items() if name != "kernel" or self.position == "convolution"
+        }
 
 
 @dataclass(frozen=True, eq=False)
 class _Site:
-    """A projection to be followed by a new layer: its path, and the new weight's shape."""
+    """A projection or convolution to be followed by a new layer: its path, and the new weight's shape."""
 
     path: str
     projection: nn.Module
     shape: tuple[int, ...]
-    marks: nn.Module | None  # the attention around it, where it also projects positions
+    marks: nn.Module | None = None  # the attention around it, where it also projects positions
+    axes: int = 0  # of a convolution
 
 
 def _insert(model: PreTrainedModel, options: Options, seed_of: Callable[[], int | None]) -> Edit:
@@ -133,16 +161,19 @@ def _insert(model: PreTrainedModel, options: Options, seed_of: Callable[[], int 
     weights = [_weight(options, site, generator) for site in sites]
     names: list[str] = []
     for site, weight in zip(sites, weights, strict=True):
-        layer = InsertedLayer(weight, options.activation, options.placement, content_only=site.marks is not None)
+        marked = site.marks is not None
+        layer = InsertedLayer(weight, options.activation, options.placement, content_only=marked, axes=site.axes)
         layer.train(site.projection.training)
         if site.marks is not None:
             mark_content_of(site.marks)
         names.append(f"{site.path}.{attach(site.projection, layer)}.weight")
-    return record(model, Edit("insert", stack, tuple(chosen), tuple(names), asdict(options), seed))
+    return record(model, Edit("insert", stack, tuple(chosen), tuple(names), options.settings(), seed))
 
 
 def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], list[_Site]]:
     """The stack, the layers and where to insert; refuses before anything is touched."""
+    if options.position == "convolution":
+        return _plan_convolutions(model, options)
     roles = roles_of(model, op=_OP)
     default = default_stack(model).name
     names = list(stacks(model)) if options.stack == "all" else [options.stack or default]
@@ -158,6 +189,16 @@ def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], lis
     return options.stack or default, sorted(numbers), list(sites.values())
 
 
+def _plan_convolutions(model: PreTrainedModel, options: Options) -> tuple[str, list[int], list[_Site]]:
+    stack, chosen, found = chosen_convolutions(model, options.layers, options.stack, _OP)
+    sites: list[_Site] = []
+    for path, (convolution, weight) in found.items():
+        channels, axes = weight.shape[0], weight.ndim - 2
+        shape = (channels, channels, *[options.kernel] * axes)
+        sites.append(_Site(path, convolution, shape, axes=axes))
+    return stack, chosen, sites
+
+
 def _sites(
     model: nn.Module, roles: Roles, block: nn.Module, position: str, paths: dict[nn.Module, str]
 ) -> Iterator[_Site]:
@@ -169,7 +210,7 @@ def _sites(
     if position != "attention":
         for projection in modules_at(block, roles.ffn_out, family=family, op=_OP):
             width = _outputs(projection, paths[projection], family)
-            yield _Site(paths[projection], projection, (width, width), None)
+            yield _Site(paths[projection], projection, (width, width))
 
 
 def _attention_sites(
@@ -201,21 +242,24 @@ def _outputs(projection: nn.Module, path: str, family: str) -> int:
     return weight.shape[0]
 
 
-def _weight(options: Options, site: _Site, generator: torch.Generator | None) -> Float[Tensor, "*heads width width"]:
+def _weight(options: Options, site: _Site, generator: torch.Generator | None) -> Float[Tensor, "*shape"]:
     given = next(site.projection.parameters(recurse=False))
     dtype = torch.promote_types(given.dtype, torch.float32)
-    width = site.shape[-1]
     if options.init not in _RANDOM:
-        scale = _scale(options) if options.init != "zero" else 0.0
-        matrix = scale * torch.eye(width, dtype=dtype, device=given.device)
-        return matrix.expand(site.shape).clone()
+        weight = torch.zeros(site.shape, dtype=dtype, device=given.device)
+        middle = [options.kernel // 2] * site.axes
+        if options.init != "zero":
+            width = site.shape[1]
+            weight[(..., *middle)] = _scale(options) * torch.eye(width, dtype=dtype, device=given.device)
+        return weight
     weight = torch.empty(site.shape, dtype=dtype, device="meta" if given.is_meta else "cpu")
     if not given.is_meta:
-        for matrix in weight.unsqueeze(0) if weight.ndim == 2 else weight:
+        per_head = weight.ndim == 3 and not site.axes
+        for part in weight if per_head else [weight]:
             if options.init == "xavier":
-                nn.init.xavier_normal_(matrix, generator=generator)
+                nn.init.xavier_normal_(part, generator=generator)
             else:
-                nn.init.kaiming_normal_(matrix, nonlinearity="relu", generator=generator)
+                nn.init.kaiming_normal_(part, nonlinearity="relu", generator=generator)
     return weight.to(given.device)
 
 

@@ -1,4 +1,4 @@
-"""The inserted layer: a small linear map that a projection's output passes through.
+"""The inserted layer: a small linear map that the output of a projection or a convolution passes through.
 
 It is a child of the projection it follows (`...query.inserted_0`), applied by a forward hook that looks it up there.
 So every name the model had stays, copies and pickles of a model work, and any training loop finds the weight.
@@ -18,56 +18,71 @@ if TYPE_CHECKING:
 
 PREFIX = "inserted_"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": functional.gelu, "relu": functional.relu}
+_CONVOLVE: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d}  # by count of axes
 _CONTENT = "_lamina_content"
 _BYTES = 4  # of float32
 
 
 @final
 class InsertedLayer(nn.Module):
-    """A(x) = act(W) x, or act(W x), per head or over the full width.
+    """A(x) = act(W) x, or act(W x), per head or over the full width; after a convolution, act(W) is convolved with x.
 
     The weight stays in float32 in a model of half precision: bfloat16 has no number whose gelu is 1.
 
     Attributes:
-        weight: `[width, width]`, or `[heads, width, width]` with the width of one head.
+        weight: `[width, width]`, or `[heads, width, width]` with the width of one head; of a convolution
+            `[channels, channels, kernel]`, or `[channels, channels, kernel, kernel]`.
         activation: "gelu", "relu" or None.
         placement: What the activation is applied to: "weight" or "output".
         content_only: Whether calls with anything but the block's states are left alone.
+        axes: How many axes a convolution runs over, 1 or 2; 0 where the weight is a matrix or one per head.
     """
 
     def __init__(
         self,
-        weight: Float[Tensor, "*heads width width"],
+        weight: Float[Tensor, "*shape"],
         activation: str | None,
         placement: str,
         *,
         content_only: bool = False,
+        axes: int = 0,
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight)
         self.activation = activation
         self.placement = placement
         self.content_only = content_only
+        self.axes = axes
 
     @property
-    def foldable(self) -> bool:
+    def linear(self) -> bool:
         """Whether the layer is a linear map."""
         return self.activation is None or self.placement == "weight"
 
-    def matrix(self) -> Float[Tensor, "*heads width width"]:
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """The size of a convolution's kernel along each axis; empty for a matrix."""
+        return tuple(self.weight.shape[2:]) if self.axes else ()
+
+    def applied_weight(self) -> Float[Tensor, "*shape"]:
         """The weight as it is applied, in its own precision."""
         if self.activation is None or self.placement == "output":
             return self.weight
         return ACTIVATIONS[self.activation](self.weight)
 
-    def forward(self, states: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """Apply the layer to a projection's output, in the output's precision."""
-        matrix = self.matrix().to(states.dtype)
-        if matrix.ndim == 2:
-            changed = functional.linear(states, matrix)
+    def forward(self, states: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Apply the layer to a projection's `[..., width]` or a convolution's `[batch, channels, ...]`.
+
+        The shape and the precision stay. A convolution has zeros around its input, as many as that takes.
+        """
+        weight = self.applied_weight().to(states.dtype)
+        if self.axes:
+            changed = _CONVOLVE[self.axes](states, weight, padding="same")
+        elif weight.ndim == 2:
+            changed = functional.linear(states, weight)
         else:
-            per_head = states.unflatten(-1, matrix.shape[:2])
-            changed = einsum("...hj,hij->...hi", per_head, matrix).flatten(-2)
+            per_head = states.unflatten(-1, weight.shape[:2])
+            changed = einsum("...hj,hij->...hi", per_head, weight).flatten(-2)
         if self.activation is not None and self.placement == "output":
             changed = ACTIVATIONS[self.activation](changed)
         return changed.to(states.dtype)

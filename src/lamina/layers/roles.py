@@ -1,4 +1,4 @@
-"""What each projection of a block is for: one row of paths per family, checked against the model on use.
+"""What each projection of a block is for, and where convolutions are: rows of paths, checked against the model on use.
 
 Reading layers needs no table. Changing what happens after the query projection does: the row says where it is.
 To support a family, `add` a row (or put one into `ROLES`); the contract tests run over every row.
@@ -72,6 +72,23 @@ class Roles:
     cross: Attention | None = None
 
 
+@final
+@dataclass(frozen=True)
+class Convolutions:
+    """Where a family's convolutions are, and how they are counted.
+
+    Attributes:
+        blocks: Path, from the backbone, of what they are in; the first of those found is layer 1.
+        convolution: Path of a block's convolutions, from the block; several where it has a `*`.
+        stack: Name of the sequence: "main" where its layers are those of the model's `hidden_states`, and another
+            where they come before layer 0.
+    """
+
+    blocks: str
+    convolution: str
+    stack: str = "main"
+
+
 def roles_of(model: nn.Module, *, op: str) -> Roles:
     """Get the row of a model's family.
 
@@ -89,19 +106,40 @@ def roles_of(model: nn.Module, *, op: str) -> Roles:
     return ROLES[family]
 
 
-def add(model_type: str, roles: Roles) -> None:
+def convolutions_of(model: nn.Module, *, op: str) -> Convolutions:
+    """Get the row that says where the convolutions of a model's family are.
+
+    Raises:
+        UnsupportedModelError: If the table has no such row.
+    """
+    family = family_of(model)
+    if family not in CONVOLUTIONS:
+        raise UnsupportedModelError(
+            op=op,
+            model_type=family,
+            reason=f"no row says where its convolutions are; rows: {', '.join(sorted(CONVOLUTIONS))}",
+            hint="Add a Convolutions row with lamina.layers.roles.add.",
+        )
+    return CONVOLUTIONS[family]
+
+
+def add(model_type: str, row: Roles | Convolutions) -> None:
     """Add a family's row.
 
     Args:
         model_type: The family, as in `config.model_type`.
-        roles: Its row.
+        row: Its projections, or its convolutions; a family may have a row of each kind.
 
     Raises:
-        ConfigError: If the family has a row.
+        ConfigError: If the family has such a row.
     """
-    if model_type in ROLES:
-        raise ConfigError(f"roles: '{model_type}' has a row; a row is never replaced. Remove it from ROLES first.")
-    ROLES[model_type] = roles
+    name, known = ("ROLES", ROLES) if isinstance(row, Roles) else ("CONVOLUTIONS", CONVOLUTIONS)
+    if model_type in known:
+        raise ConfigError(f"roles: '{model_type}' has a row; a row is never replaced. Remove it from {name} first.")
+    if isinstance(row, Roles):
+        ROLES[model_type] = row
+    else:
+        CONVOLUTIONS[model_type] = row
 
 
 def family_of(model: nn.Module) -> str:
@@ -173,6 +211,17 @@ def linear_weight(module: nn.Module) -> Tensor | None:
     if isinstance(module, nn.Linear):
         return weight
     return weight.T if type(module).__name__ == "Conv1D" else None
+
+
+def convolution_weight(module: nn.Module) -> Tensor | None:
+    """The weight of a plain convolution, `[out, in / groups, kernel...]`; None for anything else.
+
+    One that computes its weight, as weight norm does, is not plain.
+    """
+    weight = dict(module.named_parameters(recurse=False)).get("weight")
+    if type(module) not in (nn.Conv1d, nn.Conv2d) or weight is None:
+        return None
+    return weight if weight.is_floating_point() else None
 
 
 def _apart(  # a name per role, all in one module
@@ -266,4 +315,14 @@ ROLES: dict[str, Roles] = {
         "mlp.dense_4h_to_h",
     ),
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2"), _LLAMA),
+}
+
+_FEATURES = Convolutions("feature_extractor.conv_layers.*", "conv", stack="feature_encoder")
+_CONVNEXT = Convolutions("encoder.stages.*", "layers.*.dwconv")
+
+CONVOLUTIONS: dict[str, Convolutions] = {
+    **dict.fromkeys(("wav2vec2", "hubert", "wavlm", "unispeech", "data2vec-audio", "sew"), _FEATURES),
+    "convnext": _CONVNEXT,
+    "convnextv2": _CONVNEXT,
+    "resnet": Convolutions("encoder.stages.*", "layers.*.layer.*.convolution"),  # without the shortcuts
 }

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from lamina.editing.insert import replay_insert
 from lamina.editing.inserted import PREFIX, all_inserted
 from lamina.editing.record import Edit, edits, restore
-from lamina.errors import LaminaError, StoreError, UnknownNameError
+from lamina.errors import LaminaError, StoreError, UnknownNameError, UnsupportedModelError
 from lamina.layers import select, stacks
 from lamina.store.files import read_json, staged, write_json
 from lamina.store.models import empty_model, load_config, load_model
@@ -204,10 +204,13 @@ def _check_report(model: PreTrainedModel, name: str, report: Mapping[str, set[st
 
 
 def _layered(model: PreTrainedModel) -> set[str]:
-    """The parts of the backbone that hold its layers; a pooler is none."""
-    used = {module for stack in stacks(model).values() for module in stack.run}
-    children = getattr(model, "base_model", model).named_children()
-    return {name for name, child in children if not used.isdisjoint(child.modules())}
+    """The parts of the backbone that hold its layers; a pooler is none. All parts where layers cannot be read."""
+    children = dict(getattr(model, "base_model", model).named_children())
+    try:
+        used = {module for stack in stacks(model).values() for module in stack.run}
+    except UnsupportedModelError:  # a convolutional network, which has inserted layers all the same
+        return set(children)
+    return {name for name, child in children.items() if not used.isdisjoint(child.modules())}
 
 
 def _disagree(name: str, what: str) -> StoreError:
@@ -230,7 +233,7 @@ def _replay_inserts(model: PreTrainedModel, made: Sequence[Edit]) -> None:
 def _still_there(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> Iterator[Edit]:
     """An insertion as it is said of the model's present depth."""
     cuts = {each.stack: max(each.layers) for each in reversed(later) if each.kind == "truncate" and each.layers}
-    if not cuts:
+    if not cuts or edit.stack not in (*cuts, "all"):  # a cut of other layers, or these are convolutions
         yield edit
         return
     found = stacks(model)

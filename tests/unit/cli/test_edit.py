@@ -51,6 +51,24 @@ def test_the_options_of_an_insertion(lamina, base: Path, tmp_path: Path):
     assert run(lamina, base, "--insert", "ffn", *options, "--dry-run")["edits"][0]["seed"] == facts["edits"][0]["seed"]
 
 
+@pytest.mark.parametrize(("family", "layers"), [("wav2vec2", {"main": 4}), ("convnext", {"main": 3})])
+def test_convolutions(lamina, tmp_path: Path, family, layers):
+    FAMILIES[family].build().save_pretrained(tmp_path / "model")
+    out = tmp_path / "out"
+    facts = run(lamina, tmp_path / "model", "--insert", "convolution", "--layers", "2", "--kernel", 5, "-o", out)
+    assert facts["before"]["layers"] == facts["after"]["layers"] == layers
+    assert facts["after"]["parameters"] - facts["before"]["parameters"] == 16 * 16 * (5 if family == "wav2vec2" else 25)
+    assert facts["output_difference"] <= 1e-5
+    assert facts["edits"][0]["settings"]["kernel"] == 5
+    assert edits(load(out)) != []
+
+
+def test_a_family_that_has_neither_layers_nor_convolutions_is_refused(lamina, tmp_path: Path):
+    FAMILIES["swin"].config().save_pretrained(tmp_path)
+    ran = lamina("edit", tmp_path, "--insert", "convolution", "--dry-run")
+    assert (ran.code, "the family 'swin' cannot be read" in ran.err) == (2, True)
+
+
 def test_all_edits_in_their_order(lamina, base: Path, tmp_path: Path):
     options = ("--merge", "--freeze", "0-1", "--insert", "ffn", "--reinit", "2", "--scope", "block", "--truncate", "2")
     facts = run(lamina, base, *options, "-o", tmp_path / "out")
@@ -208,6 +226,8 @@ def test_a_replacement_that_fails_leaves_the_old_model(lamina, base: Path, tmp_p
             "edit: unknown --init 'ones'; known: identity, unit, xavier, he, zero",
         ),
         (["--insert", "ffn", "--stack", "decoder", "-o", "OUT"], "unknown stack 'decoder'"),
+        (["--insert", "convolution", "-o", "OUT"], "insert_: the family 'bert' cannot be read; no row says where its"),
+        (["--insert", "convolution", "--kernel", 4, "-o", "OUT"], "insert_: kernel is 4; it must be odd"),
         (["--merge", "-o", "OUT"], "merge_: the model has no inserted layers"),
         (["--train-inserted", "-o", "OUT"], "freeze_: train is 'inserted', and the model has no inserted layers"),
         (["--freeze", "1", "--head", "AutoHead", "-o", "OUT"], "unknown auto class 'AutoHead'"),

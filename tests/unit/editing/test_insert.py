@@ -159,7 +159,7 @@ def test_unit_with_gelu_is_the_papers_scale():
     insert_(model, "ffn", init="unit")
     layer = model.encoder.layer[0].output.dense.inserted_0
     assert torch.equal(layer.weight, torch.eye(32))
-    torch.testing.assert_close(layer.matrix(), 0.8413447461 * torch.eye(32))
+    torch.testing.assert_close(layer.applied_weight(), 0.8413447461 * torch.eye(32))
 
 
 def test_starts():
@@ -299,11 +299,16 @@ def test_shared_blocks_are_all_or_none():
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"position": "fnn"}, UnknownNameError, "unknown position 'fnn'; known: attention, ffn, both.*'ffn'"),
+        (
+            {"position": "fnn"},
+            UnknownNameError,
+            "unknown position 'fnn'; known: attention, ffn, both, convolution.*'ffn'",
+        ),
         ({"init": "zeros"}, UnknownNameError, "unknown init 'zeros'.*'zero'"),
         ({"activation": "silu"}, UnknownNameError, "unknown activation 'silu'; known: gelu, relu, None"),
         ({"placement": "input"}, UnknownNameError, "unknown placement 'input'"),
         ({"placement": "output"}, ConfigError, "no weight undoes an activation"),
+        ({"kernel": 5}, ConfigError, "kernel is 5 and position is 'attention'; only layers after convolutions"),
         ({"stack": "decoder"}, UnknownNameError, "unknown stack 'decoder'; known: main"),
         ({"layers": 4}, LayerIndexError, r"layer 4 does not exist.*0\.\.3"),
         ({"layers": "bottom:2"}, ConfigError, "layer 0 came; it is the embeddings"),

@@ -4,7 +4,20 @@ from tests.support.tiny import FAMILIES
 from torch import nn
 
 from lamina.errors import ConfigError, UnsupportedModelError
-from lamina.layers.roles import ROLES, Attention, add, has_path, head_width_at, linear_weight, modules_at, roles_of
+from lamina.layers.roles import (
+    CONVOLUTIONS,
+    ROLES,
+    Attention,
+    Convolutions,
+    add,
+    convolution_weight,
+    convolutions_of,
+    has_path,
+    head_width_at,
+    linear_weight,
+    modules_at,
+    roles_of,
+)
 
 
 def block():
@@ -43,8 +56,20 @@ def test_a_row_can_be_added_once(monkeypatch):
     monkeypatch.delitem(ROLES, "ernie")
     add("ernie", ROLES["bert"])
     assert ROLES["ernie"] is ROLES["bert"]
-    with pytest.raises(ConfigError, match="'ernie' has a row"):
+    with pytest.raises(ConfigError, match=r"'ernie' has a row.*from ROLES first"):
         add("ernie", ROLES["bert"])
+
+
+def test_a_family_may_have_a_row_of_each_kind(monkeypatch):
+    model = FAMILIES["wav2vec2"].build()
+    monkeypatch.delitem(CONVOLUTIONS, "wav2vec2")
+    with pytest.raises(UnsupportedModelError, match=r"'wav2vec2'.*no row says where.*rows: convnext,.*roles\.add"):
+        convolutions_of(model, op="insert_")
+    row = Convolutions("feature_extractor.conv_layers.*", "conv", stack="feature_encoder")
+    add("wav2vec2", row)
+    assert convolutions_of(model, op="insert_") is row
+    with pytest.raises(ConfigError, match=r"'wav2vec2' has a row.*from CONVOLUTIONS first"):
+        add("wav2vec2", row)
 
 
 def test_a_fused_projection_is_listed_once():
@@ -62,3 +87,16 @@ def test_weights_are_given_as_out_by_in():
     packed = nn.Linear(2, 3)
     packed.weight = nn.Parameter(torch.zeros(3, 2, dtype=torch.uint8), requires_grad=False)
     assert linear_weight(packed) is None
+
+
+def test_weights_of_plain_convolutions_alone():
+    for plain in (nn.Conv1d(4, 6, 3, groups=2), nn.Conv2d(4, 6, 3)):
+        assert convolution_weight(plain) is plain.weight
+    packed = nn.Conv1d(4, 6, 3)
+    packed.weight = nn.Parameter(torch.zeros(6, 4, 3, dtype=torch.uint8), requires_grad=False)
+    transposed, computed = nn.ConvTranspose1d(4, 6, 3), nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 6, 3))
+    odd = nn.Conv1d(4, 6, 3)
+    odd.weight = None
+    for other in (packed, transposed, computed, odd, nn.Linear(2, 3), nn.Identity()):
+        assert convolution_weight(other) is None
+    assert linear_weight(nn.Conv1d(4, 6, 3)) is None

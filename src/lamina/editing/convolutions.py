@@ -1,0 +1,72 @@
+"""The convolutions of a model, counted: by stages of a convolutional network, or layers of a feature encoder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
+from lamina.layers import select
+from lamina.layers.roles import convolution_weight, convolutions_of, family_of, modules_at
+from lamina.layers.stack import by_path
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
+
+
+def convolution_blocks(model: PreTrainedModel, op: str) -> tuple[str, list[nn.Module]]:
+    """The name of a model's sequence of convolutions, and its blocks: layer i is the i-th, from 1.
+
+    Args:
+        model: A transformers model, with or without a head.
+        op: The operation that asks, named in errors.
+
+    Raises:
+        UnsupportedModelError: If the family has no row of convolutions, or the model is not what the row says.
+    """
+    row = convolutions_of(model, op=op)
+    return row.stack, modules_at(getattr(model, "base_model", model), row.blocks, family=family_of(model), op=op)
+
+
+def chosen_convolutions(
+    model: PreTrainedModel, layers: object, stack: str | None, op: str
+) -> tuple[str, list[int], dict[str, tuple[nn.Module, Tensor]]]:
+    """The convolutions that an edit names.
+
+    Args:
+        model: What is to be edited.
+        layers: A layer selector; "all" is every layer from 1.
+        stack: Name of the sequence; None and "all" are the only one.
+        op: The operation that asks, named in errors.
+
+    Returns:
+        The name of the sequence, the layers, ascending, and path -> convolution and its weight
+        `[channels, in / groups, kernel...]`, each once.
+
+    Raises:
+        ConfigError: If layer 0 is named.
+        LayerIndexError: If a layer does not exist.
+        UnknownNameError: If there is no such sequence.
+        UnsupportedModelError: If the family has no row of convolutions, or the model is not what the row says.
+    """
+    name, blocks = convolution_blocks(model, op)
+    if stack not in (None, "all", name):
+        raise UnknownNameError(op=op, got=str(stack), known=[name], what="stack of convolutions")
+    chosen = select("1-" if layers == "all" else layers, len(blocks) + 1, op=op)
+    if 0 in chosen:
+        raise ConfigError(
+            f"{op}: layer 0 came; the convolutions of the {name} stack are counted from 1. "
+            f"Use 1..{len(blocks)}, or '1-' for all of them."
+        )
+    paths = {module: path for path, module in by_path(model).items()}
+    row, family = convolutions_of(model, op=op), family_of(model)
+    found: dict[str, tuple[nn.Module, Tensor]] = {}
+    for layer in chosen:
+        for module in modules_at(blocks[layer - 1], row.convolution, family=family, op=op):
+            weight = convolution_weight(module)
+            if weight is None:
+                reason = f"'{paths[module]}' is a {type(module).__name__}, no plain convolution"
+                hint = "Undo weight norm and quantisation first, or correct its row."
+                raise UnsupportedModelError(op=op, model_type=family, reason=reason, hint=hint)
+            found[paths[module]] = module, weight
+    return name, chosen, found
