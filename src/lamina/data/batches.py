@@ -11,7 +11,7 @@ from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from jaxtyping import Int
     from torch import Tensor
@@ -87,3 +87,12 @@ def length_batches(lengths: Sequence[int], batch_size: int, *, seed: int | None 
         batches += [some[i : i + batch_size] for i in range(0, len(some), batch_size)]
     rng.shuffle(batches)
     return batches
+
+
+def bar(batches: list[list[int]], progress: bool) -> Iterable[list[int]]:
+    """Batches, with a progress bar where one is wanted."""
+    if not progress:
+        return batches
+    from tqdm.auto import tqdm
+
+    return tqdm(batches, unit="batch")

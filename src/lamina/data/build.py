@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from lamina.data.read import Table
 
 SEQUENCE, TOKEN, MASKED = "sequence_classification", "token_classification", "masked_lm"
-KINDS = (SEQUENCE, TOKEN, MASKED)
+SUMMARIZATION, TRANSLATION, IMAGE = "summarization", "translation", "image_classification"
+GENERATION = (SUMMARIZATION, TRANSLATION)
+KINDS = (SEQUENCE, TOKEN, MASKED, *GENERATION, IMAGE)
 MASKED_LABELS = ("token",)  # the classes are the model's vocabulary, which no task lists
+TEXT_LABELS = ("text",)  # texts are written, which have no classes
 
 METRICS: Mapping[tuple[str, str], tuple[str, ...]] = {
     (SEQUENCE, "classification"): ("accuracy", "f1", "mcc"),
@@ -25,6 +28,9 @@ METRICS: Mapping[tuple[str, str], tuple[str, ...]] = {
     (SEQUENCE, "multi_label"): ("f1", "accuracy"),
     (TOKEN, "classification"): ("span_f1", "accuracy", "f1"),
     (MASKED, "classification"): ("perplexity", "accuracy"),
+    (SUMMARIZATION, "generation"): ("rougeL", "rouge1", "rouge2", "rougeLsum"),
+    (TRANSLATION, "generation"): ("bleu", "chrf"),
+    (IMAGE, "classification"): ("accuracy", "f1"),
 }
 """Which metrics fit which (kind, problem); the first is the usual one to choose a checkpoint by."""
 
@@ -37,17 +43,22 @@ def better(metric: str, new: float, old: float) -> bool:
     return new < old if metric in LOWER else new > old
 
 
+def one_class(kind: str, problem: str) -> bool:
+    """Whether every row has one class."""
+    return kind in (SEQUENCE, IMAGE) and problem == "classification"
+
+
 @dataclass(frozen=True)
 class Wanted:
     """Which columns to read, and as what.
 
     Attributes:
         kind: One of `KINDS`.
-        text: Column of the text, or of the list of words.
-        label: Column of the label, or of the list of tags.
+        text: Column of the text, of the list of words, or of the picture.
+        label: Column of the label, of the list of tags, or of the text that is to be written.
         pair: Column of the second text, if any.
         labels: Class names in the order of their ids; None reads them off the train part.
-        problem: "classification", "regression" or "multi_label"; None reads it off the labels.
+        problem: "classification", "regression", "multi_label" or "generation"; None reads it off the labels.
     """
 
     kind: str
@@ -224,7 +235,50 @@ def _plain_split(table: Table, wanted: Wanted) -> Split:
     return Split(texts, (None,) * len(texts))
 
 
-_BUILDERS = {SEQUENCE: _sequence_task, TOKEN: _token_task, MASKED: _masked_task}
+def _generation_task(wanted: Wanted, tables: Mapping[str, Table]) -> tuple[Wanted, dict[str, Split]]:
+    if wanted.labels not in (None, TEXT_LABELS):
+        raise ConfigError(
+            f"task: labels are {', '.join(wanted.labels or ())}; a task of kind {wanted.kind} has texts to write in "
+            "their place. Leave labels out."
+        )
+    wanted = replace(wanted, labels=TEXT_LABELS, problem="generation")
+    return wanted, {name: _generation_split(table, wanted) for name, table in tables.items()}
+
+
+def _generation_split(table: Table, wanted: Wanted) -> Split:
+    sources, targets = (_texts(table, column) for column in (wanted.text, wanted.label))
+    for column, texts in ((wanted.text, sources), (wanted.label, targets)):
+        blank = next((row for row, text in zip(table.rows, texts, strict=True) if not text.strip()), None)
+        if blank is not None:
+            raise DataError(
+                f"task: {table.path} row {blank} is blank in column '{column}'; every text has one that it becomes. "
+                "Fill it in or leave the row out.",
+                path=table.path,
+                row=blank,
+                column=str(column),
+            )
+    return Split(sources, targets)
+
+
+def _image_task(wanted: Wanted, tables: Mapping[str, Table]) -> tuple[Wanted, dict[str, Split]]:
+    wanted = replace(wanted, problem="classification")
+    if wanted.labels is None:
+        wanted = replace(wanted, labels=_sequence_labels(wanted, tables))
+    names = wanted.labels or ()
+    return wanted, {
+        name: Split(tuple(table.column(wanted.text)), lab.class_ids(table, wanted.label, names))
+        for name, table in tables.items()
+    }
+
+
+_BUILDERS = {
+    SEQUENCE: _sequence_task,
+    TOKEN: _token_task,
+    MASKED: _masked_task,
+    SUMMARIZATION: _generation_task,
+    TRANSLATION: _generation_task,
+    IMAGE: _image_task,
+}
 
 
 def join(words: Sequence[object]) -> tuple[str, tuple[tuple[int, int], ...]]:

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lamina.data.build import MASKED, TOKEN
+from lamina.data.build import GENERATION, MASKED, TOKEN
 from lamina.data.split import shares
 from lamina.data.tags import marks_spans
 from lamina.errors import ConfigError
@@ -23,7 +23,8 @@ class Classes:
 
     Attributes:
         names: The classes. Token tasks whose tags mark spans: the span types, so that the four of CoNLL-2003 are
-            PER, ORG, LOC and MISC, as the papers count; "O" is none. Regression and masked language modelling: none.
+            PER, ORG, LOC and MISC, as the papers count; "O" is none. Regression, masked language modelling, summaries
+            and translations: none.
         rows: Per row the numbers of the classes in it, without repeats.
     """
 
@@ -33,7 +34,7 @@ class Classes:
     @classmethod
     def of(cls, kind: str, problem: str, labels: Sequence[str], split: Split) -> Classes:
         """Read them off a part of a task."""
-        if kind == MASKED or problem == "regression":
+        if kind in (MASKED, *GENERATION) or problem == "regression":
             return cls((), ((),) * len(split))
         if problem == "multi_label":
             return cls(tuple(labels), tuple(tuple(i for i, on in enumerate(row) if on) for row in split.labels))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lamina.data.build import MASKED, MASKED_LABELS, SEQUENCE, TOKEN
+from lamina.data.build import IMAGE, MASKED, MASKED_LABELS, SEQUENCE, SUMMARIZATION, TEXT_LABELS, TOKEN, TRANSLATION
 from lamina.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _GLUE_FILES = MappingProxyType({"train": ("train.tsv",), "validation": ("dev.tsv",)})
 _GLUE_PARTS = ("train", "validation")  # the labels of GLUE's test parts are not public
@@ -25,16 +26,21 @@ class Preset:
         hub: Data set on the hub, `config` and `revision` with it.
         hub_columns: Text, second text (or None) and label there.
         columns: The same three in the published files.
-        labels: Class names in the order of the ids; for regression the name of the score.
+        labels: Class names in the order of the ids; for regression the name of the score. None named: those of the hub
+            set, or the names of the folders.
         metrics: All that are reported; the first picks the best checkpoint.
         kind: The kind of task.
         problem: What is predicted.
         header: Column names of files that have none.
-        files: Part to the names its published file goes by.
+        files: Part to the names its published file goes by; a name may be a pair of files whose lines belong together,
+            and of pictures a folder.
+        stand_ins: Names of files that stand in for the train part where none of the published ones is there.
         parts: Parts of the hub set that have labels.
         rows: Part to the number of its rows as published; where there are several languages, that of English.
-        length: Tokens of a usual row (the mean over the published rows, special tokens included).
+        length: Tokens of a usual row (the mean over the published rows, special tokens included; of texts that become
+            others those that are read; of a picture patches of 16 of 224 pixels and one more).
         languages: Whether `config` is a language, which may follow the name: "wikiann/de".
+        classes: How many labels there are, where none is named.
     """
 
     hub: str
@@ -47,16 +53,24 @@ class Preset:
     kind: str = SEQUENCE
     problem: str = "classification"
     header: tuple[str, ...] | None = None
-    files: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _GLUE_FILES)
+    files: Mapping[str, tuple[str | tuple[str, str], ...]] = field(default_factory=lambda: _GLUE_FILES)
+    stand_ins: tuple[str | tuple[str, str], ...] = ()
     parts: tuple[str, ...] = _GLUE_PARTS
     rows: Mapping[str, int] = field(default_factory=dict)
     length: int = 64
     languages: bool = False
+    classes: int = 0
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """`labels`; where none is named, numbers stand for them."""
+        return self.labels or tuple(map(str, range(self.classes)))
 
 
 _LANGUAGE = re.compile(r"[a-z]{2,}(-[a-z]+)*")
 _GLUE = "nyu-mll/glue"
 _TWO = ("sentence1", "sentence2", "label")
+_PICTURES = ("image", None, "label")
 _ENTAILS = ("entailment", "not_entailment")
 
 
@@ -203,6 +217,81 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             rows=MappingProxyType({"train": 36718, "validation": 3760, "test": 4358}),
             length=70,
         ),
+        "cnn_dailymail": Preset(
+            "abisee/cnn_dailymail",
+            ("article", None, "highlights"),
+            ("article", None, "highlights"),
+            TEXT_LABELS,
+            ("rougeL", "rouge1", "rouge2", "rougeLsum"),
+            config="3.0.0",
+            kind=SUMMARIZATION,
+            problem="generation",
+            files=_parts_of("{0}.csv"),
+            stand_ins=("articles.csv",),
+            parts=("train", "validation", "test"),
+            rows=MappingProxyType({"train": 287113, "validation": 13368, "test": 11490}),
+            length=900,
+        ),
+        "wmt16_en_ro": Preset(
+            "wmt/wmt16",
+            ("translation.en", None, "translation.ro"),
+            ("translation.en", None, "translation.ro"),
+            TEXT_LABELS,
+            ("bleu", "chrf"),
+            config="ro-en",
+            kind=TRANSLATION,
+            problem="generation",
+            files=MappingProxyType(
+                {part: ((f"{part}.en", f"{part}.ro"), f"{part}.jsonl") for part in ("train", "validation", "test")}
+            ),
+            stand_ins=(("tatoeba.ron-eng.eng", "tatoeba.ron-eng.ron"),),
+            parts=("train", "validation", "test"),
+            rows=MappingProxyType({"train": 610320, "validation": 1999, "test": 1999}),
+            length=35,
+        ),
+        "cifar10": Preset(
+            "uoft-cs/cifar10",
+            ("img", None, "label"),
+            _PICTURES,
+            ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+            ("accuracy", "f1"),
+            kind=IMAGE,
+            files=MappingProxyType(
+                {
+                    "train": ("train.tar", "train", "train_1000_per_class.tar"),
+                    "test": ("test.tar", "test", "test_200_per_class.tar"),
+                }
+            ),
+            parts=("train", "test"),
+            rows=MappingProxyType({"train": 50000, "test": 10000}),
+            length=197,
+        ),
+        "cifar100": Preset(
+            "uoft-cs/cifar100",
+            ("img", None, "fine_label"),
+            _PICTURES,
+            (),
+            ("accuracy", "f1"),
+            kind=IMAGE,
+            files=MappingProxyType({"train": ("train.tar", "train"), "test": ("test.tar", "test")}),
+            parts=("train", "test"),
+            rows=MappingProxyType({"train": 50000, "test": 10000}),
+            length=197,
+            classes=100,
+        ),
+        "imagenet": Preset(
+            "ILSVRC/imagenet-1k",
+            ("image", None, "label"),
+            _PICTURES,
+            (),
+            ("accuracy", "f1"),
+            kind=IMAGE,
+            files=MappingProxyType({"train": ("train", "train.tar"), "validation": ("val", "validation", "val.tar")}),
+            parts=_GLUE_PARTS,  # the labels of the test part are not public here either
+            rows=MappingProxyType({"train": 1281167, "validation": 50000}),
+            length=197,
+            classes=1000,
+        ),
     }
 )
 
@@ -228,3 +317,23 @@ def find_preset(name: str) -> tuple[str, Preset]:
             f"task: '{name}' names the language '{language}'; a language is a short code. Write {short}/de, say."
         )
     return f"{short}-{language}", replace(preset, config=language)
+
+
+def first_there(folder: Path, names: Sequence[str | tuple[str, str]]) -> Path | tuple[Path, Path] | None:
+    """The first of some files, pairs of files or folders that a folder holds."""
+    for name in names:
+        paths = [folder / one for one in ((name,) if isinstance(name, str) else name)]
+        if all(path.exists() for path in paths):
+            return paths[0] if isinstance(name, str) else (paths[0], paths[1])
+    return None
+
+
+def file_names(source: str | Path | Sequence[str | Path]) -> str:
+    """How messages call one file or a pair."""
+    return Path(source).name if isinstance(source, str | Path) else " and ".join(Path(one).name for one in source)
+
+
+def class_names(rows: Any, column: str) -> tuple[str, ...] | None:
+    """The class names that a column of a hub set has, in the order of their ids; None if it has none."""
+    names = getattr(rows.features.get(column), "names", None)
+    return None if names is None else tuple(names)

@@ -12,6 +12,7 @@ import io
 import json
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,20 +48,13 @@ class Table:
         """The cells of one column.
 
         Args:
-            name: Its name, or where columns are numbered its number; negative counts from the last.
+            name: Its name, or where columns are numbered its number; negative counts from the last. Where cells are
+                objects, "translation.en" is the value that each of column "translation" has under "en".
 
         Raises:
             DataError: If there is no such column, or a row has no value in it.
         """
-        key = self._key(name)
-        if key not in self.columns:
-            known = ", ".join(self.columns) or "none"
-            raise DataError(
-                f"read: {self.path} has no column '{name}'; its columns are: {known}. Name one of these.",
-                path=self.path,
-                column=str(name),
-            )
-        cells = self.columns[key]
+        cells = self._cells(name)
         for row, cell in zip(self.rows, cells, strict=True):
             if cell is None:
                 raise DataError(
@@ -71,6 +65,20 @@ class Table:
                     column=str(name),
                 )
         return cells
+
+    def _cells(self, name: str | int) -> list[Any]:
+        key = self._key(name)
+        outer, dot, inner = key.partition(".")
+        if key in self.columns:
+            return self.columns[key]
+        if dot and outer in self.columns and all(isinstance(cell, Mapping) for cell in self.columns[outer]):
+            return [cell.get(inner) for cell in self.columns[outer]]
+        known = ", ".join(self.columns) or "none"
+        raise DataError(
+            f"read: {self.path} has no column '{name}'; its columns are: {known}. Name one of these.",
+            path=self.path,
+            column=str(name),
+        )
 
     def _key(self, name: str | int) -> str:
         if self.numbered and re.fullmatch(r"-\d+", str(name)):
@@ -90,9 +98,7 @@ def read_table(path: str | Path, *, header: Sequence[str] | None = None, other: 
     Raises:
         DataError: If the file is missing, empty, of an unknown kind, not UTF-8, or a row does not fit.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise DataError(f"read: {path} is not there; a task needs its files. Check the path.", path=str(path))
+    path = _there(Path(path))
     kind = _kind(path, other)
     if kind == "parquet":
         return _filled(_parquet(path))
@@ -100,6 +106,42 @@ def read_table(path: str | Path, *, header: Sequence[str] | None = None, other: 
     if kind in ("tsv", "csv"):
         return _filled(_grid(path, _LINES[kind](path, text), header))
     return _filled(_TEXTS[kind](path, text))
+
+
+def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
+    """Read two plain text files whose lines belong together, as translations are published.
+
+    Args:
+        paths: The two files. Blank lines stay, so that row n is line n of both.
+        columns: What the lines of each are called.
+
+    Raises:
+        DataError: Unless these are two files, each is there and UTF-8, and they have as many lines.
+    """
+    if len(paths) != 2:
+        raise DataError(f"read: {len(paths)} files were given as a pair; a pair has a source and a target. Give both.")
+    lines = [_aligned(Path(path)) for path in paths]
+    if len(lines[0]) != len(lines[1]):
+        raise DataError(
+            f"read: {paths[0]} has {len(lines[0])} lines, {paths[1]} has {len(lines[1])}; line n of one belongs to "
+            "line n of the other. Give files of as many lines.",
+            path=str(paths[1]),
+        )
+    rows = range(1, len(lines[0]) + 1)
+    return _filled(Table(f"{paths[0]} and {paths[1]}", dict(zip(columns, lines, strict=True)), rows))
+
+
+def _aligned(path: Path) -> list[str]:
+    """All lines, blank ones too."""
+    text = _text(_there(path))
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return [line.removesuffix("\r") for line in lines]
+
+
+def _there(path: Path) -> Path:
+    if not path.is_file():
+        raise DataError(f"read: {path} is not there; a task needs its files. Check the path.", path=str(path))
+    return path
 
 
 _KINDS = {
@@ -237,18 +279,41 @@ def _record(path: Path, row: int, line: str) -> dict[str, Any]:
 
 
 def _parquet(path: Path) -> Table:
+    columns = _arrow(path).to_pydict()
+    count = len(next(iter(columns.values()), []))
+    return Table(str(path), columns, range(1, count + 1))
+
+
+def _arrow(path: Path) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        columns = pq.read_table(path).to_pydict()
+        return pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(
             f"read: {path} is not a Parquet file ({str(error).splitlines()[0]}); it may be cut off. Get it again.",
             path=str(path),
         ) from None
-    count = len(next(iter(columns.values()), []))
-    return Table(str(path), columns, range(1, count + 1))
+
+
+def parquet_rows(path: str | Path, image: str | int) -> Any:
+    """A Parquet file as a `datasets.Dataset`, whose pictures stay as they are until they are asked for.
+
+    Args:
+        path: The file.
+        image: Column of the pictures: objects with "bytes" or "path".
+
+    Raises:
+        DataError: If the file is missing or damaged.
+    """
+    import datasets
+
+    rows = datasets.Dataset(_arrow(_there(Path(path))))
+    kind = rows.features.get(str(image))
+    if isinstance(kind, dict) and set(kind) <= {"bytes", "path"}:
+        rows = rows.cast_column(str(image), datasets.Image())
+    return rows
 
 
 def _conll(path: Path, text: str) -> Table:

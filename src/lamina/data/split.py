@@ -20,13 +20,15 @@ class Split:
     """Texts with their labels.
 
     Attributes:
-        texts: A text each, or a pair of texts. Token tasks: the words joined by one space.
+        texts: A text each, or a pair of texts. Token tasks: the words joined by one space. Image tasks: pictures, which
+            are opened when they are needed.
         labels: Per text a class id, a number (regression) or zeros and ones, one per label (multi-label).
-            Token tasks: one class id per word. Masked language modelling: None.
+            Token tasks: one class id per word. Masked language modelling: None. Summaries and translations: the text
+            that is to be written.
         words: Token tasks: the character span of every word in its text. Else None.
     """
 
-    texts: tuple[str | tuple[str, str], ...]
+    texts: tuple[Any, ...]
     labels: tuple[Any, ...]
     words: tuple[tuple[tuple[int, int], ...], ...] | None = None
 
@@ -102,3 +104,9 @@ def shares(sizes: list[int], total: int) -> list[int]:
     for i in order[: total - sum(whole)]:
         whole[i] += 1
     return whole
+
+
+def without_labels(split: Split) -> Split:
+    """The texts alone, those of a pair one after the other; blank ones are no rows."""
+    texts = [part for text in split.texts for part in ((text,) if isinstance(text, str) else text) if part.strip()]
+    return Split(tuple(texts), (None,) * len(texts))

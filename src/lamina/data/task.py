@@ -1,4 +1,4 @@
-"""A task: labelled texts, what is asked about them, and how the answers are scored."""
+"""A task: labelled texts or pictures, what is asked about them, and how the answers are scored."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lamina.data.build import MASKED, METRICS, SEQUENCE, TOKEN, Wanted, build
+from lamina.data.build import (
+    GENERATION,
+    IMAGE,
+    MASKED,
+    MASKED_LABELS,
+    METRICS,
+    TOKEN,
+    Wanted,
+    build,
+    one_class,
+)
 from lamina.data.draw import Amount, Classes, draw_rows
-from lamina.data.presets import Preset, find_preset
-from lamina.data.read import Table, read_table
-from lamina.data.split import Split, held_out, limited
+from lamina.data.presets import Preset, class_names, file_names, find_preset, first_there
+from lamina.data.read import Table, parquet_rows, read_pair, read_table
+from lamina.data.split import Split, held_out, limited, without_labels
 from lamina.data.tags import marks_spans
 from lamina.errors import ConfigError, DataError, UnknownNameError
 
@@ -24,17 +34,22 @@ __all__ = ["Split", "Task"]
 logger = logging.getLogger(__name__)
 
 PARTS = ("train", "validation", "test")
+Source = str | Path | tuple[str | Path, str | Path] | list[str]
+"""Where one part of a task is: a file or folder, or a pair of files."""
 _UNNAMED = {TOKEN: "conll", MASKED: "lines"}  # what files hold whose ending does not say
 
 
 @dataclass(frozen=True)
 class Task:
-    """Labelled texts and what is asked about them.
+    """Labelled texts or pictures, and what is asked about them.
 
     Attributes:
-        kind: "sequence_classification", "token_classification" or "masked_lm".
-        problem: "classification", "regression" or "multi_label"; of other kinds "classification".
-        labels: Class names in the order of their ids; regression: the score's name; "masked_lm": ("token",).
+        kind: "sequence_classification", "token_classification", "masked_lm", "summarization", "translation" or
+            "image_classification".
+        problem: "classification", "regression" or "multi_label"; "generation" where texts are to be written; of other
+            kinds "classification".
+        labels: Class names in the order of their ids; regression: the score's name; "masked_lm": ("token",);
+            where texts are to be written: ("text",).
         metric: The metric that picks the best checkpoint; see `lamina.data.build.better`.
         metrics: All metrics that are reported.
         splits: "train", "validation" and perhaps "test".
@@ -93,7 +108,7 @@ class Task:
         """
         amount = Amount(per_class, fraction, rows)
         train = self.split("train")
-        if stratified and (self.kind, self.problem) != (SEQUENCE, "classification"):
+        if stratified and not one_class(self.kind, self.problem):
             raise ConfigError(
                 f"draw: stratified is set for a task of kind {self.kind} ({self.problem}); its rows have not one class "
                 "each. Draw without it."
@@ -107,14 +122,34 @@ class Task:
             facts["before"] = self.drawn
         return replace(self, splits={**self.splits, "train": train.take(chosen)}, drawn=facts)
 
+    def masked_lm(self) -> Task:
+        """The same texts as a task of masked language modelling, named after this one with "-mlm" behind.
+
+        Both texts of a pair become rows, one after the other; blank texts are none. Of texts that become others, those
+        that are read are taken.
+
+        Raises:
+            ConfigError: If the rows are pictures.
+        """
+        if self.kind == IMAGE:
+            raise ConfigError(
+                f"task {self.name}: a task of kind {IMAGE} was asked for its texts; it holds pictures. "
+                "Use a task of texts."
+            )
+        splits = {name: without_labels(split) for name, split in self.splits.items()}
+        metrics = METRICS[MASKED, "classification"]
+        return Task(
+            MASKED, "classification", MASKED_LABELS, metrics[0], metrics, splits, f"{self.name}-mlm", self.drawn
+        )
+
     @classmethod
     def from_files(  # noqa: PLR0913
         cls,
         kind: str,
         *,
-        train: str | Path | None = None,
-        validation: str | Path | None = None,
-        test: str | Path | None = None,
+        train: Source | None = None,
+        validation: Source | None = None,
+        test: Source | None = None,
         text: str | int = "sentence",
         text_pair: str | int | None = None,
         label: str | int = "label",
@@ -126,23 +161,28 @@ class Task:
         limit_validation: int | None = None,
         seed: int = 0,
     ) -> Task:
-        """Read a task from TSV, CSV, JSONL, Parquet, CoNLL-column or (for "masked_lm") plain text files.
+        """Read a task from TSV, CSV, JSONL, Parquet, CoNLL-column or plain text files, or from pictures.
 
         Args:
-            kind: "sequence_classification", "token_classification" or "masked_lm".
-            train: Rows to learn from.
+            kind: "sequence_classification", "token_classification", "masked_lm", "summarization", "translation" or
+                "image_classification".
+            train: Rows to learn from: a file. For summaries and translations perhaps a pair of plain text files whose
+                lines belong together, the texts to read and those to write. For "image_classification" a folder
+                with a folder of pictures per class, or a tar of one.
             validation: Rows to choose by; without them a tenth of `train` is set aside, class by class; of running
                 text ("masked_lm") its last tenth.
             test: Rows that only `evaluate` looks at.
             text: Column of the text; of the list of words in a token task. In CoNLL files its number (default 0). In
-                plain text every line that is not blank is a row.
+                plain text every line that is not blank is a row. "translation.en" is what the objects in column
+                "translation" have under "en".
             text_pair: Column of the second text of sentence-pair tasks.
-            label: Column of the label; of the list of tags in a token task. In CoNLL files a number (default the last).
+            label: Column of the label; of the list of tags in a token task; of the text to write. In CoNLL files a
+                number (default the last).
             labels: Class names in the order of their ids; by default those of `train`, sorted. The files hold
                 these names, or whole numbers that are the ids.
             metric: The metric that picks the best checkpoint; by default the usual one of the problem.
             problem: "classification", "regression" (labels with a decimal point) or "multi_label" (lists of labels);
-                by default read off the labels.
+                by default read off the labels, or what the kind says.
             name: What the task is called; by default the first file's name without its ending.
             limit: At most so many training rows, drawn uniformly.
             limit_validation: At most so many validation rows, drawn uniformly; the test part stays whole.
@@ -157,13 +197,12 @@ class Task:
         given = {part: path for part, path in zip(PARTS, (train, validation, test), strict=True) if path is not None}
         if not given:
             raise DataError("task: no file was given; a task needs rows. Give `train`, `validation` or `test`.")
+        text = "image" if kind == IMAGE and text == "sentence" else text
         wanted = Wanted(kind, text, label, text_pair, None if labels is None else tuple(labels), problem)
-        tables = {part: read_table(path, other=_UNNAMED.get(kind)) for part, path in given.items()}
-        if kind == TOKEN and all(table.numbered for table in tables.values()):
-            wanted = replace(wanted, text=0 if text == "sentence" else text, label=-1 if label == "label" else label)
-        if kind == MASKED and text == "sentence" and not any(text in table.columns for table in tables.values()):
-            wanted = replace(wanted, text="text")
-        name = name or Path(next(iter(given.values()))).stem
+        tables = {part: _read(source, wanted) for part, source in given.items()}
+        wanted = _usual_columns(wanted, tables)
+        first = next(iter(given.values()))
+        name = name or Path(first if isinstance(first, str | Path) else first[0]).stem
         return _assemble(wanted, tables, metrics=metric, name=name, limits=(limit, limit_validation), seed=seed)
 
     @classmethod
@@ -171,7 +210,7 @@ class Task:
         cls,
         name: str,
         *,
-        files: str | Path | Mapping[str, str | Path] | None = None,
+        files: str | Path | Mapping[str, Source] | None = None,
         limit: int | None = None,
         limit_validation: int | None = None,
         seed: int = 0,
@@ -179,10 +218,11 @@ class Task:
         """A known public task, from local files in the published format or from the hub.
 
         Args:
-            name: "cola", "sst2", "mrpc", "rte", "stsb", "wnli", "qnli", "imdb", "conll2003", "wikiann" or "wikitext2";
-                "glue/cola" is "cola", and "wikiann/de" is WikiAnn's German part (else English).
-            files: Part ("train", "validation", "test") to file, or the folder with the published files;
-                None fetches the set from the hub.
+            name: "cola", "sst2", "mrpc", "rte", "stsb", "wnli", "qnli", "imdb", "conll2003", "wikiann", "wikitext2",
+                "cnn_dailymail", "wmt16_en_ro", "cifar10", "cifar100" or "imagenet"; "glue/cola" is "cola", and
+                "wikiann/de" is WikiAnn's German part (else English).
+            files: Part ("train", "validation", "test") to file (or to what else `from_files` takes), or the folder
+                with the published files; None fetches the set from the hub.
             limit: At most so many training rows, drawn uniformly.
             limit_validation: At most so many validation rows, drawn uniformly.
             seed: Decides which rows are drawn, and which are set aside where there is no validation part.
@@ -194,10 +234,48 @@ class Task:
         """
         short, preset = find_preset(name)
         text, pair, label = preset.hub_columns if files is None else preset.columns
-        wanted = Wanted(preset.kind, text, label, pair, preset.labels, preset.problem)
-        tables = _fetch(short, preset) if files is None else _open(short, preset, files)
+        wanted = Wanted(preset.kind, text, label, pair, preset.labels or None, preset.problem)
+        if files is None:
+            tables, names = _fetch(short, preset)
+            wanted = replace(wanted, labels=preset.labels or names)
+        else:
+            tables = _open(short, preset, wanted, files)
         limits = (limit, limit_validation)
         return _assemble(wanted, tables, metrics=preset.metrics, name=short, limits=limits, seed=seed)
+
+
+def _read(source: Source, wanted: Wanted, header: Sequence[str] | None = None) -> Table:
+    """One part, from wherever it is."""
+    if not isinstance(source, str | Path):
+        if wanted.kind not in GENERATION:
+            raise ConfigError(
+                f"task: {len(source)} files were given for one part of a task of kind {wanted.kind}; a pair of files "
+                "is for texts that become others. Give one file."
+            )
+        return read_pair(source, (str(wanted.text), str(wanted.label)))
+    if wanted.kind == IMAGE and Path(source).suffix == ".parquet":
+        return _pictures(str(source), parquet_rows(source, wanted.text), str(wanted.text), str(wanted.label))
+    if wanted.kind == IMAGE:
+        from lamina.data.images import read_images
+
+        return read_images(source)
+    return read_table(source, header=header, other=_UNNAMED.get(wanted.kind))
+
+
+def _usual_columns(wanted: Wanted, tables: Mapping[str, Table]) -> Wanted:
+    """The columns that are meant where none was named and there is none of the usual name."""
+
+    def absent(column: str | int, usual: str) -> bool:
+        return column == usual and not any(usual in table.columns for table in tables.values())
+
+    kind, text, label = wanted.kind, wanted.text, wanted.label
+    if kind == TOKEN and all(table.numbered for table in tables.values()):
+        return replace(wanted, text=0 if text == "sentence" else text, label=-1 if label == "label" else label)
+    if kind in (MASKED, *GENERATION) and absent(text, "sentence"):
+        text = "text"
+    if kind in GENERATION and absent(label, "label"):
+        label = "target"
+    return replace(wanted, text=text, label=label)
 
 
 def _assemble(
@@ -214,8 +292,7 @@ def _assemble(
     if not isinstance(metrics, tuple):
         metrics = _metrics(wanted.kind, problem, labels, metrics)
     if "train" in splits and "validation" not in splits:
-        stratify = problem == "classification" and wanted.kind == SEQUENCE
-        last = wanted.kind == MASKED
+        stratify, last = one_class(wanted.kind, problem), wanted.kind == MASKED
         splits["train"], splits["validation"] = held_out(splits["train"], stratify=stratify, seed=seed, last=last)
     if "validation" in splits:
         splits["validation"] = limited(splits["validation"], limits[1], seed, option="limit_validation")
@@ -238,38 +315,40 @@ def _metrics(kind: str, problem: str, labels: Sequence[str], metric: str | None)
     return (metric, *(one for one in known if one != metric))
 
 
-def _open(name: str, preset: Preset, files: str | Path | Mapping[str, str | Path]) -> dict[str, Table]:
-    paths = files if isinstance(files, Mapping) else _published(name, preset, Path(files))
-    for part in paths:
+def _open(name: str, preset: Preset, wanted: Wanted, files: str | Path | Mapping[str, Source]) -> dict[str, Table]:
+    sources = files if isinstance(files, Mapping) else _published(name, preset, Path(files))
+    for part in sources:
         if part not in PARTS:
             raise UnknownNameError(op=f"task {name}", got=part, known=PARTS, what="split")
-    other = _UNNAMED.get(preset.kind)
-    return {part: read_table(path, header=preset.header, other=other) for part, path in paths.items()}
+    return {part: _read(source, wanted, preset.header) for part, source in sources.items()}
 
 
-def _published(name: str, preset: Preset, folder: Path) -> dict[str, Path]:
+def _published(name: str, preset: Preset, folder: Path) -> dict[str, Source]:
     """The published files that a folder holds."""
-    found = {
-        part: next((folder / one for one in names if (folder / one).is_file()), None)
-        for part, names in preset.files.items()
-    }
+    found = {part: first_there(folder, names) for part, names in preset.files.items()}
     if found["train"] is None and preset.kind == MASKED and found["validation"] is not None:
         found["train"] = found.pop("validation")
         logger.warning("task %s: %s has no train file; the validation file stands in for it", name, folder)
         logger.warning("task %s: the last tenth of the text is set aside for validation", name)
-    elif found["train"] is None:
+    elif not any(found.values()) and (stand_in := first_there(folder, preset.stand_ins)):
+        found["train"] = stand_in
+        logger.warning(
+            "task %s: %s has no train file; the train part is read from %s", name, folder, file_names(stand_in)
+        )
+    if found["train"] is None:
+        known = " or ".join(file_names(one) for one in preset.files["train"])
         raise DataError(
-            f"task {name}: {folder} has no {' or '.join(preset.files['train'])}; "
+            f"task {name}: {folder} has no {known}; "
             "a folder must hold the published files. Check the folder, or name the files one by one.",
             path=str(folder),
         )
-    elif found.get("validation", folder) is None:
+    if found.get("validation", folder) is None:
         logger.warning("task %s: %s has no validation file; a tenth of the train part is set aside", name, folder)
-    return {part: path for part, path in found.items() if path is not None}
+    return {part: source for part, source in found.items() if source is not None}
 
 
-def _fetch(name: str, preset: Preset) -> dict[str, Table]:
-    """The parts of a hub set that have labels."""
+def _fetch(name: str, preset: Preset) -> tuple[dict[str, Table], tuple[str, ...] | None]:
+    """The parts of a hub set that have labels, and the names of these as the set has them."""
     import datasets
 
     try:
@@ -280,9 +359,20 @@ def _fetch(name: str, preset: Preset) -> dict[str, Table]:
             f"task {name}: '{preset.hub}' cannot be fetched ({reason}); without files a preset comes from the hub. "
             "Give `files`, or try again with a connection."
         ) from error
-    return {part: _table(f"{preset.hub}/{part}", fetched[part]) for part in preset.parts}  # pyright: ignore
+    tables = {part: _table(f"{preset.hub}/{part}", fetched[part], preset) for part in preset.parts}  # pyright: ignore
+    return tables, class_names(fetched[preset.parts[0]], preset.hub_columns[2])  # pyright: ignore
 
 
-def _table(path: str, rows: object) -> Table:
-    columns = {name: list(rows[name]) for name in rows.column_names}  # pyright: ignore
-    return Table(path, columns, range(1, len(rows) + 1))  # pyright: ignore
+def _table(path: str, rows: Any, preset: Preset) -> Table:
+    if preset.kind == IMAGE:
+        return _pictures(path, rows, preset.hub_columns[0], preset.hub_columns[2])
+    return Table(path, {name: list(rows[name]) for name in rows.column_names}, range(1, len(rows) + 1))
+
+
+def _pictures(path: str, rows: Any, image: str, label: str) -> Table:
+    """The two columns of a set of pictures, none of which is opened."""
+    from lamina.data.images import hub_pictures
+
+    columns = {image: hub_pictures(rows, image)}
+    columns |= {name: list(rows[name]) for name in rows.column_names if name == label}
+    return Table(path, columns, range(1, len(rows) + 1))

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from lamina.data.build import MASKED, METRICS, TOKEN
+from lamina.data.build import GENERATION, MASKED, METRICS, TOKEN
 from lamina.data.tags import marks_spans
 from lamina.errors import DataError, UnknownNameError
+from lamina.train.text_metrics import score_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,13 +49,14 @@ def compute(
         task: A task, or its (kind, problem, labels).
         metrics: Names; which fit which task is `lamina.data.build.METRICS`.
         predictions: Per row a class id, a number (regression) or zeros and ones (multi-label); token tasks: per text
-            a class id for every word.
+            a class id for every word; where texts are written, texts.
         targets: The truth, in the same form.
 
     Returns:
         Name to score, in the order asked. Accuracy of a multi-label row counts only if all its labels are right; its
         F1 is over all labels at once. F1 is that of the second class if there are two, else the mean over the classes
-        that occur. What has no meaning (one class only, a constant) is 0, never NaN.
+        that occur. Those of texts are told in `score_texts`. What has no meaning (one class only, a constant) is 0,
+        never NaN.
 
     Raises:
         UnknownNameError: If a metric is none there is for this task.
@@ -66,6 +68,8 @@ def compute(
         if name not in known:
             raise UnknownNameError(op="metrics", got=name, known=known, what="metric")
     _check_rows(kind, predictions, targets)
+    if kind in GENERATION:
+        return score_texts(metrics, [str(text) for text in predictions], [str(text) for text in targets])
     scores = {name: _FUNCTIONS[name](kind, problem, labels, predictions, targets) for name in metrics}
     return {name: score if math.isfinite(score) else 0.0 for name, score in scores.items()}
 
@@ -82,14 +86,14 @@ def per_class(
 
     Returns:
         Per class `label`, `precision`, `recall`, `f1` and `count`, how often it is true. Tasks whose tags mark spans
-        have one row per span type. Regression has no classes: an empty list.
+        have one row per span type. Regression and written texts have no classes: an empty list.
 
     Raises:
         DataError: If there are no rows, or not as many predictions as targets.
     """
     kind, problem, labels = _asked(task)
     _check_rows(kind, predictions, targets)
-    if problem == "regression":
+    if problem in ("regression", "generation"):
         return []
     if kind == TOKEN and marks_spans(labels):
         return _span_rows(labels, predictions, targets)
@@ -277,4 +281,4 @@ _FUNCTIONS: dict[str, Callable[[str, str, Sequence[str], Rows, Rows], float]] = 
     "spearman": _spearman,
     "span_f1": _span_f1,
 }
-"""The metrics that exist; `lamina.data.build.METRICS` says which fit which task."""
+"""The metrics of classes, tags and numbers; `lamina.data.build.METRICS` says which fit which task."""

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from lamina.data.build import KINDS, LOWER, METRICS, better
+from lamina.data.build import KINDS, LOWER, METRICS, better, one_class
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,9 @@ def test_which_score_is_better(metric: str, new: float, old: float, expected: bo
 def test_every_kind_has_metrics_and_every_direction_a_metric():
     assert {kind for kind, _ in METRICS} == set(KINDS)
     assert {name for names in METRICS.values() for name in names} >= LOWER
+
+
+@pytest.mark.parametrize(("kind", "problem"), METRICS)
+def test_which_rows_have_one_class(kind: str, problem: str):
+    expected = problem == "classification" and kind in ("sequence_classification", "image_classification")
+    assert one_class(kind, problem) is expected

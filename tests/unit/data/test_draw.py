@@ -47,13 +47,26 @@ def test_several_labels_are_several_classes():
     assert classes == Classes(("x", "y", "z"), ((0, 2), ()))
 
 
-@pytest.mark.parametrize(("kind", "problem"), [(SEQUENCE, "regression"), ("masked_lm", "classification")])
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (SEQUENCE, "regression"),
+        ("masked_lm", "classification"),
+        ("summarization", "generation"),
+        ("translation", "generation"),
+    ],
+)
 def test_scores_and_running_text_have_no_classes(kind: str, problem: str):
     classes = Classes.of(kind, problem, ("score",), split([0.5, 1.5]))
     assert classes == Classes((), ((), ()))
     assert len(draw_rows(classes, Amount(fraction=0.5), stratified=False, seed=0)) == 1
     with pytest.raises(ConfigError, match="draw: per_class is 8; this task has no classes"):
         draw_rows(classes, Amount(per_class=8), stratified=False, seed=0)
+
+
+def test_the_classes_of_pictures_are_their_labels():
+    classes = Classes.of("image_classification", "classification", ("cat", "dog"), split([1, 0, 1]))
+    assert classes == Classes(("cat", "dog"), ((1,), (0,), (1,)))
 
 
 def test_missing_classes():

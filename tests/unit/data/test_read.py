@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lamina.data.read import read_table
+from lamina.data.read import parquet_rows, read_pair, read_table
 from lamina.errors import DataError
 
 if TYPE_CHECKING:
@@ -181,3 +181,73 @@ def test_plain_text_has_a_row_per_line_that_is_not_blank(tmp_path: Path):
     assert list(table.rows) == [2, 4]
     with pytest.raises(DataError, match=r"ends in '\.txt'; the endings known"):
         read_table(put(tmp_path, "a.txt", "x"))
+
+
+# Columns of objects
+
+
+def test_a_value_in_a_column_of_objects(tmp_path: Path):
+    rows = [{"translation": {"en": "yes", "ro": "da"}, "a.b": 1}, {"translation": {"en": "no"}, "a.b": 2}]
+    table = read_table(put(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows))))
+    assert table.column("translation.en") == ["yes", "no"]
+    assert table.column("a.b") == [1, 2]
+    with pytest.raises(DataError, match=r"row 2 has no value in column 'translation\.ro'"):
+        table.column("translation.ro")
+    with pytest.raises(DataError, match=r"no column 'text\.en'; its columns are: translation, a\.b"):
+        table.column("text.en")
+
+
+def test_a_column_of_texts_holds_no_objects(tmp_path: Path):
+    table = read_table(put(tmp_path, "a.csv", "translation,label\nyes,da\n"))
+    with pytest.raises(DataError, match=r"no column 'translation\.en'; its columns are: translation, label"):
+        table.column("translation.en")
+
+
+def test_objects_in_parquet(tmp_path: Path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"translation": [{"en": "yes", "ro": "da"}]}), path)
+    assert read_table(path).column("translation.ro") == ["da"]
+
+
+# Files whose lines belong together
+
+
+def test_a_pair_of_files_keeps_every_line(tmp_path: Path):
+    files = put(tmp_path, "a.en", "\ufeffyes\r\n\n no \n"), put(tmp_path, "a.ro", "da\none\u2028two\nnu")
+    table = read_pair(files, ("text", "target"))
+    assert table.columns == {"text": ["yes", "", " no "], "target": ["da", "one\u2028two", "nu"]}
+    assert list(table.rows) == [1, 2, 3]
+    assert table.path == f"{files[0]} and {files[1]}"
+
+
+def test_a_pair_of_files_has_as_many_lines(tmp_path: Path):
+    files = put(tmp_path, "a.en", "yes\nno\n\n"), put(tmp_path, "a.ro", "da\nnu\n")
+    with pytest.raises(DataError, match=r"a\.en has 3 lines, .*a\.ro has 2; line n of one belongs to line n"):
+        read_pair(files, ("text", "target"))
+
+
+def test_a_pair_is_two_files_with_lines(tmp_path: Path):
+    one, none = put(tmp_path, "a.en", "yes\n"), put(tmp_path, "a.ro", "")
+    with pytest.raises(DataError, match=r"read: 3 files were given as a pair; a pair has a source and a target"):
+        read_pair([one, one, one], ("text", "target"))
+    with pytest.raises(DataError, match=r"a\.hu is not there"):
+        read_pair([one, tmp_path / "a.hu"], ("text", "target"))
+    with pytest.raises(DataError, match="is empty; a task needs at least one row"):
+        read_pair([none, none], ("text", "target"))
+
+
+# Pictures in Parquet
+
+
+def test_objects_of_bytes_are_pictures(tmp_path: Path):
+    import datasets
+
+    path = tmp_path / "a.parquet"
+    cells = [{"bytes": b"x", "path": None}, {"bytes": b"y", "path": None}]
+    pq.write_table(pa.table({"image": cells, "label": [1, 0]}), path)
+    rows = parquet_rows(path, "image")
+    assert isinstance(rows.features["image"], datasets.Image)
+    assert rows["label"][:] == [1, 0]
+    assert not isinstance(parquet_rows(path, "other").features["image"], datasets.Image)
+    with pytest.raises(DataError, match=r"b\.parquet is not there"):
+        parquet_rows(tmp_path / "b.parquet", "image")

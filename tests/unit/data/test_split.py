@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from lamina.data.split import Split, held_out, limited, shares
+from lamina.data.split import Split, held_out, limited, shares, without_labels
 from lamina.errors import ConfigError, DataError
 
 
@@ -83,3 +83,8 @@ def test_shares_make_up_the_total(sizes: list[int], total: int, expected: list[i
 def test_the_option_is_named():
     with pytest.raises(ConfigError, match="task: limit_validation is -1"):
         limited(rows([0]), -1, seed=0, option="limit_validation")
+
+
+def test_texts_without_their_labels():
+    split = Split((("a", "b"), ("c", " "), "d", ""), (1, 0, 1, 0))
+    assert without_labels(split) == Split(("a", "b", "c", "d"), (None,) * 4)

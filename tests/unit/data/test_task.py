@@ -4,7 +4,10 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from tests.support.pictures import CLASSES, encoded, picture, picture_folder, picture_tar
 
 from lamina.data.build import METRICS
 from lamina.data.presets import PRESETS, find_preset
@@ -14,7 +17,7 @@ from lamina.errors import ConfigError, DataError, UnknownNameError
 if TYPE_CHECKING:
     from pathlib import Path
 
-SEQUENCE, TOKEN = "sequence_classification", "token_classification"
+SEQUENCE, TOKEN, IMAGE = "sequence_classification", "token_classification", "image_classification"
 
 
 def put(path: Path, text: str) -> Path:
@@ -287,15 +290,22 @@ PUBLISHED = {
         ("EU said", "US UK"),
         ((3, 0), (5, 5)),
     ),
+    "cnn_dailymail": (
+        'article,highlights,id\n"He said ""go"".\nThey went.",They went .,7\nA cat.,Cat .,8\n',
+        ('He said "go".\nThey went.', "A cat."),
+        ("They went .", "Cat ."),
+    ),
+    "wmt16_en_ro": (("yes\nno\n", "da\nnu\n"), ("yes", "no"), ("da", "nu")),
     "wikitext2": (" \n = A heading = \n \n Some words . \n", (" = A heading = ", " Some words . "), (None, None)),
 }
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset.kind != IMAGE])
 def test_preset_reads_published_files(tmp_path: Path, name: str):
     text, texts, labels = PUBLISHED[name]
     for names in PRESETS[name].files.values():
-        put(tmp_path / names[0], text)
+        for file, content in [(names[0], text)] if isinstance(text, str) else zip(names[0], text, strict=True):
+            put(tmp_path / file, content)
     task = Task.preset(name, files=tmp_path)
     part = "test" if name == "imdb" else "validation"  # IMDB has no validation file: a row of train is set aside
     assert task.split(part).texts == texts
@@ -310,7 +320,9 @@ def test_presets_say_how_large_they_are(name: str):
     preset = PRESETS[name]
     assert set(preset.rows) == set(preset.parts)
     assert all(count > 0 for count in preset.rows.values())
-    assert 5 < preset.length < 512
+    assert 5 < preset.length < 1024
+    assert bool(preset.labels) != bool(preset.classes)
+    assert len(preset.class_names) == (len(preset.labels) or preset.classes)
 
 
 def test_preset_with_files_named(tmp_path: Path):
@@ -526,3 +538,241 @@ def test_only_rows_of_one_class_are_drawn_by_class(tmp_path: Path):
         task.draw(per_class=1, stratified=True)
     with pytest.raises(UnknownNameError, match="unknown split 'train'"):
         Task.from_files(TOKEN, test=path, labels=task.labels).draw(rows=1)
+
+
+def test_any_texts_become_running_text(tmp_path: Path):
+    rows = [{"first": "a b", "second": "c d", "same": i % 2} for i in range(20)]
+    path = jsonl(tmp_path / "t.jsonl", rows)
+    columns: dict[str, Any] = {"text": "first", "text_pair": "second", "label": "same"}
+    task = Task.from_files(SEQUENCE, train=path, validation=path, test=path, **columns)
+    running = task.draw(rows=3).masked_lm()
+    assert (running.kind, running.problem, running.labels) == ("masked_lm", "classification", ("token",))
+    assert (running.name, running.metric, running.metrics) == ("t-mlm", "perplexity", ("perplexity", "accuracy"))
+    assert {part: len(split) for part, split in running.splits.items()} == {"train": 6, "validation": 40, "test": 40}
+    assert running.split("train").texts == ("a b", "c d") * 3
+    assert running.split("train").labels == (None,) * 6
+    assert running.drawn == {"rows": 3, "of": 20, "stratified": False, "seed": 0}
+
+
+def test_words_and_sources_become_running_text(tmp_path: Path):
+    words = Task.from_files(TOKEN, test=put(tmp_path / "a.conll", "EU B-ORG\nsaid O\n"), labels=("O", "B-ORG"))
+    assert words.masked_lm().split("test").texts == ("EU said",)
+    path = jsonl(tmp_path / "t.jsonl", [{"text": "long text", "target": "text"}])
+    assert Task.from_files("summarization", test=path).masked_lm().split("test").texts == ("long text",)
+
+
+# Summaries and translations
+
+GENERATION = ("summarization", "translation")
+
+
+@pytest.mark.parametrize("kind", GENERATION)
+def test_texts_to_write(tmp_path: Path, kind: str):
+    path = jsonl(tmp_path / "t.jsonl", [{"text": f"Text {i}", "target": f"t {i}"} for i in range(20)])
+    task = Task.from_files(kind, train=path, test=path)
+    assert (task.kind, task.problem, task.labels) == (kind, "generation", ("text",))
+    assert task.metrics == METRICS[kind, "generation"]
+    assert {part: len(split) for part, split in task.splits.items()} == {"train": 18, "validation": 2, "test": 20}
+    assert task.split("test").texts[:2] == ("Text 0", "Text 1")
+    assert task.split("test").labels[:2] == ("t 0", "t 1")
+    assert task.metric == ("rougeL" if kind == "summarization" else "bleu")
+    assert len(task.draw(rows=5).split("train")) == 5
+
+
+@pytest.mark.parametrize("columns", [{"text": "article", "label": "highlights"}, {}])
+def test_columns_of_texts_to_write(tmp_path: Path, columns: dict[str, str]):
+    """The usual names are found where a file has them."""
+    names = tuple(columns.values()) or ("sentence", "label")
+    path = put(tmp_path / "t.csv", f"{names[0]},{names[1]}\nlong,short\n")
+    split = Task.from_files("summarization", test=path, **columns).split("test")
+    assert (split.texts, split.labels) == (("long",), ("short",))
+
+
+def test_columns_of_objects_hold_translations(tmp_path: Path):
+    path = jsonl(tmp_path / "t.jsonl", [{"translation": {"en": "yes", "ro": "da"}}])
+    task = Task.from_files("translation", test=path, text="translation.en", label="translation.ro")
+    assert (task.split("test").texts, task.split("test").labels) == (("yes",), ("da",))
+
+
+@pytest.mark.parametrize("kind", GENERATION)
+def test_a_part_may_be_a_pair_of_files(tmp_path: Path, kind: str):
+    files = put(tmp_path / "train.en", "yes\nno\n"), put(tmp_path / "train.ro", "da\nnu\n")
+    task = Task.from_files(kind, train=files, validation=[str(file) for file in files])
+    assert task.name == "train"
+    for part in ("train", "validation"):
+        assert (task.split(part).texts, task.split(part).labels) == (("yes", "no"), ("da", "nu"))
+
+
+@pytest.mark.parametrize("kind", [SEQUENCE, "masked_lm", IMAGE])
+def test_other_kinds_have_one_file_for_a_part(tmp_path: Path, kind: str):
+    path = tsv(tmp_path / "t.tsv", ["a\tx"])
+    with pytest.raises(ConfigError, match=f"2 files were given for one part of a task of kind {kind}; a pair"):
+        Task.from_files(kind, train=(path, path))
+
+
+@pytest.mark.parametrize(
+    ("row", "column"), [({"text": " ", "target": "b"}, "text"), ({"text": "a", "target": ""}, "target")]
+)
+def test_blank_texts_are_refused(tmp_path: Path, row: dict[str, str], column: str):
+    path = jsonl(tmp_path / "t.jsonl", [{"text": "a", "target": "b"}, row])
+    with pytest.raises(DataError, match=f"row 2 is blank in column '{column}'; every text has one") as info:
+        Task.from_files("translation", train=path)
+    assert (info.value.row, info.value.column) == (2, column)
+
+
+def test_blank_lines_of_a_pair_are_refused(tmp_path: Path):
+    files = put(tmp_path / "a.en", "yes\n\nno\n"), put(tmp_path / "a.ro", "da\nnu\nba\n")
+    with pytest.raises(DataError, match=r"a\.ro row 2 is blank in column 'sentence'"):
+        Task.from_files("translation", train=files)
+
+
+def test_what_texts_to_write_do_not_have(tmp_path: Path):
+    path = jsonl(tmp_path / "t.jsonl", [{"text": "a", "target": "b"}] * 3)
+    with pytest.raises(ConfigError, match="labels are x; a task of kind translation has texts to write"):
+        Task.from_files("translation", train=path, labels=("x",))
+    assert Task.from_files("translation", train=path, labels=("text",)).labels == ("text",)
+    with pytest.raises(ConfigError, match="text_pair is 'b'; a task of kind summarization reads one text"):
+        Task.from_files("summarization", train=path, text_pair="b")
+    with pytest.raises(UnknownNameError, match="unknown metric 'bleu'; known: rougeL, rouge1, rouge2, rougeLsum"):
+        Task.from_files("summarization", train=path, metric="bleu")
+    with pytest.raises(UnknownNameError, match="unknown problem 'classification'; known: generation"):
+        Task.from_files("summarization", train=path, problem="classification")
+    task = Task.from_files("summarization", train=path)
+    with pytest.raises(ConfigError, match="draw: per_class is 1; this task has no classes"):
+        task.draw(per_class=1)
+    with pytest.raises(ConfigError, match=r"stratified is set for a task of kind summarization \(generation\)"):
+        task.draw(rows=1, stratified=True)
+
+
+def test_lone_articles_stand_in(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    rows = "".join(f"Article {i},Short {i},{i}\n" for i in range(20))
+    put(tmp_path / "articles.csv", "article,highlights,id\n" + rows)
+    task = Task.preset("cnn_dailymail", files=tmp_path)
+    assert {part: len(split) for part, split in task.splits.items()} == {"train": 18, "validation": 2}
+    assert "has no train file; the train part is read from articles.csv" in caplog.text
+    assert "has no validation file; a tenth of the train part is set aside" in caplog.text
+    put(tmp_path / "validation.csv", PUBLISHED["cnn_dailymail"][0])  # the articles may be a part of it
+    with pytest.raises(DataError, match=r"has no train\.csv; a folder must hold the published files"):
+        Task.preset("cnn_dailymail", files=tmp_path)
+
+
+def test_a_lone_pair_stands_in(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    put(tmp_path / "tatoeba.ron-eng.eng", "yes\n" * 10)
+    with pytest.raises(DataError, match=r"has no train\.en and train\.ro or train\.jsonl;"):
+        Task.preset("wmt16_en_ro", files=tmp_path)
+    put(tmp_path / "tatoeba.ron-eng.ron", "da\n" * 10)
+    task = Task.preset("wmt16_en_ro", files=tmp_path)
+    assert set(task.split("train").labels) == {"da"}
+    assert "is read from tatoeba.ron-eng.eng and tatoeba.ron-eng.ron" in caplog.text
+    files = put(tmp_path / "a.en", "yes\nno\n"), put(tmp_path / "a.ro", "da\nnu\n")
+    assert Task.preset("wmt16_en_ro", files={"test": files}).split("test").labels == ("da", "nu")
+
+
+def test_translations_as_published_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rows = {"translation": [{"en": "yes", "ro": "da"}, {"en": "no", "ro": "nu"}]}
+    asked = on_the_hub(monkeypatch, dict.fromkeys(("train", "validation", "test"), rows))
+    task = Task.preset("wmt16_en_ro")
+    assert asked == [("wmt/wmt16", "ro-en")]
+    assert (task.split("test").texts, task.split("test").labels) == (("yes", "no"), ("da", "nu"))
+    for part in ("train", "validation"):
+        jsonl(tmp_path / f"{part}.jsonl", [{"translation": {"en": "yes", "ro": "da"}}])
+    assert Task.preset("wmt16_en_ro", files=tmp_path).split("train").labels == ("da",)
+
+
+def on_the_hub(
+    monkeypatch: pytest.MonkeyPatch, parts: dict[str, dict[str, list[Any]]], features: Any = None
+) -> list[Any]:
+    """Put a set there; returns what will be asked for."""
+    import datasets
+
+    asked: list[Any] = []
+    sets = {part: datasets.Dataset.from_dict(rows, features=features) for part, rows in parts.items()}
+
+    def load(*args: Any, **options: Any) -> datasets.DatasetDict:
+        asked.append(args)
+        return datasets.DatasetDict(sets)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    return asked
+
+
+# Pictures
+
+
+def test_pictures_from_folders_and_tars(tmp_path: Path):
+    folder = picture_folder(tmp_path / "pets", rows=10)
+    task = Task.from_files(IMAGE, train=folder, test=picture_tar(tmp_path / "pets.tar", folder))
+    assert (task.kind, task.problem, task.labels, task.name) == (IMAGE, "classification", CLASSES, "pets")
+    assert (task.metric, task.metrics) == ("accuracy", ("accuracy", "f1"))
+    assert Counter(task.split("train").labels) == {0: 9, 1: 9, 2: 9}
+    assert Counter(task.split("validation").labels) == {0: 1, 1: 1, 2: 1}
+    assert task.split("test").labels == (0,) * 10 + (1,) * 10 + (2,) * 10
+    assert task.split("test").texts[0].open().size == (12, 10)
+    drawn = task.draw(per_class=2, stratified=True, seed=1)
+    assert Counter(drawn.split("train").labels) == {0: 2, 1: 2, 2: 2}
+    assert drawn == task.draw(per_class=2, stratified=True, seed=1)
+
+
+def test_the_classes_are_those_of_train(tmp_path: Path):
+    train = picture_folder(tmp_path / "train", classes=("bird", "frog"))
+    test = picture_folder(tmp_path / "test", classes=("bird", "cat"))
+    with pytest.raises(DataError, match="row 3 has label 'cat'; the labels are: bird, frog"):
+        Task.from_files(IMAGE, train=train, test=test)
+    task = Task.from_files(IMAGE, train=train, test=test, labels=("frog", "cat", "bird"))
+    assert set(task.split("test").labels) == {2, 1}
+    with pytest.raises(DataError, match="no train file was given, and no labels"):
+        Task.from_files(IMAGE, test=test)
+
+
+def test_pictures_have_no_texts(tmp_path: Path):
+    task = Task.from_files(IMAGE, train=picture_folder(tmp_path / "pets"))
+    with pytest.raises(ConfigError, match="task pets: a task of kind image_classification was asked for its texts"):
+        task.masked_lm()
+
+
+@pytest.mark.parametrize("column", [{}, {"text": "img"}])
+def test_pictures_in_parquet(tmp_path: Path, column: dict[str, str]):
+    cells = [{"bytes": encoded(picture(shade)), "path": None} for shade in (0, 250)]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({column.get("text", "image"): cells, "label": ["dark", "light"]}), path)
+    split = Task.from_files(IMAGE, train=path, test=path, **column).split("test")
+    assert split.labels == (0, 1)
+    assert split.texts[1].open().getpixel((0, 0))[0] > 200
+    with pytest.raises(DataError, match="no column 'kind'"):
+        Task.from_files(IMAGE, train=path, label="kind", **column)
+
+
+def test_presets_of_pictures_read_published_files(tmp_path: Path):
+    labels = PRESETS["cifar10"].labels
+    folder = picture_folder(tmp_path / "some", classes=labels, rows=10)
+    for name in ("cifar10", "cifar100"):
+        picture_folder(tmp_path / name / "test", classes=labels, rows=1)
+        picture_tar(tmp_path / name / "train.tar", folder)
+        task = Task.preset(name, files=tmp_path / name)
+        assert (task.kind, task.labels, task.metrics) == (IMAGE, labels, ("accuracy", "f1"))
+        assert {part: len(split) for part, split in task.splits.items()} == {"train": 90, "validation": 10, "test": 10}
+        assert Counter(task.split("validation").labels) == Counter(range(10))
+    for part in ("train", "val"):
+        picture_folder(tmp_path / "imagenet" / part, classes=("n02", "n01"))
+    task = Task.preset("imagenet", files=tmp_path / "imagenet")
+    assert task.labels == ("n01", "n02")
+    assert {part: len(split) for part, split in task.splits.items()} == {"train": 4, "validation": 4}
+
+
+def test_a_smaller_tar_is_taken_too(tmp_path: Path):
+    folder = picture_folder(tmp_path / "some", classes=("cat", "dog"), under="train")
+    picture_tar(tmp_path / "train_1000_per_class.tar", folder)
+    assert len(Task.preset("cifar10", files=tmp_path).split("train")) == 3
+
+
+def test_classes_have_the_names_and_ids_of_the_hub(monkeypatch: pytest.MonkeyPatch):
+    import datasets
+
+    names = ["tench", "crane", "cock"]  # in an order of their own
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    rows = {"image": [picture(shade) for shade in (0, 120, 250)], "label": [2, 1, 0]}
+    on_the_hub(monkeypatch, dict.fromkeys(("train", "validation"), rows), features)
+    task = Task.preset("imagenet")
+    assert task.labels == tuple(names)
+    assert task.split("train").labels == (2, 1, 0)
+    assert task.split("train").texts[2].open().getpixel((0, 0))[0] > 200

@@ -13,6 +13,7 @@ from lamina.data.build import METRICS
 from lamina.data.task import Task
 from lamina.errors import DataError, UnknownNameError
 from lamina.train.metrics import _FUNCTIONS, TokenSums, compute, per_class
+from lamina.train.text_metrics import TEXT_METRICS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +36,7 @@ def draw(classes: int, rows: int = 200) -> tuple[list[int], list[int]]:
 
 def test_every_metric_of_a_task_exists():
     known = {name for (kind, _), names in METRICS.items() if kind != "masked_lm" for name in names}
-    assert known == set(_FUNCTIONS)
+    assert known == set(_FUNCTIONS) | set(TEXT_METRICS)
 
 
 def test_two_classes_agree_with_the_reference():
@@ -222,3 +223,21 @@ def test_no_hidden_token_is_no_score():
 def test_hidden_tokens_are_not_scored_row_by_row():
     with pytest.raises(UnknownNameError, match="unknown kind of task 'masked_lm, classification'"):
         compute(("masked_lm", "classification", ("token",)), ("accuracy",), [1], [1])
+
+
+# Written texts
+
+
+@pytest.mark.parametrize("kind", ["summarization", "translation"])
+def test_written_texts_are_scored_as_texts(kind: str):
+    task = (kind, "generation", ("text",))
+    scores = compute(task, METRICS[task[:2]], ["the cat sat there", "a dog"], ["the cat sat there", "a dog"])
+    assert list(scores) == list(METRICS[task[:2]])
+    assert all(score == pytest.approx(100 if name in ("bleu", "chrf") else 1) for name, score in scores.items())
+    assert per_class(task, ["a"], ["b"]) == []
+    with pytest.raises(UnknownNameError, match="metrics: unknown metric 'accuracy'; known: "):
+        compute(task, ("accuracy",), ["a"], ["b"])
+    with pytest.raises(DataError, match="1 predictions for 2 targets"):
+        compute(task, METRICS[task[:2]], ["a"], ["b", "c"])
+    with pytest.raises(DataError, match="there are no rows"):
+        compute(task, METRICS[task[:2]], [], [])
