@@ -4,7 +4,7 @@
     ├── ConfigError            an option has a value that cannot be           (ValueError)
     ├── UnknownNameError       a name that does not exist, with a suggestion  (LookupError)
     ├── LayerIndexError        a layer that the model does not have           (IndexError)
-    ├── UnsupportedModelError  a model whose layers cannot be read            (TypeError)
+    ├── UnsupportedModelError  a model that an operation does not support     (TypeError)
     ├── ModelNotFoundError     a model that is neither on disk nor on the hub (OSError)
     ├── DataError              a file, row, column or label that does not fit (ValueError)
     ├── StoreError             a saved folder that is missing or damaged      (OSError)
@@ -67,11 +67,11 @@ class LayerIndexError(LaminaError, IndexError):
 
 
 class UnsupportedModelError(LaminaError, TypeError):
-    """A model whose layers cannot be read; names the family and the reason."""
+    """A model that an operation does not support; names the family and the reason."""
 
     def __init__(self, *, op: str, model_type: str, reason: str, hint: str) -> None:
         self.op, self.model_type, self.reason = op, model_type, reason
-        super().__init__(f"{op}: the family '{model_type}' cannot be read; {reason}. {hint}")
+        super().__init__(f"{op}: the family '{model_type}' is not supported; {reason}. {hint}")
 
 
 class ModelNotFoundError(LaminaError, OSError):

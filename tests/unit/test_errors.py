@@ -45,7 +45,7 @@ EVERY: list[tuple[LaminaError, type[Exception], dict[str, object], str]] = [
         UnsupportedModelError(op="tap", model_type="led", reason="it un-pads", hint="Use another."),
         TypeError,
         {"op": "tap", "model_type": "led", "reason": "it un-pads"},
-        "tap: the family 'led' cannot be read; it un-pads. Use another.",
+        "tap: the family 'led' is not supported; it un-pads. Use another.",
     ),
     (
         ModelNotFoundError(op="load", got="x", reason="no such folder"),

@@ -71,7 +71,7 @@ def test_a_family_that_cannot_be_read_is_one_sentence(lamina, tmp_path: Path):
     FAMILIES["led"].config().save_pretrained(tmp_path)
     ran = lamina("inspect", tmp_path)
     assert (ran.code, ran.out) == (2, "")
-    assert "the family 'led' cannot be read" in ran.err
+    assert "the family 'led' is not supported" in ran.err
     assert "--weights looks closer" in ran.err
 
 

@@ -63,7 +63,7 @@ def test_swapped_axes_are_recorded():
     ],
 )
 def test_refused_not_read_wrongly(kind, reason):
-    with pytest.raises(UnsupportedModelError, match=f"stacks: the family 'toy' cannot be read; .*{reason}"):
+    with pytest.raises(UnsupportedModelError, match=f"stacks: the family 'toy' is not supported; .*{reason}"):
         stacks(kind())
 
 
@@ -82,7 +82,7 @@ def test_an_input_that_is_not_known():
 
 
 def test_no_transformers_model():
-    with pytest.raises(UnsupportedModelError, match=r"'Linear' cannot be read; .*no config\. Load it with AutoModel"):
+    with pytest.raises(UnsupportedModelError, match=r"'Linear' is not supported; .*no config\. Load it with AutoModel"):
         stacks(nn.Linear(2, 2))
 
 
