@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lamina.reader import Reader
     from lamina.store.edited import load, save
     from lamina.train import FitResult, evaluate, fit, predict
+    from lamina.tuning import finetune
 
 _WHERE = {
     "AdaLayers": "fusion.ada_layers",
@@ -62,6 +63,7 @@ _WHERE = {
     "TokenClassification": "heads.token_classification",
     "edits": "editing.record",
     "evaluate": "train",
+    "finetune": "tuning",
     "fit": "train",
     "freeze_": "editing.freeze",
     "insert_": "editing.insert",
@@ -100,6 +102,7 @@ __all__ = [
     "TokenClassification",
     "edits",
     "evaluate",
+    "finetune",
     "fit",
     "freeze_",
     "insert_",

@@ -36,7 +36,8 @@ from lamina.fusion.mean import Mean
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
-from lamina.train.engine import COMPLETE, BankTrainer, newest_checkpoint
+from lamina.train.engine import BankTrainer
+from lamina.train.runs import COMPLETE, newest_checkpoint
 
 ROOT = Path(__file__).parents[2]
 

@@ -24,11 +24,12 @@ def test_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     for block in code:
         exec(compile(block, "README.md", "exec"), names)
     printed = capsys.readouterr().out
-    assert len(code) == 3
+    assert len(code) == 4
     assert "'mood': {'label':" in printed
     assert "tensor(" in printed
     assert (tmp_path / "out" / "mood" / "lamina.json").is_file()
     assert (tmp_path / "out" / "edited" / "config.json").is_file()
+    assert (tmp_path / "out" / "tuned" / "lamina_edits.json").is_file()
 
 
 def test_commands_of_the_readme_exist():

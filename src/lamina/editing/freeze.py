@@ -9,7 +9,7 @@ from lamina.editing.inserted import InsertedLayer
 from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers import default_stack, select, stacks
-from lamina.layers.parts import layer_modules
+from lamina.layers.parts import layer_modules, stack_modules
 
 if TYPE_CHECKING:
     from torch import nn
@@ -97,11 +97,12 @@ def _inserted(model: PreTrainedModel, train: str | None) -> list[InsertedLayer]:
 
 def _modules(model: PreTrainedModel, stack: LayerStack, chosen: list[int]) -> set[nn.Module]:
     """The modules of layers, each with its own parameters."""
-    if len(chosen) < stack.layers:
-        if not stack.blocks:
-            raise ConfigError(
-                f"{_OP}: single layers of the {stack.name} stack came; it has no module per block, and only the whole "
-                "of it can be frozen. Use layers='all'."
-            )
-        check_shared(stack, chosen, _OP)
+    if len(chosen) == stack.layers:
+        return stack_modules(model, stack)
+    if not stack.blocks:
+        raise ConfigError(
+            f"{_OP}: single layers of the {stack.name} stack came; it has no module per block, and only the whole of "
+            "it can be frozen. Use layers='all'."
+        )
+    check_shared(stack, chosen, _OP)
     return set().union(*layer_modules(model, stack, chosen).values())

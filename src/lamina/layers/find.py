@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -132,3 +132,17 @@ class _Recipe:
 
 
 _known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
+
+
+def same_stacks(model: nn.Module, copy: nn.Module) -> None:
+    """Take what was found for a model to hold for a copy of it, so that nobody looks again.
+
+    Args:
+        model: The model.
+        copy: Has the same modules at the same paths.
+
+    Raises:
+        UnsupportedModelError: If the model's layers cannot be read.
+    """
+    stacks(model)
+    _known[copy] = replace(_known[model], modules=tuple(weakref.ref(module) for module in copy.modules()))

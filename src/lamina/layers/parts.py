@@ -30,8 +30,7 @@ def layer_modules(model: PreTrainedModel, stack: LayerStack, layers: Collection[
         stack: One of its stacks; without a module per block everything is of layer 0.
         layers: Which layers.
     """
-    blocks = {module for block in stack.blocks for module in block.modules()}
-    around = [module for module in _own_run(model, stack) if module not in blocks]
+    around = _around(model, stack)
     found: dict[int, set[nn.Module]] = {
         layer: set(stack.blocks[layer - 1].modules()) if layer and stack.blocks else set() for layer in layers
     }
@@ -43,6 +42,21 @@ def layer_modules(model: PreTrainedModel, stack: LayerStack, layers: Collection[
         if layer in found:
             found[layer].add(module)
     return found
+
+
+def stack_modules(model: PreTrainedModel, stack: LayerStack) -> set[nn.Module]:
+    """The modules of all layers of a stack together, each with its own parameters; the model is not run."""
+    return {*_blocks(stack), *_around(model, stack)}
+
+
+def _blocks(stack: LayerStack) -> set[nn.Module]:
+    return {module for block in stack.blocks for module in block.modules()}
+
+
+def _around(model: PreTrainedModel, stack: LayerStack) -> list[nn.Module]:
+    """What takes part in a stack's layers without being in a block."""
+    blocks = _blocks(stack)
+    return [module for module in _own_run(model, stack) if module not in blocks]
 
 
 def _own_run(model: PreTrainedModel, stack: LayerStack) -> list[nn.Module]:

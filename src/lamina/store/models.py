@@ -15,6 +15,8 @@ from safetensors import SafetensorError
 from lamina.errors import ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from transformers import PretrainedConfig, PreTrainedModel
 
 logger = logging.getLogger(__name__)
@@ -34,7 +36,12 @@ _TOKENIZER_FILES = (
 
 
 def load_model(
-    name: str | Path, *, head: str = "AutoModel", revision: str | None = None, dtype: str | torch.dtype = "auto"
+    name: str | Path,
+    *,
+    head: str = "AutoModel",
+    revision: str | None = None,
+    dtype: str | torch.dtype = "auto",
+    labels: Sequence[str] | None = None,
 ) -> tuple[PreTrainedModel, Any]:
     """Load a model with its tokenizer.
 
@@ -43,6 +50,8 @@ def load_model(
         head: Auto class of transformers that decides which head comes along; "AutoModel" is the backbone alone.
         revision: Branch, tag or commit on the hub.
         dtype: Of the weights; "auto" is the one they were saved in.
+        labels: Names of the classes, for a head that is to have these; weights of a head with as many are kept, others
+            start at random.
 
     Returns:
         The model in eval mode and its tokenizer (for images and sound its processor), or None where there is none.
@@ -55,6 +64,8 @@ def load_model(
     """
     auto, source = _auto_class(head), _source(str(name), revision)
     config = load_config(name, revision=revision)
+    if labels is not None:
+        name_classes(config, labels)
     try:
         model, report = auto.from_pretrained(
             source,
@@ -63,11 +74,14 @@ def load_model(
             dtype=dtype,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=labels is not None,
         )
     except Exception as error:  # transformers raises many unrelated kinds
         raise _model_error(str(name), config.model_type, error) from error
-    if missing := sorted(report["missing_keys"]):
-        logger.warning("load: %s has no weights for %s; they start at random", name, ", ".join(missing))
+    other = {key if isinstance(key, str) else key[0] for key in report.get("mismatched_keys", ())}
+    if missing := sorted({*report["missing_keys"], *other}):
+        level = logging.WARNING if labels is None else logging.INFO  # a new head was asked for
+        logger.log(level, "load: %s has no weights for %s; they start at random", name, ", ".join(missing))
     base = SHORT_NAMES.get(str(name), str(name))
     model.config._name_or_path = model.name_or_path = base
     return model.eval(), load_processor(name, model, revision=revision)
@@ -98,6 +112,17 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
         ) from error
     except OSError as error:
         raise _model_error(str(name), "", error) from error
+
+
+def name_classes(config: PretrainedConfig, labels: Sequence[str]) -> None:
+    """Have a config say which classes a head tells apart.
+
+    Args:
+        config: Changed in place.
+        labels: Their names, in the order of their ids.
+    """
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: number for number, label in enumerate(labels)}
 
 
 def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_callback import PrinterCallback
 
 from lamina.data.build import LOWER
 from lamina.errors import ConfigError
-from lamina.processes import processes, wait
+from lamina.processes import processes
 from lamina.train.inference import score
 from lamina.train.parallel import add_gradients, own_part
+from lamina.train.runs import EpochProgress, MarkComplete
 from lamina.train.state import BASE, ReaderState, Schedules, snapshot
 
 if TYPE_CHECKING:
@@ -100,8 +101,9 @@ class BankTrainer(Trainer):
         self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
         self.remove_callback(PrinterCallback)
         self.add_callback(_Flow(self))
+        self.add_callback(MarkComplete())
         if options.progress:
-            self.add_callback(_Progress(self))
+            self.add_callback(EpochProgress(self.history, {name: task.metric for name, task in tasks.items()}))
 
     def get_train_dataloader(self) -> Any:
         """The plan's batches, made one by one on the main thread."""
@@ -288,7 +290,7 @@ class BankTrainer(Trainer):
                     f"fit: the checkpoint in {checkpoint} was made with {name} {before}, and this run has {now}; a run "
                     "resumes as it began. Use the same settings, or train without resume."
                 )
-        self.history, self.importances = progress["history"], progress["importances"]
+        self.history[:], self.importances[:] = progress["history"], progress["importances"]
         best = load_file(checkpoint / BEST)
         if self.bank.train_base:
             self.bank.model.load_state_dict(load_file(checkpoint / BASE_NOW))
@@ -300,15 +302,6 @@ class BankTrainer(Trainer):
                 self.bank[name].step = fields["step"]
                 if fields["stopped"] is not None:
                     self.plan.stopped[name] = fields["stopped"]
-
-
-COMPLETE = "complete"
-
-
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that was written to its end."""
-    whole = [path.parent for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
 class _Flow(TrainerCallback):
@@ -328,28 +321,3 @@ class _Flow(TrainerCallback):
         control.should_log = control.should_evaluate = ends
         saves = self._trainer.args.save_only_model is False
         control.should_save = saves and (ends or (every is not None and state.global_step % every == 0))
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        del control, kwargs
-        wait()
-        if args.should_save:
-            (Path(args.output_dir or ".") / f"checkpoint-{state.global_step}" / COMPLETE).touch()
-
-
-class _Progress(ProgressCallback):
-    """The trainer's progress bar, with a short line per epoch in place of a dump of every number."""
-
-    def __init__(self, trainer: BankTrainer) -> None:
-        super().__init__()
-        self._trainer = trainer
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        del args, state, control, kwargs
-        trainer = self._trainer
-        if self.training_bar is None or not logs or not any(key.startswith("eval_") for key in logs):
-            return
-        epoch = trainer.history[-1]["epoch"]
-        rows = [row for row in trainer.history if row["epoch"] == epoch]
-        shown = [f"{row['reader']} {row[trainer.tasks[row['reader']].metric]:.3f}" for row in rows]
-        more = f" and {len(shown) - 6} more" if len(shown) > 6 else ""
-        self.training_bar.write(f"epoch {epoch}: {', '.join(shown[:6])}{more}")

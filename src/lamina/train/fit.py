@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import random
-import shutil
-import tempfile
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from lamina.data.encode import length_limit
@@ -25,11 +20,12 @@ from lamina.train.grid import expand_into
 from lamina.train.memory import check_memory
 from lamina.train.options import FitOptions
 from lamina.train.plan import Plan, group_tasks
+from lamina.train.runs import begin, checkpoint_folder, own_randomness, put_back
 from lamina.train.states import CacheSettings, States, open_states
 from lamina.train.tables import IMPORTANCES, table, write_parquet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from transformers import TrainingArguments
 
@@ -112,7 +108,7 @@ def fit(
     start = time.perf_counter()
     _open_states(bank, [*groups, *validation], chosen, passes=max(sweep.epochs.values()))
     plan = Plan(groups, sweep.epochs, chosen.batch_size, chosen.seed)
-    with _own_randomness(), _folder(output) as checkpoints:
+    with own_randomness(), checkpoint_folder(output) as checkpoints:
         from lamina.train.engine import BankTrainer
 
         arguments = _arguments(chosen, checkpoints, keep=output is not None)
@@ -174,24 +170,11 @@ def _open_states(bank: ReaderBank, groups: list[Group], options: FitOptions, *, 
 
 
 def _train(trainer: BankTrainer, checkpoints: Path, *, resume: bool) -> None:
-    from lamina.train.engine import COMPLETE, newest_checkpoint
-
-    wait()
-    if processes()[0] == 0:
-        for folder in checkpoints.glob("checkpoint-*"):  # of another run, or not written to its end
-            if not (resume and (folder / COMPLETE).is_file()):
-                shutil.rmtree(folder)
-    wait()
-    newest = newest_checkpoint(checkpoints) if resume else None
+    newest = begin(checkpoints, resume=resume)
     if newest is not None:
         trainer.restore(newest)
-    was_training = trainer.bank.training
-    try:
+    with put_back(trainer.bank):
         trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
-    finally:
-        trainer.bank.train(was_training)
-        for name in ("forward", "_original_forward"):  # accelerate's mixed precision, which would outlive the run
-            trainer.bank.__dict__.pop(name, None)
 
 
 def _keep_best(trainer: BankTrainer, max_length: int) -> None:
@@ -237,22 +220,3 @@ def _arguments(options: FitOptions, folder: Path, *, keep: bool) -> TrainingArgu
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # one process, one device; several processes each bring their own
     return arguments
-
-
-@contextmanager
-def _folder(output: str | Path | None) -> Iterator[Path]:
-    if output is not None:
-        yield Path(output) / "checkpoints"
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
-
-
-@contextmanager
-def _own_randomness() -> Iterator[None]:
-    """The trainer seeds every global generator; give them back as they were."""
-    before = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
-        yield
-    random.setstate(before[0])
-    np.random.set_state(before[1])

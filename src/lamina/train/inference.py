@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from lamina.data.batches import collate, length_batches
+from lamina.data.batches import bar, collate, length_batches
 from lamina.data.build import MASKED, TOKEN
 from lamina.data.encode import encode, length_limit
 from lamina.data.masking import mask_token
-from lamina.data.windows import IGNORED, word_tokens
+from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError
+from lamina.train.answers import blank, guess, places_of, put
 from lamina.train.checks import check_processor, check_tasks
 from lamina.train.decode import BEST, best_tokens, decode, fill, mask_spans, word_spans
 from lamina.train.metrics import TokenSums, compute, per_class
 from lamina.train.plan import group_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -130,7 +131,7 @@ def _score_hidden(
     lengths = group.encoded.lengths
     fits = MOST_SCORES // (max(lengths, default=1) * max(_vocabulary(bank, name) for name in names))
     with _asking(bank):
-        for rows in _bar(length_batches(lengths, max(1, min(batch_size, fits))), progress):
+        for rows in bar(length_batches(lengths, max(1, min(batch_size, fits))), progress):
             batch = group.batch(rows, names, bank.processor)
             labels = {name: one.to(bank.device) for name, one in batch.pop("labels").items()}
             out = bank(**_placed(batch, bank), labels=labels)
@@ -164,15 +165,6 @@ def _placed(batch: Mapping[str, Any], bank: ReaderBank) -> dict[str, Any]:
     return {key: value.to(bank.device) if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
 
 
-def guess(logits: Tensor, problem: str) -> Any:
-    """The prediction that a metric compares: a class id, one per word, a number, or zeros and ones."""
-    if problem == "regression":
-        return float(logits[0])
-    if problem == "multi_label":
-        return (logits > 0).int().tolist()
-    return logits.argmax(-1).tolist()
-
-
 def collect(
     bank: ReaderBank,
     encoded: Encoded,
@@ -201,19 +193,19 @@ def collect(
         tokens the likeliest entries alone, `[masks, best, 2]`, see `best_tokens`.
     """
     texts = encoded.text[-1] + 1 if encoded.text else 0
-    places = _places(encoded, words)
+    places = places_of(encoded, words)
     answers = {name: _blank(bank, name, words.get(name), texts) for name in names}
     masked = {name for name in names if bank[name].config.head.kind == MASKED}
     with _asking(bank):
-        for rows in _bar(length_batches(encoded.lengths, batch_size), progress):
+        for rows in bar(length_batches(encoded.lengths, batch_size), progress):
             inputs = collate([encoded.features[row] for row in rows], bank.processor)
             known = {} if states is None else {"states": states.batch(rows)}
             out = bank(**_placed(inputs, bank), **known, readers=names)
             for name in names:
                 if name in masked:
-                    _file(out[name].logits, rows, encoded, places[name], answers[name], shrink=best_tokens)
+                    put(out[name].logits, rows, encoded, places[name], answers[name], shrink=best_tokens)
                 else:
-                    _file(out[name].logits.float().cpu(), rows, encoded, places.get(name), answers[name])
+                    put(out[name].logits.float().cpu(), rows, encoded, places.get(name), answers[name])
     return answers
 
 
@@ -223,56 +215,7 @@ def _blank(bank: ReaderBank, name: str, words: Words | None, texts: int) -> list
     if head.kind == MASKED:
         best = min(BEST, _vocabulary(bank, name))
         return [torch.zeros(len(masks), best, 2) for masks in words or ()]
-    blank = torch.zeros(len(head.labels))
-    if words is None:
-        return [blank] * texts
-    blank[head.labels.index("O") if "O" in head.labels else 0] = 1.0
-    return [blank.repeat(len(some), 1) for some in words]
-
-
-Places = list[list[tuple[int, int]]]  # per window: (position, word)
-
-
-def _places(encoded: Encoded, words: Mapping[str, Words]) -> dict[str, Places]:
-    """Reader name -> where in each window the words are that it counts; made once for readers of the same words."""
-    made: dict[int, Places] = {}
-    for spans in words.values():
-        if id(spans) not in made:
-            made[id(spans)] = [[] for _ in encoded.features]
-            for found in word_tokens(encoded, spans):
-                for word, place in enumerate(found):
-                    if place is not None:
-                        made[id(spans)][place[0]].append((place[1], word))
-    return {name: made[id(spans)] for name, spans in words.items()}
-
-
-def _file(
-    logits: Tensor,
-    rows: Sequence[int],
-    encoded: Encoded,
-    places: Places | None,
-    answers: list[Tensor],
-    *,
-    shrink: Callable[[Tensor], Tensor] | None = None,
-) -> None:
-    """Put one batch's logits, or what `shrink` makes of those of a word, where they belong."""
-    for at, row in enumerate(rows):
-        text = encoded.text[row]
-        if places is None:
-            if encoded.window[row] == 0:
-                answers[text] = logits[at]
-        elif places[row]:
-            positions, words = zip(*places[row], strict=True)
-            chosen = logits[at, list(positions)]
-            answers[text][list(words)] = chosen if shrink is None else shrink(chosen).cpu()
-
-
-def _bar(batches: list[list[int]], progress: bool) -> Iterable[list[int]]:
-    if not progress:
-        return batches
-    from tqdm.auto import tqdm
-
-    return tqdm(batches, unit="batch")
+    return blank(head.labels, words, texts)
 
 
 def _trained_with(bank: ReaderBank, names: Sequence[str], option: str) -> int | None:

@@ -6,12 +6,13 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lamina.data.build import better
+from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from lamina.train.options import FitOptions
+    from lamina.train.options import TrainOptions
 
 BASE = ".base"  # stands among the readers' names for a base that is trained too; no reader's name has a dot
 
@@ -46,14 +47,14 @@ class ReaderState:
     stopped: int | None = None
     weights: dict[str, Tensor] = field(default_factory=dict)
 
-    def record(self, epoch: int, scores: dict[str, float], options: FitOptions, rate: float) -> bool:
+    def record(self, epoch: int, scores: dict[str, float], options: TrainOptions, rate: float) -> bool:
         """Take in the scores after `epoch` (from 0): whether they are the best, and whether to slow down or stop."""
         if not self.best_epoch or better(self.metric, scores[self.metric], self.scores[self.metric]):
             self.scores, self.best_epoch, self.stalled, self.cooled = dict(scores), epoch + 1, 0, 0
             return True
         self.stalled += 1
         self.cooled += 1
-        if options.schedule == "plateau" and self.cooled > options.plateau_patience:
+        if isinstance(options, FitOptions) and options.schedule == "plateau" and self.cooled > options.plateau_patience:
             self.scale = max(self.scale * options.plateau_factor, min(1.0, options.min_learning_rate / rate))
             self.cooled = 0
         if options.patience is not None and self.stalled >= options.patience:

@@ -30,7 +30,8 @@ from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.train import evaluate
-from lamina.train.engine import BankTrainer, newest_checkpoint
+from lamina.train.engine import BankTrainer
+from lamina.train.runs import newest_checkpoint
 from lamina.train.state import Schedules
 
 TASK = yes_no(train=12, validation=8)

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from lamina.errors import ConfigError, UnknownNameError
-from lamina.train.options import FitOptions, each
+from lamina.train.options import FitOptions, TuneOptions, each
 
 
 def test_an_unknown_option_is_answered_with_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"fit: unknown option 'epoch'; known: epochs, .*Did you mean 'epochs'"):
+    with pytest.raises(
+        UnknownNameError, match=r"fit: unknown option 'epoch'; known: .*, epochs, .*Did you mean 'epochs'"
+    ):
         FitOptions.of({"epoch": 3})
 
 
@@ -75,3 +77,56 @@ def test_one_value_for_all_or_one_for_each():
         each({"a": 1, "b": 1, "aa": 1}, ["a", "b"], "epochs")
     with pytest.raises(ConfigError, match="fit: epochs has no value for reader 'b'; it needs one for each"):
         each({"a": 1}, ["a", "b"], "epochs")
+
+
+# Of fine-tuning
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "rule"),
+    [
+        ("epochs", 0, "at least 1"),
+        ("epochs", {"a": 1}, "a whole number"),
+        ("max_steps", 0, "at least 1, or None"),
+        ("max_steps", 1.5, "a whole number"),
+        ("accumulate", 0, "at least 1"),
+        ("batch_size", 0, "at least 1"),
+        ("learning_rate", 0.0, "positive"),
+        ("learning_rate", "1e-3", "a number, such as 0.001"),
+        ("learning_rate", {"a": 1e-3}, "a number, such as 0.001"),
+        ("layer_decay", 0.0, "above 0, up to 1"),
+        ("layer_decay", 1.1, "above 0, up to 1"),
+        ("layer_rates", {1: -1.0}, "0 or more, each"),
+        ("layer_rates", {1: "1e-3"}, "a number, such as 0.001"),
+        ("layer_rates", 1e-3, "a mapping of layers to rates"),
+        ("momentum", 1.0, "from 0 up to but not 1"),
+        ("epsilon", 0.0, "positive"),
+        ("warmup_steps", -1, "0 or more, or None"),
+        ("warmup", 1.0, "a share"),
+        ("max_target_length", 0, "at least 1"),
+        ("beams", 0, "at least 1"),
+        ("length_penalty", "long", "a number, such as 0.001"),
+        ("learning_rate", float("nan"), "positive"),
+        ("epochs", None, "a whole number"),
+        ("clip", None, "a number, such as 0.001"),
+        ("resume", "yes", "true or false"),
+        ("augment", 1, "true or false"),
+        ("prefix", 3, "a text"),
+    ],
+)
+def test_a_value_that_cannot_be_in_fine_tuning(option: str, value: Any, rule: str):
+    with pytest.raises(ConfigError, match=rf"finetune: {option} is .*; it must be {rule}"):
+        TuneOptions(**{option: value})
+
+
+@pytest.mark.parametrize(("option", "value"), [("optimizer", "lion"), ("schedule", "plateau"), ("precision", "int8")])
+def test_a_choice_there_is_not_in_fine_tuning(option: str, value: str):
+    with pytest.raises(UnknownNameError, match=f"finetune: unknown {option} '{value}'; known: "):
+        TuneOptions(**{option: value})  # pyright: ignore
+
+
+def test_options_of_readers_are_not_those_of_fine_tuning():
+    with pytest.raises(UnknownNameError, match="finetune: unknown option 'cache'"):
+        TuneOptions.of({"cache": "on"})
+    with pytest.raises(UnknownNameError, match="fit: unknown option 'beams'"):
+        FitOptions.of({"beams": 2})

@@ -1,0 +1,99 @@
+"""Learning rates layer by layer: the optimiser's parameter groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lamina.editing.inserted import InsertedLayer
+from lamina.errors import ConfigError
+from lamina.layers import select, stacks
+from lamina.layers.parts import layer_modules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    from lamina.train.options import TuneOptions
+
+HEAD, INSERTED = "head", "inserted"
+_OP = "finetune: layer_rates"
+
+
+def parameter_groups(model: PreTrainedModel, options: TuneOptions) -> list[dict[str, Any]]:
+    """Parameter groups for an optimiser: one per learning rate and weight decay.
+
+    Only matrices decay: not biases and norms. What is frozen is in no group.
+
+    Args:
+        model: The model.
+        options: Its rates: `learning_rate`, `layer_decay`, `layer_rates`.
+
+    Raises:
+        ConfigError: If nothing is to be trained, or the model has no inserted layers and a rate names them.
+        LayerIndexError: If a rate names a layer that does not exist.
+    """
+    rates = learning_rates(model, options)
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad or rates[name] == 0:
+            continue
+        decay = options.weight_decay if parameter.ndim >= 2 else 0.0
+        group = groups.setdefault((rates[name], decay), {"params": [], "lr": rates[name], "weight_decay": decay})
+        group["params"].append(parameter)
+    if not groups:
+        raise ConfigError(
+            "finetune: every parameter is frozen or has the rate 0; at least one is trained. Unfreeze a layer."
+        )
+    return list(groups.values())
+
+
+def learning_rates(model: PreTrainedModel, options: TuneOptions) -> dict[str, float]:
+    """Name of every parameter -> its highest learning rate.
+
+    A parameter that several layers share has the rate of the highest of them.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    rates = dict.fromkeys(names.values(), options.learning_rate)
+    if options.layer_decay == 1 and not options.layer_rates:
+        return rates
+    head = set(rates)
+    asked = _asked(model, options)
+    for stack in stacks(model).values():
+        layers = {layer: asked.get((stack.name, layer)) for layer in range(stack.layers)}
+        for layer, modules in layer_modules(model, stack, layers).items():
+            rate = layers[layer]
+            decayed = options.learning_rate * options.layer_decay ** (stack.depth - layer)
+            for name in _names(modules, names):
+                head.discard(name)
+                rates[name] = decayed if rate is None else rate
+    for key, rate in options.layer_rates.items():
+        if key == HEAD:
+            rates |= dict.fromkeys(head, rate)
+        elif key == INSERTED:
+            rates |= dict.fromkeys(_inserted(model, names), rate)
+    return rates
+
+
+def _asked(model: PreTrainedModel, options: TuneOptions) -> dict[tuple[str, int], float]:
+    """(stack, layer) -> the rate that is named for it; a layer number means that layer of every stack."""
+    found: dict[tuple[str, int], float] = {}
+    for key, rate in options.layer_rates.items():
+        if key in (HEAD, INSERTED):
+            continue
+        for stack in stacks(model).values():
+            selector = int(key) if str(key).removeprefix("-").isdigit() else key
+            found |= {(stack.name, layer): rate for layer in select(selector, stack.layers, op=_OP)}
+    return found
+
+
+def _inserted(model: PreTrainedModel, names: dict[int, str]) -> list[str]:
+    found = {module for module in model.modules() if isinstance(module, InsertedLayer)}
+    if not found:
+        raise ConfigError(f"{_OP}: '{INSERTED}' has a rate; the model has no inserted layers. Insert some, or drop it.")
+    return _names(found, names)
+
+
+def _names(modules: Iterable[nn.Module], names: dict[int, str]) -> list[str]:
+    return [names[id(one)] for module in modules for one in module.parameters(recurse=False)]

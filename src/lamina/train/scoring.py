@@ -1,0 +1,115 @@
+"""Score a model with a head of its own on one part of a task."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lamina.data.batches import bar, length_batches
+from lamina.data.build import GENERATION
+from lamina.data.windows import IGNORED
+from lamina.train.answers import blank, guess, places_of, put
+from lamina.train.metrics import TokenSums, compute
+from lamina.train.rows import TextRows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from lamina.data.split import Split
+    from lamina.data.task import Task
+    from lamina.train.options import TuneOptions
+    from lamina.train.rows import Rows
+
+MOST_SCORES = 1 << 27  # of tokens at once, when every entry of a vocabulary is scored: 512 MB
+
+
+def score_model(
+    model: PreTrainedModel, rows: Rows, task: Task, split: Split, processor: Any, options: TuneOptions
+) -> dict[str, float]:
+    """Score a model.
+
+    Args:
+        model: The model, which stays in the mode it is in.
+        rows: One part of the task, encoded.
+        task: The task.
+        split: The same part, with the right answers.
+        processor: Reads the texts that are written.
+        options: Rows per forward, and how texts are written.
+
+    Returns:
+        Metric -> value, for all of the task's metrics.
+    """
+    size = options.eval_batch_size or 2 * options.batch_size
+    with asking(model):
+        if task.kind in GENERATION:
+            guesses: Sequence[Any] = _written(model, rows, processor, size, options)
+        elif isinstance(rows, TextRows) and rows.group.masking is not None:
+            return _hidden(model, rows, task, size)
+        else:
+            guesses = [guess(one, task.problem) for one in _answers(model, rows, task, split, size)]
+    return compute(task, task.metrics, guesses, split.labels)
+
+
+@contextmanager
+def asking(model: PreTrainedModel) -> Iterator[None]:
+    """In eval mode, without gradients."""
+    modes = [(one, one.training) for one in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for one, mode in modes:
+            one.training = mode
+
+
+def _answers(model: PreTrainedModel, rows: Rows, task: Task, split: Split, size: int) -> list[Tensor]:
+    """Logits of every row, or of every word of it."""
+    texts = rows.group.encoded if isinstance(rows, TextRows) else None
+    words = None if texts is None else split.words
+    places = None if texts is None or words is None else places_of(texts, {task.name: words})[task.name]
+    found = blank(task.labels, words, len(split))
+    for numbers in length_batches(rows.lengths, size):
+        logits = model(**_inputs(model, rows, numbers)).logits.float().cpu()
+        if texts is not None:
+            put(logits, numbers, texts, places, found)
+            continue
+        for number, one in zip(numbers, logits, strict=True):
+            found[number] = one
+    return found
+
+
+def _hidden(model: PreTrainedModel, rows: Rows, task: Task, size: int) -> dict[str, float]:
+    """Masked language modelling: nothing is kept but sums."""
+    sums = TokenSums()
+    fits = max(1, MOST_SCORES // (max(rows.lengths) * model.config.get_text_config().vocab_size))
+    for numbers in length_batches(rows.lengths, min(size, fits)):
+        labels = rows.batch(numbers)["labels"].to(model.device)
+        given = labels != IGNORED
+        sums.add(model(**_inputs(model, rows, numbers)).logits[given], labels[given])
+    return sums.scores(task.metrics)
+
+
+def _written(model: Any, rows: Rows, processor: Any, size: int, options: TuneOptions) -> list[str]:
+    """The texts that the model writes."""
+    from lamina.data.generation import texts_of
+
+    found = [""] * len(rows.lengths)
+    search = {"num_beams": options.beams, "length_penalty": options.length_penalty} if options.beams > 1 else {}
+    for numbers in bar(length_batches(rows.lengths, size), options.progress):
+        ids = model.generate(
+            **_inputs(model, rows, numbers), do_sample=False, max_new_tokens=options.max_target_length, **search
+        )
+        for number, text in zip(numbers, texts_of(ids, processor), strict=True):
+            found[number] = text
+    return found
+
+
+def _inputs(model: PreTrainedModel, rows: Rows, numbers: Sequence[int]) -> dict[str, Tensor]:
+    """A batch without its labels, on the model's device."""
+    return {key: value.to(model.device) for key, value in rows.batch(numbers).items() if key != "labels"}

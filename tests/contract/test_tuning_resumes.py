@@ -1,0 +1,188 @@
+"""Law 9 for fine-tuning: a killed run resumes to the weights of the uninterrupted one; and what a run writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pyarrow import parquet
+from tests.unit.train.made import same, yes_no
+from tests.unit.train.tuned import bert, tensors, tune
+
+import lamina
+from lamina.errors import ConfigError
+from lamina.train.runs import newest_checkpoint
+from lamina.train.tuner import Tuner
+
+ROOT = Path(__file__).parents[2]
+OPTIONS: dict[str, Any] = {"epochs": 3, "batch_size": 4, "save_steps": 4, "warmup": 0.2, "weight_decay": 0.1}
+PER_EPOCH = 10
+
+
+def job() -> tuple[Any, Any]:
+    return bert(dropout=0.3), yes_no(train=40)
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[dict[str, torch.Tensor], Any]:
+    model, task = job()
+    result = tune(model, task, **OPTIONS)
+    return tensors(model), result
+
+
+class KilledError(Exception):
+    pass
+
+
+def killed(output: Path, when: int, where: str = "training_step", /, **options: Any) -> None:
+    """A run that ends at call number `when` of one of the trainer's methods."""
+    model, task = job()
+    plain, calls = getattr(Tuner, where), []
+
+    def dying(self: Tuner, *args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == when:
+            raise KilledError
+        return plain(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tuner, where, dying)
+        with pytest.raises(KilledError):
+            tune(model, task, output, **{**OPTIONS, **options})
+
+
+def check_resumed(output: Path, whole: tuple[dict[str, torch.Tensor], Any], **options: Any) -> None:
+    model, task = job()
+    result = tune(model, task, output, resume=True, **{**OPTIONS, **options})
+    assert same(tensors(model), whole[0])
+    assert (result.history, result.best, result.steps) == (whole[1].history, whole[1].best, whole[1].steps)
+    again = lamina.load(output, "AutoModelForSequenceClassification")
+    assert same(tensors(again), whole[0])
+
+
+@pytest.mark.parametrize("when", [1, PER_EPOCH, PER_EPOCH + 1, PER_EPOCH + 6, 2 * PER_EPOCH + 1, 3 * PER_EPOCH])
+def test_a_killed_run_resumes(when: int, whole: Any, tmp_path: Path):
+    killed(tmp_path, when)
+    check_resumed(tmp_path, whole)
+
+
+@pytest.mark.parametrize("every", [2, 5])
+@pytest.mark.parametrize("when", [1, 2])
+def test_a_run_that_is_killed_while_it_scores_resumes(when: int, every: int, whole: Any, tmp_path: Path):
+    """The last step of an epoch is one of those that save."""
+    killed(tmp_path, when, "evaluate", save_steps=every)
+    check_resumed(tmp_path, whole, save_steps=every)
+
+
+def test_a_run_that_is_killed_while_it_saves_resumes(whole: Any, tmp_path: Path):
+    killed(tmp_path, 4, "save_model")
+    (last,) = [path for path in (tmp_path / "checkpoints").iterdir() if not (path / "complete").exists()] or [None]
+    assert last is None or last != newest_checkpoint(tmp_path / "checkpoints")
+    check_resumed(tmp_path, whole)
+
+
+def test_an_ended_run_does_not_go_on(whole: Any, tmp_path: Path):
+    model, task = job()
+    tune(model, task, tmp_path, **OPTIONS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tuner, "training_step", None)
+        check_resumed(tmp_path, whole)
+
+
+def test_a_run_with_a_limit_of_steps_resumes(tmp_path: Path):
+    limit: dict[str, Any] = {"max_steps": PER_EPOCH + 5}
+    model, task = job()
+    whole = tune(model, task, **{**OPTIONS, **limit})
+    killed(tmp_path, PER_EPOCH + 5, **limit)
+    check_resumed(tmp_path, (tensors(model), whole), **limit)
+    check_resumed(tmp_path, (tensors(model), whole), **limit)  # once more, now that it has ended
+
+
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+from tests.contract.test_tuning_resumes import OPTIONS, job, tune
+from lamina.train.tuner import Tuner
+plain, calls = Tuner.training_step, []
+def dying(self, *args, **kwargs):
+    calls.append(1)
+    if len(calls) == 16:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain(self, *args, **kwargs)
+Tuner.training_step = dying
+model, task = job()
+tune(model, task, Path(sys.argv[1]), **OPTIONS)
+"""
+
+
+def test_a_process_that_is_killed_resumes(whole: Any, tmp_path: Path):
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    assert newest_checkpoint(tmp_path / "checkpoints") is not None
+    check_resumed(tmp_path, whole)
+
+
+@pytest.mark.parametrize("changes", [{"batch_size": 8}, {"epochs": 7}, {"seed": 1}, {"layer_decay": 0.9}], ids=str)
+def test_a_run_with_other_options_is_not_resumed(changes: dict[str, Any], tmp_path: Path):
+    model, task = job()
+    tune(model, task, tmp_path, epochs=1)
+    with pytest.raises(
+        ConfigError, match=r"finetune: the checkpoint in .* was made with .*; a run resumes as it began"
+    ):
+        tune(model, task, tmp_path, resume=True, **{"epochs": 1, **changes})
+
+
+@pytest.mark.parametrize("other", ["model", "rows", "as many rows"])
+def test_another_run_is_not_resumed(other: str, tmp_path: Path):
+    model, task = job()
+    tune(model, task, tmp_path)
+    if other == "model":
+        lamina.insert_(model, "ffn")
+    else:
+        task = yes_no(train=41) if other == "rows" else yes_no(train=40, seed=5)
+    with pytest.raises(
+        ConfigError, match=r"finetune: the checkpoint in .* was made with .*; a run resumes as it began"
+    ):
+        tune(model, task, tmp_path, resume=True)
+
+
+def test_without_resume_a_run_starts_afresh(whole: Any, tmp_path: Path):
+    killed(tmp_path, PER_EPOCH + 6)
+    model, task = job()
+    result = tune(model, task, tmp_path, **OPTIONS)
+    assert same(tensors(model), whole[0])
+    assert result.history == whole[1].history
+
+
+# What is written
+
+
+def test_what_is_written(tmp_path: Path):
+    model, task = job()
+    result = tune(model, task, tmp_path, **OPTIONS)
+    assert {path.name for path in tmp_path.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    kept = json.loads((tmp_path / "history.json").read_text())
+    assert kept == {"best": result.best, "history": result.history}
+    (row,) = parquet.read_table(tmp_path / "table.parquet").to_pylist()
+    assert row == result.table[0]
+    assert result.folder == tmp_path
+    assert not list(tmp_path.rglob("training_args.bin"))
+    pickles = {path.name for path in tmp_path.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".pkl")}
+    assert pickles <= {"optimizer.pt", "scheduler.pt", "rng_state.pth"}  # the trainer's own
+    assert not [path for path in tmp_path.iterdir() if path.suffix in (".pt", ".pth")]
+
+
+def test_without_an_output_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert tune(*job()).folder is None
+    assert not list(tmp_path.iterdir())
