@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,7 @@ from lamina.reader import ReaderModule
 from lamina.store import empty_model, load_config
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from torch import Tensor, nn
     from transformers import PretrainedConfig, PreTrainedModel
@@ -129,14 +129,41 @@ def open_meter(
         ConfigError: If the architecture's family does not exist.
         UnknownNameError: If one of its keys does not.
     """
+    config, source = open_config(name, architecture, revision=revision)
+    return _meter_of(config, masked=masked), source
+
+
+def open_config(
+    name: str, architecture: Mapping[str, Any] | None = None, *, revision: str | None = None
+) -> tuple[PretrainedConfig, str]:
+    """Get a model's config, or what stands for it.
+
+    Args:
+        name: A local folder, a hub id, or "minilm".
+        architecture: Settings of its config, "model_type" among them, where the hub cannot be reached.
+        revision: Of the model, on the hub.
+
+    Returns:
+        The config, and where it came from: `OWN` or `GIVEN`.
+
+    Raises:
+        ModelNotFoundError: If there is no such model, and no architecture.
+        ConfigError: If the architecture's family does not exist.
+        UnknownNameError: If one of its keys does not.
+    """
     try:
-        config, source = load_config(name, revision=revision), OWN
+        return load_config(name, revision=revision), OWN
     except ModelNotFoundError as error:
         if architecture is None:
             error.add_note("a recipe may carry its model's config as 'architecture', for dry runs")
             raise
-        config, source = _config(architecture), GIVEN
-    return _meter_of(config, masked=masked), source
+        return _config(architecture), GIVEN
+
+
+_MORE_KEYS = {  # what a family's model reads of its config, though the config's class does not name it
+    "deberta-v2": ("position_buckets", "share_att_key", "norm_rel_ebd"),
+    "t5": ("decoder_start_token_id",),
+}
 
 
 def _config(fields: Mapping[str, Any]) -> PretrainedConfig:
@@ -150,7 +177,7 @@ def _config(fields: Mapping[str, Any]) -> PretrainedConfig:
         raise ConfigError(
             f"recipe, architecture: transformers has no family '{family}'; model_type names one. Correct it."
         ) from error
-    known = [*usual.to_dict(), *usual.attribute_map]
+    known = [*usual.to_dict(), *usual.attribute_map, *_MORE_KEYS.get(family, ())]
     for key in rest:
         if key not in known:
             raise UnknownNameError(op=f"recipe, architecture of '{family}'", got=key, known=known, what="key")
@@ -171,8 +198,22 @@ def _meter_of(config: PretrainedConfig, *, masked: bool) -> Meter:
     return _built[key]
 
 
-def _counter() -> FlopCounterMode:
-    return FlopCounterMode(display=False, custom_mapping=_IN_PLACE)
+@contextmanager
+def _counting(model: nn.Module) -> Generator[FlopCounterMode]:
+    """Count operations of passes without gradients.
+
+    The counter of torch 2.13 asks whatever goes into a module and `requires_grad` for its gradient function, which
+    parameters that go in (DeBERTa's relative positions) do not have then; so none of them does for the time.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        with torch.no_grad(), WithoutValues(), FlopCounterMode(display=False, custom_mapping=_IN_PLACE) as counter:
+            yield counter
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
 
 
 def _pass_flops(model: PreTrainedModel, tokens: int, deepest: Mapping[str, int]) -> int:
@@ -187,7 +228,7 @@ def _pass_flops(model: PreTrainedModel, tokens: int, deepest: Mapping[str, int])
         if not left:
             raise _Read
 
-    with torch.no_grad(), WithoutValues(), _counter() as counter, ExitStack() as watched:
+    with _counting(model) as counter, ExitStack() as watched:
         for name, layer in deepest.items():
             watched.enter_context(watch(found[name], [layer], lambda *_, name=name: take(name)))
         with suppress(_Read):
@@ -212,11 +253,85 @@ def _counted(module: nn.Module, value: Tensor) -> tuple[int, bool]:
     tokens = value.shape[-2]
     mask = torch.ones(1, tokens, dtype=torch.bool, device="meta")
     try:
-        with torch.no_grad(), WithoutValues(), _counter() as counter:
+        with _counting(module) as counter:
             module(value, mask)
     except (RuntimeError, ConfigError):  # NotImplementedError, which torch raises too, is a RuntimeError
         return 2 * tokens * sum(p.numel() for p in module.parameters() if p.ndim >= 2), False
     return counter.get_total_flops(), True
+
+
+class RowSize(NamedTuple):
+    """How large a row is that a whole model is given.
+
+    Attributes:
+        tokens: Of the text that is read.
+        target: Of the text that is written; 0: none is.
+        pixels: Channels, height and width of an image, in place of a text.
+    """
+
+    tokens: int = 0
+    target: int = 0
+    pixels: tuple[int, int, int] | None = None
+
+
+class RowCost(NamedTuple):
+    """Operations of one forward over one row.
+
+    Attributes:
+        flops: Of the whole model, head included.
+        decoder: Those of them that come after the encoder, where text is written; else 0.
+        counted: Whether all were counted; where not, two per entry of the head's matrices stand for the head.
+    """
+
+    flops: int
+    decoder: int
+    counted: bool
+
+
+_need_values: set[type[nn.Module]] = set()  # models whose head looks for values, such as the place of an end token
+
+
+def row_cost(model: PreTrainedModel, size: RowSize) -> RowCost:
+    """Count the operations of a whole model, on the meta device.
+
+    Args:
+        model: With its head.
+        size: Of the row.
+    """
+    batch, kind = _row(size), type(model)
+    if kind not in _need_values:
+        try:
+            return _counted_row(model, batch, writes=bool(size.target))
+        except RuntimeError:
+            _need_values.add(kind)
+    base: Any = model.base_model
+    if model.config.is_encoder_decoder:
+        batch["decoder_input_ids"] = batch["input_ids"]
+    inside = {id(parameter) for parameter in base.parameters()}
+    head = sum(p.numel() for p in model.parameters() if p.ndim >= 2 and id(p) not in inside)
+    return RowCost(_counted_row(base, batch, writes=False).flops + 2 * head, 0, False)
+
+
+def _counted_row(model: Any, batch: Mapping[str, Tensor], *, writes: bool) -> RowCost:
+    with _counting(model) as counter:
+        model(**batch)
+    flops = counter.get_total_flops()
+    if not writes:
+        return RowCost(flops, 0, True)
+    encoder = model.get_encoder()
+    path = next(path for path, module in model.named_modules() if module is encoder)
+    read = counter.get_flop_counts()[f"{type(model).__name__}.{path}"]
+    return RowCost(flops, flops - sum(read.values()), True)
+
+
+def _row(size: RowSize) -> dict[str, Tensor]:
+    if size.pixels is not None:
+        return {"pixel_values": torch.zeros(1, *size.pixels, device="meta")}
+    ids, mask = (torch.zeros(1, size.tokens, dtype=torch.long, device="meta") for _ in range(2))
+    batch = {"input_ids": ids, "attention_mask": mask}
+    if size.target:
+        batch["decoder_input_ids"] = torch.zeros(1, size.target, dtype=torch.long, device="meta")
+    return batch
 
 
 def readable(count: float) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import yaml
 
 from lamina.bank import Reader
-from lamina.data.build import MASKED, SEQUENCE
+from lamina.data.build import MASKED, one_class
 from lamina.data.presets import find_preset
 from lamina.data.split import held_out
 from lamina.data.task import Task
@@ -52,6 +52,11 @@ class Planned(NamedTuple):
     task: str
     trial: int
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The member's."""
+        return self.member.settings
+
 
 def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
     """Read the data of one task of a recipe, without its draws."""
@@ -63,13 +68,19 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
         task = Task.preset(recipe.preset, files=None if data is None else Path(data) / short, **limits)
     else:
         task = _from_files(name, recipe, data, limits)
+    if recipe.masked_lm:
+        task = task.masked_lm()
     if recipe.hold_out:
         task = _held_out(task)
     return task if recipe.metric is None else _by_metric(task, recipe.metric)
 
 
 def _from_files(name: str, recipe: TaskRecipe, data: str | Path | None, limits: Mapping[str, Any]) -> Task:
-    files = {part: Path(data or ".") / path for part, path in (recipe.files or {}).items()}
+    root = Path(data or ".")
+    files: dict[str, Any] = {
+        part: root / path if isinstance(path, str) else tuple(root / one for one in path)
+        for part, path in (recipe.files or {}).items()
+    }
     unknown = set(files) - {"train", "validation", "test"}
     if unknown:
         raise ConfigError(f"recipe, tasks.{name}.files: '{unknown.pop()}' is no part. Use train, validation or test.")
@@ -90,7 +101,7 @@ def _from_files(name: str, recipe: TaskRecipe, data: str | Path | None, limits: 
 
 def _held_out(task: Task) -> Task:
     """Validate on a tenth of the training rows, and test on what was published for one or the other."""
-    stratify = task.problem == "classification" and task.kind == SEQUENCE
+    stratify = one_class(task.kind, task.problem)
     train, validation = held_out(task.split("train"), stratify=stratify, seed=0, last=task.kind == MASKED)
     test = task.splits.get("test", task.split("validation"))
     return replace(task, splits={"train": train, "validation": validation, "test": test})

@@ -79,21 +79,53 @@ class DrawRecipe(_Strict):
         return {key: value for key in ("per_class", "fraction", "rows") if (value := getattr(self, key)) is not None}
 
 
+class MethodRecipe(_Strict):
+    """One way to fine-tune the model itself, or with a `grid` one for every combination of its values.
+
+    Attributes:
+        edits: What is done to the model beforehand, in this order: each a name ("insert", "reinit", "truncate",
+            "freeze", "merge") with the arguments of `lamina.insert_` and the like.
+        fit: Options of `lamina.finetune`, in place of the run's.
+        grid: Key to the values it takes: "insert.layers" and the like (null as layers leaves the edit out), or an
+            option of `lamina.finetune`.
+    """
+
+    edits: list[dict[str, dict[str, Any]]] = Field(default_factory=list)
+    fit: dict[str, Any] = Field(default_factory=dict)
+    grid: dict[str, list[Any]] = Field(default_factory=dict)
+
+    @field_validator("grid")
+    @classmethod
+    def _some_values(cls, grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for key, values in grid.items():
+            if not values:
+                raise ValueError(f"'{key}' has no values; give it some, or leave it out")
+        return grid
+
+    @field_validator("edits")
+    @classmethod
+    def _one_each(cls, edits: list[dict[str, dict[str, Any]]]) -> list[dict[str, dict[str, Any]]]:
+        if any(len(edit) != 1 for edit in edits):
+            raise ValueError("each edit is one name with its arguments; start a new line with '-' for the next")
+        return edits
+
+
 _OF_FILES = ("kind", "text", "text_pair", "label", "labels", "problem")  # a preset has its own
 
 
 class TaskRecipe(_Strict):
-    """One task: a preset, or files with their columns; and the readers that learn it.
+    """One task: a preset, or files with their columns; and the readers that learn it, unless the run has methods.
 
     Attributes:
         preset: A known public task.
-        files: Part ("train", "validation", "test") to file.
+        files: Part ("train", "validation", "test") to file; of translations perhaps to two, line by line.
         metric: What picks the best epoch; by default the usual one of the task.
         limit: At most so many training rows.
         limit_validation: At most so many validation rows.
         hold_out: Choose by a tenth of the training rows; the published validation part becomes the test part, where
             there is none with labels.
         draw: Learn from a few of the training rows.
+        masked_lm: Guess hidden tokens of the texts instead.
         epochs: By default the run's.
         learning_rate: By default the run's.
         readers: Method -> reader.
@@ -101,7 +133,7 @@ class TaskRecipe(_Strict):
 
     preset: str | None = None
     kind: str = "sequence_classification"
-    files: dict[str, str] | None = None
+    files: dict[str, str | list[str]] | None = None
     text: str | int = "sentence"
     text_pair: str | int | None = None
     label: str | int = "label"
@@ -112,9 +144,10 @@ class TaskRecipe(_Strict):
     limit_validation: PositiveInt | None = None
     hold_out: bool = False
     draw: DrawRecipe | None = None
+    masked_lm: bool = False
     epochs: PositiveInt | None = None
     learning_rate: PositiveFloat | None = None
-    readers: dict[str, ReaderRecipe] = Field(min_length=1)
+    readers: dict[str, ReaderRecipe] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _one_source(self) -> TaskRecipe:
@@ -139,7 +172,9 @@ class Recipe(_Strict):
         seeds: Every reader is trained once per seed.
         evaluate: "test": score the best epochs on the test parts too.
         tasks: Name -> task and its readers.
-        fit: Options of `lamina.fit`.
+        methods: Method -> how the model itself is fine-tuned, on each of the tasks, which then have no readers; every
+            method, task and seed starts with a fresh model.
+        fit: Options of `lamina.fit`, or with methods of `lamina.finetune`.
     """
 
     model: str
@@ -150,12 +185,27 @@ class Recipe(_Strict):
     seeds: list[int] = Field(default=[0], min_length=1)
     evaluate: Literal["test"] | None = None
     tasks: dict[str, TaskRecipe] = Field(min_length=1)
+    methods: dict[str, MethodRecipe] = Field(default_factory=dict)
     fit: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _family(self) -> Recipe:
         if self.architecture is not None and "model_type" not in self.architecture:
             raise ValueError("'architecture' has no 'model_type'; it says which family the settings are of")
+        return self
+
+    @model_validator(mode="after")
+    def _readers_or_methods(self) -> Recipe:
+        read = [name for name, task in self.tasks.items() if task.readers]
+        if self.methods and read:
+            raise ValueError(f"task '{read[0]}' has readers and the run has methods; give one or the other")
+        if self.methods and (self.train_base or self.separately):
+            raise ValueError(
+                "'train_base' and 'separately' are for readers; methods always train the model, each alone"
+            )
+        bare = [name for name in self.tasks if name not in read]
+        if bare and not self.methods:
+            raise ValueError(f"task '{bare[0]}' has no readers; give it some, or give the run 'methods'")
         return self
 
 
@@ -208,6 +258,8 @@ def _keys(where: list[str]) -> list[str]:
         return list(Recipe.model_fields)
     if where[-1] == "draw":
         return list(DrawRecipe.model_fields)
+    if where[0] == "methods":
+        return list(MethodRecipe.model_fields)
     return list((ReaderRecipe if "readers" in where else TaskRecipe).model_fields)
 
 

@@ -14,21 +14,28 @@ from lamina.data.build import MASKED
 from lamina.errors import ConfigError, LaminaError
 from lamina.files import write_text
 from lamina.members import load_task, plan, trials
+from lamina.methods import load_for, plan_methods
 from lamina.processes import processes
 from lamina.store import load_model
 from lamina.train import evaluate
 from lamina.train.fit import fit
 from lamina.train.intervals import Summary, summarise
 from lamina.train.tables import IMPORTANCES, rank, table, write_parquet
+from lamina.tuning import finetune, score_part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lamina.data.task import Task
     from lamina.members import Planned
+    from lamina.methods import Variant
     from lamina.recipe import Recipe
 
+    One = Planned | Variant
+
 logger = logging.getLogger(__name__)
+
+_FREE = ("resume", "progress", "tensorboard")  # options that change nothing of what is learnt
 
 
 @dataclass(frozen=True)
@@ -76,16 +83,25 @@ def run_recipe(
     tasks = {name: load_task(name, task, data) for name, task in recipe.tasks.items()}
     _check_test(recipe, tasks)
     drawn = {name: trials(recipe.tasks[name], task) for name, task in tasks.items()}
-    planned = plan(recipe, tasks, fit_options)
-    job = _Job(recipe, {name: drawn[one.task][one.trial] for name, one in planned.items()}, fit_options)
     folder = None if output is None else Path(output)
-    run = _separately(job, planned, folder) if recipe.separately else job.run(planned, folder)
+    if recipe.methods:
+        variants = plan_methods(recipe, fit_options)
+        run = _one_by_one(_Tuning(recipe, _drawn(variants, drawn), fit_options), variants, folder)
+    else:
+        planned = plan(recipe, tasks, fit_options)
+        job = _Job(recipe, _drawn(planned, drawn), fit_options)
+        run = _one_by_one(job, planned, folder) if recipe.separately else job.run(planned, folder)
     if folder is not None and processes()[0] == 0:
         write_text(folder / "table.json", json.dumps(run.table, indent=1))
         write_text(folder / "table.md", markdown(run.table))
         write_parquet(run.rows, folder / "table.parquet")
         write_parquet(run.importances, folder / "importances.parquet", IMPORTANCES)
     return run
+
+
+def _drawn(planned: Mapping[str, One], drawn: Mapping[str, list[Task]]) -> dict[str, Task]:
+    """The task of each reader or variant, with the rows that it learns from."""
+    return {name: drawn[one.task][one.trial] for name, one in planned.items()}
 
 
 def _check_test(recipe: Recipe, tasks: Mapping[str, Task]) -> None:
@@ -105,17 +121,16 @@ class _Job:
     tasks: dict[str, Task]
     options: dict[str, Any]
 
-    def alone(self) -> _Job:
-        """The same for readers that are trained one by one, whose runs resume as a whole or not at all."""
-        return replace(self, options={**self.options, "resume": False})
-
     def facts(self, one: Planned) -> dict[str, Any]:
         """What decides what a reader of its own run learns, JSON-ready."""
-        free = ("resume", "progress", "tensorboard", "epochs", "learning_rate")
-        settings = {key: value for key, value in self.options.items() if key not in free}
+        settings = {key: value for key, value in self.options.items() if key not in (*_FREE, "epochs", "learning_rate")}
         found = {"model": self.recipe.model, **one.member.settings, "reader": repr(one.member.reader), **settings}
         found |= {"epochs": one.member.epochs, "learning_rate": one.member.learning_rate}
         return json.loads(json.dumps(found, default=str))
+
+    def one(self, name: str, planned: Planned) -> Run:
+        """Train one reader by itself; its run resumes as a whole or not at all."""
+        return replace(self, options={**self.options, "resume": False}).run({name: planned}, None)
 
     def run(self, planned: Mapping[str, Planned], output: Path | None) -> Run:
         """Train some of the readers in one pass, on a fresh model."""
@@ -144,16 +159,44 @@ class _Job:
         return Run(summaries(rows, planned), rows, result.importances, result.steps, result.seconds, cut, bank)
 
 
-def _separately(job: _Job, planned: Mapping[str, Planned], output: Path | None) -> Run:
-    """Train the readers one by one; with an output folder, a run that was ended goes on with the next reader."""
+@dataclass(frozen=True)
+class _Tuning:
+    """What all fine-tuning runs of a recipe have in common, and the task of each."""
+
+    recipe: Recipe
+    tasks: dict[str, Task]
+    options: dict[str, Any]
+
+    def facts(self, variant: Variant) -> dict[str, Any]:
+        """What decides what a variant learns, JSON-ready."""
+        settings = {key: value for key, value in variant.options.items() if key not in _FREE}
+        found = {"model": self.recipe.model, **variant.settings, "edits": list(variant.edits), **settings}
+        return json.loads(json.dumps(found, default=str))
+
+    def one(self, name: str, variant: Variant) -> Run:
+        """Fine-tune a fresh model."""
+        task = self.tasks[name]
+        model, processor = load_for(self.recipe, variant, kind=task.kind, labels=task.labels)
+        options = {**variant.options, "resume": False}
+        result = finetune(model, task, processor=processor, **options)
+        (row,) = result.table
+        row = {**row, "task": variant.task, "reader": name, **variant.settings, "importances": {}}
+        if self.recipe.evaluate is not None:
+            row["test"] = score_part(model, task, self.recipe.evaluate, processor, **options)[task.metric]
+        cut = {variant.task: sum(result.truncated.values())}
+        return Run(summaries([row], {name: variant}), [row], [], result.steps, result.seconds, cut)
+
+
+def _one_by_one(job: _Job | _Tuning, planned: Mapping[str, Any], output: Path | None) -> Run:
+    """Train one by one; with an output folder, a run that was ended goes on with the next."""
     found: list[dict[str, Any]] = []
     for number, (name, one) in enumerate(planned.items(), start=1):
         done = None if output is None else output / "separate" / f"{name}.json"
         if job.options.get("resume") and done is not None and done.is_file():
             found.append(_read(done, job.facts(one)))
             continue
-        logger.info("reader %s, %d of %d", name, number, len(planned))
-        run = job.alone().run({name: one}, None)
+        logger.info("%s, %d of %d", name, number, len(planned))
+        run = job.one(name, one)
         kept = {key: getattr(run, key) for key in ("rows", "importances", "steps", "seconds", "truncated")}
         found.append(kept)
         if done is not None and processes()[0] == 0:
@@ -185,19 +228,19 @@ def _read(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def summaries(rows: list[dict[str, Any]], planned: Mapping[str, Planned]) -> list[dict[str, Any]]:
+def summaries(rows: list[dict[str, Any]], planned: Mapping[str, One]) -> list[dict[str, Any]]:
     """One row per task, method and setting, in the recipe's order; settings of a grid best first.
 
     Args:
-        rows: One per reader.
-        planned: The same readers.
+        rows: One per reader or variant.
+        planned: The same readers or variants.
     """
     by_reader = {row["reader"]: row for row in rows}
     groups: dict[str, list[dict[str, Any]]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for name, one in planned.items():
-        grid = {key: value for key, value in one.member.settings.items() if key not in ("method", "seed", "draw")}
-        key = json.dumps([one.task, one.member.settings["method"], grid])
+        grid = {key: value for key, value in one.settings.items() if key not in ("method", "seed", "draw")}
+        key = json.dumps([one.task, one.settings["method"], grid])
         groups.setdefault(key, []).append(by_reader[name])
         settings[key] = grid
     found = [_summary(group, settings[key]) for key, group in groups.items()]

@@ -118,7 +118,7 @@ def test_what_a_recipe_does_not_say(load: Any):
         (
             "    readers:\n      Ada: {fusion: ada_layers}\n",
             "    readers: {}\n",
-            "tasks.rte.readers: dictionary should",
+            "top level: task 'rte' has no readers; give it some, or give the run 'methods'",
         ),
     ],
 )
@@ -194,6 +194,56 @@ def test_a_value_that_cannot_be_is_named_with_its_place(load: Any, right: str, w
     assert right in GOOD
     with pytest.raises(ConfigError, match=message):
         load(GOOD.replace(right, wrong))
+
+
+METHODS = """
+model: minilm
+tasks:
+  cola: {preset: cola}
+methods:
+  plain: {}
+  unit:
+    edits: [{insert: {init: unit}}, {freeze: {train: inserted}}]
+    fit: {epochs: 2}
+    grid: {insert.layers: [null, "1-2"]}
+"""
+
+
+def test_a_recipe_with_methods(load: Any):
+    recipe = load(METHODS)
+    assert list(recipe.methods) == ["plain", "unit"]
+    unit = recipe.methods["unit"]
+    assert unit.edits == [{"insert": {"init": "unit"}}, {"freeze": {"train": "inserted"}}]
+    assert (unit.fit, unit.grid) == ({"epochs": 2}, {"insert.layers": [None, "1-2"]})
+    assert recipe.methods["plain"] == type(unit)()
+    assert recipe.tasks["cola"].readers == {}
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        (
+            "{preset: cola}",
+            "{preset: cola, readers: {a: {fusion: mean}}}",
+            "top level: task 'cola' has readers and the run has methods; give one or the other",
+        ),
+        ("model: minilm", "model: minilm\ntrain_base: true", "'train_base' and 'separately' are for readers"),
+        ("model: minilm", "model: minilm\nseparately: true", "'train_base' and 'separately' are for readers"),
+        ("unit}}, {freeze", "unit}, freeze", "methods.unit.edits: each edit is one name with its arguments"),
+        ("{init: unit}", "unit", "methods.unit.edits.0.insert: input should be a valid dictionary"),
+        ('[null, "1-2"]', "[]", "methods.unit.grid: 'insert.layers' has no values; give it some, or leave it out"),
+        ('[null, "1-2"]', "1", "methods.unit.grid.insert.layers: input should be a valid list"),
+    ],
+)
+def test_a_value_that_cannot_be_in_methods(load: Any, right: str, wrong: str, message: str):
+    assert right in METHODS
+    with pytest.raises(ConfigError, match=message):
+        load(METHODS.replace(right, wrong))
+
+
+def test_a_misspelt_key_of_a_method(load: Any):
+    with pytest.raises(UnknownNameError, match=r"methods\.unit: unknown key 'edit'; known: edits, fit, grid"):
+        load(METHODS.replace("edits:", "edit:"))
 
 
 def test_a_misspelt_fusion_or_head_is_named_with_its_place(load: Any):

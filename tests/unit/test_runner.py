@@ -215,6 +215,111 @@ def test_separate_readers_of_another_run_are_refused(folder: Path, tmp_path: Pat
         run_recipe(made, data=folder, output=tmp_path, resume=True, batch_size=4)
 
 
+# Methods
+
+METHODS = {
+    "plain": {},
+    "more": {
+        "edits": [{"insert": {"position": "ffn", "init": "xavier"}}],
+        "fit": {"epochs": 1},
+        "grid": {"insert.layers": [None, "1-2"]},
+    },
+}
+
+
+def methods(folder: Path, given: dict[str, Any] | None = None, **fields: Any) -> Recipe:
+    fit = {"epochs": 2, "batch_size": 8, "learning_rate": 0.01, "progress": False}
+    task = {"files": FILES, "metric": "accuracy"}
+    body = {"model": str(folder / "base"), "tasks": {"film": task}, "fit": fit, "methods": given or METHODS}
+    return Recipe.model_validate({**body, **fields})
+
+
+@pytest.fixture(scope="module")
+def tuned(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    output = tmp_path_factory.mktemp("tuned")
+    return run_recipe(methods(folder, seeds=[0, 1], evaluate="test"), data=folder, output=output), output
+
+
+def test_every_method_is_a_run_of_its_own(tuned: tuple[Run, Path]):
+    run, output = tuned
+    names = [f"film-{one}-{seed}" for one in ("plain", "more-0000", "more-0001") for seed in (0, 1)]
+    assert [row["reader"] for row in run.rows] == names
+    assert [row["epochs_run"] for row in run.rows] == [2, 2, 1, 1, 1, 1]
+    assert run.steps == sum(3 * row["epochs_run"] for row in run.rows)
+    assert run.bank is None
+    assert {path.stem for path in (output / "separate").iterdir()} == set(names)
+    plain, same, inserted = (run.rows[number]["parameters"] for number in (0, 2, 4))
+    assert plain == same == inserted - 2 * 32 * 32
+    assert all(0 <= row["test"] <= 1 for row in run.rows)
+
+
+def test_the_table_of_methods(tuned: tuple[Run, Path]):
+    run, output = tuned
+    assert {(row["method"], row["settings"].get("insert.layers", "-")) for row in run.table} == {
+        ("plain", "-"),
+        ("more", None),
+        ("more", "1-2"),
+    }
+    assert all(len(row["runs"]) == 2 and row["task"] == "film" for row in run.table)
+    assert json.loads((output / "table.json").read_text()) == run.table
+    written = parquet.read_table(output / "table.parquet").to_pylist()
+    assert [row["score"] for row in written] == [row["score"] for row in run.rows]
+    assert (
+        (output / "table.md").read_text().startswith("| task | method | insert.layers | metric | mean | spread | test")
+    )
+
+
+def test_methods_are_scored_on_the_test_part_with_their_best_weights(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    kept: dict[str, Any] = {}
+    real = runner.finetune
+
+    def keeping(model: Any, task: Any, **options: Any) -> Any:
+        kept.update(model=model, task=task, processor=options["processor"])
+        return real(model, task, **options)
+
+    monkeypatch.setattr(runner, "finetune", keeping)
+    run = run_recipe(methods(folder, {"plain": {}}, evaluate="test"), data=folder)
+    found = runner.score_part(kept["model"], kept["task"], "test", kept["processor"])
+    assert run.rows[0]["test"] == found["accuracy"] <= 0.75  # a quarter of the test part is mislabelled
+
+
+def test_methods_go_on_where_a_run_ended(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = methods(folder)
+    whole = run_recipe(made, data=folder)
+    real, calls = runner.finetune, []
+
+    def fails_second(model: Any, *args: Any, **options: Any) -> Any:
+        calls.append(model)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(model, *args, **options)
+
+    monkeypatch.setattr(runner, "finetune", fails_second)
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(made, data=folder, output=tmp_path)
+    assert not (tmp_path / "table.json").exists()
+    resumed = run_recipe(made, data=folder, output=tmp_path, resume=True)
+    assert len(calls) == 2 + 2
+    assert len({id(model) for model in calls}) == 4
+    assert (resumed.table, resumed.rows, resumed.steps) == (whole.table, whole.rows, whole.steps)
+
+
+def test_methods_of_another_run_are_refused(folder: Path, tmp_path: Path):
+    run_recipe(methods(folder, {"plain": {}}), data=folder, output=tmp_path)
+    with pytest.raises(ConfigError, match=r"film-plain-0\.json is of a run whose batch_size is 8, here 4"):
+        run_recipe(methods(folder, {"plain": {}}), data=folder, output=tmp_path, resume=True, batch_size=4)
+    other = methods(folder, {"plain": {"edits": [{"freeze": {"layers": 1}}]}})
+    with pytest.raises(ConfigError, match=r"film-plain-0\.json is of a run whose edits is \[\], here \[\['freeze'"):
+        run_recipe(other, data=folder, output=tmp_path, resume=True)
+
+
+def test_a_freeze_that_depends_on_an_edit_that_is_left_out(folder: Path, tmp_path: Path):
+    edits = [{"insert": {"init": "xavier"}}, {"freeze": {"train": "inserted"}}]
+    made = methods(folder, {"frozen": {"edits": edits, "grid": {"insert.layers": [None]}}})
+    with pytest.raises(ConfigError, match="freeze_: train is 'inserted', and the model has no inserted layers"):
+        run_recipe(made, data=folder, output=tmp_path)
+
+
 # Bad input
 
 

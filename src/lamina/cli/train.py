@@ -97,30 +97,114 @@ def show_dry_run(found: DryRun) -> None:
     """Print what a recipe would do and cost."""
     from lamina.costs import readable
 
+    if found.methods:
+        _show_methods(found)
+    else:
+        _show_readers(found)
+    print(f"That is {found.flops['total'] / 3.6e15:.2g} h at 1 TFLOP/s.")
+    held, cached = readable(found.weights_bytes), readable(found.cache_bytes)
+    if found.methods:
+        print(f"Weights, gradients and the optimizer's moments take up to {held}B; what a pass keeps comes on top.")
+    else:
+        print(f"Weights, gradients and Adam's moments take {held}B, a cache of the states would take {cached}B.")
+    for note in found.notes:
+        print(f"({note})")
+
+
+def _show_readers(found: DryRun) -> None:
+    from lamina.costs import readable
+
     model = found.model
     print(f"{model['name']}: {model['parameters']:,} parameters, {'trained' if model['trained'] else 'frozen'}")
     columns = ("task", "method", "settings", "readers", "epochs", "layers", "parameters", "FLOPs/text", "states kept")
     print_table("Readers", columns, [_reader(row) for row in found.readers])
     names = ("task", "rows", "validation", "tokens", "draws", "readers", "steps_per_epoch", "steps")
     print_table("Tasks", [name.replace("_", " ") for name in names], [[row[n] for n in names] for row in found.tasks])
-    flops, held, cached = found.flops, readable(found.weights_bytes), readable(found.cache_bytes)
+    flops = found.flops
     parts = f"{readable(flops['base'])} in the model, {readable(flops['readers'])} in the readers"
-    print(
-        f"At most {sum(row['steps'] for row in found.tasks):,} steps, about {readable(flops['total'])}FLOPs: {parts}."
+    print(f"At most {_steps(found):,} steps, about {readable(flops['total'])}FLOPs: {parts}.")
+
+
+def _show_methods(found: DryRun) -> None:
+    from lamina.costs import readable
+
+    print(f"{found.model['name']}, fine-tuned anew in every run")
+    columns = (
+        "task",
+        "method",
+        "settings",
+        "runs",
+        "steps",
+        "parameters",
+        "by edits",
+        "trained",
+        "FLOPs/row",
+        "memory",
     )
-    print(f"That is {flops['total'] / 3.6e15:.2g} h at 1 TFLOP/s.")
-    print(f"Weights, gradients and Adam's moments take {held}B, a cache of the states would take {cached}B.")
-    for note in found.notes:
-        print(f"({note})")
+    print_table("Runs", columns, [_method(rows) for rows in _alike(found.methods)])
+    names = ("task", "rows", "validation", "input", "draws", "runs", "steps_per_epoch", "steps")
+    cells = [[_input(row["input"]) if name == "input" else row[name] for name in names] for row in found.tasks]
+    print_table("Tasks", [name.replace("_", " ") for name in names], cells)
+    flops = found.flops
+    parts = f"{readable(flops['training'])} to train, {readable(flops['scoring'])} to score"
+    print(f"At most {_steps(found):,} steps, about {readable(flops['total'])}FLOPs: {parts}.")
+
+
+def _steps(found: DryRun) -> int:
+    return sum(row["steps"] for row in found.tasks)
 
 
 def _reader(row: dict[str, Any]) -> tuple[object, ...]:
     from lamina.costs import readable
 
     settings = ", ".join(f"{key}={value}" for key, value in row["settings"].items())
-    flops = f"{'' if row['counted'] else '~'}{readable(row['flops_per_text'])}"
     kept = f"{readable(row['states_bytes'])}B" if row["states_bytes"] else "-"
     return (
         *(row["task"], row["method"], settings, row["count"], row["epochs"], row["layers"], row["parameters"]),
-        *(flops, kept),
+        *(_operations(row, "flops_per_text"), kept),
     )
+
+
+def _operations(row: dict[str, Any], key: str) -> str:
+    from lamina.costs import readable
+
+    return f"{'' if row['counted'] else '~'}{readable(row[key])}"
+
+
+_SIZES = ("task", "method", "steps", "parameters", "trained", "flops_per_row", "memory_bytes")
+
+
+def _alike(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Rows of one task and method that are of the same size, whatever their settings."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in _SIZES), []).append(row)
+    return list(found.values())
+
+
+def _method(rows: list[dict[str, Any]]) -> tuple[object, ...]:
+    from lamina.costs import readable
+
+    first = rows[0]
+    more = first["parameters"] - first["before"]
+    return (
+        *(first["task"], first["method"], _settings(rows), sum(row["count"] for row in rows), first["steps"]),
+        *(first["parameters"], f"{more:+,}" if more else "-", first["trained"]),
+        *(_operations(first, "flops_per_row"), f"{readable(first['memory_bytes'])}B"),
+    )
+
+
+def _settings(rows: list[dict[str, Any]]) -> str:
+    """Settings of rows of the same size: a value, or how many there are."""
+    said = []
+    for key in rows[0]["settings"]:
+        values = list(dict.fromkeys(str(row["settings"][key]) for row in rows))
+        said.append(f"{key}={values[0]}" if len(values) == 1 else f"{len(values)} x {key}")
+    return ", ".join(said)
+
+
+def _input(size: dict[str, Any]) -> str:
+    """How large a row is."""
+    if size["pixels"] is not None:
+        return " x ".join(map(str, size["pixels"][1:])) + " pixels"
+    return f"{size['tokens']}{' + ' + str(size['target']) if size['target'] else ''} tokens"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.unit.cli.conftest import Ran
+from transformers import AutoModelForSequenceClassification
 
 from lamina import processes
 from lamina.cli.train import SHOWN
@@ -150,3 +153,68 @@ def test_a_dry_run_marks_what_it_assumed(lamina: Lamina, recipe: Path):
     assert "(the config of nobody/none is that of the recipe, since the hub cannot be reached)" in ran.out
     assert "~" in next(line for line in ran.out.splitlines() if " Ada " in line)
     assert "~" not in next(line for line in ran.out.splitlines() if " last " in line)
+
+
+# Dry runs of recipes that fine-tune the model itself
+
+
+@pytest.fixture
+def tuned(recipe: Path) -> Path:
+    text = recipe.read_text().partition("    readers:")[0]
+    recipe.write_text(f"""{text}
+methods:
+  plain: {{}}
+  inserted:
+    edits: [{{insert: {{}}}}]
+    grid: {{learning_rate: [0.1, 0.2], insert.init: [unit, xavier, he], insert.layers: ["1", "1-3"]}}
+seeds: [0, 1]
+""")
+    return recipe
+
+
+def test_a_dry_run_of_methods(lamina: Lamina, tuned: Path):
+    ran = run(lamina, tuned, "--dry-run")
+    assert (ran.code, ran.err) == (0, "")
+    assert not (tuned.parent / "out").exists()
+    whole, block = (
+        AutoModelForSequenceClassification.from_pretrained(yaml.safe_load(tuned.read_text())["model"]).num_parameters(),
+        3 * 4 * 8 * 8,
+    )
+    rows = [row for row in table_rows(ran.out) if row[0]]
+    assert rows[0][:8] == ["film", "plain", "", "2", "2", f"{whole:,}", "-", f"{whole:,}"]
+    assert [row[3:7] for row in rows[1:3]] == [
+        ["12", "2", f"{whole + more:,}", f"+{more:,}"] for more in (block, 3 * block)
+    ]
+    settings = "".join(row[2] for row in table_rows(ran.out)[1:-1])
+    assert re.sub(r"\s", "", settings).startswith("2xlearning_rate,3xinsert.init,insert.layers=1")
+    assert rows[3] == ["film", "12", "12", "9 tokens", "1", "26", "2", "52"]
+    assert "At most 52 steps" in ran.out
+    assert "fine-tuned anew in every run" in ran.out
+    assert "the optimizer's moments take up to" in ran.out
+    assert "cache" not in ran.out
+
+
+def test_a_dry_run_of_methods_as_json(lamina: Lamina, tuned: Path):
+    found = json.loads(run(lamina, tuned, "--dry-run", "--json").out)
+    assert [row["count"] for row in found["methods"]] == [2] * 13
+    assert found["methods"][1]["settings"] == {"learning_rate": 0.1, "insert.init": "unit", "insert.layers": "1"}
+    assert found["flops"].keys() == {"training", "scoring", "total"}
+
+
+@pytest.mark.parametrize(
+    ("model", "preset", "shown"),
+    [
+        ({"model_type": "vit", "image_size": 32, "patch_size": 8}, "cifar10", "32 x 32 pixels"),
+        ({"model_type": "t5", "num_layers": 1, "decoder_start_token_id": 0}, "wmt16_en_ro", "35 + 7 tokens"),
+    ],
+)
+def test_a_dry_run_shows_how_large_a_row_is(
+    lamina: Lamina, tmp_path: Path, model: dict[str, Any], preset: str, shown: str
+):
+    fields = {"model": "nobody/none", "architecture": model, "tasks": {"a": {"preset": preset}}, "methods": {"m": {}}}
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps({**fields, "fit": {"max_target_length": 7}}))
+    ran = lamina("train", path, "--dry-run")
+    assert ran.code == 0
+    assert shown in ran.out
+    assert "~" not in ran.out
