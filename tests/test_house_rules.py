@@ -29,6 +29,7 @@ TIERS = (
     ("studies",),
     ("store",),
     ("tuning",),
+    ("evaluation",),
     ("report",),
     ("costs", "members", "methods"),
     ("dry_run", "runner"),

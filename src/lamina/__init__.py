@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lamina.editing.reinit import reinit_
     from lamina.editing.truncate import truncate_
     from lamina.errors import LaminaError
+    from lamina.evaluation import evaluate
     from lamina.fusion.ada_layers import AdaLayers
     from lamina.fusion.concat import Concat
     from lamina.fusion.depth_lstm import DepthLSTM
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from lamina.layers import stacks, tap
     from lamina.reader import Reader
     from lamina.store.edited import load, save
-    from lamina.train import FitResult, evaluate, fit, predict
+    from lamina.train import FitResult, fit, predict
     from lamina.tuning import finetune
 
 _WHERE = {
@@ -62,7 +63,7 @@ _WHERE = {
     "Task": "data.task",
     "TokenClassification": "heads.token_classification",
     "edits": "editing.record",
-    "evaluate": "train",
+    "evaluate": "evaluation",
     "finetune": "tuning",
     "fit": "train",
     "freeze_": "editing.freeze",

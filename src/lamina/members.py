@@ -17,7 +17,7 @@ from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.recipe import Recipe, build, slug
-from lamina.train.grid import Member, expand, full_key, keys_of
+from lamina.train.grid import Member, expand, keys_of, swept
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
@@ -217,13 +217,8 @@ def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[Any]]) -> Recipe:
         for method, reader in task.readers.items():
             keys = _grid_keys(reader, task)
             known |= dict.fromkeys(keys)
-            grid = dict(reader.grid)
-            for key, values in sweeps.items():
-                if key in keys or any(one.partition(".")[2] == key for one in keys):
-                    found = full_key(key, keys, "sweep")
-                    grid = {old: kept for old, kept in grid.items() if full_key(old, keys, "sweep") != found}
-                    grid[found] = list(values)
-                    used.add(key)
+            grid, fitted = swept(reader.grid, keys, sweeps)
+            used |= fitted
             readers[method] = reader.model_copy(update={"grid": grid})
         tasks[name] = task.model_copy(update={"readers": readers})
     for key in sweeps:

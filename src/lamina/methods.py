@@ -18,12 +18,14 @@ from lamina.editing.truncate import truncate_
 from lamina.errors import ConfigError, LaminaError, UnknownNameError
 from lamina.recipe import slug
 from lamina.seeds import mix
-from lamina.store.models import load_model
+from lamina.store.edited import load
+from lamina.store.models import load_model, load_processor
+from lamina.train.grid import swept
 from lamina.train.options import TuneOptions
 from lamina.tuning import HEADS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from transformers import PreTrainedModel
 
@@ -136,9 +138,7 @@ def _settled(
 ) -> tuple[tuple[tuple[str, dict[str, Any]], ...], dict[str, Any]]:
     """The edits and options of one combination of a grid's values."""
     named = [(name, arguments) for edit in edits for name, arguments in edit.items()]
-    for name, _ in named:
-        if name not in EDITS:
-            raise UnknownNameError(op=where, got=name, known=EDITS, what="edit")
+    _check_edits([name for name, _ in named], where)
     changed, more = _places([name for name, _ in named], chosen, where)
     made = [(name, {**arguments, **changed.get(name, {})}) for name, arguments in named]
     for name, arguments in made:
@@ -152,19 +152,56 @@ def _places(
     names: Sequence[str], chosen: Mapping[str, Any], where: str
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """The values of a grid's keys that change edits, and those that are options."""
-    options = [field.name for field in fields(TuneOptions)]
     changed: dict[str, dict[str, Any]] = {}
     more: dict[str, Any] = {}
     for key, value in chosen.items():
         name, dot, argument = key.partition(".")
         if dot and name in names:
             changed.setdefault(name, {})[argument] = value
-        elif key in options:
+        elif key in (known := _keys(names)):
             more[key] = value
         else:
-            places = [f"{one}.{argument}" for one in dict.fromkeys(names) for argument in _arguments(one)]
-            raise UnknownNameError(op=f"{where}.grid", got=key, known=[*places, *options], what="key")
+            raise UnknownNameError(op=f"{where}.grid", got=key, known=known, what="key")
     return changed, more
+
+
+def _keys(names: Iterable[str]) -> list[str]:
+    """Every key that a grid may have, over edits of these names."""
+    places = [f"{name}.{argument}" for name in dict.fromkeys(names) for argument in _arguments(name)]
+    return [*places, *(field.name for field in fields(TuneOptions))]
+
+
+def sweep_methods(recipe: Recipe, sweeps: Mapping[str, Sequence[Any]]) -> Recipe:
+    """Add a grid to every method that has its keys.
+
+    Args:
+        recipe: With methods.
+        sweeps: Key, in full or short, to its values; they take the place of those that a method's grid has.
+
+    Raises:
+        UnknownNameError: If no method has a key, or an edit does not exist.
+        ConfigError: If a short key may mean either of two.
+    """
+    known: dict[str, None] = {}
+    used: set[str] = set()
+    methods = {}
+    for name, method in recipe.methods.items():
+        edits = [edit for one in method.edits for edit in one]
+        _check_edits(edits, f"recipe, methods.{name}")
+        grid, fitted = swept(method.grid, keys := _keys(edits), sweeps)
+        known |= dict.fromkeys(keys)
+        used |= fitted
+        methods[name] = method.model_copy(update={"grid": grid})
+    for key in sweeps:
+        if key not in used:
+            raise UnknownNameError(op="sweep", got=key, known=known, what="key")
+    return recipe.model_copy(update={"methods": methods})
+
+
+def _check_edits(names: Iterable[str], where: str) -> None:
+    for name in names:
+        if name not in EDITS:
+            raise UnknownNameError(op=where, got=name, known=EDITS, what="edit")
 
 
 def _arguments(edit: str) -> list[str]:
@@ -215,6 +252,10 @@ def load_for(recipe: Recipe, variant: Variant, *, kind: str, labels: Sequence[st
     classes = labels if kind in (SEQUENCE, TOKEN, IMAGE) else None
     with torch.random.fork_rng():
         torch.manual_seed(mix(variant.seed, "head"))
-        model, processor = load_model(recipe.model, head=HEADS[kind], revision=recipe.revision, labels=classes)
+        if recipe.revision is None:
+            model = load(recipe.model, HEADS[kind], labels=classes)
+            processor = load_processor(recipe.model, model)
+        else:
+            model, processor = load_model(recipe.model, head=HEADS[kind], revision=recipe.revision, labels=classes)
     apply_edits(model, variant)
     return model, processor

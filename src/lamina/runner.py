@@ -21,7 +21,7 @@ from lamina.train import evaluate
 from lamina.train.fit import fit
 from lamina.train.intervals import Summary, summarise
 from lamina.train.tables import IMPORTANCES, rank, table, write_parquet
-from lamina.tuning import finetune, score_part
+from lamina.tuning import finetune
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -170,19 +170,21 @@ class _Tuning:
     def facts(self, variant: Variant) -> dict[str, Any]:
         """What decides what a variant learns, JSON-ready."""
         settings = {key: value for key, value in variant.options.items() if key not in _FREE}
-        found = {"model": self.recipe.model, **variant.settings, "edits": list(variant.edits), **settings}
+        rows = {part: len(split) for part, split in self.tasks[variant.name].splits.items()}
+        found = {"model": self.recipe.model, "revision": self.recipe.revision, "rows": rows, **variant.settings}
+        found |= {"edits": list(variant.edits), **settings}
         return json.loads(json.dumps(found, default=str))
 
     def one(self, name: str, variant: Variant) -> Run:
         """Fine-tune a fresh model."""
         task = self.tasks[name]
         model, processor = load_for(self.recipe, variant, kind=task.kind, labels=task.labels)
-        options = {**variant.options, "resume": False}
+        options = {**variant.options, "resume": False, "test": self.recipe.evaluate is not None}
         result = finetune(model, task, processor=processor, **options)
         (row,) = result.table
         row = {**row, "task": variant.task, "reader": name, **variant.settings, "importances": {}}
-        if self.recipe.evaluate is not None:
-            row["test"] = score_part(model, task, self.recipe.evaluate, processor, **options)[task.metric]
+        if result.test:
+            row["test"] = result.test[task.name][task.metric]
         cut = {variant.task: sum(result.truncated.values())}
         return Run(summaries([row], {name: variant}), [row], [], result.steps, result.seconds, cut)
 

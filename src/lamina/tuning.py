@@ -92,9 +92,10 @@ def finetune(
     if chosen.resume and output is None:
         raise ConfigError(f"{_OP}: resume is set but no output folder; checkpoints are kept in one. Give `output`.")
     _check_model(model, chosen)
-    processor = processor if processor is not None else _find_processor(model)
+    processor = processor if processor is not None else find_processor(model, _OP)
     train = open_rows(task, "train", model, processor, chosen)
     validation = open_rows(task, "validation", model, processor, chosen)
+    test = open_rows(task, "test", model, processor, chosen) if chosen.test else None
     parameter_groups(model, chosen)  # what cannot be is told before anything is touched
     fit_head(model, task, train)
     start = time.perf_counter()
@@ -113,37 +114,12 @@ def finetune(
     model.load_state_dict(tuner.best.weights)
     if not all(one.isfinite().all() for one in model.parameters()):
         logger.warning("%s: the weights are no longer numbers; the learning rate is too high, or a label is none", _OP)
-    result = _result(tuner, train, seconds=time.perf_counter() - start, output=output)
+    scores = {} if test is None else score_model(model, test, task, task.split("test"), processor, chosen)
+    result = _result(tuner, train, scores, seconds=time.perf_counter() - start, output=output)
     if output is not None and processes()[0] == 0:
         _write(model, processor, result, Path(output))
     wait()
     return result
-
-
-def score_part(
-    model: PreTrainedModel, task: Task, part: str, processor: Any = None, **options: Any
-) -> dict[str, float]:
-    """Score a fine-tuned model on one part of a task.
-
-    Args:
-        model: With a head for the task.
-        task: The task.
-        part: "train", "validation" or "test".
-        processor: As in `finetune`.
-        **options: As in `finetune`: eval_batch_size, max_length, beams ...
-
-    Returns:
-        Metric -> value.
-
-    Raises:
-        UnknownNameError: If the task has no such part, or an option does not exist.
-        ConfigError: If the model does not fit the task.
-    """
-    chosen = TuneOptions.of(options)
-    processor = processor if processor is not None else _find_processor(model)
-    rows = open_rows(task, part, model, processor, chosen)
-    fit_head(model, task, rows)
-    return score_model(model, rows, task, task.split(part), processor, chosen)
 
 
 def _check_model(model: PreTrainedModel, options: TuneOptions) -> None:
@@ -164,11 +140,16 @@ def _check_model(model: PreTrainedModel, options: TuneOptions) -> None:
             )
 
 
-def _find_processor(model: PreTrainedModel) -> Any:
+def find_processor(model: PreTrainedModel, op: str) -> Any:
+    """The tokenizer or image processor that belongs to a model.
+
+    Raises:
+        ConfigError: If none is where the model came from.
+    """
     found = load_processor(model.name_or_path, model) if model.name_or_path else None
     if found is None:
         raise ConfigError(
-            f"{_OP}: no processor was given, and none is where the model came from ('{model.name_or_path}'); it is "
+            f"{op}: no processor was given, and none is where the model came from ('{model.name_or_path}'); it is "
             "needed to read the task. Give processor=..., a tokenizer or an image processor."
         )
     return found
@@ -282,13 +263,16 @@ def _arguments(options: TuneOptions, folder: Path, *, keep: bool) -> TrainingArg
     return arguments
 
 
-def _result(tuner: Tuner, train: Rows, *, seconds: float, output: str | Path | None) -> FitResult:
+def _result(
+    tuner: Tuner, train: Rows, test: dict[str, float], *, seconds: float, output: str | Path | None
+) -> FitResult:
     task, best, model = tuner.job.task, tuner.best, tuner.model
     result = FitResult(
         best={task.name: {"epoch": best.best_epoch, **best.scores}},
         history=tuner.history,
         importances=[],
         truncated={task.name: train.truncated},
+        test={task.name: test} if test else {},
         steps=tuner.state.global_step,
         seconds=seconds,
         folder=None if output is None else Path(output),
@@ -310,5 +294,6 @@ def _result(tuner: Tuner, train: Rows, *, seconds: float, output: str | Path | N
 
 def _write(model: PreTrainedModel, processor: Any, result: FitResult, folder: Path) -> None:
     save(model, folder, processor)
-    write_text(folder / "history.json", json.dumps({"best": result.best, "history": result.history}, indent=1))
+    facts = {"best": result.best, "test": result.test, "history": result.history}
+    write_text(folder / "history.json", json.dumps(facts, indent=1))
     write_parquet(result.table, folder / "table.parquet")

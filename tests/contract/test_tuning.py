@@ -18,6 +18,7 @@ from tests.unit.train.tuned import (
     masking_tokenizer,
     pairs,
     running_text,
+    scored,
     scores,
     shades,
     t5,
@@ -31,7 +32,6 @@ import lamina
 from lamina.data.split import Split
 from lamina.data.task import Task
 from lamina.editing.inserted import InsertedLayer
-from lamina.tuning import score_part
 
 ROOT = Path(__file__).parents[2]
 TOKEN, MASKED = "AutoModelForTokenClassification", "AutoModelForMaskedLM"
@@ -71,11 +71,11 @@ def test_every_kind_is_learnt(kind: str):
     result = tune(model, task, **{"learning_rate": 1e-2, **options})
     best = max(scores(result, task.metric))
     assert best >= enough
-    given = {key: value for key, value in options.items() if key not in ("epochs", "processor")}
+    given = {key: value for key, value in options.items() if key not in ("epochs", "processor", "learning_rate")}
     processor = options.get("processor", tiny_tokenizer())
-    assert score_part(untrained, task, "validation", processor, **given)[task.metric] < enough
-    scored = score_part(model, task, "validation", processor, batch_size=4, **given)
-    assert scored[task.metric] == best == result.best[task.name][task.metric]
+    assert scored(untrained, task, "validation", processor, **given)[task.metric] < enough
+    found = scored(model, task, "validation", processor, batch_size=4, **given)
+    assert found[task.metric] == best == result.best[task.name][task.metric]
 
 
 def test_hidden_tokens_are_learnt():

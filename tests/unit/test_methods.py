@@ -13,7 +13,7 @@ from tests.unit.train.tuned import bert, tensors
 
 import lamina
 from lamina.errors import ConfigError, LaminaError, LayerIndexError, UnknownNameError
-from lamina.methods import EDITS, Variant, apply_edits, load_for, plan_methods
+from lamina.methods import EDITS, Variant, apply_edits, load_for, plan_methods, sweep_methods
 from lamina.recipe import Recipe, load_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -226,3 +226,29 @@ def test_a_head_that_writes_gets_no_classes(base: Path):
     model, _ = load_for(made, variant(), kind="masked_lm", labels=("token",))
     assert type(model).__name__ == "BertForMaskedLM"
     assert model.config.num_labels == 2
+
+
+def test_an_edited_model_is_loaded_with_its_edits(base: Path, tmp_path: Path):
+    model = lamina.load(base)
+    lamina.insert_(model, "ffn", layers=1, init="xavier")
+    lamina.save(model, tmp_path, tiny_tokenizer())
+    made = recipe({"a": {}}).model_copy(update={"model": str(tmp_path)})
+    found: Any
+    found, processor = load_for(made, variant(), kind="sequence_classification", labels=["x", "y", "z"])
+    mine, theirs = tensors(model), tensors(found.bert)
+    assert all(torch.equal(theirs[key], value) for key, value in mine.items() if "inserted" in key)
+    assert any("inserted" in key for key in mine)
+    assert found.config.id2label == {0: "x", 1: "y", 2: "z"}
+    assert processor is not None
+
+
+def test_a_sweep_is_a_grid_of_every_method_that_has_its_keys():
+    made = recipe({"plain": {}, "edited": {"edits": [INSERT], "grid": {"insert.layers": [1], "beams": [2]}}})
+    swept = sweep_methods(made, {"insert.layers": ["1-2", 2], "learning_rate": [1e-3]})
+    assert swept.methods["plain"].grid == {"learning_rate": [1e-3]}
+    assert swept.methods["edited"].grid == {"beams": [2], "insert.layers": ["1-2", 2], "learning_rate": [1e-3]}
+    assert sweep_methods(made, {"init": ["he"]}).methods["edited"].grid["insert.init"] == ["he"]
+    with pytest.raises(UnknownNameError, match=r"sweep: unknown key 'insert\.layer'; .* Did you mean 'insert\.layers'"):
+        sweep_methods(made, {"insert.layer": [1]})
+    with pytest.raises(UnknownNameError, match=r"methods\.a: unknown edit 'inset'"):
+        sweep_methods(recipe({"a": {"edits": [{"inset": {}}]}}), {"epochs": [1]})

@@ -12,7 +12,7 @@ import torch
 from pyarrow import parquet
 from tests.unit.store.made import save_base
 
-from lamina import runner
+from lamina import evaluation, runner
 from lamina.errors import ConfigError
 from lamina.members import Planned, plan
 from lamina.recipe import Recipe
@@ -279,8 +279,8 @@ def test_methods_are_scored_on_the_test_part_with_their_best_weights(folder: Pat
 
     monkeypatch.setattr(runner, "finetune", keeping)
     run = run_recipe(methods(folder, {"plain": {}}, evaluate="test"), data=folder)
-    found = runner.score_part(kept["model"], kept["task"], "test", kept["processor"])
-    assert run.rows[0]["test"] == found["accuracy"] <= 0.75  # a quarter of the test part is mislabelled
+    found = evaluation.evaluate(kept["model"], {"it": kept["task"]}, split="test", processor=kept["processor"])
+    assert run.rows[0]["test"] == found["it"]["accuracy"] <= 0.75  # a quarter of the test part is mislabelled
 
 
 def test_methods_go_on_where_a_run_ended(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

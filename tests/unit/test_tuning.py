@@ -1,4 +1,4 @@
-"""What `finetune` and `score_part` refuse, and what they see to beforehand."""
+"""What `finetune` and `evaluate` refuse, and what they see to beforehand."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.unit.train.tuned import (
     masking_tokenizer,
     pairs,
     running_text,
+    scored,
     shades,
     t5,
     t5_tokenizer,
@@ -25,12 +26,13 @@ from tests.unit.train.tuned import (
     vit,
 )
 
+from lamina import evaluate
 from lamina.bank import ReaderBank
 from lamina.data.split import Split
 from lamina.errors import ConfigError, DataError, LaminaError, LayerIndexError, UnknownNameError
 from lamina.train.options import TuneOptions
 from lamina.train.rows import open_rows
-from lamina.tuning import HEADS, PROBLEMS, fit_head, score_part
+from lamina.tuning import HEADS, PROBLEMS, fit_head
 
 TOKEN = "AutoModelForTokenClassification"
 
@@ -112,7 +114,7 @@ def test_a_processor_is_found_where_the_model_came_from(tmp_path: Path):
     refused(model, task, "no processor was given, and none is where the model came from", processor=None)
     tiny_tokenizer().save_pretrained(tmp_path)
     assert tune(model, task, processor=None).steps == 10
-    assert score_part(model, task, "validation")["accuracy"] > 0.4
+    assert scored(model, task, "validation")["accuracy"] > 0.4
 
 
 @pytest.mark.parametrize("part", ["train", "validation"])
@@ -128,7 +130,7 @@ def test_a_part_that_is_not_there():
         bert(), replace(task, splits={"train": task.splits["train"]}), "unknown split 'validation'", UnknownNameError
     )
     with pytest.raises(UnknownNameError, match="unknown split 'test'; known: train, validation"):
-        score_part(bert(), task, "test", tiny_tokenizer())
+        scored(bert(), task, "test", tiny_tokenizer())
 
 
 def test_a_prefix_for_a_task_that_writes_nothing():
@@ -209,12 +211,12 @@ def test_every_kind_has_a_head_and_every_problem_a_loss():
 def test_a_part_is_scored_without_training():
     model, task = bert(), yes_no()
     before = tensors(model)
-    found = score_part(model, task, "train", tiny_tokenizer(), batch_size=3)
+    found = scored(model, task, "train", tiny_tokenizer(), batch_size=3)
     assert found.keys() == {"accuracy", "f1", "mcc"}
-    assert found == score_part(model, task, "train", tiny_tokenizer(), eval_batch_size=40)
+    assert found == scored(model, task, "train", tiny_tokenizer(), batch_size=40)
     assert same(tensors(model), before)
     with pytest.raises(ConfigError, match="has no head for task"):
-        score_part(bert("AutoModel"), task, "train", tiny_tokenizer())
+        scored(bert("AutoModel"), task, "train", tiny_tokenizer())
 
 
 def test_scores_of_the_best_epoch_and_how_long_it_took():
@@ -243,3 +245,28 @@ def test_a_head_is_tried_on_the_shortest_rows(monkeypatch: pytest.MonkeyPatch):
     fit_head(model, task, rows)
     assert model.training
     assert [rows.lengths[row] for row in asked[0]] == sorted(rows.lengths)[:2]
+
+
+def test_scores_per_class_of_a_model():
+    task = yes_no()
+    rows: Any = scored(bert(), task, "train", tiny_tokenizer(), per_class=True)["per_class"]
+    assert [row["label"] for row in rows] == list(task.labels)
+    assert sum(row["count"] for row in rows) == len(task.split("train"))
+
+
+def test_the_test_part_is_scored_where_that_is_asked_for():
+    task = yes_no()
+    task = replace(task, splits={**task.splits, "test": task.splits["train"]})
+    model = bert()
+    result = tune(model, task, test=True)
+    assert result.test == {task.name: scored(model, task, "test", tiny_tokenizer())}
+    assert tune(bert(), task).test == {}
+    refused(bert(), yes_no(), "unknown split 'test'", UnknownNameError, test=True)
+
+
+def test_what_evaluate_does_not_know():
+    with pytest.raises(UnknownNameError, match="evaluate: unknown option of a model 'epochs'; known: processor, "):
+        scored(bert(), yes_no(), "train", tiny_tokenizer(), epochs=3)
+    bank = ReaderBank(bert("AutoModel"), tiny_tokenizer())
+    with pytest.raises(UnknownNameError, match="evaluate: unknown option of a bank's readers 'beams'"):
+        evaluate(bank, {"it": yes_no()}, beams=2)

@@ -1,4 +1,4 @@
-"""`lamina train RECIPE`: train the readers a recipe names, in one pass."""
+"""`lamina train RECIPE`: train the readers a recipe names in one pass, or fine-tune its model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def train(  # noqa: PLR0913
     ] = None,
     sweep: Annotated[
         list[str] | None,
-        typer.Option("--sweep", metavar="KEY=A,B,...", help="Train every reader that has this key with each value."),
+        typer.Option(
+            "--sweep", metavar="KEY=A,B,...", help="Train every reader or method that has this key with each value."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Train nothing: build all, and print parameters, steps and cost.")
@@ -38,17 +40,18 @@ def train(  # noqa: PLR0913
     progress: Annotated[bool, typer.Option(help="Show a progress bar.")] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Train the readers that a recipe names, all of them in one pass of the model.
+    """Train what a recipe names: readers, all in one pass of the model, or the model itself, once per method.
 
-    With --sweep fusion.alpha=1,8,64 and the like, every combination of the values becomes a reader of the same run.
+    With --sweep fusion.alpha=1,8,64 (or insert.layers, learning_rate ...) every combination of the values is trained.
     """
     from lamina.recipe import load_recipe
 
     loaded = load_recipe(recipe)
     if sweep:
         from lamina.members import read_sweeps, with_sweep
+        from lamina.methods import sweep_methods
 
-        loaded = with_sweep(loaded, read_sweeps(sweep))
+        loaded = (sweep_methods if loaded.methods else with_sweep)(loaded, read_sweeps(sweep))
     if dry_run:
         _try(loaded, data, as_json=as_json)
         return

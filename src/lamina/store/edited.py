@@ -16,7 +16,7 @@ from lamina.editing.record import Edit, edits, restore
 from lamina.errors import LaminaError, StoreError, UnknownNameError, UnsupportedModelError
 from lamina.layers import select, stacks
 from lamina.store.files import read_json, staged, write_json
-from lamina.store.models import empty_model, load_config, load_model
+from lamina.store.models import empty_model, load_config, load_model, name_classes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -60,7 +60,7 @@ def save(model: PreTrainedModel, folder: str | Path, processor: Any = None) -> N
         entries += sorted(path.name for path in stage.iterdir() if path.name not in entries)
 
 
-def load(folder_or_id: str | Path, auto: Any = "AutoModel") -> PreTrainedModel:
+def load(folder_or_id: str | Path, auto: Any = "AutoModel", *, labels: Sequence[str] | None = None) -> PreTrainedModel:
     """Load a model with its edits; one that was never edited, as transformers does.
 
     Inserted layers are put in place again, what was frozen is frozen, and the record is held against the weights.
@@ -68,6 +68,8 @@ def load(folder_or_id: str | Path, auto: Any = "AutoModel") -> PreTrainedModel:
     Args:
         folder_or_id: A local folder or a hub id.
         auto: An auto class of transformers or its name, or a model's own class; decides which head comes along.
+        labels: Names of the classes, for a head that is to have these; weights of a head with as many are kept, others
+            start at random.
 
     Returns:
         The model in eval mode; `lamina.edits` gives its record.
@@ -82,10 +84,10 @@ def load(folder_or_id: str | Path, auto: Any = "AutoModel") -> PreTrainedModel:
     kind: Any = _auto_class(auto) if isinstance(auto, str) else auto
     if found is None or not found[1]:
         if kind.__name__.startswith("AutoModel"):
-            return load_model(name, head=kind.__name__)[0]
-        return kind.from_pretrained(name).eval()
+            return load_model(name, head=kind.__name__, labels=labels)[0]
+        return kind.from_pretrained(name, **_classes(name, labels)).eval()
     architecture, made = found
-    model, report = _load_edited(name, kind, made)
+    model, report = _load_edited(name, kind, made, _classes(name, labels))
     _check_report(model, name, report, exact=type(model).__name__ == architecture)
     _restore(model, name, made)
     return model.eval()
@@ -154,11 +156,22 @@ def _auto_class(name: str) -> Any:
     return getattr(transformers, name)
 
 
-def _load_edited(name: str, kind: Any, made: Sequence[Edit]) -> tuple[PreTrainedModel, dict[str, set[str]]]:
+def _classes(name: str, labels: Sequence[str] | None) -> dict[str, Any]:
+    """How transformers is told which classes a head is to have."""
+    if labels is None:
+        return {}
+    config = load_config(name)
+    name_classes(config, labels)
+    return {"config": config, "ignore_mismatched_sizes": True}
+
+
+def _load_edited(
+    name: str, kind: Any, made: Sequence[Edit], classes: Mapping[str, Any]
+) -> tuple[PreTrainedModel, dict[str, set[str]]]:
     """Have transformers load a model that has its inserted layers; with the weights it missed or did not expect."""
     plain = type(empty_model(load_config(name), kind)) if kind.__name__.startswith("AutoModel") else kind
     try:
-        model, report = _with_inserts(plain, made).from_pretrained(name, output_loading_info=True)
+        model, report = _with_inserts(plain, made).from_pretrained(name, output_loading_info=True, **classes)
     except LaminaError:
         raise
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:

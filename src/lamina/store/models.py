@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 
+from lamina.editing.inserted import PREFIX
 from lamina.errors import ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def load_model(
 
     Raises:
         ModelNotFoundError: If there is no such folder, and the hub has none or cannot be reached.
-        StoreError: If files are damaged or do not fit together.
+        StoreError: If files are damaged or do not fit together, or the model has inserted layers.
         UnsupportedModelError: If transformers does not know the family.
         UnknownNameError: If there is no such auto class.
     """
@@ -78,6 +79,11 @@ def load_model(
         )
     except Exception as error:  # transformers raises many unrelated kinds
         raise _model_error(str(name), config.model_type, error) from error
+    if lost := [key for key in sorted(report["unexpected_keys"]) if f".{PREFIX}" in key]:
+        raise StoreError(
+            f"load: {name} has inserted layers ('{lost[0]}'), which only lamina.load puts in place. "
+            "Use it, or merge them first: lamina edit MODEL --merge -o OUT."
+        )
     other = {key if isinstance(key, str) else key[0] for key in report.get("mismatched_keys", ())}
     if missing := sorted({*report["missing_keys"], *other}):
         level = logging.WARNING if labels is None else logging.INFO  # a new head was asked for

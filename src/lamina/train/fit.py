@@ -46,6 +46,7 @@ class FitResult:
         truncated: Reader name -> how many training texts lost their end.
         table: One row per reader, best validation score first: its settings in the grid, score, best epoch, epochs run,
             parameters and importances; see `lamina.train.tables.table`.
+        test: Name -> scores of the best weights on the test part, where `finetune` was asked for them.
         steps: Training steps taken.
         seconds: Wall-clock time.
         folder: Where the bank was saved, or None.
@@ -56,6 +57,7 @@ class FitResult:
     importances: list[dict[str, Any]]
     truncated: dict[str, int] = field(default_factory=dict)
     table: list[dict[str, Any]] = field(default_factory=list)
+    test: dict[str, dict[str, float]] = field(default_factory=dict)
     steps: int = 0
     seconds: float = 0.0
     folder: Path | None = None

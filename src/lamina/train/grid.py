@@ -95,6 +95,33 @@ def keys_of(fusion: type[Any] | object, head: type[Any] | object) -> list[str]:
     return [METHOD, *parts, *OWN, *RUN]
 
 
+def swept(
+    grid: Mapping[str, Sequence[Any]], keys: Sequence[str], sweeps: Mapping[str, Sequence[Any]]
+) -> tuple[dict[str, list[Any]], set[str]]:
+    """A grid with the keys of a sweep that fit; their values take the place of its own.
+
+    Args:
+        grid: Key -> values.
+        keys: All keys that there are, in full.
+        sweeps: Key, in full or short, to values.
+
+    Returns:
+        The grid, and which keys of the sweep fitted.
+
+    Raises:
+        ConfigError: If a short key may mean either of two.
+    """
+    found = {key: list(values) for key, values in grid.items()}
+    used: set[str] = set()
+    for key, values in sweeps.items():
+        if key in keys or any(one.partition(".")[2] == key for one in keys):
+            full = full_key(key, keys, "sweep")
+            found = {old: kept for old, kept in found.items() if full_key(old, keys, "sweep") != full}
+            found[full] = list(values)
+            used.add(key)
+    return found, used
+
+
 def full_key(key: str, known: Sequence[str], op: str) -> str:
     """The full form of a key, which may have been given without its "fusion." or "head.".
 

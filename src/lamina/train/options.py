@@ -198,6 +198,7 @@ class TuneOptions(TrainOptions):
         beams: Of the beam search that writes them; 1 is greedy.
         length_penalty: Of the beam search: above 0 favours longer texts.
         augment: Crop and flip the training images at random.
+        test: Score the best weights on the test part too.
         save_steps: Also save a checkpoint every so many steps, not only after epochs; None: not.
         resume: Go on from the newest checkpoint in the output folder, if there is one.
         tensorboard: Write TensorBoard events into the output folder.
@@ -220,6 +221,7 @@ class TuneOptions(TrainOptions):
     beams: int = 1
     length_penalty: float = 1.0
     augment: bool = True
+    test: bool = False
 
     op: ClassVar[str] = "finetune"
     choices: ClassVar[Mapping[str, tuple[str, ...]]] = TUNE_CHOICES

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from lamina.editing.inserted import InsertedLayer
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, LayerIndexError
 from lamina.layers import select, stacks
 from lamina.layers.parts import layer_modules
 
@@ -82,9 +83,12 @@ def _asked(model: PreTrainedModel, options: TuneOptions) -> dict[tuple[str, int]
     for key, rate in options.layer_rates.items():
         if key in (HEAD, INSERTED):
             continue
+        selector = int(key) if str(key).removeprefix("-").isdigit() else key
+        deepest = max(stacks(model).values(), key=lambda stack: stack.layers)
+        select(selector, deepest.layers, op=_OP)
         for stack in stacks(model).values():
-            selector = int(key) if str(key).removeprefix("-").isdigit() else key
-            found |= {(stack.name, layer): rate for layer in select(selector, stack.layers, op=_OP)}
+            with suppress(LayerIndexError):  # a number that only a deeper stack has
+                found |= {(stack.name, layer): rate for layer in select(selector, stack.layers, op=_OP)}
     return found
 
 

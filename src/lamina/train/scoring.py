@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +11,7 @@ from lamina.data.batches import bar, length_batches
 from lamina.data.build import GENERATION
 from lamina.data.windows import IGNORED
 from lamina.train.answers import blank, guess, places_of, put
-from lamina.train.metrics import TokenSums, compute
+from lamina.train.metrics import TokenSums, compute, per_class
 from lamina.train.rows import TextRows
 
 if TYPE_CHECKING:
@@ -29,8 +29,15 @@ MOST_SCORES = 1 << 27  # of tokens at once, when every entry of a vocabulary is 
 
 
 def score_model(
-    model: PreTrainedModel, rows: Rows, task: Task, split: Split, processor: Any, options: TuneOptions
-) -> dict[str, float]:
+    model: PreTrainedModel,
+    rows: Rows,
+    task: Task,
+    split: Split,
+    processor: Any,
+    options: TuneOptions,
+    *,
+    details: bool = False,
+) -> dict[str, Any]:
     """Score a model.
 
     Args:
@@ -39,20 +46,29 @@ def score_model(
         task: The task.
         split: The same part, with the right answers.
         processor: Reads the texts that are written.
-        options: Rows per forward, and how texts are written.
+        options: Rows per forward, precision, and how texts are written.
+        details: Add "per_class".
 
     Returns:
         Metric -> value, for all of the task's metrics.
     """
     size = options.eval_batch_size or 2 * options.batch_size
-    with asking(model):
+    with asking(model), _precision(model, options):
         if task.kind in GENERATION:
             guesses: Sequence[Any] = _written(model, rows, processor, size, options)
         elif isinstance(rows, TextRows) and rows.group.masking is not None:
-            return _hidden(model, rows, task, size)
+            return {**_hidden(model, rows, task, size), **({"per_class": []} if details else {})}
         else:
             guesses = [guess(one, task.problem) for one in _answers(model, rows, task, split, size)]
-    return compute(task, task.metrics, guesses, split.labels)
+    scores: dict[str, Any] = compute(task, task.metrics, guesses, split.labels)
+    return scores | ({"per_class": per_class(task, guesses, split.labels)} if details else {})
+
+
+def _precision(model: PreTrainedModel, options: TuneOptions) -> AbstractContextManager[Any]:
+    """The mixed precision that the model was, or would be, trained in."""
+    if options.precision == "float32":
+        return nullcontext()
+    return torch.autocast(model.device.type, getattr(torch, options.precision))
 
 
 @contextmanager

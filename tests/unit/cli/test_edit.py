@@ -66,7 +66,7 @@ def test_convolutions(lamina, tmp_path: Path, family, layers):
 def test_a_family_that_has_neither_layers_nor_convolutions_is_refused(lamina, tmp_path: Path):
     FAMILIES["swin"].config().save_pretrained(tmp_path)
     ran = lamina("edit", tmp_path, "--insert", "convolution", "--dry-run")
-    assert (ran.code, "the family 'swin' cannot be read" in ran.err) == (2, True)
+    assert (ran.code, "the family 'swin' is not supported" in ran.err) == (2, True)
 
 
 def test_all_edits_in_their_order(lamina, base: Path, tmp_path: Path):
@@ -226,7 +226,7 @@ def test_a_replacement_that_fails_leaves_the_old_model(lamina, base: Path, tmp_p
             "edit: unknown --init 'ones'; known: identity, unit, xavier, he, zero",
         ),
         (["--insert", "ffn", "--stack", "decoder", "-o", "OUT"], "unknown stack 'decoder'"),
-        (["--insert", "convolution", "-o", "OUT"], "insert_: the family 'bert' cannot be read; no row says where its"),
+        (["--insert", "convolution", "-o", "OUT"], "insert_: the family 'bert' is not supported; no row says where its"),
         (["--insert", "convolution", "--kernel", 4, "-o", "OUT"], "insert_: kernel is 4; it must be odd"),
         (["--merge", "-o", "OUT"], "merge_: the model has no inserted layers"),
         (["--train-inserted", "-o", "OUT"], "freeze_: train is 'inserted', and the model has no inserted layers"),

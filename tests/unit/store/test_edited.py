@@ -8,7 +8,14 @@ import pytest
 import torch
 from tests.support.tiny import FAMILIES
 from tests.unit.store.made import tiny_model, tiny_tokenizer
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, BertModel
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertForSequenceClassification,
+    BertModel,
+)
 
 from lamina.editing.freeze import freeze_
 from lamina.editing.insert import insert_
@@ -137,7 +144,7 @@ def test_a_head_that_the_family_does_not_have(tmp_path: Path):
     model = tiny_model()
     truncate_(model, 1)
     save(model, tmp_path)
-    with pytest.raises(UnsupportedModelError, match="the family 'bert' cannot be read; Unrecognized configuration"):
+    with pytest.raises(UnsupportedModelError, match="the family 'bert' is not supported; Unrecognized configuration"):
         load(tmp_path, "AutoModelForImageClassification")
 
 
@@ -343,3 +350,19 @@ def test_an_edited_model_generates_the_same(tmp_path: Path):
         m.generate(**inputs, max_new_tokens=5, do_sample=False) for m in (model, load(tmp_path, AutoModelForCausalLM))
     )
     assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_head_for_other_classes(edited, tmp_path: Path):
+    model = FAMILIES["bert-SequenceClassification"].build()
+    if edited:
+        insert_(model, layers=1)
+    save(model, tmp_path)
+    again: Any = load(tmp_path, "AutoModelForSequenceClassification", labels=["a", "b", "c", "d", "e"])
+    assert again.config.id2label == dict(enumerate("abcde"))
+    assert again(**FAMILIES["bert-SequenceClassification"].inputs(model)).logits.shape[-1] == 5
+    body, mine = (each.base_model.state_dict() for each in (again, model))
+    assert body.keys() == mine.keys()
+    assert all(torch.equal(body[key], mine[key]) for key in mine)
+    own = BertForSequenceClassification
+    assert load(tmp_path, own, labels=["no", "yes", "so"]).config.num_labels == 3

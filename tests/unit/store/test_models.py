@@ -13,10 +13,12 @@ from tests.support.tiny import FAMILIES
 from tests.unit.store.made import WORDS, save_base, tiny_config, tiny_model, tiny_tokenizer
 from transformers import BertForMaskedLM, ViTImageProcessorPil
 
+from lamina.editing.insert import insert_
 from lamina.errors import ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
 from lamina.layers import stacks
 from lamina.store import empty_model, load_config, load_model
 from lamina.store import models as module
+from lamina.store.edited import save
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -63,7 +65,7 @@ class TestFolder:
             load_model(base, head="AutoModelForMaskedML")
 
     def test_head_that_the_family_does_not_have(self, base: Path):
-        with pytest.raises(UnsupportedModelError, match="the family 'bert' cannot be read; Unrecognized configuration"):
+        with pytest.raises(UnsupportedModelError, match="the family 'bert' is not supported; Unrecognized configuration"):
             load_model(base, head="AutoModelForSpeechSeq2Seq")
 
     def test_without_config(self, tmp_path: Path):
@@ -160,6 +162,14 @@ class TestMiniLm:
         assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 6
 
 
+def test_a_model_with_inserted_layers_is_not_read_without_them(tmp_path: Path):
+    model = tiny_model()
+    insert_(model, layers=1)
+    save(model, tmp_path)
+    with pytest.raises(StoreError, match=r"has inserted layers \('.*inserted_0.*'\), which only lamina\.load puts in"):
+        load_model(tmp_path)
+
+
 class TestEmpty:
     def test_has_the_architecture_and_no_memory(self):
         model = empty_model(tiny_config())
@@ -170,5 +180,5 @@ class TestEmpty:
         class Odd(type(tiny_config())):
             model_type = "odd"
 
-        with pytest.raises(UnsupportedModelError, match="the family 'odd' cannot be read"):
+        with pytest.raises(UnsupportedModelError, match="the family 'odd' is not supported"):
             empty_model(Odd())

@@ -117,3 +117,10 @@ def test_a_rate_for_a_layer_that_is_not_there():
         rates(bert(), layer_rates={4: 1.0})
     with pytest.raises(ConfigError, match="layer_rates"):
         rates(bert(), layer_rates={"hea": 1.0})
+
+
+def test_a_layer_that_only_the_deeper_stack_has():
+    model = t5()
+    lamina.truncate_(model, 1, stack="decoder")
+    found = rates(model, layer_rates={2: 9.0})
+    assert {name.split(".")[0] for name, rate in found.items() if rate == 9.0} == {"encoder"}

@@ -11,7 +11,7 @@ from tests.support.pictures import CLASSES, picture
 from tests.unit.train.made import LENGTH, WORDS, tiny_tokenizer
 from tokenizers import processors
 
-from lamina import finetune
+from lamina import evaluate, finetune
 from lamina.data.split import Split
 from lamina.data.task import Task
 
@@ -182,3 +182,8 @@ def tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 def scores(result: FitResult, metric: str) -> list[float]:
     """A metric, epoch by epoch."""
     return [row[metric] for row in result.history]
+
+
+def scored(model: Any, task: Task, part: str, processor: Any = None, **options: Any) -> dict[str, float]:
+    """Scores of a model on a part of a task."""
+    return evaluate(model, {"it": task}, split=part, processor=processor, **options)["it"]
