@@ -226,7 +226,7 @@ def test_a_replacement_that_fails_leaves_the_old_model(lamina, base: Path, tmp_p
             "edit: unknown --init 'ones'; known: identity, unit, xavier, he, zero",
         ),
         (["--insert", "ffn", "--stack", "decoder", "-o", "OUT"], "unknown stack 'decoder'"),
-        (["--insert", "convolution", "-o", "OUT"], "insert_: the family 'bert' is not supported; no row says where its"),
+        (["--insert", "convolution", "-o", "OUT"], "the family 'bert' is not supported; no row says where its"),
         (["--insert", "convolution", "--kernel", 4, "-o", "OUT"], "insert_: kernel is 4; it must be odd"),
         (["--merge", "-o", "OUT"], "merge_: the model has no inserted layers"),
         (["--train-inserted", "-o", "OUT"], "freeze_: train is 'inserted', and the model has no inserted layers"),

@@ -65,7 +65,7 @@ class TestFolder:
             load_model(base, head="AutoModelForMaskedML")
 
     def test_head_that_the_family_does_not_have(self, base: Path):
-        with pytest.raises(UnsupportedModelError, match="the family 'bert' is not supported; Unrecognized configuration"):
+        with pytest.raises(UnsupportedModelError, match="family 'bert' is not supported; Unrecognized configuration"):
             load_model(base, head="AutoModelForSpeechSeq2Seq")
 
     def test_without_config(self, tmp_path: Path):
