@@ -174,6 +174,8 @@ class Recipe(_Strict):
         tasks: Name -> task and its readers.
         methods: Method -> how the model itself is fine-tuned, on each of the tasks, which then have no readers; every
             method, task and seed starts with a fresh model.
+        keep: Which fine-tuned models are saved in the output folder: of each task the "best" (by its validation part),
+            "all", or "none".
         fit: Options of `lamina.fit`, or with methods of `lamina.finetune`.
     """
 
@@ -186,6 +188,7 @@ class Recipe(_Strict):
     evaluate: Literal["test"] | None = None
     tasks: dict[str, TaskRecipe] = Field(min_length=1)
     methods: dict[str, MethodRecipe] = Field(default_factory=dict)
+    keep: Literal["best", "all", "none"] = "best"
     fit: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")

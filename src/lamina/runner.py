@@ -10,13 +10,15 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lamina.bank import ReaderBank
-from lamina.data.build import MASKED
+from lamina.data.build import MASKED, better
 from lamina.errors import ConfigError, LaminaError
 from lamina.files import write_text
 from lamina.members import load_task, plan, trials
 from lamina.methods import load_for, plan_methods
 from lamina.processes import processes
+from lamina.recipe import slug
 from lamina.store import load_model
+from lamina.store.edited import save
 from lamina.train import evaluate
 from lamina.train.fit import fit
 from lamina.train.intervals import Summary, summarise
@@ -73,7 +75,8 @@ def run_recipe(
         data: Folder with one subfolder per preset, or (for `files`) the folder they are relative to; None: presets
             come from the hub.
         output: Folder for the bank, checkpoints, `table.json` and `table.md` (a row per method), `table.parquet` (a
-            row per reader) and `importances.parquet` (their history). What is trained separately leaves no bank.
+            row per reader) and `importances.parquet` (their history). Readers trained separately leave no bank; of a
+            recipe with methods the best model of each task is saved in `models`, see `Recipe.keep`.
         **options: Override the recipe's `fit` options, e.g. resume or progress.
 
     Raises:
@@ -128,7 +131,7 @@ class _Job:
         found |= {"epochs": one.member.epochs, "learning_rate": one.member.learning_rate}
         return json.loads(json.dumps(found, default=str))
 
-    def one(self, name: str, planned: Planned) -> Run:
+    def one(self, name: str, planned: Planned, _output: Path | None, _before: list[dict[str, Any]]) -> Run:
         """Train one reader by itself; its run resumes as a whole or not at all."""
         return replace(self, options={**self.options, "resume": False}).run({name: planned}, None)
 
@@ -175,8 +178,15 @@ class _Tuning:
         found |= {"edits": list(variant.edits), **settings}
         return json.loads(json.dumps(found, default=str))
 
-    def one(self, name: str, variant: Variant) -> Run:
-        """Fine-tune a fresh model."""
+    def one(self, name: str, variant: Variant, output: Path | None, before: list[dict[str, Any]]) -> Run:
+        """Fine-tune a fresh model, and save it if it is to be kept.
+
+        Args:
+            name: Of the run.
+            variant: What is done.
+            output: Folder whose "models" the model goes to.
+            before: Rows of the runs that came before.
+        """
         task = self.tasks[name]
         model, processor = load_for(self.recipe, variant, kind=task.kind, labels=task.labels)
         options = {**variant.options, "resume": False, "test": self.recipe.evaluate is not None}
@@ -185,8 +195,18 @@ class _Tuning:
         row = {**row, "task": variant.task, "reader": name, **variant.settings, "importances": {}}
         if result.test:
             row["test"] = result.test[task.name][task.metric]
+        if output is not None and processes()[0] == 0 and (folder := self._folder(row, before)) is not None:
+            save(model, output / "models" / folder, processor)
         cut = {variant.task: sum(result.truncated.values())}
         return Run(summaries([row], {name: variant}), [row], [], result.steps, result.seconds, cut)
+
+    def _folder(self, row: dict[str, Any], before: list[dict[str, Any]]) -> str | None:
+        """Where a model is kept; None if it is not."""
+        if self.recipe.keep != "best":
+            return row["reader"] if self.recipe.keep == "all" else None
+        others = [one["score"] for one in before if one["task"] == row["task"]]
+        best = all(better(row["metric"], row["score"], other) for other in others)
+        return slug(row["task"]) if best else None
 
 
 def _one_by_one(job: _Job | _Tuning, planned: Mapping[str, Any], output: Path | None) -> Run:
@@ -198,7 +218,7 @@ def _one_by_one(job: _Job | _Tuning, planned: Mapping[str, Any], output: Path | 
             found.append(_read(done, job.facts(one)))
             continue
         logger.info("%s, %d of %d", name, number, len(planned))
-        run = job.one(name, one)
+        run = job.one(name, one, output, [row for each in found for row in each["rows"]])
         kept = {key: getattr(run, key) for key in ("rows", "importances", "steps", "seconds", "truncated")}
         found.append(kept)
         if done is not None and processes()[0] == 0:
