@@ -18,12 +18,13 @@ from lamina.files import write_text
 from lamina.processes import processes, wait
 from lamina.store.edited import save
 from lamina.store.models import load_processor, name_classes
+from lamina.train.answers import asking
 from lamina.train.fit import FitResult
 from lamina.train.options import TuneOptions
 from lamina.train.rates import parameter_groups
 from lamina.train.rows import open_rows
 from lamina.train.runs import begin, checkpoint_folder, own_randomness, put_back
-from lamina.train.scoring import asking, score_model
+from lamina.train.scoring import score_model
 from lamina.train.tables import write_parquet
 
 if TYPE_CHECKING:

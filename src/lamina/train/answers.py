@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,13 +10,15 @@ import torch
 from lamina.data.windows import word_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from lamina.data.windows import Encoded
 
     Words = Sequence[Sequence[tuple[int, int]]]
+
+MOST_SCORES = 1 << 27  # of tokens at once, when every entry of a vocabulary is scored: 512 MB
 
 Places = list[list[tuple[int, int]]]  # per window: (position, word)
 
@@ -70,3 +73,16 @@ def guess(logits: Tensor, problem: str) -> Any:
     if problem == "multi_label":
         return (logits > 0).int().tolist()
     return logits.argmax(-1).tolist()
+
+
+@contextmanager
+def asking(module: nn.Module) -> Iterator[None]:
+    """In eval mode, without gradients."""
+    modes = [(one, one.training) for one in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for one, mode in modes:
+            one.training = mode

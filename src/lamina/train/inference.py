@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -14,14 +13,14 @@ from lamina.data.encode import encode, length_limit
 from lamina.data.masking import mask_token
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError
-from lamina.train.answers import blank, guess, places_of, put
+from lamina.train.answers import MOST_SCORES, asking, blank, guess, places_of, put
 from lamina.train.checks import check_processor, check_tasks
 from lamina.train.decode import BEST, best_tokens, decode, fill, mask_spans, word_spans
 from lamina.train.metrics import TokenSums, compute, per_class
 from lamina.train.plan import group_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
     Words = Sequence[Sequence[tuple[int, int]]]
 
-MOST_SCORES = 1 << 27  # of tokens at once, when every entry of a vocabulary is scored: 512 MB
 logger = logging.getLogger(__name__)
 
 
@@ -130,7 +128,7 @@ def _score_hidden(
     sums = {name: TokenSums() for name in names}
     lengths = group.encoded.lengths
     fits = MOST_SCORES // (max(lengths, default=1) * max(_vocabulary(bank, name) for name in names))
-    with _asking(bank):
+    with asking(bank):
         for rows in bar(length_batches(lengths, max(1, min(batch_size, fits))), progress):
             batch = group.batch(rows, names, bank.processor)
             labels = {name: one.to(bank.device) for name, one in batch.pop("labels").items()}
@@ -146,18 +144,6 @@ def _score_hidden(
 def _vocabulary(bank: ReaderBank, name: str) -> int:
     """How many tokens a reader of masked language modelling chooses from."""
     return cast("MaskedLMHead", bank[name].head).bias.numel()
-
-
-@contextmanager
-def _asking(bank: ReaderBank) -> Iterator[None]:
-    """In eval mode, without gradients."""
-    was_training = bank.training
-    bank.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        bank.train(was_training)
 
 
 def _placed(batch: Mapping[str, Any], bank: ReaderBank) -> dict[str, Any]:
@@ -196,7 +182,7 @@ def collect(
     places = places_of(encoded, words)
     answers = {name: _blank(bank, name, words.get(name), texts) for name in names}
     masked = {name for name in names if bank[name].config.head.kind == MASKED}
-    with _asking(bank):
+    with asking(bank):
         for rows in bar(length_batches(encoded.lengths, batch_size), progress):
             inputs = collate([encoded.features[row] for row in rows], bank.processor)
             known = {} if states is None else {"states": states.batch(rows)}

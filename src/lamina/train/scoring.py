@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,12 +10,12 @@ import torch
 from lamina.data.batches import bar, length_batches
 from lamina.data.build import GENERATION
 from lamina.data.windows import IGNORED
-from lamina.train.answers import blank, guess, places_of, put
+from lamina.train.answers import MOST_SCORES, asking, blank, guess, places_of, put
 from lamina.train.metrics import TokenSums, compute, per_class
 from lamina.train.rows import TextRows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from lamina.data.task import Task
     from lamina.train.options import TuneOptions
     from lamina.train.rows import Rows
-
-MOST_SCORES = 1 << 27  # of tokens at once, when every entry of a vocabulary is scored: 512 MB
 
 
 def score_model(
@@ -69,19 +67,6 @@ def _precision(model: PreTrainedModel, options: TuneOptions) -> AbstractContextM
     if options.precision == "float32":
         return nullcontext()
     return torch.autocast(model.device.type, getattr(torch, options.precision))
-
-
-@contextmanager
-def asking(model: PreTrainedModel) -> Iterator[None]:
-    """In eval mode, without gradients."""
-    modes = [(one, one.training) for one in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for one, mode in modes:
-            one.training = mode
 
 
 def _answers(model: PreTrainedModel, rows: Rows, task: Task, split: Split, size: int) -> list[Tensor]:
