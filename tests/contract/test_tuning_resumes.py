@@ -172,7 +172,7 @@ def test_what_is_written(tmp_path: Path):
     result = tune(model, task, tmp_path, **OPTIONS)
     assert {path.name for path in tmp_path.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
     kept = json.loads((tmp_path / "history.json").read_text())
-    assert kept == {"best": result.best, "history": result.history}
+    assert kept == {"best": result.best, "test": {}, "history": result.history}
     (row,) = parquet.read_table(tmp_path / "table.parquet").to_pylist()
     assert row == result.table[0]
     assert result.folder == tmp_path
