@@ -84,7 +84,7 @@ def _scores(
     model: PreTrainedModel, task: Task, part: str, processor: Any, options: TuneOptions, *, details: bool
 ) -> dict[str, Any]:
     rows = open_rows(task, part, model, processor, options)
-    fit_head(model, task, rows)
+    fit_head(model, task, rows, keep=False)
     if rows.truncated:
         logger.warning("evaluate: %d texts of task %s are longer than the model reads", rows.truncated, task.name)
     return score_model(model, rows, task, task.split(part), processor, options, details=details)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import logging
 import time
@@ -156,13 +157,14 @@ def find_processor(model: PreTrainedModel, op: str) -> Any:
     return found
 
 
-def fit_head(model: PreTrainedModel, task: Task, rows: Rows) -> None:
+def fit_head(model: PreTrainedModel, task: Task, rows: Rows, *, keep: bool = True) -> None:
     """See that a model's head fits a task, and give its classes their names.
 
     Args:
         model: The model.
         task: The task.
         rows: Some of its rows, two of which are tried.
+        keep: Leave the names, and the kind of loss, in the model's config; else it is as before.
 
     Raises:
         ConfigError: If it does not; the model is then as it was.
@@ -176,16 +178,20 @@ def fit_head(model: PreTrainedModel, task: Task, rows: Rows) -> None:
             config.problem_type = PROBLEMS[task.problem]
         _try(model, task, rows)
     except LaminaError:
-        vars(config).update(before)
+        keep = False
         raise
+    finally:
+        if not keep:
+            vars(config).update(before)
 
 
 def _try(model: PreTrainedModel, task: Task, rows: Rows) -> None:
     """Run the model on its two shortest rows."""
     if task.kind in GENERATION and not (model.config.is_encoder_decoder and model.can_generate()):
         raise _no_head(model, task, "it reads and writes one text in one stack")
-    order = sorted(range(len(rows.lengths)), key=lambda row: rows.lengths[row])
-    batch = {key: value.to(model.device) for key, value in rows.batch(order[:2]).items()}
+    lengths = rows.lengths
+    shortest = heapq.nsmallest(2, range(len(lengths)), key=lengths.__getitem__)
+    batch = {key: value.to(model.device) for key, value in rows.batch(shortest).items()}
     try:
         with asking(model):
             out: Any = model(**batch)

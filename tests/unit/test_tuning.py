@@ -270,3 +270,27 @@ def test_what_evaluate_does_not_know():
     bank = ReaderBank(bert("AutoModel"), tiny_tokenizer())
     with pytest.raises(UnknownNameError, match="evaluate: unknown option of a bank's readers 'beams'"):
         evaluate(bank, {"it": yes_no()}, beams=2)
+
+
+def test_evaluate_leaves_the_config_as_it_is():
+    model = bert()
+    before = model.config.to_dict()
+    scored(model, yes_no(), "train", tiny_tokenizer())
+    assert model.config.to_dict() == before
+
+
+def test_lengths_are_asked_for_once():
+    class Counted:
+        asked = 0
+
+        @property
+        def lengths(self) -> list[int]:
+            self.asked += 1
+            return [3] * 50
+
+        def batch(self, rows: Any, *, epoch: int = 0) -> dict[str, torch.Tensor]:
+            return {"input_ids": torch.ones(len(rows), 3).long(), "labels": torch.zeros(len(rows)).long()}
+
+    rows: Any = Counted()
+    fit_head(bert(), yes_no(), rows)
+    assert rows.asked == 1

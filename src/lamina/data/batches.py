@@ -90,9 +90,9 @@ def length_batches(lengths: Sequence[int], batch_size: int, *, seed: int | None 
 
 
 def bar(batches: list[list[int]], progress: bool) -> Iterable[list[int]]:
-    """Batches, with a progress bar where one is wanted."""
+    """Batches, with a progress bar where one is wanted, which is gone at the end."""
     if not progress:
         return batches
     from tqdm.auto import tqdm
 
-    return tqdm(batches, unit="batch")
+    return tqdm(batches, unit="batch", leave=False)

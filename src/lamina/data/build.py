@@ -220,13 +220,18 @@ def _token_split(table: Table, wanted: Wanted, tags: Sequence[Sequence[str]]) ->
 
 
 def _masked_task(wanted: Wanted, tables: Mapping[str, Table]) -> tuple[Wanted, dict[str, Split]]:
-    if wanted.labels not in (None, MASKED_LABELS):
-        raise ConfigError(
-            f"task: labels are {', '.join(wanted.labels or ())}; the labels of {MASKED} are the texts' own tokens. "
-            "Leave labels out."
-        )
-    wanted = replace(wanted, labels=MASKED_LABELS, problem="classification")
+    wanted = _without_classes(wanted, MASKED_LABELS, "classification", "the texts' own tokens")
     return wanted, {name: _plain_split(table, wanted) for name, table in tables.items()}
+
+
+def _without_classes(wanted: Wanted, labels: tuple[str, ...], problem: str, instead: str) -> Wanted:
+    """Settle labels and problem of a kind that has no classes, and so takes no labels."""
+    if wanted.labels not in (None, labels):
+        raise ConfigError(
+            f"task: labels are {', '.join(wanted.labels or ())}; a task of kind {wanted.kind} has {instead} in their "
+            "place. Leave labels out."
+        )
+    return replace(wanted, labels=labels, problem=problem)
 
 
 def _plain_split(table: Table, wanted: Wanted) -> Split:
@@ -236,12 +241,7 @@ def _plain_split(table: Table, wanted: Wanted) -> Split:
 
 
 def _generation_task(wanted: Wanted, tables: Mapping[str, Table]) -> tuple[Wanted, dict[str, Split]]:
-    if wanted.labels not in (None, TEXT_LABELS):
-        raise ConfigError(
-            f"task: labels are {', '.join(wanted.labels or ())}; a task of kind {wanted.kind} has texts to write in "
-            "their place. Leave labels out."
-        )
-    wanted = replace(wanted, labels=TEXT_LABELS, problem="generation")
+    wanted = _without_classes(wanted, TEXT_LABELS, "generation", "texts to write")
     return wanted, {name: _generation_split(table, wanted) for name, table in tables.items()}
 
 

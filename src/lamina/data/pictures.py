@@ -15,7 +15,6 @@ from lamina.seeds import mix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Self
 
     from torch import Tensor
 
@@ -53,6 +52,19 @@ class Target:
 class Pictures:
     """Images and their classes as rows that batches are made of.
 
+    Args:
+        split: A part of an image task: its `texts` are pictures (anything whose `open` gives an RGB image), its labels
+            class ids.
+        processor: The model's image processor, or a processor that holds one.
+        augment: For training: a random part of each image, resized to the processor's size and mirrored at random.
+            What is drawn depends on `seed`, the epoch and the row alone.
+        seed: Of the augmentation.
+        scale: Smallest and largest share of the image's area that a crop takes; larger smallest shares suit small sets
+            and small images.
+
+    Raises:
+        ConfigError: If `scale` is no range of shares, there is no image processor, or its images have no one size.
+
     Attributes:
         lengths: 1 for each row: no image is longer than another.
         truncated: 0: no image loses its end.
@@ -82,32 +94,6 @@ class Pictures:
         self._settings = {key: False for key in _NO_RESIZING if augment and hasattr(self._processor, key)}
         self.lengths = [1] * len(split)
         self.truncated = 0
-
-    @classmethod
-    def of(
-        cls,
-        split: Split,
-        processor: Any,
-        *,
-        augment: bool = False,
-        seed: int = 0,
-        scale: tuple[float, float] = SCALE,
-    ) -> Self:
-        """Rows of a part of an image task.
-
-        Args:
-            split: Its `texts` are pictures (anything whose `open` gives an RGB image), its labels class ids.
-            processor: The model's image processor, or a processor that holds one.
-            augment: For training: a random part of each image, resized to the processor's size and mirrored at
-                random. What is drawn depends on `seed`, the epoch and the row alone.
-            seed: Of the augmentation.
-            scale: Smallest and largest share of the image's area that a crop takes; larger smallest shares suit
-                small sets and small images.
-
-        Raises:
-            ConfigError: If `scale` is no range of shares, there is no image processor, or its images have no one size.
-        """
-        return cls(split, processor, augment=augment, seed=seed, scale=scale)
 
     def __len__(self) -> int:
         return len(self.lengths)

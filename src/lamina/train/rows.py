@@ -50,7 +50,7 @@ class TextRows:
     @property
     def lengths(self) -> list[int]:
         """Tokens of each window."""
-        return list(self.group.encoded.lengths)
+        return self.group.encoded.lengths
 
     @property
     def truncated(self) -> int:
@@ -91,7 +91,7 @@ def open_rows(task: Task, part: str, model: PreTrainedModel, processor: Any, opt
     if task.kind == IMAGE:
         from lamina.data.pictures import Pictures
 
-        return Pictures.of(split, processor, augment=options.augment and part == "train", seed=options.seed)
+        return Pictures(split, processor, augment=options.augment and part == "train", seed=options.seed)
     _check_tokenizer(processor, task)
     limit = length_limit(model, processor, options.max_length)
     if task.kind in GENERATION:

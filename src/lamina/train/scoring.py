@@ -15,7 +15,7 @@ from lamina.train.metrics import TokenSums, compute, per_class
 from lamina.train.rows import TextRows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -44,20 +44,24 @@ def score_model(
         task: The task.
         split: The same part, with the right answers.
         processor: Reads the texts that are written.
-        options: Rows per forward, precision, and how texts are written.
+        options: Rows per forward, precision, progress bar, and how texts are written.
         details: Add "per_class".
 
     Returns:
         Metric -> value, for all of the task's metrics.
     """
-    size = options.eval_batch_size or 2 * options.batch_size
+    size, masked = options.eval_batch_size or 2 * options.batch_size, _masked(rows)
+    lengths = rows.lengths
+    if masked:
+        size = min(size, max(1, MOST_SCORES // (max(lengths) * model.config.get_text_config().vocab_size)))
+    batches = bar(length_batches(lengths, size), options.progress)
     with asking(model), _precision(model, options):
+        if masked:
+            return {**_hidden(model, rows, task, batches), **({"per_class": []} if details else {})}
         if task.kind in GENERATION:
-            guesses: Sequence[Any] = _written(model, rows, processor, size, options)
-        elif isinstance(rows, TextRows) and rows.group.masking is not None:
-            return {**_hidden(model, rows, task, size), **({"per_class": []} if details else {})}
+            guesses: Sequence[Any] = _written(model, rows, processor, batches, options)
         else:
-            guesses = [guess(one, task.problem) for one in _answers(model, rows, task, split, size)]
+            guesses = [guess(one, task.problem) for one in _answers(model, rows, task, split, batches)]
     scores: dict[str, Any] = compute(task, task.metrics, guesses, split.labels)
     return scores | ({"per_class": per_class(task, guesses, split.labels)} if details else {})
 
@@ -69,13 +73,19 @@ def _precision(model: PreTrainedModel, options: TuneOptions) -> AbstractContextM
     return torch.autocast(model.device.type, getattr(torch, options.precision))
 
 
-def _answers(model: PreTrainedModel, rows: Rows, task: Task, split: Split, size: int) -> list[Tensor]:
+def _masked(rows: Rows) -> bool:
+    return isinstance(rows, TextRows) and rows.group.masking is not None
+
+
+def _answers(
+    model: PreTrainedModel, rows: Rows, task: Task, split: Split, batches: Iterable[list[int]]
+) -> list[Tensor]:
     """Logits of every row, or of every word of it."""
     texts = rows.group.encoded if isinstance(rows, TextRows) else None
     words = None if texts is None else split.words
     places = None if texts is None or words is None else places_of(texts, {task.name: words})[task.name]
     found = blank(task.labels, words, len(split))
-    for numbers in length_batches(rows.lengths, size):
+    for numbers in batches:
         logits = model(**_inputs(model, rows, numbers)).logits.float().cpu()
         if texts is not None:
             put(logits, numbers, texts, places, found)
@@ -85,24 +95,24 @@ def _answers(model: PreTrainedModel, rows: Rows, task: Task, split: Split, size:
     return found
 
 
-def _hidden(model: PreTrainedModel, rows: Rows, task: Task, size: int) -> dict[str, float]:
+def _hidden(model: PreTrainedModel, rows: Rows, task: Task, batches: Iterable[list[int]]) -> dict[str, float]:
     """Masked language modelling: nothing is kept but sums."""
     sums = TokenSums()
-    fits = max(1, MOST_SCORES // (max(rows.lengths) * model.config.get_text_config().vocab_size))
-    for numbers in length_batches(rows.lengths, min(size, fits)):
-        labels = rows.batch(numbers)["labels"].to(model.device)
+    for numbers in batches:
+        batch = {key: value.to(model.device) for key, value in rows.batch(numbers).items()}
+        labels = batch.pop("labels")
         given = labels != IGNORED
-        sums.add(model(**_inputs(model, rows, numbers)).logits[given], labels[given])
+        sums.add(model(**batch).logits[given], labels[given])
     return sums.scores(task.metrics)
 
 
-def _written(model: Any, rows: Rows, processor: Any, size: int, options: TuneOptions) -> list[str]:
+def _written(model: Any, rows: Rows, processor: Any, batches: Iterable[list[int]], options: TuneOptions) -> list[str]:
     """The texts that the model writes."""
     from lamina.data.generation import texts_of
 
     found = [""] * len(rows.lengths)
     search = {"num_beams": options.beams, "length_penalty": options.length_penalty} if options.beams > 1 else {}
-    for numbers in bar(length_batches(rows.lengths, size), options.progress):
+    for numbers in batches:
         ids = model.generate(
             **_inputs(model, rows, numbers), do_sample=False, max_new_tokens=options.max_target_length, **search
         )

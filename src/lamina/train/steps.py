@@ -38,14 +38,15 @@ class Steps(Sampler[list[int]]):
 
     def __init__(self, rows: Rows, size: int, *, batches: int, seed: int, epoch: Callable[[], int]) -> None:
         self._rows, self._size, self._batches, self._seed = rows, size, batches, seed
+        self._lengths = rows.lengths
         self._next, self._epoch = epoch, 0
 
     def __len__(self) -> int:
-        return -(-len(self._rows.lengths) // self._size)
+        return -(-len(self._lengths) // self._size)
 
     def __iter__(self) -> Iterator[list[int]]:
         self._epoch = self._next()
-        yield from length_batches(self._rows.lengths, self._size, seed=mix(self._seed, "order", self._epoch))
+        yield from length_batches(self._lengths, self._size, seed=mix(self._seed, "order", self._epoch))
 
     def collate(self, numbers: Sequence[int]) -> dict[str, Any]:
         """This process's batches of a step, as "parts".

@@ -443,7 +443,7 @@ def test_running_text_may_stand_in_a_column(tmp_path: Path, column: str, given: 
 
 def test_running_text_has_no_labels_and_no_pairs(tmp_path: Path):
     path = put(tmp_path / "t.txt", "a\nb\n")
-    with pytest.raises(ConfigError, match="labels are x, y; the labels of masked_lm are the texts' own tokens"):
+    with pytest.raises(ConfigError, match="labels are x, y; a task of kind masked_lm has the texts' own tokens"):
         Task.from_files("masked_lm", train=path, labels=("x", "y"))
     with pytest.raises(ConfigError, match="text_pair is 'b'; a task of kind masked_lm reads one text a row"):
         Task.from_files("masked_lm", train=path, text_pair="b")
