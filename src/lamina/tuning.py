@@ -98,7 +98,7 @@ def finetune(
     train = open_rows(task, "train", model, processor, chosen)
     validation = open_rows(task, "validation", model, processor, chosen)
     test = open_rows(task, "test", model, processor, chosen) if chosen.test else None
-    parameter_groups(model, chosen)  # what cannot be is told before anything is touched
+    groups = parameter_groups(model, chosen)  # what cannot be is told before anything is touched
     fit_head(model, task, train)
     start = time.perf_counter()
     with own_randomness(), checkpoint_folder(output) as checkpoints:
@@ -106,7 +106,7 @@ def finetune(
 
         tuner = Tuner(
             model,
-            Job(task, train, validation, processor, chosen),
+            Job(task, train, validation, processor, chosen, groups),
             _arguments(chosen, checkpoints, keep=output is not None),
         )
         newest = begin(checkpoints, resume=chosen.resume)
@@ -285,7 +285,7 @@ def _result(
         folder=None if output is None else Path(output),
     )
     parameters = list(model.parameters())  # pyright: ignore[reportOptionalMemberAccess]
-    learnt = [one for group in parameter_groups(model, tuner.job.options) for one in group["params"]]  # pyright: ignore
+    learnt = [one for group in tuner.job.groups for one in group["params"]]
     row = {
         "task": task.name,
         "metric": task.metric,

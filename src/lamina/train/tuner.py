@@ -18,7 +18,6 @@ from transformers.trainer_callback import PrinterCallback
 from lamina.errors import ConfigError
 from lamina.processes import processes
 from lamina.seeds import mix
-from lamina.train.rates import parameter_groups
 from lamina.train.runs import EpochProgress, MarkComplete
 from lamina.train.scoring import score_model
 from lamina.train.state import ReaderState, snapshot
@@ -47,6 +46,7 @@ class Job:
         validation: Its rows to choose by.
         processor: Tokenizer or image processor.
         options: How.
+        groups: The optimiser's groups of parameters, see `parameter_groups`.
     """
 
     task: Task
@@ -54,6 +54,7 @@ class Job:
     validation: Rows
     processor: Any
     options: TuneOptions
+    groups: list[dict[str, Any]]
 
 
 class Tuner(Trainer):
@@ -127,7 +128,7 @@ class Tuner(Trainer):
         if self.optimizer is None:
             options = self.job.options
             model_: Any = self.model
-            groups = parameter_groups(model_, options)
+            groups = self.job.groups
             learn = {id(parameter) for group in groups for parameter in group["params"]}
             for parameter in model_.parameters():  # a rate of 0 costs nothing, and has no part in the gradient's norm
                 parameter.requires_grad_(id(parameter) in learn)
