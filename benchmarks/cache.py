@@ -22,9 +22,9 @@ import torch
 from common import report
 
 from lamina import AdaLayers, Reader, ReaderBank, SequenceClassification, Task, fit
-from lamina.data.demo import ACCEPTABILITY, write
+from lamina.demo.corpus import ACCEPTABILITY, write
+from lamina.demo.timing import ratio
 from lamina.store import load_model
-from lamina.timing import ratio
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,7 +14,7 @@ import torch
 from common import SHAPES, base, options, report, synchronise, tokens
 
 from lamina import Reader, ReaderBank, SequenceClassification, SingleLayer
-from lamina.timing import in_turn, ratio
+from lamina.demo.timing import in_turn, ratio
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from common import SHAPES, ada_bank, base, options, report, synchronise, tokens
 
-from lamina.timing import in_turn, ratio
+from lamina.demo.timing import in_turn, ratio
 
 BUDGETS = {("minilm", 8): 1.25, ("roberta-large", 8): 1.10}
 

@@ -15,7 +15,7 @@ import torch
 from common import SHAPES, base, options, report, synchronise, tokens
 
 import lamina
-from lamina.timing import in_turn, ratio
+from lamina.demo.timing import in_turn, ratio
 
 POSITIONS = ("attention", "ffn", "both")
 BUDGET = "0.97-1.03"

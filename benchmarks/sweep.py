@@ -22,9 +22,9 @@ import torch
 from common import base, options, report, synchronise, tokens
 
 from lamina import AdaLayers, Reader, ReaderBank, SequenceClassification, Task, fit
-from lamina.data.demo import write
+from lamina.demo.corpus import write
+from lamina.demo.timing import in_turn, ratio
 from lamina.store import load_model
-from lamina.timing import in_turn, ratio
 
 COUNT, ROWS, BUDGET = 16, 960, 2.5
 BATCH, LENGTH = 32, 24

@@ -18,26 +18,22 @@ PACKAGE = ROOT / "src" / "lamina"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 TIERS = (
     ("errors",),
-    ("checks", "dropout", "files", "processes", "registry", "seeds", "timing"),
-    ("recipe",),
+    ("registry", "utils"),
     ("layers",),
-    ("fusion", "heads"),
+    ("fusion",),
+    ("heads",),
     ("bank",),
     ("editing",),
-    ("data",),
-    ("train",),
-    ("studies",),
     ("store",),
-    ("tuning",),
-    ("evaluation",),
+    ("data",),
+    ("tasks",),
+    ("train",),
+    ("recipes",),
+    ("studies",),
     ("report",),
-    ("costs", "members", "methods"),
-    ("dry_run", "runner"),
-    ("demo",),
-    ("serve",),
+    ("serve", "demo"),
     ("cli",),
 )
-SAME = {"passes": "bank", "reader": "bank"}  # a module that is the inside of another part
 RANK = {name: rank for rank, tier in enumerate(TIERS) for name in tier}
 PUBLIC = RANK["report"]  # `import lamina` itself: only what comes after report may go through the public names
 LATE = ("bank", "store")  # the one import that points up, inside the bank's save methods
@@ -102,8 +98,7 @@ def test_sizes_are_counted_right():
 
 def part_of(path: Path) -> str:
     """The part of the package a file belongs to: `bank` for bank.py, `layers` for layers/tap.py."""
-    name = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    return SAME.get(name, name)
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def imported_parts(node: ast.AST, package: str) -> list[str]:
@@ -118,7 +113,7 @@ def imported_parts(node: ast.AST, package: str) -> list[str]:
     else:
         return []
     parts = [module.split(".") for module in modules if module.split(".")[0] == "lamina"]
-    targets = [SAME.get(names[1], names[1]) if len(names) > 1 else "" for names in parts]
+    targets = [names[1] if len(names) > 1 else "" for names in parts]
     return [target if target in RANK else "" for target in targets]
 
 
@@ -169,16 +164,16 @@ def test_imports_go_up_the_list_only(path: Path):
         ("fusion", "from lamina.heads import registry", ["1: heads"]),
         ("bank", "from lamina.store import save", ["1: store"]),
         ("data", "import lamina", ["1: lamina"]),
-        ("bank", "from lamina.passes import Pass", []),
-        ("heads", "from lamina import passes", ["1: bank"]),
+        ("bank", "from lamina.bank.streaming import Pass", []),
+        ("heads", "from lamina import bank", ["1: bank"]),
         ("bank", "def save():\n    from lamina.store import save", []),
-        ("bank", "from lamina.fusion import AdaLayers\nfrom .layers import tap\nimport torch", []),
+        ("bank", "from lamina.fusion import AdaLayers\nfrom ..layers import tap\nimport torch", []),
         ("layers", "from .tap import tap\nfrom lamina.errors import LaminaError\nfrom lamina import __version__", []),
         ("cli", "from lamina import fit\nimport lamina.serve", []),
     ],
 )
 def test_the_order_is_checked_right(part: str, source: str, wrong: list[str]):
-    package = "lamina" if part == "bank" else f"lamina.{part}"
+    package = f"lamina.{part}"
     assert wrong_imports(ast.parse(source), part=part, package=package) == wrong
 
 

@@ -7,8 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lamina.bank import ReaderBank
-    from lamina.data.task import Task
+    from lamina.bank import Reader, ReaderBank
     from lamina.editing.freeze import freeze_
     from lamina.editing.insert import insert_
     from lamina.editing.merge import merge_
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from lamina.editing.reinit import reinit_
     from lamina.editing.truncate import truncate_
     from lamina.errors import LaminaError
-    from lamina.evaluation import evaluate
     from lamina.fusion.ada_layers import AdaLayers
     from lamina.fusion.concat import Concat
     from lamina.fusion.depth_lstm import DepthLSTM
@@ -34,10 +32,11 @@ if TYPE_CHECKING:
     from lamina.heads.sequence_classification import SequenceClassification
     from lamina.heads.token_classification import TokenClassification
     from lamina.layers import stacks, tap
-    from lamina.reader import Reader
     from lamina.store.edited import load, save
+    from lamina.tasks.task import Task
     from lamina.train import FitResult, fit, predict
-    from lamina.tuning import finetune
+    from lamina.train.evaluation import evaluate
+    from lamina.train.finetune import finetune
 
 _WHERE = {
     "AdaLayers": "fusion.ada_layers",
@@ -54,17 +53,17 @@ _WHERE = {
     "LastLayer": "fusion.last_layer",
     "MaskedLM": "heads.masked_lm",
     "Mean": "fusion.mean",
-    "Reader": "reader",
+    "Reader": "bank",
     "ReaderBank": "bank",
     "Routing": "fusion.routing",
     "ScalarMix": "fusion.scalar_mix",
     "SequenceClassification": "heads.sequence_classification",
     "SingleLayer": "fusion.single_layer",
-    "Task": "data.task",
+    "Task": "tasks.task",
     "TokenClassification": "heads.token_classification",
     "edits": "editing.record",
-    "evaluate": "evaluation",
-    "finetune": "tuning",
+    "evaluate": "train.evaluation",
+    "finetune": "train.finetune",
     "fit": "train",
     "freeze_": "editing.freeze",
     "insert_": "editing.insert",

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.formulas import stir_
 from tests.support.tiny import FAMILIES, HEADED
-from tests.unit.fusion.formulas import stir_
 from torch import Tensor
 
 from lamina.bank import Reader, ReaderBank

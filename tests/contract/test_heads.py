@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.formulas import SETTINGS, stir_
 from tests.support.tiny import FAMILIES
-from tests.unit.fusion.formulas import SETTINGS, stir_
 
 from lamina.bank import BankOutput, Reader, ReaderBank
 from lamina.errors import ConfigError

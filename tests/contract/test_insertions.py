@@ -14,7 +14,7 @@ from transformers import AutoModel
 from lamina.editing.insert import insert_
 from lamina.editing.merge import merge_
 from lamina.errors import UnsupportedModelError
-from lamina.layers.find import stacks
+from lamina.layers.discovery import stacks
 from lamina.layers.roles import CONVOLUTIONS, ROLES, modules_at, roles_of
 
 NAMED = {

@@ -72,7 +72,8 @@ def test_shares_of_labels_add_up(monkeypatch: pytest.MonkeyPatch):
     batch = {"input_ids": torch.arange(9).view(3, 3), "labels": {"t": labels}, "readers": ["t"]}
     parts = []
     for rank in range(4):
-        monkeypatch.setattr(parallel, "processes", lambda rank=rank: (rank, 4))
+        monkeypatch.setattr(parallel, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(parallel, "world_size", lambda: 4)
         parts.append(parallel.own_part(batch, {"t": head}))
     assert [part["shares"]["t"] for part in parts] == pytest.approx([4 / 13, 9 / 13, 0.0, 0.0])
     assert [part["input_ids"].tolist() for part in parts[:2]] == [[[0, 1, 2]], [[3, 4, 5]]]

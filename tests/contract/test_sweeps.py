@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet
 import pytest
 import torch
-from tests.unit.train.made import reader, tiny_bank, yes_no
+from tests.support.training import reader, tiny_bank, yes_no
 
 from lamina import fit
 from lamina.errors import ConfigError, UnknownNameError

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.tiny import FAMILIES
-from tests.unit.train.made import (
+from tests.support.training import (
     largest_difference,
     length_of_text,
     names,
@@ -29,13 +29,13 @@ from tests.unit.train.made import (
 )
 
 from lamina.bank import Reader, ReaderBank
-from lamina.data.task import Task
 from lamina.errors import ConfigError
 from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.mean import Mean
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
+from lamina.tasks.task import Task
 from lamina.train.engine import BankTrainer
 from lamina.train.runs import COMPLETE, newest_checkpoint
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.unit.train.made import largest_difference, length_of_text, names, same, several, tiny_tokenizer, yes_no
-from tests.unit.train.tuned import (
+from tests.support.finetuned import (
     bert,
     copies,
     image_processor,
@@ -27,11 +26,12 @@ from tests.unit.train.tuned import (
     tune,
     vit,
 )
+from tests.support.training import largest_difference, length_of_text, names, same, several, tiny_tokenizer, yes_no
 
 import lamina
-from lamina.data.split import Split
-from lamina.data.task import Task
 from lamina.editing.inserted import InsertedLayer
+from lamina.tasks.split import Split
+from lamina.tasks.task import Task
 
 ROOT = Path(__file__).parents[2]
 TOKEN, MASKED = "AutoModelForTokenClassification", "AutoModelForMaskedLM"

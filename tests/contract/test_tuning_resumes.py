@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 from pyarrow import parquet
-from tests.unit.train.made import same, yes_no
-from tests.unit.train.tuned import bert, tensors, tune
+from tests.support.finetuned import bert, tensors, tune
+from tests.support.training import same, yes_no
 
 import lamina
 from lamina.errors import ConfigError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lamina.data.demo import write
+from lamina.demo.corpus import write
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
-from tests.unit.store.made import tiny_model
+from tests.support.stored import tiny_model
 
 from lamina.bank import Reader, ReaderBank
 from lamina.fusion import FUSIONS

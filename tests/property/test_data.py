@@ -10,11 +10,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from lamina.data.batches import length_batches
-from lamina.data.build import join
 from lamina.data.encode import encode
-from lamina.data.split import Split, held_out, limited
-from lamina.data.tags import to_iob2
 from lamina.data.windows import IGNORED, owners, word_labels
+from lamina.tasks.kinds import join
+from lamina.tasks.split import Split, held_out, limited
+from lamina.tasks.tags import to_iob2
 
 CORPUS = ["the cat sat on the mat .", "äöü 12,345.67 numbers - dashes"] * 5
 
@@ -45,7 +45,7 @@ def test_no_word_is_lost_and_none_counts_twice(rows: list[list[str]], max_length
     texts, spans = zip(*map(join, rows), strict=True)
     split = Split(texts, tuple(tuple(range(len(row))) for row in rows), spans)
     encoded = encode(texts, byte_level(), max_length=max_length, windows=True, stride=stride)
-    labels = word_labels(encoded, split)
+    labels = word_labels(encoded, split.words, split.labels)
     for text, row in enumerate(rows):
         found = [
             label for i, some in enumerate(labels) if encoded.text[i] == text for label in some if label != IGNORED

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.fusion.formulas import FORMULAS, stir_
+from tests.support.formulas import FORMULAS, stir_
 
 from lamina.fusion import FUSIONS
 from lamina.fusion.ada_layers import AdaLayers

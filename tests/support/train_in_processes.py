@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 from safetensors.torch import save_file
-from tests.unit.train.made import names, reader, tiny_model, tiny_tokenizer, yes_no
+from tests.support.training import names, reader, tiny_model, tiny_tokenizer, yes_no
 
 from lamina import ReaderBank, fit
-from lamina.processes import processes
+from lamina.utils import rank
 
 
 def train(folder: Path, *, train_base: bool = False, cache: bool = False) -> None:
@@ -25,7 +25,7 @@ def train(folder: Path, *, train_base: bool = False, cache: bool = False) -> Non
     # At a high rate Adam makes a large step of a small difference where a gradient is nearly nothing.
     cached = {"cache": "on", "cache_dtype": "float32", "cache_dir": folder / "cache"} if cache else {}
     fit(bank, tasks, epochs=3, batch_size=8, learning_rate=3e-4, output=folder / "run", progress=False, **cached)
-    if processes()[0] == 0:
+    if rank() == 0:
         save_file({k: v.contiguous().clone() for k, v in bank.state_dict().items()}, folder / "readers.safetensors")
         save_file({k: v.contiguous().clone() for k, v in model.state_dict().items()}, folder / "base.safetensors")
 

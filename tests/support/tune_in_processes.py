@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 from safetensors.torch import save_file
-from tests.unit.train.made import names, yes_no
-from tests.unit.train.tuned import bert, copies, t5, t5_tokenizer, tensors, tune
+from tests.support.finetuned import bert, copies, t5, t5_tokenizer, tensors, tune
+from tests.support.training import names, yes_no
 
 import lamina
-from lamina.processes import processes
+from lamina.utils import rank
 
 
 def run(folder: Path, kind: str) -> None:
@@ -30,7 +30,7 @@ def run(folder: Path, kind: str) -> None:
         lamina.insert_(model, "attention")
         lamina.freeze_(model, train="inserted")
     tune(model, task, **options)
-    if processes()[0] == 0:
+    if rank() == 0:
         folder.mkdir(exist_ok=True)
         save_file(tensors(model), folder / "model.safetensors")
 

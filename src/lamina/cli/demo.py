@@ -11,7 +11,7 @@ from lamina.cli.options import JsonOption
 from lamina.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from lamina.demo import Demo
+    from lamina.demo.run import Demo
 
 
 def demo(
@@ -25,7 +25,7 @@ def demo(
     as_json: JsonOption = False,
 ) -> None:
     """Train three readers in one pass of a frozen MiniLM and compare them with the usual baselines."""
-    from lamina.demo import run_demo
+    from lamina.demo.run import run_demo
 
     found = run_demo(output, rows=rows, epochs=epochs, seed=seed, progress=progress)
     if as_json:

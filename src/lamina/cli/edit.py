@@ -228,8 +228,8 @@ def _layers(model: PreTrainedModel) -> dict[str, int]:
 
 def _outputs(model: PreTrainedModel) -> dict[str, Tensor]:
     """The tensors that a model returns on a small random batch; if its head refuses that, those of its backbone."""
+    from lamina.layers.isolation import undisturbed
     from lamina.layers.probe_input import probe_input
-    from lamina.layers.quiet import undisturbed
 
     base: PreTrainedModel = getattr(model, "base_model", model)
     with undisturbed(model):

@@ -15,8 +15,8 @@ from lamina.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
-    from lamina.data.task import Task
     from lamina.heads.base import HeadConfig
+    from lamina.tasks.task import Task
 
 PER_CLASS = ("label", "precision", "recall", "f1", "count")
 
@@ -79,8 +79,8 @@ def _task(
     bank: ReaderBank, reader: str, source: str, *, data: Path | None, split: str, columns: dict[str, str | None]
 ) -> Task:
     """The task of one reader: a file that is there, else a preset."""
-    from lamina.data.presets import PRESETS, find_preset
-    from lamina.data.task import Task
+    from lamina.tasks.presets import PRESETS, find_preset
+    from lamina.tasks.task import Task
 
     head = bank[reader].config.head
     if Path(source).is_file():
@@ -94,7 +94,7 @@ def _task(
 
 def _from_file(head: HeadConfig, path: Path, split: str, columns: dict[str, str | None]) -> Task:
     """A task of the reader's own kind and labels; the whole file is the part that is scored."""
-    from lamina.data.task import Task
+    from lamina.tasks.task import Task
 
     named: dict[str, Any] = {
         key: int(column) if column.lstrip("-").isdigit() else column for key, column in columns.items() if column

@@ -11,9 +11,9 @@ from lamina.cli.options import JsonOption
 from lamina.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from lamina.dry_run import DryRun
-    from lamina.recipe import Recipe
-    from lamina.runner import Run
+    from lamina.recipes.dry_run import DryRun
+    from lamina.recipes.run import Run
+    from lamina.recipes.schema import Recipe
 
 SHOWN = 20  # rows of a sweep's table
 
@@ -44,23 +44,23 @@ def train(  # noqa: PLR0913
 
     With --sweep fusion.alpha=1,8,64 (or insert.layers, learning_rate ...) every combination of the values is trained.
     """
-    from lamina.recipe import load_recipe
+    from lamina.recipes.schema import load_recipe
 
     loaded = load_recipe(recipe)
     if sweep:
-        from lamina.members import read_sweeps, with_sweep
-        from lamina.methods import sweep_methods
+        from lamina.recipes.members import read_sweeps, with_sweep
+        from lamina.recipes.methods import sweep_methods
 
         loaded = (sweep_methods if loaded.methods else with_sweep)(loaded, read_sweeps(sweep))
     if dry_run:
         _try(loaded, data, as_json=as_json)
         return
-    from lamina.processes import processes
-    from lamina.runner import run_recipe
+    from lamina.recipes.run import run_recipe
+    from lamina.utils import rank
 
     folder = output or Path("out") / recipe.stem
     run = run_recipe(loaded, data=data, output=folder, resume=resume, progress=progress)
-    if processes()[0] != 0:
+    if rank() != 0:
         return  # several processes share the run, and one of them tells
     if as_json:
         print_json({"table": run.table, "seconds": run.seconds, "steps": run.steps, "output": str(folder)})
@@ -74,7 +74,7 @@ def train(  # noqa: PLR0913
 
 def show(run: Run) -> None:
     """Print the table of a run, one row per task, method and setting; of a sweep the best."""
-    from lamina.runner import cell, columns_of
+    from lamina.recipes.run import cell, columns_of
 
     columns = columns_of(run.table)
     rows = run.table[:SHOWN] if any(row["settings"] for row in run.table) else run.table
@@ -87,7 +87,7 @@ def show(run: Run) -> None:
 
 
 def _try(recipe: Recipe, data: Path | None, *, as_json: bool) -> None:
-    from lamina.dry_run import dry_run
+    from lamina.recipes.dry_run import dry_run
 
     found = dry_run(recipe, data=data)
     if as_json:
@@ -98,7 +98,7 @@ def _try(recipe: Recipe, data: Path | None, *, as_json: bool) -> None:
 
 def show_dry_run(found: DryRun) -> None:
     """Print what a recipe would do and cost."""
-    from lamina.costs import readable
+    from lamina.recipes.costs import readable
 
     if found.methods:
         _show_methods(found)
@@ -115,7 +115,7 @@ def show_dry_run(found: DryRun) -> None:
 
 
 def _show_readers(found: DryRun) -> None:
-    from lamina.costs import readable
+    from lamina.recipes.costs import readable
 
     model = found.model
     print(f"{model['name']}: {model['parameters']:,} parameters, {'trained' if model['trained'] else 'frozen'}")
@@ -129,7 +129,7 @@ def _show_readers(found: DryRun) -> None:
 
 
 def _show_methods(found: DryRun) -> None:
-    from lamina.costs import readable
+    from lamina.recipes.costs import readable
 
     print(f"{found.model['name']}, fine-tuned anew in every run")
     columns = (
@@ -158,7 +158,7 @@ def _steps(found: DryRun) -> int:
 
 
 def _reader(row: dict[str, Any]) -> tuple[object, ...]:
-    from lamina.costs import readable
+    from lamina.recipes.costs import readable
 
     settings = ", ".join(f"{key}={value}" for key, value in row["settings"].items())
     kept = f"{readable(row['states_bytes'])}B" if row["states_bytes"] else "-"
@@ -169,7 +169,7 @@ def _reader(row: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _operations(row: dict[str, Any], key: str) -> str:
-    from lamina.costs import readable
+    from lamina.recipes.costs import readable
 
     return f"{'' if row['counted'] else '~'}{readable(row[key])}"
 
@@ -186,7 +186,7 @@ def _alike(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def _method(rows: list[dict[str, Any]]) -> tuple[object, ...]:
-    from lamina.costs import readable
+    from lamina.recipes.costs import readable
 
     first = rows[0]
     more = first["parameters"] - first["before"]

@@ -10,8 +10,6 @@ from lamina.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lamina.data.split import Split
-
 IGNORED = -100
 """The label of tokens that carry none."""
 
@@ -134,24 +132,25 @@ def _claim(
         found[word] = place
 
 
-def word_labels(encoded: Encoded, split: Split) -> list[list[int]]:
+def word_labels(
+    encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]], labels: Sequence[Sequence[int]]
+) -> list[list[int]]:
     """Labels for tokens: each word's on the token that stands for it, `IGNORED` on all others.
 
     Args:
-        encoded: Windows of the split's texts, with offsets.
-        split: A part of a token task.
+        encoded: Windows of the texts, with offsets.
+        words: Per text the character span of every word.
+        labels: Per text a class id for every word.
 
     Returns:
         Per window one class id or -100 for every token.
 
     Raises:
-        ConfigError: If the split has no words, or the offsets or rows do not fit.
+        ConfigError: If the offsets or rows do not fit.
     """
-    if split.words is None:
-        raise ConfigError("word_labels: the split has no words; only token tasks have labels on words. Use its labels.")
-    labels = [[IGNORED] * length for length in encoded.lengths]
-    for row, places in enumerate(word_tokens(encoded, split.words)):
-        for label, place in zip(split.labels[row], places, strict=True):
+    found = [[IGNORED] * length for length in encoded.lengths]
+    for row, places in enumerate(word_tokens(encoded, words)):
+        for label, place in zip(labels[row], places, strict=True):
             if place is not None:
-                labels[place[0]][place[1]] = label
-    return labels
+                found[place[0]][place[1]] = label
+    return found

@@ -9,7 +9,7 @@ from lamina.editing.inserted import InsertedLayer
 from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers import default_stack, select, stacks
-from lamina.layers.parts import layer_modules, stack_modules
+from lamina.layers.layer_modules import layer_modules, stack_modules
 
 if TYPE_CHECKING:
     from torch import nn

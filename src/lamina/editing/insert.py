@@ -13,7 +13,7 @@ from lamina.editing.convolutions import chosen_convolutions
 from lamina.editing.inserted import ACTIVATIONS, InsertedLayer, attach, mark_content_of
 from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
-from lamina.layers.find import default_stack, stacks
+from lamina.layers.discovery import default_stack, stacks
 from lamina.layers.roles import (
     Attention,
     Roles,

@@ -12,7 +12,7 @@ from lamina.editing.checks import check_editable, chosen_blocks
 from lamina.editing.inserted import InsertedLayer
 from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError
-from lamina.layers.quiet import undisturbed
+from lamina.layers.isolation import undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor, nn
 
-from lamina.checks import check_range
 from lamina.errors import ConfigError
 from lamina.fusion.base import FusionConfig
 from lamina.fusion.projected import ProjectedFusion, Projection
+from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Float

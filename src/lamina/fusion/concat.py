@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast, final
 import torch
 from torch import Tensor, nn
 
-from lamina.checks import check_range
 from lamina.errors import ConfigError
 from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream
+from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

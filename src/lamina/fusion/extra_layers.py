@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 import torch
 from torch import Tensor, nn
 
-from lamina.checks import check_range
 from lamina.errors import ConfigError
 from lamina.fusion.base import Fusion, FusionConfig, Stream
+from lamina.layers.isolation import main_device, undisturbed
 from lamina.layers.probe_input import probe_input
-from lamina.layers.quiet import main_device, undisturbed
 from lamina.layers.watch import watch
+from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

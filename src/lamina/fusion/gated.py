@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.checks import check_range
 from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream
 from lamina.fusion.elementwise import ScaledSum, shares
+from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.checks import check_range
 from lamina.errors import ConfigError
 from lamina.fusion.base import Fusion, FusionConfig, Kept, Stream
+from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

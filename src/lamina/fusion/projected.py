@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lamina.checks import check_range
-from lamina.dropout import draw, drop, dropout
 from lamina.fusion.base import Fusion, LayerView, Stream
+from lamina.fusion.dropout import draw, drop, dropout
+from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

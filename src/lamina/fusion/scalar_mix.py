@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor, nn
 
-from lamina.checks import check_range
 from lamina.fusion.base import Fusion, FusionConfig, Stream, WeightedSum
+from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Float

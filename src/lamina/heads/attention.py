@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lamina.dropout import dropout
+from lamina.fusion.dropout import dropout
 from lamina.heads.base import check_heads
 
 if TYPE_CHECKING:

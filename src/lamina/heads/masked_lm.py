@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from lamina.errors import ConfigError
 from lamina.heads.base import IGNORE, Head, HeadConfig, cross_entropy, label_names
+from lamina.layers.isolation import main_device, undisturbed
 from lamina.layers.probe_input import NoInputError, probe_input
-from lamina.layers.quiet import main_device, undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

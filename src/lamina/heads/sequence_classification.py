@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.checks import check_range
-from lamina.dropout import dropout
 from lamina.errors import ConfigError, UnknownNameError
+from lamina.fusion.dropout import dropout
 from lamina.heads.attention import SelfAttention, attend, linear
 from lamina.heads.base import Head, HeadConfig, checked_weights, counted, cross_entropy, label_names
+from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, cast, final
 import torch
 from torch import Tensor, nn
 
-from lamina.checks import check_range
-from lamina.dropout import dropout
+from lamina.fusion.dropout import dropout
 from lamina.heads.attention import EncoderLayer, encode, linear
 from lamina.heads.base import Head, HeadConfig, checked_weights, counted, cross_entropy, label_names
+from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

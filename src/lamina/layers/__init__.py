@@ -4,7 +4,7 @@ Layer i is entry i of what the model returns as `hidden_states`: 0 the embedding
 knows a family by name; `stacks` runs the model on a tiny input and looks.
 """
 
-from lamina.layers.find import default_stack, stacks
+from lamina.layers.discovery import default_stack, stacks
 from lamina.layers.selectors import select
 from lamina.layers.stack import LayerStack, TapPoint
 from lamina.layers.taps import tap

@@ -11,9 +11,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lamina.layers.match import find_blocks, find_run, find_scope, places
+from lamina.layers.isolation import WithoutValues, main_device
+from lamina.layers.matching import find_blocks, find_run, find_scope, places
 from lamina.layers.probe_input import NoInputError, Probe, probe_input
-from lamina.layers.quiet import WithoutValues, main_device
 from lamina.layers.stack import LayerStack, TapPoint
 from lamina.layers.trace import Event, Trace, traced
 from lamina.layers.watch import watch

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from lamina.layers.find import default_stack
+from lamina.layers.discovery import default_stack
 from lamina.layers.selectors import Selector, select
 from lamina.layers.watch import watch
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lamina.bank import ReaderBank
-    from lamina.data.task import Task
+    from lamina.tasks.task import Task
 
 
 def check_processor(bank: ReaderBank, op: str) -> None:

@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from lamina.data.build import LOWER
 from lamina.errors import ConfigError
-from lamina.processes import processes
+from lamina.tasks.kinds import LOWER
 from lamina.train.inference import score
 from lamina.train.parallel import add_gradients, own_part
 from lamina.train.runs import EpochProgress, MarkComplete
 from lamina.train.state import BASE, ReaderState, Schedules, snapshot
+from lamina.utils import world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState
 
     from lamina.bank import ReaderBank
-    from lamina.data.task import Task
+    from lamina.tasks.task import Task
     from lamina.train.options import FitOptions
     from lamina.train.plan import Group, Plan, Step
 
@@ -275,7 +275,7 @@ class BankTrainer(Trainer):
         settings = {key: value for key, value in asdict(self.options).items() if key not in free}
         labels = {name: list(task.labels) for name, task in self.tasks.items()}
         what = {"epochs": dict(plan.epochs), "rates": self.rates, "labels": labels, "windows": texts}
-        return {**what, "train_base": self.bank.train_base, "processes": processes()[1], **settings}
+        return {**what, "train_base": self.bank.train_base, "processes": world_size(), **settings}
 
     def restore(self, checkpoint: Path) -> None:
         """Take up the readers' progress from a checkpoint; the trainer itself restores weights and optimiser.

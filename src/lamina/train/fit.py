@@ -12,9 +12,7 @@ import torch
 
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError
-from lamina.files import write_text
 from lamina.layers.fingerprints import fingerprint_of
-from lamina.processes import processes, wait
 from lamina.train.checks import check_tasks
 from lamina.train.grid import expand_into
 from lamina.train.memory import check_memory
@@ -23,6 +21,7 @@ from lamina.train.plan import Plan, group_tasks
 from lamina.train.runs import begin, checkpoint_folder, own_randomness, put_back
 from lamina.train.states import CacheSettings, States, open_states
 from lamina.train.tables import IMPORTANCES, table, write_parquet
+from lamina.utils import barrier, rank, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
     from lamina.bank import ReaderBank
-    from lamina.data.task import Task
+    from lamina.tasks.task import Task
     from lamina.train.engine import BankTrainer
     from lamina.train.plan import Group
 
@@ -129,9 +128,9 @@ def fit(
         folder=None if output is None else Path(output),
     )
     result = replace(result, table=table(sweep.members, result, sweep.tasks, bank))
-    if output is not None and processes()[0] == 0:
+    if output is not None and rank() == 0:
         _write(bank, result, Path(output))
-    wait()
+    barrier()
     return result
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from lamina.bank import ReaderBank
-    from lamina.data.task import Task
+    from lamina.tasks.task import Task
 
 METHOD = "fusion"
 OWN = ("stack", "seed")  # fields of the reader itself

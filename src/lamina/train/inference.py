@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lamina.data.batches import bar, collate, length_batches
-from lamina.data.build import MASKED, TOKEN
 from lamina.data.encode import encode, length_limit
-from lamina.data.masking import mask_token
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError
+from lamina.tasks.kinds import MASKED, TOKEN
+from lamina.tasks.masking import mask_token
+from lamina.tasks.metrics import TokenSums, compute, per_class
+from lamina.tasks.predictions import BEST, best_tokens, decode, fill, mask_spans, word_spans
 from lamina.train.answers import MOST_SCORES, asking, blank, guess, places_of, put
 from lamina.train.checks import check_processor, check_tasks
-from lamina.train.decode import BEST, best_tokens, decode, fill, mask_spans, word_spans
-from lamina.train.metrics import TokenSums, compute, per_class
 from lamina.train.plan import group_tasks
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lamina.bank import ReaderBank
-    from lamina.data.task import Task
     from lamina.data.windows import Encoded
     from lamina.heads.masked_lm import MaskedLMHead
+    from lamina.tasks.task import Task
     from lamina.train.plan import Group
     from lamina.train.states import States
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
-from lamina.processes import processes
+from lamina.utils import rank, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,12 +28,12 @@ def own_part(batch: dict[str, Any], heads: Mapping[str, Head]) -> dict[str, Any]
         The same with fewer rows, and "shares": reader name -> share, so that the processes' losses add up to that of
         the whole batch. A process for which no row is left gets the first, with a share of 0.
     """
-    rank, size = processes()
+    number, size = rank(), world_size()
     labels: dict[str, Tensor] = batch["labels"]
     if size == 1:
         return {**batch, "shares": dict.fromkeys(labels, 1.0)}
     count = len(next(value for value in batch.values() if isinstance(value, Tensor)))
-    rows = list(range(rank, count, size))
+    rows = list(range(number, count, size))
     own = {name: value[rows or [0]] for name, value in labels.items()}
     shares = {
         name: float(heads[name].count(own[name]) / heads[name].count(labels[name]).clamp(min=1e-30)) if rows else 0.0
@@ -50,7 +50,7 @@ def own_part(batch: dict[str, Any], heads: Mapping[str, Head]) -> dict[str, Any]
 
 def add_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Sum the gradients of all processes, in place; all of them must have the same ones."""
-    if processes()[1] == 1:
+    if world_size() == 1:
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:

@@ -8,21 +8,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lamina.data.batches import collate, length_batches
-from lamina.data.build import MASKED
 from lamina.data.encode import blocks, encode
-from lamina.data.masking import Masking
 from lamina.errors import ConfigError
-from lamina.seeds import mix
-from lamina.train.targets import targets
+from lamina.tasks.kinds import MASKED
+from lamina.tasks.masking import Masking
+from lamina.tasks.targets import targets
+from lamina.utils import derive_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from lamina.data.split import Split
-    from lamina.data.task import Task
     from lamina.data.windows import Encoded
+    from lamina.tasks.split import Split
+    from lamina.tasks.targets import Targets
+    from lamina.tasks.task import Task
     from lamina.train.states import States
-    from lamina.train.targets import Targets
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Group:
         """One window with some tokens hidden: which ones depends on nothing but part, seed, epoch and row."""
         feature = self.encoded.features[row]
         when = (self.seed, epoch) if self.part == "train" else ()
-        read, labels = masking.hide(feature["input_ids"], mix("mask", self.part, *when, row))
+        read, labels = masking.hide(feature["input_ids"], derive_seed("mask", self.part, *when, row))
         return {**feature, "input_ids": read, "labels": labels}
 
 
@@ -177,7 +177,7 @@ class Plan:
         streams = []
         for number, group in enumerate(self.groups):
             if self.active(number, epoch):
-                order = mix(self.seed, "order", epoch)
+                order = derive_seed(self.seed, "order", epoch)
                 batches = length_batches(group.encoded.lengths, self.batch_size, seed=order)
                 streams.append([((at + 0.5) / len(batches), number, tuple(rows)) for at, rows in enumerate(batches)])
         return [Step(epoch, number, rows) for _, number, rows in heapq.merge(*streams)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lamina.editing.inserted import InsertedLayer
 from lamina.errors import ConfigError, LayerIndexError
 from lamina.layers import select, stacks
-from lamina.layers.parts import layer_modules
+from lamina.layers.layer_modules import layer_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from lamina.data.batches import tokenizer_of
-from lamina.data.build import GENERATION, IMAGE
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError
+from lamina.tasks.kinds import GENERATION, IMAGE
 from lamina.train.plan import Group, group_tasks
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from lamina.data.task import Task
+    from lamina.tasks.task import Task
     from lamina.train.options import TuneOptions
 
 
@@ -89,13 +89,13 @@ def open_rows(task: Task, part: str, model: PreTrainedModel, processor: Any, opt
             "have one. Leave it out."
         )
     if task.kind == IMAGE:
-        from lamina.data.pictures import Pictures
+        from lamina.tasks.pictures import Pictures
 
         return Pictures(split, processor, augment=options.augment and part == "train", seed=options.seed)
     _check_tokenizer(processor, task)
     limit = length_limit(model, processor, options.max_length)
     if task.kind in GENERATION:
-        from lamina.data.generation import Pairs
+        from lamina.tasks.seq2seq import Pairs
 
         target = options.max_target_length
         return Pairs.of(split, processor, prefix=options.prefix, max_length=limit, max_target_length=target)

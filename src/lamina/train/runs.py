@@ -14,7 +14,7 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 
-from lamina.processes import processes, wait
+from lamina.utils import barrier, rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,12 +41,12 @@ def begin(folder: Path, *, resume: bool) -> Path | None:
     Returns:
         The checkpoint to go on from; None: from the start.
     """
-    wait()
-    if processes()[0] == 0:
+    barrier()
+    if rank() == 0:
         for path in folder.glob("checkpoint-*"):
             if not (resume and (path / COMPLETE).is_file()):
                 shutil.rmtree(path)
-    wait()
+    barrier()
     return newest_checkpoint(folder) if resume else None
 
 
@@ -98,7 +98,7 @@ class MarkComplete(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Called when a checkpoint has been written."""
         del control, kwargs
-        wait()
+        barrier()
         if args.should_save:
             (Path(args.output_dir or ".") / f"checkpoint-{state.global_step}" / COMPLETE).touch()
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lamina.data.batches import bar, length_batches
-from lamina.data.build import GENERATION
 from lamina.data.windows import IGNORED
+from lamina.tasks.kinds import GENERATION
+from lamina.tasks.metrics import TokenSums, compute, per_class
 from lamina.train.answers import MOST_SCORES, asking, blank, guess, places_of, put
-from lamina.train.metrics import TokenSums, compute, per_class
 from lamina.train.rows import TextRows
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from lamina.data.split import Split
-    from lamina.data.task import Task
+    from lamina.tasks.split import Split
+    from lamina.tasks.task import Task
     from lamina.train.options import TuneOptions
     from lamina.train.rows import Rows
 
@@ -108,7 +108,7 @@ def _hidden(model: PreTrainedModel, rows: Rows, task: Task, batches: Iterable[li
 
 def _written(model: Any, rows: Rows, processor: Any, batches: Iterable[list[int]], options: TuneOptions) -> list[str]:
     """The texts that the model writes."""
-    from lamina.data.generation import texts_of
+    from lamina.tasks.seq2seq import texts_of
 
     found = [""] * len(rows.lengths)
     search = {"num_beams": options.beams, "length_penalty": options.length_penalty} if options.beams > 1 else {}

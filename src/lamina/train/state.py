@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lamina.data.build import better
+from lamina.tasks.kinds import better
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class ReaderState:
     """One reader's progress; everything but `weights` is JSON-ready.
 
     Attributes:
-        metric: The metric that counts; `lamina.data.build.better` knows its direction.
+        metric: The metric that counts; `lamina.tasks.kinds.better` knows its direction.
         scores: All metrics at the best epoch.
         best_epoch: Counted from 1; 0 before the first score.
         stalled: Epochs since the score last rose.

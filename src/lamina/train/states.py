@@ -16,7 +16,7 @@ from lamina.data.batches import collate, length_batches
 from lamina.data.cache import Layout, hash_features, hash_processor, key_of, open_reader, open_writer
 from lamina.data.cache_files import cache_folder, size_text
 from lamina.errors import CacheError, UnknownNameError
-from lamina.processes import processes
+from lamina.utils import world_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -320,7 +320,7 @@ def _without(reason: str) -> None:
 
 def _everywhere(ready: bool, device: torch.device) -> bool:
     """Whether the states are ready in every process of the run; all of them must take the same way."""
-    if processes()[1] == 1:
+    if world_size() == 1:
         return ready
     answer = torch.tensor(int(ready), device=device)
     distributed.all_reduce(answer, distributed.ReduceOp.MIN)

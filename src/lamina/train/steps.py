@@ -10,8 +10,7 @@ from torch.utils.data import Sampler
 
 from lamina.data.batches import length_batches
 from lamina.data.windows import IGNORED
-from lamina.processes import processes
-from lamina.seeds import mix
+from lamina.utils import derive_seed, rank, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -46,16 +45,16 @@ class Steps(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         self._epoch = self._next()
-        yield from length_batches(self._lengths, self._size, seed=mix(self._seed, "order", self._epoch))
+        yield from length_batches(self._lengths, self._size, seed=derive_seed(self._seed, "order", self._epoch))
 
     def collate(self, numbers: Sequence[int]) -> dict[str, Any]:
         """This process's batches of a step, as "parts".
 
         Where no row is left for a process, it takes the first with the share 0, since all of them must run the model.
         """
-        rank, size = processes()
+        number, size = rank(), world_size()
         parts = size * self._batches
-        own = [list(numbers[part::parts]) for part in range(rank, parts, size) if part < len(numbers)]
+        own = [list(numbers[part::parts]) for part in range(number, parts, size) if part < len(numbers)]
         made = [self._rows.batch(some, epoch=self._epoch) for some in own or [numbers[:1]]]
         counts = [_labels(batch) if own else 0 for batch in made]
         return {"parts": [{**batch, SHARE: count} for batch, count in zip(made, counts, strict=True)]}
@@ -69,7 +68,7 @@ def share_out(parts: Sequence[dict[str, Any]], device: torch.device) -> None:
         device: Where the processes exchange numbers.
     """
     total = torch.tensor(float(sum(part[SHARE] for part in parts)), device=device)
-    if processes()[1] > 1:
+    if world_size() > 1:
         distributed.all_reduce(total)
     whole = max(float(total), 1.0)
     for part in parts:

@@ -6,14 +6,14 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from lamina.data.build import LOWER
+from lamina.tasks.kinds import LOWER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from lamina.bank import ReaderBank
-    from lamina.data.task import Task
+    from lamina.tasks.task import Task
     from lamina.train.fit import FitResult
     from lamina.train.grid import Member
 
@@ -37,10 +37,10 @@ def table(
     """
     rows = [_row(one, result, tasks[name].metric, bank) for name, one in members.items()]
     order = list(dict.fromkeys(row["task"] for row in rows))
-    return sorted(rows, key=lambda row: (order.index(row["task"]), rank(row["metric"], row["score"])))
+    return sorted(rows, key=lambda row: (order.index(row["task"]), sort_key(row["metric"], row["score"])))
 
 
-def rank(metric: str, score: float) -> float:
+def sort_key(metric: str, score: float) -> float:
     """What to sort by for the best score to come first; what is no number comes last."""
     if math.isnan(score):
         return math.inf

@@ -16,18 +16,17 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import PrinterCallback
 
 from lamina.errors import ConfigError
-from lamina.processes import processes
-from lamina.seeds import mix
 from lamina.train.runs import EpochProgress, MarkComplete
 from lamina.train.scoring import score_model
 from lamina.train.state import ReaderState, snapshot
 from lamina.train.steps import SHARE, Steps, share_out
+from lamina.utils import derive_seed, world_size
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel, TrainerControl, TrainingArguments
 
-    from lamina.data.task import Task
+    from lamina.tasks.task import Task
     from lamina.train.options import TuneOptions
     from lamina.train.rows import Rows
 
@@ -115,7 +114,7 @@ class Tuner(Trainer):
         out = model(**{key: value for key, value in inputs.items() if key != SHARE})
         if share == 0:  # the mean over no labels is no number
             return out.logits.sum() * 0.0
-        return out.loss * share * processes()[1]
+        return out.loss * share * world_size()
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Not counted."""
@@ -186,10 +185,10 @@ class Tuner(Trainer):
             "task": job.task.name,
             "labels": list(job.task.labels),
             "rows": len(job.train.lengths),
-            "rows' mark": mix(job.train.lengths, rows),
+            "rows' mark": derive_seed(job.train.lengths, rows),
             "model": type(model).__name__,
-            "model's mark": mix(names),
-            "processes": processes()[1],
+            "model's mark": derive_seed(names),
+            "processes": world_size(),
         }
         return json.loads(json.dumps({**what, **settings}, default=str))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.unit.store.made import save_base, tiny_bank
+from tests.support.stored import save_base, tiny_bank
 
 from lamina.bank import ReaderBank
 from lamina.cli import app, main

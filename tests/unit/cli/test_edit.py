@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.stored import tiny_model, tiny_tokenizer
 from tests.support.tiny import FAMILIES
-from tests.unit.store.made import tiny_model, tiny_tokenizer
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from lamina.editing.record import edits

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from lamina.bank import Reader, ReaderBank
-from lamina.data.task import Task
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.store import load_bank, load_model, save_bank
+from lamina.tasks.task import Task
 from lamina.train import evaluate
 
 MOODS = "text\tmood\nthe film is good .\tgood\nbad\tbad\nnot good\tbad\nvery good\tgood\n"

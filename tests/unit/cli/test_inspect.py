@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.support.stored import tiny_config, tiny_model
 from tests.support.tiny import FAMILIES
-from tests.unit.store.made import tiny_config, tiny_model
 
 from lamina.store import fingerprint
 

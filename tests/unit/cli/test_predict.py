@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.store.made import TEXTS, save_base
+from tests.support.stored import TEXTS, save_base
 
 from lamina.cli.predict import _short, summary
 

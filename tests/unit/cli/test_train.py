@@ -13,7 +13,7 @@ import yaml
 from tests.unit.cli.conftest import Ran
 from transformers import AutoModelForSequenceClassification
 
-from lamina import processes
+from lamina import utils
 from lamina.cli.train import SHOWN
 
 Lamina = Callable[..., Ran]
@@ -114,8 +114,8 @@ def test_texts_that_lost_their_end_are_told_once_per_task(lamina: Lamina, recipe
 
 
 def test_only_the_first_of_several_processes_prints(lamina: Lamina, recipe: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lamina.runner.run_recipe", lambda *args, **kwargs: None)
-    monkeypatch.setattr(processes, "processes", lambda: (1, 2))
+    monkeypatch.setattr("lamina.recipes.run.run_recipe", lambda *args, **kwargs: None)
+    monkeypatch.setattr(utils, "rank", lambda: 1)
     ran = run(lamina, recipe)
     assert (ran.code, ran.out) == (0, "")
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.finetuned import bert
+from tests.support.training import tiny_tokenizer
 from tests.unit.cli.conftest import Ran
-from tests.unit.train.made import tiny_tokenizer
-from tests.unit.train.tuned import bert
 
 Lamina = Callable[..., Ran]
 ROWS = [f"the film is {('bad', 'good')[row % 2]} .\t{('no', 'yes')[row % 2]}\n" for row in range(16)]

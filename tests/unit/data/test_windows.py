@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from lamina.data.build import join
 from lamina.data.encode import encode
-from lamina.data.split import Split
 from lamina.data.windows import IGNORED, Encoded, Run, owners, word_labels, word_tokens
 from lamina.errors import ConfigError
+from lamina.tasks.kinds import join
+from lamina.tasks.split import Split
 
 TEXT = "EU rejects German call to boycott British lamb . 12,345.67 😀👨‍👩‍👧 äöü naïveté שלום - New York"
 WORDS: list[str] = TEXT.split()
@@ -24,7 +24,7 @@ def sentences(*rows: list[str]) -> Split:
 def test_every_word_has_one_labelled_token(tokenizer, max_length: int):
     split = sentences(WORDS, [], ["moon"], WORDS * 5)
     encoded = encode(split.texts, tokenizer, max_length=max_length, windows=True)
-    labels = word_labels(encoded, split)
+    labels = word_labels(encoded, split.words, split.labels)
     assert [len(row) for row in labels] == encoded.lengths
     for text in range(len(split)):
         found = [label for i, row in enumerate(labels) if encoded.text[i] == text for label in row if label != IGNORED]
@@ -34,7 +34,7 @@ def test_every_word_has_one_labelled_token(tokenizer, max_length: int):
 def test_the_first_sub_token_is_labelled(tokenizer):
     split = sentences(WORDS)
     encoded = encode(split.texts, tokenizer, max_length=200, windows=True)
-    (labels,), (spans,) = word_labels(encoded, split), encoded.offsets
+    (labels,), (spans,) = word_labels(encoded, split.words, split.labels), encoded.offsets
     for word, (start, end) in enumerate(split.words[0]):
         touching = [at for at, (s, e) in enumerate(spans) if s < end and e > start and s < e]
         assert labels.index(word) == touching[0]
@@ -77,7 +77,7 @@ def test_a_word_without_token_is_none(minilm):
     split = sentences(["cat", "\u200b", "", "mat"])
     encoded = encode(split.texts, minilm, max_length=16, windows=True)
     assert word_tokens(encoded, split.words or ()) == [[(0, 1), None, None, (0, 2)]]
-    assert word_labels(encoded, split) == [[IGNORED, 0, 3, IGNORED]]
+    assert word_labels(encoded, split.words, split.labels) == [[IGNORED, 0, 3, IGNORED]]
 
 
 def test_a_token_over_two_words_stands_for_the_first():
@@ -95,15 +95,13 @@ def test_offsets_are_needed(minilm):
     split = sentences(["cat"])
     encoded = encode(split.texts, minilm, max_length=8, offsets=False)
     with pytest.raises(ConfigError, match="there are no character offsets"):
-        word_labels(encoded, split)
+        word_labels(encoded, split.words, split.labels)
 
 
 def test_rows_must_be_the_same(minilm):
     encoded = encode(["cat"], minilm, max_length=8)
     with pytest.raises(ConfigError, match="1 texts and words of 2"):
-        word_labels(encoded, sentences(["cat"], ["mat"]))
-    with pytest.raises(ConfigError, match="the split has no words"):
-        word_labels(encoded, Split(("cat",), (0,)))
+        word_tokens(encoded, sentences(["cat"], ["mat"]).words)
 
 
 def test_encoded_is_frozen(minilm):

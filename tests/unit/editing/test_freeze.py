@@ -4,8 +4,8 @@ from inspect import unwrap
 
 import pytest
 import torch
+from tests.support.stored import tiny_model
 from tests.support.tiny import FAMILIES
-from tests.unit.store.made import tiny_model
 
 from lamina.editing.freeze import freeze_
 from lamina.editing.insert import insert_

@@ -5,8 +5,8 @@ from inspect import unwrap
 
 import pytest
 import torch
+from tests.support.stored import tiny_model
 from tests.support.tiny import FAMILIES
-from tests.unit.store.made import tiny_model
 
 from lamina.bank import ReaderBank
 from lamina.editing.insert import insert_

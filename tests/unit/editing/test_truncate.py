@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.stored import tiny_config, tiny_model
 from tests.support.tiny import FAMILIES
-from tests.unit.store.made import tiny_config, tiny_model
 from transformers import AutoModel, AutoModelForSeq2SeqLM, BertModel
 
 from lamina.editing.insert import insert_

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lamina.checks import check_range
 from lamina.errors import ConfigError
 from lamina.fusion.base import LayerView, WeightedSum
+from lamina.utils import check_range
 
 
 def test_a_stream_that_was_fed_nothing_says_so():

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from tests.unit.fusion.formulas import dwatt_attention, stir_
+from tests.support.formulas import dwatt_attention, stir_
 
 from lamina.errors import ConfigError
 from lamina.fusion.base import LayerView

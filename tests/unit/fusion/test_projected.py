@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.unit.fusion.formulas import positions
+from tests.support.formulas import positions
 
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.base import LayerView

@@ -4,8 +4,8 @@ import hashlib
 
 import pytest
 import torch
+from tests.support.stored import tiny_config, tiny_model
 from tests.support.tiny import FAMILIES
-from tests.unit.store.made import tiny_config, tiny_model
 from transformers import BertForMaskedLM, BertForTokenClassification, BertModel
 
 from lamina.errors import ConfigError, UnknownNameError

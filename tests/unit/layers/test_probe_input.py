@@ -1,8 +1,8 @@
 import pytest
 import torch
 import transformers
+from tests.support import toys
 from tests.support.tiny import FAMILIES
-from tests.unit.layers import toys
 
 from lamina.errors import UnsupportedModelError
 from lamina.layers import stacks

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from tests.support.stored import logits, save_base, tiny_bank, tiny_model
 from tests.support.tiny import FAMILIES
-from tests.unit.store.made import logits, save_base, tiny_bank, tiny_model
 from transformers import BertConfig, BertForMaskedLM, T5EncoderModel
 
 from lamina.bank import Reader, ReaderBank

@@ -8,7 +8,7 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
-from tests.unit.store.made import logits, tiny_bank, tiny_model
+from tests.support.stored import logits, tiny_bank, tiny_model
 
 import lamina.store
 from lamina.bank import ReaderBank

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.stored import WORDS, save_base, tiny_config, tiny_model, tiny_tokenizer
 from tests.support.tiny import FAMILIES
-from tests.unit.store.made import WORDS, save_base, tiny_config, tiny_model, tiny_tokenizer
 from transformers import BertForMaskedLM, ViTImageProcessorPil
 
 from lamina.editing.insert import insert_

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.unit.train.made import TAGS, names, tiny_tokenizer
+from tests.support.training import TAGS, names, tiny_tokenizer
 
 from lamina.data.encode import encode
 from lamina.train.answers import blank, guess, places_of, put

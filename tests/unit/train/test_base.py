@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tests.unit.train.made import LENGTH, reader, tiny_bank, tiny_model, tiny_tokenizer, yes_no
+from tests.support.training import LENGTH, reader, tiny_bank, tiny_model, tiny_tokenizer, yes_no
 from transformers import AutoModel
 
 from lamina import LastLayer, Reader, ReaderBank, SequenceClassification, evaluate, fit

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from tests.unit.train.made import length_of_text, names, reader, tiny_bank, tiny_model, yes_no
+from tests.support.training import length_of_text, names, reader, tiny_bank, tiny_model, yes_no
 
 from lamina.bank import ReaderBank
-from lamina.data.split import Split
 from lamina.errors import ConfigError, UnknownNameError
+from lamina.tasks.split import Split
 from lamina.train.checks import check_processor, check_tasks
 
 TASK = yes_no(train=4, validation=4)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.unit.train.made import (
+from tests.support.training import (
     LENGTH,
     length_of_text,
     names,
@@ -25,10 +25,10 @@ from tests.unit.train.made import (
 )
 
 from lamina.bank import Reader, ReaderBank
-from lamina.data.task import Task
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
+from lamina.tasks.task import Task
 from lamina.train import evaluate
 from lamina.train.engine import BankTrainer
 from lamina.train.runs import newest_checkpoint

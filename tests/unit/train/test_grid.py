@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.train.made import names, reader, tiny_bank, weights, yes_no
+from tests.support.training import names, reader, tiny_bank, weights, yes_no
 
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError, LaminaError, UnknownNameError

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.train.hidden import MASK, masked_bank, masked_model, masking_tokenizer, running
-from tests.unit.train.made import (
+from tests.support.masked import MASK, masked_bank, masked_model, masking_tokenizer, running
+from tests.support.training import (
     PEOPLE,
     PLACES,
     length_of_text,
@@ -23,10 +23,10 @@ from tests.unit.train.made import (
 )
 
 from lamina.bank import Reader, ReaderBank
-from lamina.data.task import Task
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.mean import Mean
 from lamina.heads.token_classification import TokenClassification
+from lamina.tasks.task import Task
 from lamina.train import evaluate, predict
 from lamina.train.inference import guess
 from lamina.train.plan import group_tasks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.train.made import reader, tiny_bank, yes_no
+from tests.support.training import reader, tiny_bank, yes_no
 
 from lamina import DWAtt, Reader, ReaderBank, SequenceClassification, fit
 from lamina.errors import ConfigError

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.unit.train.hidden import MASK, masking_tokenizer, running
-from tests.unit.train.made import LENGTH, length_of_text, names, tiny_tokenizer, yes_no
+from tests.support.masked import MASK, masking_tokenizer, running
+from tests.support.training import LENGTH, length_of_text, names, tiny_tokenizer, yes_no
 
-from lamina.data.task import Task
 from lamina.errors import ConfigError
+from lamina.tasks.task import Task
 from lamina.train.plan import Group, Plan, group_tasks
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.train.tuned import albert, bert, t5
+from tests.support.finetuned import albert, bert, t5
 
 import lamina
 from lamina.errors import ConfigError, LayerIndexError

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.train.made import LENGTH, length_of_text, names, several, tiny_tokenizer, yes_no
-from tests.unit.train.tuned import (
+from tests.support.finetuned import (
     bert,
     copies,
     image_processor,
@@ -19,9 +18,10 @@ from tests.unit.train.tuned import (
     t5_tokenizer,
     vit,
 )
+from tests.support.training import LENGTH, length_of_text, names, several, tiny_tokenizer, yes_no
 
-from lamina.data.generation import Pairs
-from lamina.data.pictures import Pictures
+from lamina.tasks.pictures import Pictures
+from lamina.tasks.seq2seq import Pairs
 from lamina.train.options import TuneOptions
 from lamina.train.rows import Rows, TextRows, open_rows
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.train.made import length_of_text, names, same, several, tiny_tokenizer, yes_no
-from tests.unit.train.tuned import (
+from tests.support.finetuned import (
     bert,
     copies,
     image_processor,
@@ -21,8 +20,9 @@ from tests.unit.train.tuned import (
     tensors,
     vit,
 )
+from tests.support.training import length_of_text, names, same, several, tiny_tokenizer, yes_no
 
-from lamina.data.split import Split
+from lamina.tasks.split import Split
 from lamina.train import scoring
 from lamina.train.options import TuneOptions
 from lamina.train.rows import open_rows

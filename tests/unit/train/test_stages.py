@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tests.unit.train.made import reader, tiny_bank, tiny_model, tiny_tokenizer, yes_no
+from tests.support.training import reader, tiny_bank, tiny_model, tiny_tokenizer, yes_no
 
 from lamina import Head2Toe, Reader, ReaderBank, SequenceClassification, evaluate, fit
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.train.made import reader, tiny_bank
+from tests.support.training import reader, tiny_bank
 
 from lamina.train.options import FitOptions
 from lamina.train.state import ReaderState, Schedules, snapshot

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tests.unit.train.made import reader, sentences, tiny_bank, tiny_model, tiny_tokenizer
+from tests.support.training import reader, sentences, tiny_bank, tiny_model, tiny_tokenizer
 from transformers import BartConfig, BartModel
 
 from lamina.bank import Reader, ReaderBank
@@ -367,7 +367,7 @@ def test_all_processes_take_the_same_way(tmp_path: Path, monkeypatch: pytest.Mon
         asked.append(int(answer))
         answer.fill_(min(int(answer), 0))
 
-    monkeypatch.setattr(states_module, "processes", lambda: (0, 2))
+    monkeypatch.setattr(states_module, "world_size", lambda: 2)
     monkeypatch.setattr(states_module.distributed, "all_reduce", another_has_none)
     assert opened(bank_of(), tmp_path) is None
     assert asked == [1]

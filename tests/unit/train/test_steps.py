@@ -68,7 +68,8 @@ def test_processes_and_batches_share_a_step(batches: int, processes: int, monkey
     step = list(range(1, 9))
     seen: list[int] = []
     for rank in range(processes):
-        monkeypatch.setattr(module, "processes", lambda rank=rank: (rank, processes))
+        monkeypatch.setattr(module, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(module, "world_size", lambda: processes)
         parts = steps.collate(step)["parts"]
         assert len(parts) <= batches
         for part in parts:
@@ -80,7 +81,8 @@ def test_processes_and_batches_share_a_step(batches: int, processes: int, monkey
 
 def test_a_process_without_a_row_counts_for_nothing(monkeypatch: pytest.MonkeyPatch):
     steps, _ = made(batches=2)
-    monkeypatch.setattr(module, "processes", lambda: (1, 2))
+    monkeypatch.setattr(module, "rank", lambda: 1)
+    monkeypatch.setattr(module, "world_size", lambda: 2)
     (part,) = steps.collate([4])["parts"]
     assert (part["input_ids"].tolist(), part[SHARE]) == ([4], 0)
 
@@ -100,7 +102,8 @@ def test_counts_become_shares():
 
 
 def test_shares_are_of_all_processes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "processes", lambda: (0, 2))
+    monkeypatch.setattr(module, "rank", lambda: 0)
+    monkeypatch.setattr(module, "world_size", lambda: 2)
     monkeypatch.setattr(module.distributed, "all_reduce", lambda total: total.add_(6))
     parts: list[dict[str, Any]] = [{SHARE: 2}]
     share_out(parts, torch.device("cpu"))

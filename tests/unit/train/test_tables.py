@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from pyarrow import parquet
-from tests.unit.train.made import reader, tiny_bank, yes_no
+from tests.support.training import reader, tiny_bank, yes_no
 
 from lamina.bank import ReaderBank
 from lamina.train.fit import FitResult
 from lamina.train.grid import Member, expand_into
 from lamina.train.options import FitOptions
-from lamina.train.tables import IMPORTANCES, rank, table, write_parquet
+from lamina.train.tables import IMPORTANCES, sort_key, table, write_parquet
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ def test_a_reader_that_ran_to_its_end_did_not_stop(bank: ReaderBank):
 
 
 def test_less_perplexity_is_better():
-    assert sorted([3.0, math.nan, 2.0], key=lambda score: rank("perplexity", score))[:2] == [2.0, 3.0]
-    assert sorted([3.0, math.nan, 2.0], key=lambda score: rank("span_f1", score))[:2] == [3.0, 2.0]
-    assert rank("perplexity", math.nan) == rank("span_f1", math.nan) == math.inf
+    assert sorted([3.0, math.nan, 2.0], key=lambda score: sort_key("perplexity", score))[:2] == [2.0, 3.0]
+    assert sorted([3.0, math.nan, 2.0], key=lambda score: sort_key("span_f1", score))[:2] == [3.0, 2.0]
+    assert sort_key("perplexity", math.nan) == sort_key("span_f1", math.nan) == math.inf
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.unit.train.made import names, same, yes_no
-from tests.unit.train.tuned import bert, copies, t5, t5_tokenizer, tensors, tune
+from tests.support.finetuned import bert, copies, t5, t5_tokenizer, tensors, tune
+from tests.support.training import names, same, yes_no
 
 from lamina.train import tuner as module
 from lamina.train.runs import newest_checkpoint

@@ -1,0 +1,170 @@
+"""Readers: what reads one task, its parameters, and what it says about a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import Tensor, nn
+
+from lamina.errors import UnknownNameError
+from lamina.heads.base import IGNORE
+from lamina.layers import select
+from lamina.utils import derive_seed, rank, world_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jaxtyping import Bool, Float
+    from transformers import PreTrainedModel
+
+    from lamina.fusion.base import Fusion, FusionConfig
+    from lamina.heads.base import Head, HeadConfig
+    from lamina.layers import LayerStack
+
+
+@final
+@dataclass(frozen=True)
+class Reader:
+    """What reads one task: a fusion, a head, and where they attach.
+
+    Args:
+        fusion: Config of the fusion, e.g. `AdaLayers(dim=64)`.
+        head: Config of the head, e.g. `SequenceClassification(("no", "yes"))`.
+        stack: Which stack is read; None: the only one, or the encoder.
+        seed: Seeds the parameters' start and dropout.
+    """
+
+    fusion: FusionConfig
+    head: HeadConfig
+    stack: str | None = None
+    seed: int = 0
+
+
+@final
+class ReaderModule(nn.Module):
+    """A reader attached to a model: the fusion's and the head's parameters, and what was learned about them.
+
+    Attributes:
+        config: The `Reader` it was built from.
+        stack: Name of the stack that is read.
+        layers: The layers that are read, in the numbers of `hidden_states`.
+        info: JSON-ready facts about its training, saved with it.
+        step: Training passes so far; with the seed, it fixes dropout's random numbers.
+    """
+
+    fusion: Fusion
+    head: Head
+
+    def __init__(self, config: Reader, stack: LayerStack, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.config, self.stack = config, stack.name
+        self.layers = tuple(select(config.fusion.selector(), stack.layers, op="reader"))
+        self.info: dict[str, Any] = {}
+        self.step = 0
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.fusion = config.fusion.build_on(model, stack, len(self.layers))
+            self.head = config.head.build_on(model, self.fusion.dim)
+        self.fusion.check_head(self.head)
+
+    def begin(self, device: torch.device) -> None:
+        """Start a training pass with this reader's own random numbers; other processes' are others."""
+        number = rank()
+        for part, module in (("fusion", self.fusion), ("head", self.head)):
+            if module.generator is None or module.generator.device != device:
+                module.generator = torch.Generator(device)
+            module.generator.manual_seed(derive_seed(self.config.seed, self.step, part, *[number] * (number > 0)))
+        self.step += 1
+
+    def logits(
+        self,
+        features: Float[Tensor, "batch tokens dim"],
+        mask: Bool[Tensor, "batch tokens"],
+        labels: Tensor | None = None,
+    ) -> Tensor:
+        """The output of a head that is computed alone; while training, torch's own random numbers are seeded for it.
+
+        A head that narrows gives the logits of labelled positions alone, where there are labels.
+        """
+        keep = {"keep": (labels != IGNORE).to(features.device)} if self.head.narrows and labels is not None else {}
+        if not self.training:
+            return self.head(features, mask, **keep)
+        devices = [features.device] if features.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(derive_seed(self.config.seed, self.step, "head"))
+            return self.head(features, mask, **keep)
+
+    def loss(self, logits: Tensor, labels: Tensor, *, share: float = 1.0) -> Tensor:
+        """The head's loss plus the fusion's penalty.
+
+        Args:
+            logits: What the head gave.
+            labels: See the head's `loss`.
+            share: Of all labels of the batch, where several processes have a part of it each.
+        """
+        loss = self.head.loss(logits, labels.to(logits.device)) * share
+        penalty = self.fusion.penalty(self.head)
+        return loss if penalty is None else loss + penalty / world_size()
+
+    def advance(self, done: float) -> bool:
+        """Let the fusion go on to its next stage, with this reader's own random numbers; see `Fusion.advance`."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(self.config.seed, "stage"))
+            return self.fusion.advance(done, self.head)
+
+    def importance(self) -> dict[int, float]:
+        """Layer -> share, for fusions that mix; empty for those that do not."""
+        measure = getattr(self.fusion, "importance", None)
+        return {} if measure is None else dict(zip(self.layers, measure().tolist(), strict=True))
+
+    def size(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+@dataclass
+class ReaderOutput:
+    """What one reader says about one batch.
+
+    Attributes:
+        logits: `[batch, classes]` or `[batch, tokens, classes]`.
+        mask: `[batch, tokens]`, True at real tokens.
+        loss: Scalar where labels were given, else None.
+    """
+
+    logits: Tensor
+    mask: Tensor
+    loss: Tensor | None = None
+
+
+@dataclass
+class BankOutput:
+    """Reader name -> `ReaderOutput`, and what else was asked for.
+
+    Attributes:
+        readers: One output per reader.
+        loss: Sum of the readers' losses, or None without labels.
+        main: The model's own output, or None.
+        states: Stack -> layer -> state `[batch, tokens, width]`, for layers that were to be kept.
+    """
+
+    readers: dict[str, ReaderOutput] = field(default_factory=dict)
+    loss: Tensor | None = None
+    main: Any = None
+    states: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> ReaderOutput:
+        if name not in self.readers:
+            raise UnknownNameError(op="output", got=name, known=self.readers, what="reader")
+        return self.readers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.readers)
+
+    def __len__(self) -> int:
+        return len(self.readers)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.readers

@@ -1,0 +1,186 @@
+"""One pass of the model over one stack, read by any number of readers."""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lamina.errors import ConfigError
+from lamina.fusion.base import LayerView
+from lamina.layers import select
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from jaxtyping import Bool
+    from transformers import PreTrainedModel
+
+    from lamina.bank.reader import ReaderModule
+    from lamina.fusion.base import Stream
+    from lamina.layers import LayerStack
+
+
+class StackPass:
+    """Feeds each state to the readers that need it, at the moment it exists, then lets it go.
+
+    Readers on the same layers whose fusions have the same `group` run as one stream.
+
+    Args:
+        stack: The stack that is read.
+        readers: Name -> reader, all of them on this stack.
+        grad: Whether gradients of the readers are wanted.
+    """
+
+    def __init__(self, stack: LayerStack, readers: Mapping[str, ReaderModule], *, grad: bool) -> None:
+        self.stack = stack
+        self.readers = readers
+        self._grad = grad
+        self._shape: torch.Size | None = None
+        self._device: torch.device | None = None
+        with torch.set_grad_enabled(grad):
+            self._streams = self._start()
+        self._takers: dict[int, list[tuple[Stream, int]]] = defaultdict(list)
+        for names, stream in self._streams:
+            layers = readers[names[0]].layers
+            for index in sorted({index for name in names for index in readers[name].fusion.live()}):
+                self._takers[layers[index]].append((stream, index))
+        self.layers = sorted(self._takers)
+
+    def _start(self) -> list[tuple[list[str], Stream]]:
+        groups: dict[object, list[str]] = defaultdict(list)
+        for name, reader in self.readers.items():
+            group = reader.fusion.group()
+            groups[name if group is None else (type(reader.fusion), reader.layers, group)].append(name)
+        return [(names, self._stream(names)) for names in groups.values()]
+
+    def _stream(self, names: list[str]) -> Stream:
+        fusions = [self.readers[name].fusion for name in names]
+        return fusions[0].stream(fusions)
+
+    @contextmanager
+    def follow(self) -> Iterator[None]:
+        """Let the fusions that need more of the pass than its states see it."""
+        with ExitStack() as watched:
+            for reader in self.readers.values():
+                if reader.config.fusion.follows:
+                    watched.enter_context(reader.fusion.follow(self.stack))
+            yield
+
+    def take(self, layer: int, state: Tensor) -> bool:
+        """Hand one state on; True once the last layer that anyone needs was taken."""
+        self._shape, self._device = state.shape, state.device
+        view = LayerView(state)
+        with torch.set_grad_enabled(self._grad):
+            for stream, index in self._takers[layer]:
+                stream.step(index, view)
+        return layer == self.layers[-1]
+
+    def finish(
+        self, mask: Tensor | None, model: PreTrainedModel, labels: Mapping[str, Tensor] | None = None
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Name -> logits and the mask `[batch, tokens]` they were computed under; alike heads run as one.
+
+        Args:
+            mask: Of the tokens that the model read.
+            model: The model.
+            labels: Name -> labels, for heads that compute the logits of labelled positions alone.
+        """
+        real = self._real(mask, model)
+        with torch.set_grad_enabled(self._grad):
+            features = {
+                name: part
+                for names, stream in self._streams
+                for name, part in zip(names, stream.finish(real), strict=True)
+            }
+            groups: dict[object, list[str]] = defaultdict(list)
+            together = self._grad or real.is_cuda  # on a CPU without gradients, heads one by one stay in its caches
+            for name in features:
+                head = self.readers[name].head
+                group = head.group() if together else None
+                groups[name if group is None else (type(head), group, features[name].dtype)].append(name)
+            logits: dict[str, Tensor] = {}
+            for names in groups.values():
+                logits |= self._logits(names, features, real, (labels or {}).get(names[0]))
+        return {name: (logits[name], real) for name in self.readers}
+
+    def _logits(
+        self, names: list[str], features: Mapping[str, Tensor], real: Tensor, labels: Tensor | None
+    ) -> dict[str, Tensor]:
+        heads = [self.readers[name].head for name in names]
+        if len(heads) == 1:
+            return {names[0]: self.readers[names[0]].logits(features[names[0]], real, labels)}
+        stacked = torch.stack([features[name] for name in names])
+        return dict(zip(names, heads[0].many(heads, stacked, real), strict=True))
+
+    def _real(self, mask: Tensor | None, model: PreTrainedModel) -> Bool[Tensor, "batch tokens"]:
+        """True at real tokens; a row without any keeps its first, so that its result is defined."""
+        if self._shape is None:
+            raise ConfigError(
+                f"bank: the pass never reached layer {self.layers[0]}; no state was read. Run the whole model."
+            )
+        shape = self._shape[:2]
+        if mask is None:
+            return torch.ones(shape, dtype=torch.bool, device=self._device)
+        if mask.ndim == 2 and len(mask) == shape[0] and mask.shape[1] != shape[1]:
+            mask = _frame_mask(mask, shape[1], model)
+        if mask.shape != shape:
+            raise ConfigError(
+                f"bank: the attention mask is {tuple(mask.shape)}; the states have batch and tokens {tuple(shape)}. "
+                "Give a mask [batch, tokens] of the tokens that the model reads."
+            )
+        real = mask.to(self._device).bool().clone()
+        real[:, 0] |= ~real.any(1)
+        return real
+
+
+class Keeper:
+    """Takes part in a pass only to keep the states of some layers.
+
+    Args:
+        stack: The stack that is read.
+        layers: Which layers.
+    """
+
+    def __init__(self, stack: LayerStack, layers: Sequence[int]) -> None:
+        self.stack = stack
+        self.layers = select(list(layers), stack.layers, op="bank")
+        self.states: dict[int, Tensor] = {}
+
+    def take(self, layer: int, state: Tensor) -> bool:
+        """Keep one state; True once all were taken."""
+        self.states[layer] = state
+        return len(self.states) == len(self.layers)
+
+
+def _frame_mask(mask: Tensor, frames: int, model: PreTrainedModel) -> Tensor:
+    """The mask of a speech model's frames, from the mask of its samples; other masks come back as they are."""
+    convert = getattr(model.base_model, "_get_feature_vector_attention_mask", None)
+    count = getattr(model.base_model, "_get_feat_extract_output_lengths", None)
+    if convert is None or count is None or int(count(mask.shape[1])) != frames:
+        return mask  # not a mask of samples, or the states are fewer than the model's own frames
+    return convert(frames, mask)
+
+
+def mask_of(
+    stack: LayerStack, batch: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Tensor | None:
+    """The attention mask of a stack: from the batch, else from the call of the stack itself.
+
+    Args:
+        stack: The stack that is about to run.
+        batch: What the whole model was called with; empty where that is not known.
+        args: Positional arguments of the stack's own call.
+        kwargs: Keyword arguments of the stack's own call.
+    """
+    given = batch.get("decoder_attention_mask" if stack.name == "decoder" else "attention_mask")
+    if given is None:
+        given = kwargs.get("attention_mask")
+    if given is None and args:
+        names = inspect.signature(stack.scope.forward).parameters
+        given = dict(zip(names, args, strict=False)).get("attention_mask")
+    return given if isinstance(given, Tensor) and given.ndim == 2 else None

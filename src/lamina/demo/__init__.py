@@ -1,0 +1,1 @@
+"""The demo: its corpus, and a run that compares readers on it."""

@@ -1,0 +1,203 @@
+"""The demo: three tasks read off one pass of a frozen model, beside the usual baselines; no network."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lamina.bank import Reader, ReaderBank
+from lamina.data.batches import collate
+from lamina.data.encode import encode
+from lamina.demo.corpus import ACCEPTABILITY, SENTIMENTS, TAGS, write
+from lamina.demo.timing import in_turn, ratio
+from lamina.errors import LaminaError
+from lamina.fusion.ada_layers import AdaLayers
+from lamina.fusion.last_layer import LastLayer
+from lamina.fusion.single_layer import SingleLayer
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.heads.token_classification import TokenClassification
+from lamina.report.figures import importance
+from lamina.store import load_model
+from lamina.tasks.task import Task
+from lamina.train import evaluate, fit, predict
+
+if TYPE_CHECKING:
+    from lamina.fusion.base import FusionConfig
+
+TASKS = ("sentiment", "acceptability", "entities")
+MODEL = "minilm"
+EXAMPLES = (
+    "The new phone from Nokia is not bad at all .",
+    "Maria Lopez flew to Lisbon on Monday .",
+    "The waiters was rude and the soup were cold .",
+)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo found.
+
+    Attributes:
+        scores: One row per task: its metric, and the test scores of the last layer + linear, of the single layer that
+            is best on the validation part (and which one that is), and of AdaLayers.
+        importances: One row per task and layer.
+        timing: Median milliseconds of a pass over 64 texts without readers and with the three, and their ratio.
+        reload_difference: Largest difference of any logit after saving and loading; 0.0 is bit for bit.
+        predictions: Three sentences and what the readers say about them.
+        seconds: Wall-clock time of the whole demo.
+        folder: Where bank, picture and corpus are.
+    """
+
+    scores: list[dict[str, Any]]
+    importances: list[dict[str, Any]]
+    timing: dict[str, float]
+    reload_difference: float
+    predictions: list[dict[str, Any]]
+    seconds: float
+    folder: Path
+
+
+def run_demo(folder: str | Path, *, rows: int = 3000, epochs: int = 6, seed: int = 0, progress: bool = True) -> Demo:
+    """Make a corpus, train three readers and their baselines in one pass, compare, save, and load again.
+
+    Args:
+        folder: Where everything is written.
+        rows: Sentences of the corpus, over all parts.
+        epochs: Times through the training part.
+        seed: Of corpus, readers and order.
+        progress: Show a progress bar.
+    """
+    start, folder = time.perf_counter(), Path(folder)
+    tasks = _tasks(write(folder / "corpus", seed=seed, rows=rows))
+    model, tokenizer = load_model(MODEL)
+    bank = ReaderBank(model, tokenizer)
+    members = _add_readers(bank, seed)
+    result = fit(
+        bank,
+        {member: tasks[member.partition("-")[0]] for member in members},
+        epochs=epochs,
+        batch_size=32,
+        learning_rate=2e-3,
+        seed=seed,
+        progress=progress,
+    )
+    best = {task: _best_single(task, bank, result.best) for task in TASKS}
+    kept = {task: (f"{task}-last", best[task], f"{task}-all") for task in TASKS}
+    test = evaluate(bank, {m: tasks[task] for task, names in kept.items() for m in names}, split="test")
+    scores = [_score_row(task, tasks[task].metric, kept[task], test) for task in TASKS]
+    importances = _keep_ada_layers(bank)
+    importance(importances, folder / "importance.png")
+    bank.save_pretrained(folder / "bank")
+    return Demo(
+        scores=scores,
+        importances=importances,
+        timing=time_passes(bank, tasks["sentiment"].split("test").texts[:64]),
+        reload_difference=_reload_difference(bank, folder / "bank"),
+        predictions=predict(bank, EXAMPLES),
+        seconds=time.perf_counter() - start,
+        folder=folder,
+    )
+
+
+def _tasks(files: dict[str, Path]) -> dict[str, Task]:
+    """Three tasks over the same sentences."""
+    sequence = {"sentiment": SENTIMENTS, "acceptability": ACCEPTABILITY}
+    tasks = {
+        name: _task(files, "sequence_classification", text="text", label=name, labels=labels, name=name)
+        for name, labels in sequence.items()
+    }
+    tasks["entities"] = _task(files, "token_classification", text="words", label="tags", labels=TAGS, name="entities")
+    return tasks
+
+
+def _task(files: dict[str, Path], kind: str, **columns: Any) -> Task:
+    return Task.from_files(kind, train=files["train"], validation=files["validation"], test=files["test"], **columns)
+
+
+def _add_readers(bank: ReaderBank, seed: int) -> list[str]:
+    """AdaLayers, every single layer and the last layer for each task; all with the same head but the last layer's."""
+    fusions: dict[str, FusionConfig] = {"all": AdaLayers(dim=64), "last": LastLayer()}
+    fusions |= {str(layer): SingleLayer(layer, dim=64) for layer in range(bank.stacks["main"].layers)}
+    for task in TASKS:
+        for how, fusion in fusions.items():
+            bank.add(f"{task}-{how}", Reader(fusion, _head(task, linear=how == "last"), seed=seed))
+    return list(bank)
+
+
+def _head(task: str, *, linear: bool) -> SequenceClassification | TokenClassification:
+    if task == "entities":
+        return TokenClassification(TAGS, encoder_layers=0 if linear else 1, feedforward=256)
+    labels = SENTIMENTS if task == "sentiment" else ACCEPTABILITY
+    return SequenceClassification(labels, pooling="mean" if linear else "attention")
+
+
+def _best_single(task: str, bank: ReaderBank, best: dict[str, dict[str, float]]) -> str:
+    """The single-layer reader that the validation part likes best."""
+    names = [f"{task}-{layer}" for layer in range(bank.stacks["main"].layers)]
+    return max(names, key=lambda name: best[name][bank[name].info["metric"]])
+
+
+def _score_row(task: str, metric: str, names: tuple[str, str, str], test: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    last, single, ada = (test[name][metric] for name in names)
+    layer = int(names[1].rpartition("-")[2])
+    return {
+        "task": task,
+        "metric": metric,
+        "last layer + linear": last,
+        "best single layer": single,
+        "its layer": layer,
+        "AdaLayers": ada,
+    }
+
+
+def _keep_ada_layers(bank: ReaderBank) -> list[dict[str, Any]]:
+    """Leave one AdaLayers reader per task, named after it, in the bank; returns their importances."""
+    rows: list[dict[str, Any]] = []
+    for name in list(bank):
+        task, _, how = name.partition("-")
+        if how != "all":
+            bank.remove(name)
+            continue
+        bank.rename(name, task)
+        rows += [{"reader": task, "layer": n, "importance": share} for n, share in bank[task].importance().items()]
+    return rows
+
+
+def _reload_difference(bank: ReaderBank, folder: Path) -> float:
+    """Largest difference between the bank's logits and those of what was saved."""
+    again = ReaderBank.from_pretrained(folder).to(bank.device).eval()
+    batch = collate(encode(EXAMPLES, bank.processor, max_length=64).features, bank.processor)
+    bank.eval()
+    with torch.no_grad():
+        before, after = bank(**batch), again(**batch)
+    worst = max(float((before[name].logits - after[name].logits).abs().max()) for name in bank)
+    if worst != 0:
+        raise LaminaError(f"demo: logits differ by {worst} after loading; they must be equal. Report this as a bug.")
+    return worst
+
+
+def time_passes(bank: ReaderBank, texts: Any, *, repeats: int = 9) -> dict[str, float]:
+    """Time the model's own forward and the same with every reader, in turn.
+
+    Args:
+        bank: The readers and their model.
+        texts: One batch of texts.
+        repeats: How often each; the medians count.
+    """
+    batch = collate(encode(texts, bank.processor, max_length=128).features, bank.processor)
+    batch = {key: value.to(bank.device) for key, value in batch.items()}
+    bank.eval()
+    with torch.no_grad():
+        taken = in_turn(
+            {"base": lambda: bank.model(**batch), "with readers": lambda: bank(**batch, main=True)}, repeats=repeats
+        )
+    return {
+        "base_ms": 1000 * statistics.median(taken["base"]),
+        "with_readers_ms": 1000 * statistics.median(taken["with readers"]),
+        "ratio": ratio(taken, "with readers", to="base"),
+    }

@@ -1,0 +1,85 @@
+"""Which modules, and so which parameters, make up a layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lamina.layers.discovery import stacks
+from lamina.layers.isolation import WithoutValues, undisturbed
+from lamina.layers.probe_input import probe_input
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    from lamina.layers.stack import LayerStack
+
+_TOKENS = 7  # of the input that shows what comes before the blocks
+
+
+def layer_modules(model: PreTrainedModel, stack: LayerStack, layers: Collection[int]) -> dict[int, set[nn.Module]]:
+    """The modules of layers, each with its own parameters.
+
+    Layer 0 is what the stack computes before its first block; layer i is block i; what comes after the last block (a
+    norm) belongs to the last. Poolers and heads belong to none.
+
+    Args:
+        model: A transformers model.
+        stack: One of its stacks; without a module per block everything is of layer 0.
+        layers: Which layers.
+    """
+    around = _around(model, stack)
+    found: dict[int, set[nn.Module]] = {
+        layer: set(stack.blocks[layer - 1].modules()) if layer and stack.blocks else set() for layer in layers
+    }
+    if not found.keys() & {0, stack.depth}:
+        return found
+    late: set[nn.Module] = _after_blocks(model, stack, around) if stack.blocks else set()
+    for module in around:
+        layer = stack.depth if module in late else 0
+        if layer in found:
+            found[layer].add(module)
+    return found
+
+
+def stack_modules(model: PreTrainedModel, stack: LayerStack) -> set[nn.Module]:
+    """The modules of all layers of a stack together, each with its own parameters; the model is not run."""
+    return {*_blocks(stack), *_around(model, stack)}
+
+
+def _blocks(stack: LayerStack) -> set[nn.Module]:
+    return {module for block in stack.blocks for module in block.modules()}
+
+
+def _around(model: PreTrainedModel, stack: LayerStack) -> list[nn.Module]:
+    """What takes part in a stack's layers without being in a block."""
+    blocks = _blocks(stack)
+    return [module for module in _own_run(model, stack) if module not in blocks]
+
+
+def _own_run(model: PreTrainedModel, stack: LayerStack) -> list[nn.Module]:
+    """What takes part in a stack's layers; of a decoder's, without the encoder that it looks at."""
+    if stack.name != "decoder":
+        return list(stack.run)
+    other, inside = set(stacks(model)["encoder"].run), set(stack.scope.modules())
+    return [module for module in stack.run if module in inside or module not in other]
+
+
+def _after_blocks(model: PreTrainedModel, stack: LayerStack, around: list[nn.Module]) -> set[nn.Module]:
+    """Those modules that are first called after the first block has begun, on a tiny input."""
+    base = getattr(model, "base_model", model)
+    inputs = probe_input(base, _TOKENS, seed=1).inputs
+    bare = {key: value for key, value in inputs.items() if not key.endswith("attention_mask")}
+    order: list[nn.Module] = []
+    with undisturbed(model), WithoutValues():
+        for module in (*around, stack.blocks[0]):
+            module.register_forward_pre_hook(lambda module, _args: order.append(module))
+        try:
+            base(**inputs)
+        except Exception:  # without weights, some models run only without a mask
+            order.clear()
+            base(**bare)
+    start = order.index(stack.blocks[0])
+    return set(order[start:]) - set(order[:start])

@@ -1,0 +1,1 @@
+"""Tasks: labelled examples, what is asked about them, and how the answers are scored."""

@@ -1,0 +1,224 @@
+"""Batches of pixels: images as the model's own image processor makes them, augmented in training."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from PIL import Image
+
+from lamina.errors import ConfigError
+from lamina.utils import derive_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from lamina.tasks.split import Split
+
+SCALE = (0.08, 1.0)
+"""Share of an image's area that a crop takes: the range that most vision models are trained and fine-tuned with."""
+
+_ASPECT = (3 / 4, 4 / 3)  # of a crop, as width through height
+_TRIES = 10
+_NO_RESIZING = ("do_resize", "do_center_crop")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The size that a processor brings images to.
+
+    Attributes:
+        height: Of its output, in pixels.
+        width: The same.
+        fixed: Whether images of every shape come out so; else only those of the same aspect ratio.
+    """
+
+    height: int
+    width: int
+    fixed: bool
+
+    @property
+    def aspect(self) -> float:
+        """Width through height."""
+        return self.width / self.height
+
+
+@final
+class Pictures:
+    """Images and their classes as rows that batches are made of.
+
+    Args:
+        split: A part of an image task: its `texts` are pictures (anything whose `open` gives an RGB image), its labels
+            class ids.
+        processor: The model's image processor, or a processor that holds one.
+        augment: For training: a random part of each image, resized to the processor's size and mirrored at random.
+            What is drawn depends on `seed`, the epoch and the row alone.
+        seed: Of the augmentation.
+        scale: Smallest and largest share of the image's area that a crop takes; larger smallest shares suit small sets
+            and small images.
+
+    Raises:
+        ConfigError: If `scale` is no range of shares, there is no image processor, or its images have no one size.
+
+    Attributes:
+        lengths: 1 for each row: no image is longer than another.
+        truncated: 0: no image loses its end.
+        target: The size of `pixel_values`.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        processor: Any,
+        *,
+        augment: bool = False,
+        seed: int = 0,
+        scale: tuple[float, float] = SCALE,
+    ) -> None:
+        if not 0 < scale[0] <= scale[1] <= 1:
+            raise ConfigError(
+                f"images: scale is {scale[0]} to {scale[1]}; a crop takes a share of the image, above 0 and up to 1. "
+                f"Give the smaller share first, as in {SCALE}."
+            )
+        self._processor = image_processor(processor)
+        self.target = target_of(self._processor)
+        self._images, self._labels = split.texts, split.labels
+        self._seed, self._scale, self._augment = seed, scale, augment
+        resize = getattr(self._processor, "resample", None)
+        self._resample = Image.Resampling(resize) if isinstance(resize, int) else Image.Resampling.BILINEAR
+        self._settings = {key: False for key in _NO_RESIZING if augment and hasattr(self._processor, key)}
+        self.lengths = [1] * len(split)
+        self.truncated = 0
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
+        """What the model is called with.
+
+        Args:
+            rows: Which images.
+            epoch: Decides, with the seed, what each image's augmentation is.
+
+        Returns:
+            `pixel_values`, float32 `[batch, channels, height, width]`, and `labels`, int64 `[batch]`.
+
+        Raises:
+            DataError: If an image cannot be read; it is named.
+        """
+        images = [self._image(row, epoch) for row in rows]
+        values = self._processor(images, return_tensors="pt", **self._settings)["pixel_values"]
+        labels = torch.tensor([self._labels[row] for row in rows], dtype=torch.long)
+        return {"pixel_values": values.to(torch.float32), "labels": labels}
+
+    def _image(self, row: int, epoch: int) -> Image.Image:
+        image = self._images[row].open()
+        target = self.target
+        if self._augment:
+            rng = random.Random(derive_seed("pictures", self._seed, epoch, row))
+            image = image.crop(random_box(image.size, rng, scale=self._scale))
+            image = image.resize((target.width, target.height), self._resample)
+            if rng.random() < 0.5:
+                image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        elif not target.fixed:
+            image = image.crop(middle_box(image.size, (target.aspect, target.aspect)))
+        return image
+
+
+def random_box(size: tuple[int, int], rng: random.Random, *, scale: tuple[float, float]) -> tuple[int, int, int, int]:
+    """A random part of an image, about as wide as high.
+
+    Args:
+        size: Width and height of the image, in pixels.
+        rng: Draws area, aspect ratio (3/4 to 4/3, uniform in its logarithm) and place.
+        scale: Smallest and largest share of the area.
+
+    Returns:
+        Left, top, right and bottom. If ten draws do not fit into the image, the largest middle part of such a shape.
+
+    Source:
+        Szegedy et al. 2015, arXiv:1409.4842, section 6, with the place drawn over whole pixels.
+    """
+    width, height = size
+    for _ in range(_TRIES):
+        area = width * height * rng.uniform(*scale)
+        aspect = math.exp(rng.uniform(math.log(_ASPECT[0]), math.log(_ASPECT[1])))
+        wide, high = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < wide <= width and 0 < high <= height:
+            left, top = rng.randint(0, width - wide), rng.randint(0, height - high)
+            return left, top, left + wide, top + high
+    return middle_box(size, _ASPECT)
+
+
+def middle_box(size: tuple[int, int], aspect: tuple[float, float]) -> tuple[int, int, int, int]:
+    """The largest middle part of an image whose aspect ratio (width through height) is in a range.
+
+    Args:
+        size: Width and height of the image, in pixels.
+        aspect: Smallest and largest ratio.
+
+    Returns:
+        Left, top, right and bottom.
+    """
+    width, height = size
+    wide, high = width, height
+    if width < aspect[0] * height:
+        high = max(1, round(width / aspect[0]))
+    elif width > aspect[1] * height:
+        wide = max(1, round(height * aspect[1]))
+    left, top = (width - wide) // 2, (height - high) // 2
+    return left, top, left + wide, top + high
+
+
+def image_processor(processor: Any) -> Any:
+    """The image processor that a processor holds, or the image processor itself.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    from transformers import ImageProcessingMixin
+
+    found = getattr(processor, "image_processor", processor)
+    if not isinstance(found, ImageProcessingMixin):
+        raise ConfigError(
+            f"images: the processor is a {type(processor).__name__}; images are resized and normalised by the model's "
+            "image processor. Give the one that AutoImageProcessor.from_pretrained finds for the model."
+        )
+    return found
+
+
+def target_of(processor: Any) -> Target:
+    """The size that an image processor brings images to, found by giving it some.
+
+    Its settings are not enough to tell: processors name and use `size` and `crop_size` in many ways.
+
+    Args:
+        processor: An image processor.
+
+    Raises:
+        ConfigError: If it does not give one image of one size for each.
+    """
+    small, large, wide = (_shape(processor, size) for size in ((64, 64), (80, 80), (96, 64)))
+    if len(small) != 4 or small != large:
+        raise ConfigError(
+            f"images: {type(processor).__name__} makes pixel_values of shape {small} of an image of 64 x 64, and of "
+            f"one of 80 x 80 {large}; a classifier takes [1, channels, height, width], the same for all. "
+            "Set the processor's do_resize and size."
+        )
+    return Target(small[2], small[3], fixed=wide == small)
+
+
+def _shape(processor: Any, size: tuple[int, int]) -> tuple[int, ...]:
+    try:
+        return tuple(processor([Image.new("RGB", size)], return_tensors="pt")["pixel_values"].shape)
+    except Exception as error:  # each processor raises what it likes
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"images: {type(processor).__name__} fails on an RGB image of {size[0]} x {size[1]} ({reason}); "
+            "a classifier's images are made by it. Correct its settings, or give another."
+        ) from error

@@ -1,0 +1,364 @@
+"""The bank's own behaviour: names, what runs and what does not, losses, errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.support.formulas import stir_
+from tests.support.tiny import FAMILIES
+
+from lamina.bank import BankOutput, Reader, ReaderBank
+from lamina.errors import ConfigError, LayerIndexError, UnknownNameError
+from lamina.fusion.ada_layers import AdaLayers
+from lamina.fusion.mean import Mean
+from lamina.fusion.single_layer import SingleLayer
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.heads.token_classification import TokenClassification
+from lamina.layers import stacks
+
+TWO = SequenceClassification(("a", "b"))
+
+
+@pytest.fixture
+def model() -> Any:
+    return FAMILIES["bert"].build()
+
+
+@pytest.fixture
+def batch(model: Any) -> dict[str, torch.Tensor]:
+    return FAMILIES["bert"].inputs(model, batch=2, tokens=7)
+
+
+@pytest.fixture
+def bank(model: Any) -> ReaderBank:
+    bank = ReaderBank(model)
+    bank.add("ada", Reader(AdaLayers(dim=8), TWO))
+    bank.add("low", Reader(SingleLayer(layer=1, dim=8), TWO))
+    return bank.eval()
+
+
+def runs(model: Any) -> tuple[list[int], Any]:
+    """Counts how often each block runs."""
+    counts = [0] * len(stacks(model)["main"].blocks)
+
+    def count(at: int) -> Any:
+        def hook(*_: Any) -> None:
+            counts[at] += 1
+
+        return hook
+
+    for at, block in enumerate(stacks(model)["main"].blocks):
+        block.register_forward_hook(count(at))
+    return counts, model
+
+
+# What runs
+
+
+def test_blocks_above_the_last_needed_layer_are_not_run(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    counts, _ = runs(bank.model)
+    bank(**batch, readers=["low"])
+    assert counts == [1, 0, 0]
+    bank(**batch, readers=["low"], main=True)
+    assert counts == [2, 1, 1]
+    bank(**batch)
+    assert counts == [3, 2, 2]
+
+
+def test_reading_the_embeddings_runs_no_block(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    bank.add("none", Reader(SingleLayer(layer=0, dim=8), TWO))
+    counts, _ = runs(bank.model)
+    bank(**batch, readers=["none"])
+    assert counts == [0, 0, 0]
+
+
+def test_layers_that_a_cutoff_removed_are_not_waited_for(model: Any, batch: dict[str, torch.Tensor]):
+    bank = ReaderBank(model)
+    reader = bank.add("r", Reader(AdaLayers(dim=8, alpha=1.0, cutoff=0.2), TWO))
+    with torch.no_grad():
+        reader.fusion.scores.copy_(torch.tensor([5.0, 5.0, 0.0]))
+    counts, _ = runs(model)
+    bank.eval()(**batch)
+    assert counts == [1, 1, 0]
+
+
+def test_main_runs_the_model_head_too():
+    family = FAMILIES["bert-SequenceClassification"]
+    model = family.build()
+    bank = ReaderBank(model)
+    bank.add("r", Reader(SingleLayer(layer=1, dim=8), TWO))
+    counts, _ = runs(model)
+    out = bank(**family.inputs(model), main=True)
+    assert counts == [1, 1, 1]
+    assert out.main.logits.shape == (2, 2)
+
+
+def test_only_the_stack_that_is_needed_runs():
+    family = FAMILIES["bart-Seq2SeqLM"]
+    model = family.build()
+    bank = ReaderBank(model)
+    bank.add("r", Reader(AdaLayers(dim=8), TWO, stack="encoder"))
+    calls = []
+    model.get_decoder().register_forward_pre_hook(lambda *_: calls.append(1))
+    found = len(calls)
+    bank(**family.inputs(model))
+    assert len(calls) == found
+    bank(**family.inputs(model), main=True)
+    assert len(calls) == found + 1
+
+
+def test_states_are_let_go(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    """Beyond the current layer's, no hidden state outlives its reading."""
+    import weakref
+
+    bank.remove("low")
+    seen: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+
+    def hook(_module: Any, _args: Any, output: Any) -> None:
+        state = output[0] if isinstance(output, tuple) else output
+        alive.append(sum(ref() is not None for ref in seen))
+        seen.append(weakref.ref(state))
+
+    for block in stacks(bank.model)["main"].blocks:
+        block.register_forward_hook(hook)
+    with torch.no_grad():
+        bank(**batch, main=True)
+    assert max(alive) <= 1  # the input of the block that runs
+
+
+# Names
+
+
+def test_a_bank_is_a_mapping_of_readers(bank: ReaderBank):
+    assert list(bank) == ["ada", "low"]
+    assert len(bank) == 2
+    assert "ada" in bank
+    assert "other" not in bank
+    assert bank["ada"].layers == (1, 2, 3)
+    bank.remove("ada")
+    assert list(bank) == ["low"]
+
+
+@pytest.mark.parametrize("name", ["type", "keys", "training", "forward", "a", "9", "a-b_C", "x" * 100])
+def test_names_that_can_be(bank: ReaderBank, batch: dict[str, torch.Tensor], name: str):
+    bank.add(name, Reader(AdaLayers(dim=8), TWO))
+    assert bank(**batch)[name].logits.shape == (2, 2)
+    assert any(key.startswith(f"readers.{name}.") for key in bank.state_dict())
+    bank.remove(name)
+    assert name not in bank
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "a.b", "../a", "-a", "_a", "é", "x" * 101, "a\n"])
+def test_names_that_cannot_be(bank: ReaderBank, name: str):
+    with pytest.raises(ConfigError, match=r"(?s)bank\.add: '.*' cannot be a reader's name"):
+        bank.add(name, Reader(AdaLayers(dim=8), TWO))
+    assert list(bank) == ["ada", "low"]
+
+
+def test_a_name_that_is_taken_is_refused(bank: ReaderBank):
+    kept = bank["ada"]
+    with pytest.raises(ConfigError, match=r"bank\.add: there is a reader 'ada' already. Remove it first"):
+        bank.add("ada", Reader(AdaLayers(dim=8), TWO))
+    assert bank["ada"] is kept
+
+
+def test_renaming(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    before = bank(**batch)["ada"].logits
+    bank.rename("ada", "new")
+    assert list(bank) == ["new", "low"]
+    assert torch.equal(bank(**batch)["new"].logits, before)
+    with pytest.raises(UnknownNameError, match=r"bank\.rename: unknown reader 'ada'; known: new, low"):
+        bank.rename("ada", "x")
+    with pytest.raises(ConfigError, match=r"bank\.rename: there is a reader 'low' already"):
+        bank.rename("new", "low")
+    with pytest.raises(ConfigError, match=r"bank\.rename: 'a b' cannot be a reader's name"):
+        bank.rename("new", "a b")
+
+
+def test_unknown_readers_are_named_with_those_there_are(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    unknown = "unknown reader 'aba'; known: ada, low. Did you mean 'ada'?"
+    with pytest.raises(UnknownNameError, match=f"bank: {unknown}"):
+        bank(**batch, readers=["aba"])
+    with pytest.raises(UnknownNameError, match=f"bank: {unknown}"):
+        bank(**batch, labels={"aba": torch.tensor([0, 1])})
+    with pytest.raises(UnknownNameError, match=rf"bank\.remove: {unknown}"):
+        bank.remove("aba")
+    with pytest.raises(UnknownNameError, match=rf"bank\.listen: {unknown}"), bank.listen(["aba"]):
+        pass
+    with pytest.raises(UnknownNameError, match=f"bank: {unknown}"):
+        bank["aba"]
+    with pytest.raises(UnknownNameError, match=f"output: {unknown}"):
+        bank(**batch)["aba"]
+
+
+def test_an_empty_bank_has_nothing_to_run(model: Any, batch: dict[str, torch.Tensor]):
+    with pytest.raises(ConfigError, match=r"bank: there is no reader to run. Call bank\.add"):
+        ReaderBank(model)(**batch)
+
+
+def test_a_layer_or_stack_the_model_does_not_have_is_refused(bank: ReaderBank):
+    with pytest.raises(LayerIndexError, match=r"reader: layer 4 does not exist; the model has 4 layers.*0\.\.3"):
+        bank.add("x", Reader(SingleLayer(layer=4), TWO))
+    with pytest.raises(LayerIndexError, match="layer -5 does not exist"):
+        bank.add("x", Reader(Mean(layers=[0, -5]), TWO))
+    with pytest.raises(UnknownNameError, match=r"'encoder'.*main"):
+        bank.add("x", Reader(Mean(), TWO, stack="encoder"))
+    with pytest.raises(ConfigError, match="attention_heads is 8 for features of size 12"):
+        bank.add("x", Reader(AdaLayers(dim=12), TWO))
+    assert list(bank) == ["ada", "low"]
+
+
+# What comes out
+
+
+def test_outputs_come_in_the_order_asked_for(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    out = bank(**batch, readers=["low", "ada"])
+    assert list(out) == ["low", "ada"]
+    assert len(out) == 2
+    assert "low" in out
+    assert list(bank(**batch)) == ["ada", "low"]
+
+
+def test_the_loss_is_the_sum_of_the_readers_losses(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    labels = {"ada": torch.tensor([0, 1]), "low": torch.tensor([1, 1])}
+    out = bank(**batch, labels=labels)
+    for name, target in labels.items():
+        expected = torch.nn.functional.cross_entropy(out[name].logits, target)
+        torch.testing.assert_close(out[name].loss, expected)
+    torch.testing.assert_close(out.loss, out["ada"].loss + out["low"].loss)
+    some = bank(**batch, labels={"low": labels["low"]})
+    assert some["ada"].loss is None
+    assert torch.equal(some.loss, out["low"].loss)
+    assert bank(**batch).loss is None
+
+
+def test_the_penalty_of_a_fusion_is_part_of_the_loss(model: Any, batch: dict[str, torch.Tensor]):
+    bank = ReaderBank(model)
+    bank.add("r", Reader(AdaLayers(dim=8, entropy=3.0), TWO))
+    out = bank.eval()(**batch, labels={"r": torch.tensor([0, 1])})
+    plain = torch.nn.functional.cross_entropy(out["r"].logits, torch.tensor([0, 1]))
+    assert out["r"].loss is not None
+    assert (out["r"].loss - plain).item() == pytest.approx(
+        torch.log(torch.tensor(3.0)).item(), abs=1e-5
+    )  # 3 * log 3 / 3
+
+
+def test_gradients_are_kept_while_training_only(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    labels = {"ada": torch.tensor([0, 1])}
+    assert not bank.eval()(**batch, labels=labels).loss.requires_grad
+    bank.train()
+    assert bank(**batch, labels=labels).loss.requires_grad
+    with torch.no_grad():
+        assert not bank(**batch, labels=labels).loss.requires_grad
+
+
+def test_a_reader_starts_from_its_seed_alone(model: Any):
+    def state(seed: int, outer: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(outer)
+        bank = ReaderBank(model)
+        bank.add("r", Reader(AdaLayers(dim=8), TWO, seed=seed))
+        return bank.state_dict()
+
+    one, same, other = state(1, 5), state(1, 6), state(2, 5)
+    assert all(torch.equal(one[key], same[key]) for key in one)
+    assert any(not torch.equal(one[key], other[key]) for key in one)
+
+
+def test_adding_and_running_draws_no_random_number_of_the_callers(model: Any, batch: dict[str, torch.Tensor]):
+    before = torch.get_rng_state()
+    bank = ReaderBank(model)
+    bank.add("r", Reader(AdaLayers(dim=8, dropout=0.5), TokenClassification(("a", "b"), feedforward=8)))
+    bank.train()(**batch)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("in_fusion", "in_head"), [(0.5, 0.0), (0.0, 0.5)])
+def test_dropout_is_decided_by_seed_and_step(
+    model: Any, batch: dict[str, torch.Tensor], in_fusion: float, in_head: float
+):
+    head = SequenceClassification(("a", "b"), dropout=in_head)
+
+    def passes(seed: int, outer: int) -> list[torch.Tensor]:
+        torch.manual_seed(outer)
+        bank = ReaderBank(model)
+        bank.add("r", Reader(AdaLayers(dim=8, dropout=in_fusion), head, seed=seed))
+        bank["r"].load_state_dict(start)
+        bank.train()
+        return [bank(**batch)["r"].logits for _ in range(3)]
+
+    start = ReaderBank(model).add("r", Reader(AdaLayers(dim=8), head, seed=0)).state_dict()
+    one, same, other = passes(0, 5), passes(0, 6), passes(1, 5)
+    assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
+    assert not torch.equal(one[0], other[0])
+    assert not torch.equal(one[0], one[1])
+
+
+def test_dropout_of_a_reader_does_not_depend_on_who_runs_beside_it(model: Any, batch: dict[str, torch.Tensor]):
+    def run(*names: str) -> list[torch.Tensor]:
+        bank = ReaderBank(model)
+        for name in names:
+            bank.add(name, Reader(AdaLayers(dim=8, dropout=0.5), TWO, seed=len(name)))
+        bank.train()
+        return [bank(**batch)["a"].logits for _ in range(3)]
+
+    for one, other in zip(run("a"), run("bbb", "a", "cc"), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+def test_importances_are_by_layer(bank: ReaderBank):
+    assert bank["ada"].importance() == pytest.approx({1: 1 / 3, 2: 1 / 3, 3: 1 / 3})
+    assert bank["low"].importance() == {}
+
+
+def test_sizes(bank: ReaderBank):
+    assert bank["ada"].size() == 3 * 8 * 32 + 3 + (4 * 8 * 8 + 4 * 8) + (2 * 8 + 2)
+
+
+def test_the_bank_holds_readers_only(bank: ReaderBank):
+    assert all(key.startswith("readers.") for key in bank.state_dict())
+    own = {id(parameter) for parameter in bank.parameters()}
+    assert not own & {id(parameter) for parameter in bank.model.parameters()}
+
+
+def test_double_precision_readers_on_a_single_precision_model(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    single = bank(**batch)["ada"].logits
+    bank.double()
+    assert next(bank.model.parameters()).dtype == torch.float32
+    double = bank(**batch)["ada"].logits
+    assert double.dtype == torch.float64
+    torch.testing.assert_close(double.float(), single, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_half_precision_model_is_read_in_single_precision(dtype: torch.dtype):
+    family = FAMILIES["bert"]
+    model = family.build().to(dtype)
+    bank = ReaderBank(model)
+    for number, fusion in enumerate((AdaLayers(dim=8), Mean(), SingleLayer(dim=8))):
+        stir_(bank.add(f"r{number}", Reader(fusion, TWO)), size=0.1)
+    out = bank.eval()(**family.inputs(model), main=True)
+    assert out.main.last_hidden_state.dtype == dtype
+    assert all(out[name].logits.dtype == torch.float32 for name in out)
+    assert all(bool(out[name].logits.isfinite().all()) for name in out)
+
+
+def test_moving_moves_the_model_too(bank: ReaderBank):
+    assert bank.to("meta") is bank
+    assert bank.device.type == "meta"
+    assert next(bank.parameters()).device.type == "meta"
+
+
+def test_an_output_is_empty_until_filled():
+    out = BankOutput()
+    assert len(out) == 0
+    with pytest.raises(UnknownNameError, match="output: unknown reader 'x'; known: none"):
+        out["x"]
+
+
+def test_labels_of_a_reader_that_does_not_run_are_refused(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    one, other = list(bank)[:2]
+    with pytest.raises(ConfigError, match=f"labels for '{other}', which is not"):
+        bank(**batch, readers=[one], labels={other: torch.zeros(2, dtype=torch.long)})

@@ -1,0 +1,407 @@
+"""Running recipes on a tiny base: what is trained, what is written, and what the tables say."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pyarrow import parquet
+from tests.support.stored import save_base
+
+from lamina.errors import ConfigError
+from lamina.recipes import run as runner
+from lamina.recipes.members import Planned, plan
+from lamina.recipes.run import Run, markdown, plus_minus, run_recipe, summaries
+from lamina.recipes.schema import Recipe
+from lamina.store import load_bank
+from lamina.store.edited import load
+from lamina.store.models import load_processor
+from lamina.tasks.task import Task
+from lamina.train import evaluation
+from lamina.train.intervals import summarise
+
+LINEAR = {"pooling": "mean"}
+ADA = {"fusion": {"name": "ada_layers", "dim": 8, "dropout": 0.0}, "head": LINEAR}
+LAST = {"fusion": "last_layer", "head": LINEAR}
+FILES = {part: f"{part}.tsv" for part in ("train", "validation", "test")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base, and a task: is the film good? A quarter of the test part is mislabelled."""
+    folder = tmp_path_factory.mktemp("runner")
+    save_base(folder / "base")
+    for part, count in (("train", 24), ("validation", 8), ("test", 8)):
+        wrong = [part == "test" and row % 4 == 0 for row in range(count)]
+        rows = [
+            f"the film is {'very ' * (row % 3)}{('bad', 'good')[row % 2]} .\t{('no', 'yes')[row % 2 ^ wrong[row]]}\n"
+            for row in range(count)
+        ]
+        (folder / f"{part}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
+    return folder
+
+
+def recipe(folder: Path, readers: dict[str, Any], *, task: dict[str, Any] | None = None, **fields: Any) -> Recipe:
+    body = {"files": FILES, "metric": "accuracy", "readers": readers, **(task or {})}
+    fit = {"epochs": 2, "batch_size": 8, "learning_rate": 0.05, "progress": False}
+    return Recipe.model_validate({"model": str(folder / "base"), "tasks": {"film": body}, "fit": fit, **fields})
+
+
+@pytest.fixture(scope="module")
+def swept(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    """Two settings of one reader and one reader without, two seeds each, scored on the test part too."""
+    output = tmp_path_factory.mktemp("out")
+    readers = {"Ada": {**ADA, "grid": {"alpha": [1, 8]}}, "last": LAST}
+    made = recipe(folder, readers, seeds=[0, 1], evaluate="test")
+    return run_recipe(made, data=folder, output=output), output
+
+
+def test_every_reader_is_in_the_bank_and_in_the_rows(swept: tuple[Run, Path]):
+    run, _ = swept
+    names = {f"film-Ada_000{number}-{seed}" for number in (1, 2) for seed in (0, 1)} | {"film-last-0", "film-last-1"}
+    assert run.bank is not None
+    assert set(run.bank) == names == {row["reader"] for row in run.rows}
+    assert {row["task"] for row in run.rows} == {"film"}
+    assert run.steps == 6
+
+
+def test_the_table_sums_the_readers_up(swept: tuple[Run, Path]):
+    run, _ = swept
+    assert [(row["method"], row["settings"]) for row in sorted(run.table, key=lambda row: str(row["settings"]))] == [
+        ("Ada", {"fusion.alpha": 1}),
+        ("Ada", {"fusion.alpha": 8}),
+        ("last", {}),
+    ]
+    for row in run.table:
+        mine = {one["reader"]: one for one in run.rows if one["reader"] in [each["reader"] for each in row["runs"]]}
+        assert len(mine) == 2
+        expected = summarise([one["score"] for one in mine.values()])
+        assert (row["mean"], row["spread"], row["interval"]) == (expected.mean, expected.spread, expected.interval)
+        tests = summarise([one["test"] for one in mine.values()])
+        assert row["test"] == {"mean": tests.mean, "spread": tests.spread, "interval": tests.interval}
+        assert [one["seed"] for one in row["runs"]] == [0, 1]
+        assert row["best_epoch"] == sum(one["best_epoch"] for one in mine.values()) / 2
+        assert {one["parameters"] for one in mine.values()} == {row["parameters"]}
+
+
+def test_a_sweep_s_table_is_sorted(swept: tuple[Run, Path]):
+    means = [row["mean"] for row in swept[0].table]
+    assert means == sorted(means, reverse=True)
+
+
+def test_the_test_part_is_scored_with_the_best_weights(swept: tuple[Run, Path], folder: Path):
+    from lamina.recipes.members import load_task
+    from lamina.train import evaluate
+
+    run, _ = swept
+    task = load_task("film", recipe(folder, {"last": LAST}).tasks["film"], folder)
+    assert run.bank is not None
+    for row in run.rows:
+        scores = evaluate(run.bank, {row["reader"]: task}, split="test")
+        assert row["test"] == scores[row["reader"]]["accuracy"]
+    assert any(row["test"] != row["score"] for row in run.rows)
+
+
+def test_what_is_written(swept: tuple[Run, Path]):
+    run, output = swept
+    assert json.loads((output / "table.json").read_text()) == json.loads(json.dumps(run.table))
+    assert (output / "table.md").read_text() == markdown(run.table)
+    rows = parquet.read_table(output / "table.parquet").to_pylist()
+    assert [row["reader"] for row in rows] == [row["reader"] for row in run.rows]
+    assert {row["fusion.alpha"] for row in rows} == {1, 8, None}
+    assert rows[0].keys() >= {"method", "seed", "score", "test", "parameters", "stopped", "importances.1"}
+    history = parquet.read_table(output / "importances.parquet").to_pylist()
+    assert history == run.importances
+    assert {(row["epoch"], row["layer"]) for row in history} == {(e, layer) for e in (1, 2) for layer in (1, 2, 3)}
+    loaded = load_bank(output)
+    assert run.bank is not None
+    assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in run.bank.state_dict().items())
+
+
+def test_the_markdown_table(swept: tuple[Run, Path]):
+    lines = markdown(swept[0].table).splitlines()
+    assert lines[0] == "| task | method | fusion.alpha | metric | mean | spread | test | runs | parameters |"
+    assert lines[1] == "|---|---|---|---|---|---|---|---|---|"
+    assert len(lines) == 5
+    last = next(line for line in lines if "last" in line).split(" | ")
+    assert (last[1], last[2], last[3], last[7], last[8]) == ("last", "", "accuracy", "2", "66 |")
+    assert " ± " in last[4]
+
+
+def test_draws_have_rows_and_readers_of_their_own(folder: Path):
+    draw = {"rows": 6, "trials": 3}
+    run = run_recipe(recipe(folder, {"last": LAST}, task={"draw": draw}), data=folder)
+    assert [(one["draw"], one["seed"]) for one in run.table[0]["runs"]] == [(0, 0), (1, 1), (2, 2)]
+    assert run.steps == 3 * 2 * 1
+    assert run.bank is not None
+    assert {run.bank[name].info["rows"] for name in run.bank} == {6}
+    weights = [run.bank[name].state_dict()["head.output.weight"] for name in run.bank]
+    assert not torch.equal(weights[0], weights[1])
+    assert run.table[0]["interval"] is not None
+
+
+def test_a_recipe_without_a_grid_keeps_its_order(folder: Path):
+    run = run_recipe(recipe(folder, {"b": {**LAST, "learning_rate": 1e-9}, "a": LAST}, task={"epochs": 6}), data=folder)
+    assert [row["method"] for row in run.table] == ["b", "a"]
+    assert run.table[0]["mean"] < run.table[1]["mean"]
+    assert [row["interval"] for row in run.table] == [None, None]
+
+
+# Separate runs
+
+
+@pytest.mark.parametrize("train_base", [False, True])
+def test_separate_readers_start_from_the_same_base(folder: Path, train_base: bool, monkeypatch: pytest.MonkeyPatch):
+    real, trained = runner.fit, []
+    monkeypatch.setattr(runner, "fit", lambda bank, *a, **k: trained.append(bank.train_base) or real(bank, *a, **k))
+    readers = {"one": LAST, "two": LAST, "three": {**ADA, "grid": {"epochs": [1, 2]}}}
+    run = run_recipe(recipe(folder, readers, train_base=train_base, separately=True), data=folder)
+    assert run.bank is None
+    assert trained == [train_base] * 4
+    found = {row["method"]: row for row in run.table if row["method"] != "three"}
+    assert found["one"]["mean"] == found["two"]["mean"]
+    assert [row["score"] for row in run.rows][:2] == [found["one"]["mean"]] * 2
+    assert run.steps == 3 * (2 + 2 + 1 + 2)
+    assert {row["reader"] for row in run.importances} == {"film-three_0001-0", "film-three_0002-0"}
+
+
+def test_separate_readers_give_what_they_give_together(folder: Path):
+    readers = {"Ada": ADA, "last": LAST}
+    together, apart = (run_recipe(recipe(folder, readers, separately=way), data=folder) for way in (False, True))
+    for one, other in zip(together.rows, apart.rows, strict=True):
+        assert one["reader"] == other["reader"]
+        assert one["score"] == pytest.approx(other["score"])
+        assert one["importances"] == pytest.approx(other["importances"], abs=1e-5)
+
+
+def test_separate_readers_go_on_where_a_run_ended(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = recipe(folder, {"Ada": ADA, "last": LAST}, separately=True)
+    whole = run_recipe(made, data=folder)
+    real, calls = runner.fit, []
+
+    def fails_second(bank: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(list(bank))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(bank, *args, **kwargs)
+
+    monkeypatch.setattr(runner, "fit", fails_second)
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(made, data=folder, output=tmp_path)
+    assert not (tmp_path / "table.json").exists()
+    resumed = run_recipe(made, data=folder, output=tmp_path, resume=True)
+    assert calls == [["film-Ada-0"], ["film-last-0"], ["film-last-0"]]
+    assert resumed.table == whole.table
+    assert resumed.rows == whole.rows
+    assert resumed.importances == whole.importances
+    assert resumed.steps == whole.steps
+    assert (tmp_path / "table.json").is_file()
+
+
+def test_separate_readers_without_resume_start_afresh(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = recipe(folder, {"last": LAST}, separately=True)
+    run_recipe(made, data=folder, output=tmp_path)
+    calls = []
+    real = runner.fit
+    monkeypatch.setattr(runner, "fit", lambda bank, *a, **k: calls.append(list(bank)) or real(bank, *a, **k))
+    run_recipe(made, data=folder, output=tmp_path)
+    assert calls == [["film-last-0"]]
+
+
+def test_separate_readers_of_another_run_are_refused(folder: Path, tmp_path: Path):
+    made = recipe(folder, {"last": LAST}, separately=True)
+    run_recipe(made, data=folder, output=tmp_path)
+    with pytest.raises(ConfigError, match=r"film-last-0\.json is of a run whose batch_size is 8, here 4"):
+        run_recipe(made, data=folder, output=tmp_path, resume=True, batch_size=4)
+
+
+# Methods
+
+METHODS = {
+    "plain": {},
+    "more": {
+        "edits": [{"insert": {"position": "ffn", "init": "xavier"}}],
+        "fit": {"epochs": 1},
+        "grid": {"insert.layers": [None, "1-2"]},
+    },
+}
+
+
+def methods(folder: Path, given: dict[str, Any] | None = None, **fields: Any) -> Recipe:
+    fit = {"epochs": 2, "batch_size": 8, "learning_rate": 0.01, "progress": False}
+    task = {"files": FILES, "metric": "accuracy"}
+    body = {"model": str(folder / "base"), "tasks": {"film": task}, "fit": fit, "methods": given or METHODS}
+    return Recipe.model_validate({**body, **fields})
+
+
+@pytest.fixture(scope="module")
+def tuned(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    output = tmp_path_factory.mktemp("tuned")
+    return run_recipe(methods(folder, seeds=[0, 1], evaluate="test"), data=folder, output=output), output
+
+
+def test_every_method_is_a_run_of_its_own(tuned: tuple[Run, Path]):
+    run, output = tuned
+    names = [f"film-{one}-{seed}" for one in ("plain", "more-0000", "more-0001") for seed in (0, 1)]
+    assert [row["reader"] for row in run.rows] == names
+    assert [row["epochs_run"] for row in run.rows] == [2, 2, 1, 1, 1, 1]
+    assert run.steps == sum(3 * row["epochs_run"] for row in run.rows)
+    assert run.bank is None
+    assert {path.stem for path in (output / "separate").iterdir()} == set(names)
+    plain, same, inserted = (run.rows[number]["parameters"] for number in (0, 2, 4))
+    assert plain == same == inserted - 2 * 32 * 32
+    assert all(0 <= row["test"] <= 1 for row in run.rows)
+
+
+def test_the_table_of_methods(tuned: tuple[Run, Path]):
+    run, output = tuned
+    assert {(row["method"], row["settings"].get("insert.layers", "-")) for row in run.table} == {
+        ("plain", "-"),
+        ("more", None),
+        ("more", "1-2"),
+    }
+    assert all(len(row["runs"]) == 2 and row["task"] == "film" for row in run.table)
+    assert json.loads((output / "table.json").read_text()) == run.table
+    written = parquet.read_table(output / "table.parquet").to_pylist()
+    assert [row["score"] for row in written] == [row["score"] for row in run.rows]
+    assert (
+        (output / "table.md").read_text().startswith("| task | method | insert.layers | metric | mean | spread | test")
+    )
+
+
+def test_the_best_model_of_a_task_is_kept(tuned: tuple[Run, Path], folder: Path):
+    run, output = tuned
+    assert [path.name for path in (output / "models").iterdir()] == ["film"]
+    best = max(run.rows, key=lambda row: row["score"])  # the first of equals
+    model = load(output / "models" / "film", "AutoModelForSequenceClassification")
+    assert sum(one.numel() for one in model.parameters()) == best["parameters"]
+    files = {part: folder / name for part, name in FILES.items()}
+    task = Task.from_files("sequence_classification", **files, metric="accuracy")
+    found = evaluation.evaluate(model, {"film": task}, processor=load_processor(str(output / "models" / "film"), model))
+    assert found["film"]["accuracy"] == best["score"]
+
+
+def test_all_models_are_kept_or_none(folder: Path, tmp_path: Path):
+    given = {"plain": {"fit": {"epochs": 1}}, "cut": {"edits": [{"truncate": {"keep": 1}}], "fit": {"epochs": 1}}}
+    run_recipe(methods(folder, given, keep="all"), data=folder, output=tmp_path / "all")
+    assert {path.name for path in (tmp_path / "all" / "models").iterdir()} == {"film-plain-0", "film-cut-0"}
+    assert load(tmp_path / "all" / "models" / "film-cut-0").config.num_hidden_layers == 1
+    run_recipe(methods(folder, given, keep="none"), data=folder, output=tmp_path / "none")
+    assert not (tmp_path / "none" / "models").exists()
+
+
+def test_methods_are_scored_on_the_test_part_with_their_best_weights(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    kept: dict[str, Any] = {}
+    real = runner.finetune
+
+    def keeping(model: Any, task: Any, **options: Any) -> Any:
+        kept.update(model=model, task=task, processor=options["processor"])
+        return real(model, task, **options)
+
+    monkeypatch.setattr(runner, "finetune", keeping)
+    run = run_recipe(methods(folder, {"plain": {}}, evaluate="test"), data=folder)
+    found = evaluation.evaluate(kept["model"], {"it": kept["task"]}, split="test", processor=kept["processor"])
+    assert run.rows[0]["test"] == found["it"]["accuracy"] <= 0.75  # a quarter of the test part is mislabelled
+
+
+def test_methods_go_on_where_a_run_ended(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = methods(folder)
+    whole = run_recipe(made, data=folder)
+    real, calls = runner.finetune, []
+
+    def fails_second(model: Any, *args: Any, **options: Any) -> Any:
+        calls.append(model)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(model, *args, **options)
+
+    monkeypatch.setattr(runner, "finetune", fails_second)
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(made, data=folder, output=tmp_path)
+    assert not (tmp_path / "table.json").exists()
+    resumed = run_recipe(made, data=folder, output=tmp_path, resume=True)
+    assert len(calls) == 2 + 2
+    assert len({id(model) for model in calls}) == 4
+    assert (resumed.table, resumed.rows, resumed.steps) == (whole.table, whole.rows, whole.steps)
+
+
+def test_methods_of_another_run_are_refused(folder: Path, tmp_path: Path):
+    run_recipe(methods(folder, {"plain": {}}), data=folder, output=tmp_path)
+    with pytest.raises(ConfigError, match=r"film-plain-0\.json is of a run whose batch_size is 8, here 4"):
+        run_recipe(methods(folder, {"plain": {}}), data=folder, output=tmp_path, resume=True, batch_size=4)
+    other = methods(folder, {"plain": {"edits": [{"freeze": {"layers": 1}}]}})
+    with pytest.raises(ConfigError, match=r"film-plain-0\.json is of a run whose edits is \[\], here \[\['freeze'"):
+        run_recipe(other, data=folder, output=tmp_path, resume=True)
+
+
+def test_a_freeze_that_depends_on_an_edit_that_is_left_out(folder: Path, tmp_path: Path):
+    edits = [{"insert": {"init": "xavier"}}, {"freeze": {"train": "inserted"}}]
+    made = methods(folder, {"frozen": {"edits": edits, "grid": {"insert.layers": [None]}}})
+    with pytest.raises(ConfigError, match="freeze_: train is 'inserted', and the model has no inserted layers"):
+        run_recipe(made, data=folder, output=tmp_path)
+
+
+# Bad input
+
+
+def test_a_test_part_that_is_not_there(folder: Path, tmp_path: Path):
+    files = {part: FILES[part] for part in ("train", "validation")}
+    with pytest.raises(ConfigError, match="evaluate is test, but task 'film' has only train, validation"):
+        run_recipe(recipe(folder, {"last": LAST}, task={"files": files}, evaluate="test"), data=folder, output=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cutoff_that_would_remove_every_layer_ends_the_run_before_it_trains(folder: Path, tmp_path: Path):
+    bad = {**ADA, "grid": {"cutoff": [0.0, 0.5]}}
+    with pytest.raises(ConfigError, match=r"(?s)would remove every layer.*reader film-Ada_0002-0"):
+        run_recipe(recipe(folder, {"Ada": bad}), data=folder, output=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Tables by themselves
+
+
+class _About:
+    kind, problem, labels = "sequence_classification", "classification", ("no", "yes")
+
+
+def planned(readers: dict[str, Any]) -> dict[str, Planned]:
+    body = {"preset": "cola", "readers": readers}
+    return plan(Recipe.model_validate({"model": "m", "tasks": {"a": body}}), {"a": _About()}, {})
+
+
+def rows_of(plans: dict[str, Planned], metric: str, scores: list[float]) -> list[dict[str, Any]]:
+    return [
+        {
+            "task": "a",
+            "reader": name,
+            **one.member.settings,
+            "metric": metric,
+            "score": score,
+            "best_epoch": 1,
+            "parameters": 7,
+        }
+        for (name, one), score in zip(plans.items(), scores, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("metric", "order"), [("mcc", [0.9, 0.5, math.nan]), ("perplexity", [0.5, 0.9, math.nan])])
+def test_settings_are_sorted_by_what_is_better(metric: str, order: list[float]):
+    plans = planned({"Ada": {**ADA, "grid": {"alpha": [1, 2, 3]}}})
+    table = summaries(rows_of(plans, metric, [0.5, math.nan, 0.9]), plans)
+    assert [row["mean"] for row in table] == pytest.approx(order, nan_ok=True)
+
+
+def test_a_grid_over_seeds_is_one_setting():
+    plans = planned({"Ada": {**ADA, "grid": {"seed": [4, 5, 6]}}})
+    (row,) = summaries(rows_of(plans, "mcc", [0.1, 0.2, 0.3]), plans)
+    assert (row["settings"], row["mean"], len(row["runs"])) == ({}, pytest.approx(0.2), 3)
+
+
+def test_plus_minus():
+    assert plus_minus({"mean": 0.5, "interval": None}) == "0.500"
+    assert plus_minus({"mean": 0.5, "interval": 0.01234}) == "0.500 ± 0.012"

@@ -1,0 +1,341 @@
+"""The recipes that come along: each loads, dry-runs with no network, and has the sizes that its paper prints."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamina.recipes.dry_run import DryRun, dry_run
+from lamina.recipes.schema import Recipe, load_recipe
+
+ROOT = Path(__file__).parents[3]
+PATHS = sorted(path.relative_to(ROOT / "recipes").as_posix() for path in (ROOT / "recipes").rglob("*.yaml"))
+ADA, DWATT, INSERTION, REINIT = "papers/adalayers", "papers/dwatt", "papers/insertion", "papers/partial-reinit"
+LINEAR = 1024 * 9 + 9  # the head of every reader of CoNLL-2003 in the second paper
+
+
+@cache
+def recipe(path: str) -> Recipe:
+    return load_recipe(ROOT / "recipes" / path)
+
+
+@cache
+def tried(path: str) -> DryRun:
+    return dry_run(recipe(path))
+
+
+def sizes(path: str) -> dict[str, int]:
+    return {row["method"]: row["parameters"] for row in tried(path).readers}
+
+
+def test_the_tables_and_figures_that_there_are():
+    models = ("roberta-large", "bart")
+    thesis = {f"{ADA}/{task}-{model}.yaml" for task in ("imdb", "cola", "conll") for model in models}
+    figures = ("figure-2", "figure-3", "figure-4", "figure-5", "figure-6-feature-extraction", "figure-6-finetuning")
+    more = ("figure-7-base", "figure-7-large", "figures-8-and-9", "table-2", "table-3")
+    inserted = ("table-1", "table-2-cnn-dailymail", "table-2-wmt16-en-ro", "table-3-cifar100", "table-3-imagenet")
+    inserted += ("table-4", "table-5", "table-9", "figure-3", "figure-4", "figure-6", "figures-3-and-6-masked-lm")
+    reinit = ("figure-1a", "figure-1b", "figure-1c", "figure-1d", "figure-2")
+    small = {f"small/{name}.yaml" for name in ("three-tasks", "few-shot-conll", "cola-sweep", "insertion")}
+    tuned = {f"{INSERTION}/{name}.yaml" for name in inserted} | {f"{REINIT}/{name}.yaml" for name in reinit}
+    assert thesis | {f"{DWATT}/{name}.yaml" for name in (*figures, *more)} | tuned | small <= set(PATHS)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_recipe_dry_runs_without_network(path: str):
+    found = tried(path)
+    rows, flops = (found.methods, "flops_per_row") if recipe(path).methods else (found.readers, "flops_per_text")
+    assert min(found.flops.values()) > 0
+    assert min(row["steps"] for row in found.tasks) > 0
+    assert min(row[flops] for row in rows) > 0
+    assert {row["task"] for row in rows} == {row["task"] for row in found.tasks} == set(recipe(path).tasks)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_recipe_begins_with_its_command(path: str):
+    lines = (ROOT / "recipes" / path).read_text(encoding="utf-8").splitlines()
+    header = [line for line in lines if line.startswith("#")]
+    assert lines[: len(header)] == header
+    assert sum(f"lamina train recipes/{path} " in line for line in header) == 1
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path.startswith("papers/")])
+def test_a_paper_s_recipe_carries_its_architecture(path: str):
+    assert tried(path).model["config"] == "that of the recipe, since the hub cannot be reached"
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        ("roberta-large", 355_359_744),
+        ("bart", 406_290_432),
+    ],
+)
+def test_the_bases_are_the_published_ones(model: str, parameters: int):
+    assert tried(f"{ADA}/imdb-{model}.yaml").model["parameters"] == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("imdb-roberta-large", 1_589_658),
+        ("imdb-bart", 868_751),
+        ("cola-roberta-large", 1_589_658),
+        ("cola-bart", 868_751),
+        ("conll-roberta-large", 3_739_937),
+        ("conll-bart", 2_298_134),
+    ],
+)
+def test_parameters_of_the_thesis(name: str, parameters: int):
+    assert sizes(f"{ADA}/{name}.yaml")["AdaLayers"] == parameters
+
+
+# Tables 7, 11 and 15 as printed; dropout as published with the code, where the thesis prints another.
+THESIS: dict[str, dict[str, Any]] = {
+    "imdb-roberta-large": {"batch_size": 1200, "weight_decay": 1e-3, "plateau_patience": 5, "alpha": 70, "entropy": 0,
+                           "cutoff": 5e-3, "dim": 64, "positions": False, "attention_heads": 16, "dropout": 0.3},
+    "imdb-bart": {"batch_size": 588, "weight_decay": 1e-3, "plateau_patience": 5, "alpha": 70, "entropy": 0,
+                  "cutoff": 5e-3, "dim": 64, "positions": False, "attention_heads": 16, "dropout": 0.005},
+    "cola-roberta-large": {"batch_size": 600, "weight_decay": 0, "plateau_patience": 25, "alpha": 64, "entropy": 0,
+                           "cutoff": 1e-2, "dim": 64, "positions": True, "attention_heads": 8, "dropout": 0.3},
+    "cola-bart": {"batch_size": 900, "weight_decay": 0, "plateau_patience": 16, "alpha": 64, "entropy": 0,
+                  "cutoff": 1e-2, "dim": 64, "positions": True, "attention_heads": 8, "dropout": 0.1},
+    "conll-roberta-large": {"batch_size": 356, "weight_decay": 1e-3, "plateau_patience": 16, "alpha": 128,
+                            "entropy": 1e-3, "cutoff": 1e-2, "dim": 128, "positions": True, "attention_heads": 8,
+                            "dropout": 0.2, "encoder_layers": 1, "feedforward": 2048},
+    "conll-bart": {"batch_size": 356, "weight_decay": 1e-3, "plateau_patience": 16, "alpha": 128, "entropy": 1e-3,
+                   "cutoff": 1e-2, "dim": 128, "positions": True, "attention_heads": 8, "dropout": 0.2,
+                   "encoder_layers": 1, "feedforward": 2048},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", THESIS)
+def test_settings_of_the_thesis(name: str):
+    found = recipe(f"{ADA}/{name}.yaml")
+    (task,) = found.tasks.values()
+    ada, single = task.readers["AdaLayers"], task.readers["single layer"]
+    written = {**found.fit, **ada.fusion, **ada.head}
+    expected = {
+        "learning_rate": 1e-4,
+        "optimizer": "adam",
+        "schedule": "plateau",
+        "plateau_factor": 0.5,
+        **THESIS[name],
+    }
+    written.setdefault("positions", False)
+    assert {key: written[key] for key in expected} == expected
+    assert ada.fusion["dropout"] == ada.head["dropout"] == single.fusion["dropout"]
+    assert single.head == ada.head
+    assert found.fit["precision"] == "float16"
+
+
+@pytest.mark.parametrize("name", THESIS)
+def test_every_layer_of_the_base_is_a_baseline(name: str):
+    layers = [row["settings"]["fusion.layer"] for row in tried(f"{ADA}/{name}.yaml").readers if row["settings"]]
+    assert layers == list(range(13 if name.endswith("bart") else 25))
+
+
+@pytest.mark.parametrize(("method", "parameters"), [("Base", 0), ("RoBERTa+2", 25_192_448), ("Average", 0),
+                                                    ("Concat", 25_165_824), ("DWAtt", 26_326_528)])  # fmt: skip
+def test_parameters_of_table_2(method: str, parameters: int):
+    assert sizes(f"{DWATT}/table-2.yaml")[method] == parameters + LINEAR
+
+
+def test_the_few_shot_runs_are_those_of_figure_3():
+    found = tried(f"{DWATT}/figure-3.yaml")
+    assert [row["rows"] for row in found.tasks] == [32, 64, 128, 256, 512]
+    assert {row["draws"] for row in found.tasks} == {5}
+    shown = {(row["method"], row["epochs"], row["count"]) for row in found.readers}
+    assert shown == {(m, e, 5) for m in ("RoBERTa+2", "Concat", "DWAtt") for e in (25, 50, 75, 100)}
+    assert [row["rows"] for row in tried(f"{DWATT}/figure-5.yaml").tasks] == [24, 48, 96, 192, 384]
+
+
+@pytest.mark.parametrize("name", ["figure-6-finetuning", "table-3"])
+def test_fine_tuned_methods_have_bases_of_their_own(name: str):
+    found = recipe(f"{DWATT}/{name}.yaml")
+    assert (found.train_base, found.separately, found.fit["base_learning_rate"]) == (True, True, 5e-5)
+
+
+def test_masked_language_modelling_is_tested_on_the_test_part():
+    found = recipe(f"{DWATT}/table-3.yaml")
+    assert (found.evaluate, found.fit["batch_size"]) == ("test", 8)
+    assert {row["kind"] for row in tried(f"{DWATT}/table-3.yaml").tasks} == {"masked_lm"}
+
+
+def test_the_small_twins():
+    few, sweep = tried("small/few-shot-conll.yaml"), tried("small/cola-sweep.yaml")
+    assert [row["rows"] for row in few.tasks] == [32, 128, 512]
+    assert {(row["method"], row["count"]) for row in few.readers} == {
+        (method, 5) for method in ("last layer", "Base+1", "Concat", "DWAtt", "AdaLayers")
+    }
+    assert len(sweep.readers) == 27
+    assert sweep.readers[0]["settings"].keys() == {"fusion.alpha", "fusion.entropy", "fusion.dim"}
+
+
+# Recipes that fine-tune the model: inserted layers
+
+DEBERTA, T5 = 435_063_810, 223_495_682  # table 8, with two classes
+ADDED = {"deberta": (4_718_592, 25_165_824), "t5": (5_308_416, 14_155_776), "vit": (1_769_472, 7_077_888)}
+
+
+def methods(path: str, task: str) -> dict[tuple[str, str | None, str | None], tuple[int, int, int]]:
+    """Method, position and layers to parameters before the edits, those that they add, and those that are trained."""
+    rows = [row for row in tried(path).methods if row["task"] == task]
+    keys = [
+        (row["method"], row["settings"].get("insert.position"), row["settings"].get("insert.layers")) for row in rows
+    ]
+    sizes = [(row["before"], row["parameters"] - row["before"], row["trained"]) for row in rows]
+    found = dict(zip(keys, sizes, strict=True))
+    assert set(found.items()) == set(zip(keys, sizes, strict=True))  # the other settings change no size
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "base", "added", "layers"),
+    [
+        ("table-1", "cola", DEBERTA, ADDED["deberta"], "1-24"),
+        ("table-9", "cola", T5, ADDED["t5"], "1-12"),
+        ("table-2-wmt16-en-ro", "wmt16_en_ro", 222_903_552, ADDED["t5"], "1-12"),
+        ("table-3-cifar100", "cifar100", 86_167_396, ADDED["vit"], None),
+    ],
+)
+def test_parameters_of_table_8(name: str, task: str, base: int, added: tuple[int, int], layers: str | None):
+    found = methods(f"{INSERTION}/{name}.yaml", task)
+    assert found["no insertion", None, None] == (base, 0, base)
+    attention, ffn = added
+    for method in ("without the method", "proposed"):
+        for position, more in (("attention", attention), ("ffn", ffn), ("both", attention + ffn)):
+            assert found[method, position, layers] == (base, more, base + more)
+
+
+@pytest.mark.parametrize(("name", "depth", "part"), [("table-1", 24, 20), ("table-9", 12, 10)])
+def test_fewer_blocks_have_fewer_inserted_layers(name: str, depth: int, part: int):
+    found = methods(f"{INSERTION}/{name}.yaml", "mrpc")
+    for position in ("attention", "ffn", "both"):
+        whole, some = (found["proposed", position, f"1-{top}"][1] for top in (depth, part))
+        assert some * depth == whole * part
+
+
+@pytest.mark.parametrize(
+    ("name", "classifier"),
+    [
+        ("table-1", 1024 * 1024 + 1024 + 2 * 1024 + 2),
+        ("table-9", 768 * 768 + 768 + 2 * 768 + 2),
+    ],
+)
+def test_the_frozen_variant_trains_what_is_inserted_and_the_classifier(name: str, classifier: int):
+    found = methods(f"{INSERTION}/{name}.yaml", "rte")
+    frozen = {key: value for key, value in found.items() if key[0] == "frozen"}
+    assert len(frozen) == 6
+    assert all(trained == added + classifier for _, added, trained in frozen.values())
+
+
+def test_regression_has_one_class_less():
+    assert methods(f"{INSERTION}/table-1.yaml", "stsb")["no insertion", None, None][0] == DEBERTA - 1025
+
+
+@pytest.mark.parametrize(("name", "tasks", "runs"), [("table-1", 7, 152), ("table-9", 6, 152)])
+def test_the_searched_settings_of_table_7(name: str, tasks: int, runs: int):
+    found = tried(f"{INSERTION}/{name}.yaml")
+    assert [row["runs"] for row in found.tasks] == [runs] * tasks
+    rates = {row["settings"]["learning_rate"] for row in found.methods}
+    assert (rates, {row["epochs"] for row in found.methods}) == ({1.5e-5, 3e-5, 5e-5, 1e-4}, {15})
+    assert {row["settings"]["warmup_steps"] for row in found.methods} == {50, 500}
+
+
+# Tables 7 and 8 as printed.
+FITS: dict[str, dict[str, Any]] = {
+    "table-1": {"epochs": 15, "batch_size": 16, "epsilon": 1e-6, "weight_decay": 0.01, "clip": 1, "schedule": "linear"},
+    "table-2-cnn-dailymail": {"max_steps": 15000, "epsilon": 1e-6, "weight_decay": 0.01, "prefix": "summarize: ",
+                              "beams": 4},
+    "table-2-wmt16-en-ro": {"max_steps": 15000, "epsilon": 1e-6, "weight_decay": 0.01, "beams": 4,
+                            "prefix": "translate English to Romanian: "},
+    "table-3-imagenet": {"epochs": 5, "batch_size": 32, "optimizer": "sgd", "momentum": 0.9, "weight_decay": 0,
+                         "clip": 1, "schedule": "cosine"},
+    "table-3-cifar100": {"epochs": 30, "batch_size": 32, "optimizer": "sgd", "momentum": 0.9, "weight_decay": 0,
+                         "clip": 1, "schedule": "cosine"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_settings_of_table_7(name: str):
+    fit = recipe(f"{INSERTION}/{name}.yaml").fit
+    assert {key: fit[key] for key in FITS[name]} == FITS[name]
+    assert fit["batch_size"] * fit.get("accumulate", 1) == (128 if "max_steps" in fit else fit["batch_size"])
+
+
+def test_texts_are_written_for_15_thousand_steps():
+    found = tried(f"{INSERTION}/table-2-cnn-dailymail.yaml")
+    assert {row["steps"] for row in found.methods} == {15_000}
+    assert found.tasks[0]["input"] == {"tokens": 512, "target": 128, "pixels": None}
+    assert found.tasks[0]["steps_per_epoch"] == 2244
+
+
+def test_images_have_384_pixels():
+    assert tried(f"{INSERTION}/table-3-imagenet.yaml").tasks[0]["input"]["pixels"] == (3, 384, 384)
+
+
+@pytest.mark.parametrize("name", ["figure-3", "figure-6", "figures-3-and-6-masked-lm"])
+def test_curves_over_the_bottom_and_the_top_blocks(name: str):
+    path = f"{INSERTION}/{name}.yaml"
+    found = methods(path, next(iter(recipe(path).tasks)))
+    block = 3 * 16 * 64 * 64
+    added = {key: value[1] // block for key, value in found.items()}
+    assert added.pop(("no insertion", None, None)) == 0
+    points = {("bottom k", None, f"1-{k}"): k for k in range(4, 25, 4)}
+    assert added == points | {("top k", None, f"{25 - k}-24"): k for k in range(4, 25, 4)}
+
+
+def test_hidden_tokens_are_guessed_by_accuracy():
+    path = f"{INSERTION}/figures-3-and-6-masked-lm.yaml"
+    assert {row["kind"] for row in tried(path).tasks} == {"masked_lm"}
+    assert {task.metric for task in recipe(path).tasks.values()} == {"accuracy"}
+
+
+def test_the_ablations():
+    table_4, table_5 = (recipe(f"{INSERTION}/table-{number}.yaml").methods for number in (4, 5))
+    edits = [method.edits[0]["insert"] for method in (*table_4.values(), *table_5.values())]
+    assert {edit["position"] for edit in edits} == {"attention"}
+    assert [(edit["init"], edit["activation"], edit.get("placement")) for edit in edits] == [
+        ("unit", None, None),
+        ("unit", "gelu", "output"),
+        ("unit", "gelu", "weight"),
+        *((init, "gelu", "weight") for init in ("xavier", "unit", "he", "zero", "identity")),
+    ]
+
+
+# Partial re-initialisation and probing
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("figure-1a", [67349, 6735, 673]),
+        ("figure-1b", [104743, 10474, 1047]),
+        ("figure-1c", [673, 628]),
+        ("figure-1d", [8551, 855, 86]),
+    ],
+)
+def test_from_no_block_to_all_of_them_starts_anew(name: str, rows: list[int]):
+    path = f"{REINIT}/{name}.yaml"
+    found = tried(path)
+    assert [row["rows"] for row in found.tasks] == rows
+    assert {(row["before"], row["parameters"], row["trained"]) for row in found.methods} == {(109_483_778,) * 3}
+    first = [row["settings"]["reinit.layers"] for row in found.methods if row["task"] == found.tasks[0]["task"]]
+    assert first == [None, "12", *(f"{low}-12" for low in range(11, 0, -1))]
+    (method,) = recipe(path).methods.values()
+    assert method.edits == [{"reinit": {"scope": "linear", "std": 0.02, "bound": 2}}]
+    assert (recipe(path).fit["learning_rate"], recipe(path).fit["epochs"]) == (2e-5, 3)
+
+
+def test_probes_train_the_classifier_alone():
+    found = tried(f"{REINIT}/figure-2.yaml")
+    pooler, classifier, block = 768 * 768 + 768, 2 * 768 + 2, 7_087_872
+    assert {row["trained"] for row in found.methods} == {pooler + classifier}
+    for row in found.methods:
+        assert row["parameters"] == 109_483_778 - (12 - row["settings"]["truncate.keep"]) * block
+    one = found.methods[0]
+    assert one["training_flops"] == one["count"] * one["epochs"] * found.tasks[0]["rows"] * one["flops_per_row"]

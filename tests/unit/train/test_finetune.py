@@ -1,0 +1,296 @@
+"""What `finetune` and `evaluate` refuse, and what they see to beforehand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.support.finetuned import (
+    bert,
+    copies,
+    image_processor,
+    masking_tokenizer,
+    pairs,
+    running_text,
+    scored,
+    shades,
+    t5,
+    t5_tokenizer,
+    tensors,
+    tune,
+    vit,
+)
+from tests.support.training import length_of_text, names, same, several, tiny_tokenizer, yes_no
+
+from lamina import evaluate
+from lamina.bank import ReaderBank
+from lamina.errors import ConfigError, DataError, LaminaError, LayerIndexError, UnknownNameError
+from lamina.tasks.split import Split
+from lamina.train.finetune import HEADS, PROBLEMS, fit_head
+from lamina.train.options import TuneOptions
+from lamina.train.rows import open_rows
+
+TOKEN = "AutoModelForTokenClassification"
+
+
+def refused(model: Any, task: Any, message: str, error: type[LaminaError] = ConfigError, **options: Any) -> None:
+    """The run ends before anything was changed."""
+    before, config = tensors(model), model.config.to_dict()
+    flags = [(one.requires_grad, one.grad) for one in model.parameters()]
+    with pytest.raises(error, match=message):
+        tune(model, task, **options)
+    assert same(tensors(model), before)
+    assert model.config.to_dict() == config
+    assert [(one.requires_grad, one.grad) for one in model.parameters()] == flags
+    assert not any(one.training for one in model.modules())
+
+
+def gpt2() -> Any:
+    config = transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=32)
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("build", "make", "options", "needs"),
+    [
+        (lambda: bert("AutoModel"), yes_no, {}, "AutoModelForSequenceClassification"),
+        (lambda: t5("AutoModel"), copies, {"processor": t5_tokenizer()}, "AutoModelForSeq2SeqLM"),
+        (bert, lambda: names(), {}, TOKEN),
+        (lambda: bert(TOKEN), yes_no, {}, "AutoModelForSequenceClassification"),
+        (lambda: bert(TOKEN, 5), lambda: replace(yes_no(), labels=("a", "b", "c", "d", "e")), {}, "Sequence"),
+        (lambda: bert("AutoModelForMaskedLM"), yes_no, {}, "AutoModelForSequenceClassification"),
+        (lambda: bert("AutoModelForMaskedLM"), copies, {}, "AutoModelForSeq2SeqLM"),
+        (bert, running_text, {"processor": masking_tokenizer()}, "AutoModelForMaskedLM"),
+        (gpt2, copies, {}, "AutoModelForSeq2SeqLM"),
+        (vit, lambda: yes_no(), {}, "AutoModelForSequenceClassification"),
+        (lambda: bert(labels=3), shades, {"processor": image_processor()}, "AutoModelForImageClassification"),
+        (lambda: t5("AutoModelForSequenceClassification"), yes_no, {"processor": image_processor()}, "tokenizer"),
+    ],
+)
+def test_a_model_without_the_head(build: Any, make: Any, options: dict[str, Any], needs: str):
+    model = build()
+    if needs == TOKEN:
+        model = bert(labels=5)
+    refused(model, make(), needs, **options)
+
+
+def test_a_head_with_other_classes():
+    few = r"finetune: the head has 2 classes, task .* has 3 \(who, where, how\); .* num_labels=3"
+    refused(bert(), several(), few)
+    refused(bert(), length_of_text(), r"the head has 2 classes, task .* has 1 \(words\)")
+    model = bert()
+    model.config.id2label = {0: "bad", 1: "good"}
+    refused(
+        model, yes_no(), "the classes of the head are bad, good, those of task .* no, yes; they must agree, in this"
+    )
+    model.config.id2label = {0: "yes", 1: "no"}
+    refused(model, yes_no(), "the classes of the head are yes, no")
+
+
+def test_names_of_classes_that_differ_in_case_alone_are_kept():
+    model = bert()
+    model.config.id2label = {0: "NO", 1: "Yes"}
+    tune(model, yes_no())
+    assert model.config.id2label == {0: "NO", 1: "Yes"}
+
+
+def test_a_new_head_gets_the_names_of_the_classes():
+    model = bert()
+    tune(model, yes_no())
+    assert model.config.id2label == {0: "no", 1: "yes"}
+    assert model.config.label2id == {"no": 0, "yes": 1}
+    assert model.config.problem_type == "single_label_classification"
+
+
+def test_a_processor_is_found_where_the_model_came_from(tmp_path: Path):
+    model, task = bert(), yes_no()
+    refused(model, task, r"no processor was given, and none is where the model came from \(''\)", processor=None)
+    model.save_pretrained(tmp_path)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    refused(model, task, "no processor was given, and none is where the model came from", processor=None)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    assert tune(model, task, processor=None).steps == 10
+    assert scored(model, task, "validation")["accuracy"] > 0.4
+
+
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_a_part_without_rows(part: str):
+    task = yes_no()
+    task = replace(task, splits={**task.splits, part: Split((), ())})
+    refused(bert(), task, f"task .*: its {part} part is empty; it needs a row at least")
+
+
+def test_a_part_that_is_not_there():
+    task = yes_no()
+    refused(
+        bert(), replace(task, splits={"train": task.splits["train"]}), "unknown split 'validation'", UnknownNameError
+    )
+    with pytest.raises(UnknownNameError, match="unknown split 'test'; known: train, validation"):
+        scored(bert(), task, "test", tiny_tokenizer())
+
+
+def test_a_prefix_for_a_task_that_writes_nothing():
+    refused(bert(), yes_no(), "prefix is 'say: ' for a task of kind sequence_classification", prefix="say: ")
+
+
+def test_weights_in_float16():
+    refused(bert().half(), yes_no(), r"'bert.embeddings.* is in float16, in which steps are lost")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_float16_without_a_gpu():
+    refused(bert(), yes_no(), "precision is 'float16' and there is no GPU", precision="float16")
+
+
+def test_a_model_that_a_bank_reads():
+    model = bert()
+    model.requires_grad_(False)
+    bank = ReaderBank(model, tiny_tokenizer())
+    refused(model, yes_no(), "a bank reads this model and keeps it as it is; fine-tuning changes it")
+    del bank
+
+
+def test_options_that_cannot_be():
+    refused(bert(), yes_no(), "finetune: unknown option 'epoch'.*Did you mean 'epochs'", UnknownNameError, epoch=3)
+    refused(bert(), yes_no(), "finetune: epochs is 0; it must be at least 1", epochs=0)
+    refused(bert(), yes_no(), "encode: max_length is 99; model and tokenizer take 1 to 32", max_length=99)
+    refused(bert(), yes_no(), "resume is set but no output folder", resume=True)
+    refused(bert(), yes_no(), "layer 9 does not exist", LayerIndexError, layer_rates={9: 1e-3})
+    frozen = bert()
+    frozen.requires_grad_(False)
+    refused(frozen, yes_no(), "every parameter is frozen")
+
+
+def test_a_processor_of_another_kind():
+    refused(
+        bert(),
+        yes_no(),
+        "the processor is a ViTImageProcessorPil; the texts .* a tokenizer",
+        processor=image_processor(),
+    )
+    refused(vit(), shades(), "images: the processor is a .*; images are resized", processor=tiny_tokenizer())
+
+
+def test_images_of_another_size():
+    message = r"ViTForImageClassification fails on images of 16 x 16 \(.*\); .* set the processor's size"
+    refused(vit(), shades(), message, processor=image_processor(16))
+    refused(vit(labels=2), shades(), "the head has 2 classes, task shades has 3", processor=image_processor())
+
+
+def test_a_tokenizer_without_a_mask():
+    refused(bert("AutoModelForMaskedLM"), running_text(), "masked_lm: the tokenizer has no mask token")
+
+
+def test_a_task_that_is_written_with_labels():
+    task = copies()
+    numbers = Split(task.split("train").texts, (1,) * len(task.split("train")))
+    refused(t5(), replace(task, splits={**task.splits, "train": numbers}), "texts are written", DataError)
+
+
+def test_a_run_that_falls_apart_is_told(caplog: pytest.LogCaptureFixture):
+    result = tune(bert(labels=1), length_of_text(scale=1e30), learning_rate=1e30, clip=0.0, epochs=2)
+    assert all(abs(row["pearson"]) <= 1 for row in result.history)
+    assert "finetune: the weights are no longer numbers; the learning rate is too high" in caplog.text
+    caplog.clear()
+    tune(bert(), yes_no())
+    assert not caplog.text
+
+
+def test_every_kind_has_a_head_and_every_problem_a_loss():
+    from lamina.tasks.kinds import KINDS, METRICS
+
+    assert HEADS.keys() == set(KINDS)
+    assert all(hasattr(transformers, head) for head in HEADS.values())
+    assert PROBLEMS.keys() == {problem for kind, problem in METRICS if kind == "sequence_classification"}
+
+
+def test_a_part_is_scored_without_training():
+    model, task = bert(), yes_no()
+    before = tensors(model)
+    found = scored(model, task, "train", tiny_tokenizer(), batch_size=3)
+    assert found.keys() == {"accuracy", "f1", "mcc"}
+    assert found == scored(model, task, "train", tiny_tokenizer(), batch_size=40)
+    assert same(tensors(model), before)
+    with pytest.raises(ConfigError, match="has no head for task"):
+        scored(bert("AutoModel"), task, "train", tiny_tokenizer())
+
+
+def test_scores_of_the_best_epoch_and_how_long_it_took():
+    result = tune(bert(), pairs(), epochs=2)
+    row = result.history[int(result.best["pairs"]["epoch"]) - 1]
+    assert result.best["pairs"] == {key: value for key, value in row.items() if key != "reader"}
+    assert {row["reader"] for row in result.history} == {"pairs"}
+    assert (result.steps, result.seconds > 0, result.importances) == (40, True, [])
+    assert result.truncated == {"pairs": 0}
+
+
+def test_long_texts_are_counted():
+    task = yes_no(train=8, validation=4)
+    long = Split(tuple(f"{text} " * 12 for text in task.split("train").texts), task.split("train").labels)
+    result = tune(bert(), replace(task, splits={**task.splits, "train": long}))
+    assert result.truncated[task.name] > 0
+
+
+def test_a_head_is_tried_on_the_shortest_rows(monkeypatch: pytest.MonkeyPatch):
+    model, task = bert(), yes_no()
+    rows = open_rows(task, "train", model, tiny_tokenizer(), TuneOptions())
+    asked: list[list[int]] = []
+    batch = type(rows).batch
+    monkeypatch.setattr(type(rows), "batch", lambda self, numbers, **kw: asked.append(numbers) or batch(self, numbers))
+    model.train()
+    fit_head(model, task, rows)
+    assert model.training
+    assert [rows.lengths[row] for row in asked[0]] == sorted(rows.lengths)[:2]
+
+
+def test_scores_per_class_of_a_model():
+    task = yes_no()
+    rows: Any = scored(bert(), task, "train", tiny_tokenizer(), per_class=True)["per_class"]
+    assert [row["label"] for row in rows] == list(task.labels)
+    assert sum(row["count"] for row in rows) == len(task.split("train"))
+
+
+def test_the_test_part_is_scored_where_that_is_asked_for():
+    task = yes_no()
+    task = replace(task, splits={**task.splits, "test": task.splits["train"]})
+    model = bert()
+    result = tune(model, task, test=True)
+    assert result.test == {task.name: scored(model, task, "test", tiny_tokenizer())}
+    assert tune(bert(), task).test == {}
+    refused(bert(), yes_no(), "unknown split 'test'", UnknownNameError, test=True)
+
+
+def test_what_evaluate_does_not_know():
+    with pytest.raises(UnknownNameError, match="evaluate: unknown option of a model 'epochs'; known: processor, "):
+        scored(bert(), yes_no(), "train", tiny_tokenizer(), epochs=3)
+    bank = ReaderBank(bert("AutoModel"), tiny_tokenizer())
+    with pytest.raises(UnknownNameError, match="evaluate: unknown option of a bank's readers 'beams'"):
+        evaluate(bank, {"it": yes_no()}, beams=2)
+
+
+def test_evaluate_leaves_the_config_as_it_is():
+    model = bert()
+    before = model.config.to_dict()
+    scored(model, yes_no(), "train", tiny_tokenizer())
+    assert model.config.to_dict() == before
+
+
+def test_lengths_are_asked_for_once():
+    class Counted:
+        asked = 0
+
+        @property
+        def lengths(self) -> list[int]:
+            self.asked += 1
+            return [3] * 50
+
+        def batch(self, rows: Any, *, epoch: int = 0) -> dict[str, torch.Tensor]:
+            return {"input_ids": torch.ones(len(rows), 3).long(), "labels": torch.zeros(len(rows)).long()}
+
+    rows: Any = Counted()
+    fit_head(bert(), yes_no(), rows)
+    assert rows.asked == 1
