@@ -133,7 +133,7 @@ def test_feeding_changes_no_state(name: str, settings: dict[str, Any]):
 @pytest.mark.parametrize(("name", "settings"), CASES)
 @torch.no_grad()
 def test_a_row_alone_is_that_row_beside_others(name: str, settings: dict[str, Any]):
-    """Law 5: without its neighbours, without its padding, with padding on the other side; in double, free of rounding."""
+    """Law 5: without its neighbours or padding, or with padding on the other side; in double, free of rounding."""
     fusion = made(name, settings).double()
     states, mask = states_and_mask()
     states = states.double()

@@ -1,0 +1,316 @@
+"""What a kind of task says of itself: everything that training, scoring and predicting need to know.
+
+Nothing outside `lamina.tasks` asks which kind a task is; it calls these methods. A new kind is one file with a subclass
+of `Kind`, and one line in the registry `KINDS`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from lamina.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from lamina.data.read import Table
+    from lamina.tasks.split import Split
+
+PARTS = ("train", "validation", "test")
+
+
+class TaskLike(Protocol):
+    """What a kind must know of a task: of a `Task`, or of a reader's head where nothing is trained."""
+
+    @property
+    def kind(self) -> str:
+        """Name of its kind."""
+        ...
+
+    @property
+    def problem_type(self) -> str:
+        """Which of the kind's problems it is."""
+        ...
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """Class names in the order of their ids."""
+        ...
+
+
+@dataclass(frozen=True)
+class ColumnSpec:
+    """Which columns to read, and as what.
+
+    Attributes:
+        kind: Name of the kind of task.
+        text: Column of the text, of the list of words, or of the image.
+        label: Column of the label, of the list of tags, or of the text to write.
+        text_pair: Column of the second text, if any.
+        labels: Class names in the order of their ids; None reads them off the train part.
+        problem_type: None reads it off the labels.
+    """
+
+    kind: str
+    text: str | int
+    label: str | int
+    text_pair: str | int | None = None
+    labels: tuple[str, ...] | None = None
+    problem_type: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodeOptions:
+    """How a part of a task becomes inputs of a model; a kind looks at what concerns it.
+
+    Attributes:
+        part: "train", "validation" or "test"; random changes are made to "train" only.
+        max_length: Tokens of a text or window, special ones included.
+        stride: Tokens that two windows of a long text share; None: a quarter of the window.
+        windows: Cut long texts into windows: some task over these texts is answered token by token.
+        seed: Of random changes (hidden tokens, crops of images).
+        prefix: Stands before every text.
+        max_target_length: Tokens of a text to write.
+        augment: Crop and flip training images at random.
+    """
+
+    part: str
+    max_length: int
+    stride: int | None = None
+    windows: bool = False
+    seed: int = 0
+    prefix: str = ""
+    max_target_length: int = 128
+    augment: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions:
+    """How texts are written.
+
+    Attributes:
+        max_target_length: Tokens of a text, at most.
+        num_beams: Of the beam search; 1 is greedy.
+        length_penalty: Of the beam search: above 0 favours longer texts.
+    """
+
+    max_target_length: int = 128
+    num_beams: int = 1
+    length_penalty: float = 1.0
+
+
+class Inputs(Protocol):
+    """A part of a task as rows that a model reads: windows of texts, blocks, images. Tasks over the same texts share it."""
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of each row, by which batches are put together; 1 for what has none."""
+        ...
+
+    @property
+    def uncacheable(self) -> str | None:
+        """Why the model's states for these rows cannot be kept from epoch to epoch; None if they can."""
+        ...
+
+    def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
+        """What the model is called with for some rows.
+
+        Args:
+            rows: Which.
+            epoch: Random changes differ from epoch to epoch.
+
+        Returns:
+            Tensors `[batch, ...]`; "labels" among them only where the inputs make them (hidden tokens, target texts).
+        """
+        ...
+
+
+class Targets(Protocol):
+    """One task's labels for the rows of its inputs."""
+
+    def tensor(self, rows: Sequence[int]) -> Tensor:
+        """The labels of some rows `[batch, ...]`; -100, NaN or -1 where a row carries none."""
+        ...
+
+
+class Results(Protocol):
+    """Collects outputs batch by batch, and tells what they amount to."""
+
+    def add(self, rows: Sequence[int], outputs: Any, labels: Tensor | None = None) -> None:
+        """Take in a batch.
+
+        Args:
+            rows: Which rows of the inputs.
+            outputs: What `Kind.outputs` or a reader's head gave for them.
+            labels: Their labels, where the inputs made them.
+        """
+        ...
+
+    def scores(self, metrics: Sequence[str]) -> dict[str, float]:
+        """Metric -> score, in the order asked; never NaN."""
+        ...
+
+    def per_class(self) -> list[dict[str, Any]]:
+        """A row per class with label, precision, recall, F1 and count; empty where there are no classes."""
+        ...
+
+    def predictions(self) -> list[Any]:
+        """Per example a JSON-ready answer."""
+        ...
+
+
+class Kind(ABC):
+    """A kind of task.
+
+    Attributes:
+        name: What it is called in tasks, recipes and on the command line; also the name of its reader head.
+        problem_types: Problem type -> its metrics, the one that picks the best epoch first. The first is the default.
+        auto_class: Auto class of transformers whose models have the head for it.
+        base_class: Auto class of the model that a bank's readers of this kind read.
+        processor: What makes inputs: "tokenizer" or "image_processor".
+        inputs: Tasks of kinds that name the same inputs share a pass over the same examples.
+        predict_inputs: The same for predicting.
+        per_token: Whether answers are token by token, so that long texts are cut into windows.
+        has_classes: Whether the outputs of a model are one score per label.
+        reads_pairs: Whether an example may be a pair of texts.
+        sequential: Whether examples belong together in their order, so that the last tenth is held out.
+        usual_columns: Columns of the text and the label where none is named.
+        readers: Whether readers can do it; else only whole models.
+    """
+
+    name: ClassVar[str]
+    problem_types: ClassVar[Mapping[str, tuple[str, ...]]]
+    auto_class: ClassVar[str]
+    base_class: ClassVar[str] = "AutoModel"
+    processor: ClassVar[str] = "tokenizer"
+    inputs: ClassVar[str] = "text"
+    predict_inputs: ClassVar[str] = "text"
+    per_token: ClassVar[bool] = False
+    has_classes: ClassVar[bool] = True
+    reads_pairs: ClassVar[bool] = False
+    sequential: ClassVar[bool] = False
+    usual_columns: ClassVar[tuple[str, str]] = ("sentence", "label")
+    readers: ClassVar[bool] = True
+
+    # From files to examples
+
+    def read(self, source: Any, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
+        """Read one part from where it is: a file, a folder, or what else the kind takes.
+
+        Raises:
+            DataError: If it cannot be read.
+        """
+        from lamina.data.read import read_table
+
+        if not isinstance(source, str) and not hasattr(source, "__fspath__"):
+            raise ConfigError(
+                f"task: {len(source)} files were given for one part of a task of kind {self.name}; it reads one. "
+                "Give one file."
+            )
+        return read_table(source, header=header)
+
+    @abstractmethod
+    def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
+        """Settle labels and problem type, and make the examples of every part.
+
+        Raises:
+            DataError: If a column is missing or a cell does not fit; names file, row and column.
+        """
+
+    def metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
+        """The metrics that fit, the usual one first."""
+        del labels
+        return self.problem_types[problem_type]
+
+    def single_label(self, problem_type: str) -> bool:
+        """Whether every example has exactly one class, so that it can be drawn class by class."""
+        return self.has_classes and not self.per_token and problem_type == "classification"
+
+    def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
+        """The classes that few-shot subsamples are counted by, and per example the numbers of those in it."""
+        if not self.single_label(task.problem_type):
+            return (), [()] * len(split)
+        return tuple(task.labels), [(label,) for label in split.labels]
+
+    # From examples to batches
+
+    @abstractmethod
+    def encode(self, split: Split, processor: Any, options: EncodeOptions) -> Inputs:
+        """The examples of a part as rows that a model reads.
+
+        Raises:
+            ConfigError: If the processor is none of this kind, or an option does not fit.
+        """
+
+    @abstractmethod
+    def targets(self, task: TaskLike, split: Split, inputs: Inputs) -> Targets | None:
+        """The labels of every row; None where the inputs make them."""
+
+    def truncated(self, inputs: Inputs) -> int:
+        """How many examples are read without their end."""
+        del inputs
+        return 0
+
+    def batch_size(self, asked: int, inputs: Inputs, outputs: int) -> int:
+        """Rows per batch when scoring, at most `asked`.
+
+        Args:
+            asked: What the user asked for.
+            inputs: What is read.
+            outputs: Scores per position: classes, or entries of a vocabulary.
+        """
+        del inputs, outputs
+        return asked
+
+    # Whole models
+
+    def configure(self, config: Any, task: TaskLike) -> None:
+        """Write the task's classes and problem type into a model's config.
+
+        Raises:
+            ConfigError: If the model's head has other classes.
+        """
+        del config, task
+
+    def model_problem(self, model: PreTrainedModel) -> str | None:
+        """Why a model cannot do this kind of task, as far as can be told without running it; None if nothing is wrong."""
+        del model
+
+    def output_problem(self, outputs: Any, task: TaskLike) -> str | None:
+        """What is wrong with a model's outputs for a batch; None if nothing is."""
+        del outputs, task
+
+    def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
+        """Labels as a whole model's own loss takes them."""
+        del task
+        return labels
+
+    def outputs(
+        self, model: PreTrainedModel, batch: Mapping[str, Tensor], processor: Any, options: GenerationOptions
+    ) -> Any:
+        """A model's outputs for a batch without labels, as `Results.add` takes them."""
+        del processor, options
+        return model(**batch).logits  # pyright: ignore[reportCallIssue]
+
+    # From outputs to scores and answers
+
+    @abstractmethod
+    def results(self, task: TaskLike, split: Split, inputs: Inputs) -> Results:
+        """An empty collection for scoring a part of a task."""
+
+    @abstractmethod
+    def examples(self, raw: Sequence[Any], processor: Any) -> Split:
+        """Examples without labels from what a user hands to `predict`.
+
+        Raises:
+            ConfigError: If something is not what this kind reads; names the entry.
+        """
+
+    @abstractmethod
+    def answers(self, task: TaskLike, split: Split, inputs: Inputs, processor: Any) -> Results:
+        """An empty collection for predicting; `split` is what `examples` gave."""
