@@ -105,7 +105,7 @@ class GenerationOptions:
 
 
 class Inputs(Protocol):
-    """A part of a task as rows that a model reads: windows of texts, blocks, images. Tasks over the same texts share it."""
+    """A part of a task as rows that a model reads: windows of texts, blocks, images."""
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -209,7 +209,7 @@ class Kind(ABC):
 
         if not isinstance(source, str) and not hasattr(source, "__fspath__"):
             raise ConfigError(
-                f"task: {len(source)} files were given for one part of a task of kind {self.name}; it reads one. "
+                f"task: {len(source)} files were given for one part of a task of kind {spec.kind}; it reads one. "
                 "Give one file."
             )
         return read_table(source, header=header)
@@ -278,7 +278,7 @@ class Kind(ABC):
         del config, task
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
-        """Why a model cannot do this kind of task, as far as can be told without running it; None if nothing is wrong."""
+        """Why a model cannot do this kind of task, as far as its class and config tell; None if nothing is wrong."""
         del model
 
     def output_problem(self, outputs: Any, task: TaskLike) -> str | None:
