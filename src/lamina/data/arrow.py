@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import tempfile
 import uuid
@@ -111,3 +112,46 @@ class Column(Sequence[Any]):
     def __repr__(self) -> str:
         shown = ", ".join(map(repr, self.take(range(min(3, len(self))))))
         return f"Column([{shown}{', ...' if len(self) > 3 else ''}], {len(self)} rows)"
+
+
+@final
+class Ragged:
+    """A column of lists of numbers, row by row without a copy.
+
+    Args:
+        column: Of an Arrow table; rows are read from its memory, or from the file that it is mapped to.
+
+    Attributes:
+        lengths: Numbers in each row.
+    """
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        chunks = [chunk for chunk in column.chunks if len(chunk)]
+        self._values = [chunk.values.to_numpy(zero_copy_only=True) for chunk in chunks]
+        self._edges = [chunk.offsets.to_numpy(zero_copy_only=True) for chunk in chunks]
+        self._starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
+        edges = [np.diff(edges) for edges in self._edges]
+        self.lengths = np.concatenate(edges).astype(np.int64) if edges else np.zeros(0, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> np.ndarray[Any, Any]:
+        chunk = int(np.searchsorted(self._starts, row, side="right")) - 1 if len(self._values) > 1 else 0
+        edges, at = self._edges[chunk], row - self._starts[chunk]
+        return self._values[chunk][edges[at] : edges[at + 1]]
+
+    def padded(self, rows: Sequence[int], fill: int) -> np.ndarray[Any, Any]:
+        """Some rows `[rows, longest]` in int64, padded on the right."""
+        numbers = [self[row] for row in rows]
+        padded = np.full((len(numbers), max(map(len, numbers), default=0)), fill, dtype=np.int64)
+        for row, values in zip(padded, numbers, strict=True):
+            row[: len(values)] = values
+        return padded
+
+    def digest(self) -> bytes:
+        """Equal for equal rows, however they are stored."""
+        digest = hashlib.blake2b(np.ascontiguousarray(self.lengths).tobytes(), digest_size=16)
+        for edges, values in zip(self._edges, self._values, strict=True):
+            digest.update(np.ascontiguousarray(values[edges[0] : edges[-1]]).tobytes())
+        return digest.digest()
