@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -49,6 +49,15 @@ def window_table(
     starts, stops, numbers = zip(*runs, strict=True) if runs else ((), (), ())
     places = zip(_PLACES.items(), (text, window, starts, stops, numbers), strict=True)
     return pa.table({**columns, **{name: pa.array(values, kind) for (name, kind), values in places}})
+
+
+def pairs_of(flat: Sequence[int]) -> list[tuple[int, int]]:
+    """Spans from their edges, as lists of lists are stored."""
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _feature(keys: Sequence[str], *cells: Any) -> dict[str, Any]:
+    return dict(zip(keys, cells, strict=True))
 
 
 @final
@@ -107,7 +116,7 @@ class Encoded:
     @property
     def features(self) -> Column:
         """Per window `input_ids`, `attention_mask` and, where the model takes them, `token_type_ids`."""
-        return Column(self._rows, self.keys, lambda *cells: dict(zip(self.keys, cells, strict=True)))
+        return Column(self._rows, self.keys, partial(_feature, self.keys))
 
     @property
     def offsets(self) -> Column:
@@ -116,7 +125,7 @@ class Encoded:
         (0, 0) for special tokens and those of the second text; empty lists if the tokenizer is a slow one or no offsets
         were asked for.
         """
-        return Column(self._rows, ["offsets"], lambda flat: list(zip(flat[::2], flat[1::2], strict=True)))
+        return Column(self._rows, ["offsets"], pairs_of)
 
     @cached_property
     def runs(self) -> list[Run]:
@@ -185,12 +194,6 @@ def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) ->
     Raises:
         ConfigError: If there are no offsets, or the texts are not as many.
     """
-    offsets = list(encoded.offsets)
-    if any(len(spans) != length for spans, length in zip(offsets, encoded.lengths, strict=True)):
-        raise ConfigError(
-            "word_labels: there are no character offsets; words are found by them. "
-            "Use a fast tokenizer, and encode with offsets."
-        )
     if encoded.texts != len(words):
         raise ConfigError(
             f"word_labels: {encoded.texts} texts and words of {len(words)}; both must be of the same rows."
@@ -198,13 +201,18 @@ def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) ->
     words = list(words)
     found: list[list[tuple[int, int] | None]] = [[None] * len(spans) for spans in words]
     following = [0] * len(words)
-    for window, owned in enumerate(owners(encoded)):
-        text, run = int(encoded.text[window]), encoded.runs[window]
-        for at in range(run.start, run.stop):
+    texts, runs = encoded.text.tolist(), encoded.runs
+    for window, (owned, spans) in enumerate(zip(owners(encoded), encoded.offsets, strict=True)):
+        if len(spans) != len(owned):
+            raise ConfigError(
+                "word_labels: there are no character offsets; words are found by them. "
+                "Use a fast tokenizer, and encode with offsets."
+            )
+        text = texts[window]
+        for at in range(runs[window].start, runs[window].stop):
             if owned[at]:
-                word = _word_at(words[text], offsets[window][at], following[text])
-                following[text] = word
-                _claim(found[text], words[text], word, offsets[window][at], (window, at))
+                following[text] = word = _word_at(words[text], spans[at], following[text])
+                _claim(found[text], words[text], word, spans[at], (window, at))
     return found
 
 
