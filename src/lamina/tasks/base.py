@@ -7,18 +7,23 @@ of `Kind`, and one line in the registry `KINDS`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from lamina.data.arrow import Column
+from lamina.data.read import Table, read_table
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    import datasets
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from lamina.data.read import Table
     from lamina.tasks.split import Split
 
 PARTS = ("train", "validation", "test")
@@ -69,7 +74,7 @@ class EncodeOptions:
     """How a part of a task becomes inputs of a model; a kind looks at what concerns it.
 
     Attributes:
-        part: "train", "validation" or "test"; random changes are made to "train" only.
+        part: "train", "validation", "test", or "predict"; random changes are made to "train" only.
         max_length: Tokens of a text or window, special ones included.
         stride: Tokens that two windows of a long text share; None: a quarter of the window.
         windows: Cut long texts into windows: some task over these texts is answered token by token.
@@ -117,6 +122,11 @@ class Inputs(Protocol):
         """Why the model's states for these rows cannot be kept from epoch to epoch; None if they can."""
         ...
 
+    @property
+    def digest(self) -> str:
+        """Equal for equal inputs: kept states are found by it."""
+        ...
+
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """What the model is called with for some rows.
 
@@ -139,7 +149,7 @@ class Targets(Protocol):
 
 
 class Results(Protocol):
-    """Collects outputs batch by batch, and tells what they amount to."""
+    """Collects outputs batch by batch, and tells what they amount to; what a subclass leaves out is empty."""
 
     def add(self, rows: Sequence[int], outputs: Any, labels: Tensor | None = None) -> None:
         """Take in a batch.
@@ -153,15 +163,35 @@ class Results(Protocol):
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
         """Metric -> score, in the order asked; never NaN."""
-        ...
+        return {}
 
     def per_class(self) -> list[dict[str, Any]]:
         """A row per class with label, precision, recall, F1 and count; empty where there are no classes."""
-        ...
+        return []
 
     def predictions(self) -> list[Any]:
         """Per example a JSON-ready answer."""
-        ...
+        return []
+
+
+def cells_of(rows: datasets.Dataset, column: str, spec: ColumnSpec) -> Any:
+    """A column of a data set; ids become names where the column has names for them that are all among the labels."""
+    names = class_names(rows, column)
+    named = names is not None and set(names) <= set(spec.labels or ())
+    return Column(rows, [column], partial(_by_name, names) if named else None)
+
+
+def class_names(rows: datasets.Dataset, column: str | int) -> tuple[str, ...] | None:
+    """The class names that a column of a data set has, in the order of their ids; None if it has none."""
+    feature = rows.features.get(str(column))
+    names = getattr(getattr(feature, "feature", feature), "names", None)
+    return None if names is None else tuple(names)
+
+
+def _by_name(names: tuple[str, ...], cell: Any) -> Any:
+    if isinstance(cell, list):
+        return [_by_name(names, part) for part in cell]
+    return names[cell] if isinstance(cell, int) and 0 <= cell < len(names) else cell
 
 
 class Kind(ABC):
@@ -181,6 +211,7 @@ class Kind(ABC):
         sequential: Whether examples belong together in their order, so that the last tenth is held out.
         usual_columns: Columns of the text and the label where none is named.
         readers: Whether readers can do it; else only whole models.
+        takes_prefix: Whether a text may be put before every example.
     """
 
     name: ClassVar[str]
@@ -196,23 +227,47 @@ class Kind(ABC):
     sequential: ClassVar[bool] = False
     usual_columns: ClassVar[tuple[str, str]] = ("sentence", "label")
     readers: ClassVar[bool] = True
+    takes_prefix: ClassVar[bool] = False
 
     # From files to examples
 
     def read(self, source: Any, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
-        """Read one part from where it is: a file, a folder, or what else the kind takes.
+        """Read one part from where it is: a file, or what else the kind takes.
+
+        Args:
+            source: Where.
+            spec: Its columns.
+            header: Column names of files that have none.
 
         Raises:
             DataError: If it cannot be read.
+            ConfigError: If it is not of a form that the kind takes.
         """
-        from lamina.data.read import read_table
+        self.check_source(source, spec)
+        return read_table(source, header=header)
 
-        if not isinstance(source, str) and not hasattr(source, "__fspath__"):
+    def check_source(self, source: Any, spec: ColumnSpec) -> None:
+        """Raise ConfigError unless the source is one file or folder."""
+        if not isinstance(source, str | Path):
             raise ConfigError(
                 f"task: {len(source)} files were given for one part of a task of kind {spec.kind}; it reads one. "
-                "Give one file."
+                "A pair of files is for texts that become others."
             )
-        return read_table(source, header=header)
+
+    def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
+        """The columns that are meant where none was named and there is none of the usual name."""
+        return spec
+
+    def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[Any]], spec: ColumnSpec) -> Table:
+        """A part that is at hand.
+
+        Args:
+            name: What messages call it.
+            rows: A data set of the `datasets` library, or columns of equal length.
+            spec: Its columns.
+        """
+        columns = rows if isinstance(rows, Mapping) else {key: cells_of(rows, key, spec) for key in rows.column_names}
+        return Table(name, dict(columns), range(1, len(next(iter(columns.values()), ())) + 1))
 
     @abstractmethod
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
@@ -224,7 +279,6 @@ class Kind(ABC):
 
     def metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
         """The metrics that fit, the usual one first."""
-        del labels
         return self.problem_types[problem_type]
 
     def single_label(self, problem_type: str) -> bool:
@@ -253,7 +307,6 @@ class Kind(ABC):
 
     def truncated(self, inputs: Inputs) -> int:
         """How many examples are read without their end."""
-        del inputs
         return 0
 
     def batch_size(self, asked: int, inputs: Inputs, outputs: int) -> int:
@@ -264,8 +317,26 @@ class Kind(ABC):
             inputs: What is read.
             outputs: Scores per position: classes, or entries of a vocabulary.
         """
-        del inputs, outputs
         return asked
+
+    # For estimates, before there is a model
+
+    def model_rows(self, rows: int, tokens: float, max_length: int, config: Any) -> tuple[int, int]:
+        """How many rows of how many tokens a model reads of some examples.
+
+        Args:
+            rows: Examples.
+            tokens: Of a usual example.
+            max_length: Tokens that the model reads at most.
+            config: Of the model.
+        """
+        del config
+        return rows, min(round(tokens), max_length)
+
+    def target_tokens(self, max_target_length: int) -> int:
+        """Tokens that a model writes per example, at most; 0: none."""
+        del max_target_length
+        return 0
 
     # Whole models
 
@@ -275,26 +346,21 @@ class Kind(ABC):
         Raises:
             ConfigError: If the model's head has other classes.
         """
-        del config, task
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
         """Why a model cannot do this kind of task, as far as its class and config tell; None if nothing is wrong."""
-        del model
 
     def output_problem(self, outputs: Any, task: TaskLike) -> str | None:
         """What is wrong with a model's outputs for a batch; None if nothing is."""
-        del outputs, task
 
     def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
         """Labels as a whole model's own loss takes them."""
-        del task
         return labels
 
     def outputs(
         self, model: PreTrainedModel, batch: Mapping[str, Tensor], processor: Any, options: GenerationOptions
     ) -> Any:
         """A model's outputs for a batch without labels, as `Results.add` takes them."""
-        del processor, options
         return model(**batch).logits  # pyright: ignore[reportCallIssue]
 
     # From outputs to scores and answers

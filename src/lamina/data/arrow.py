@@ -1,0 +1,203 @@
+"""Columns in Arrow: in memory while they are small, memory-mapped from a temporary file once they are large."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import re
+import shutil
+import tempfile
+import uuid
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import pyarrow as pa
+
+from lamina.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import datasets
+
+CHUNK = 1000  # rows that are made, or read, at a time
+SPILL_BYTES = 64 << 20  # columns larger than this go to a file
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def encodable(text: str) -> str:
+    """The text with a sign in place of half characters, as broken JSON escapes leave them: nothing can encode these."""
+    return _LONE_SURROGATE.sub("\ufffd", text)
+
+
+def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
+    """One data set of tables that come one by one; large ones are on disk, in a file that is removed with it.
+
+    Args:
+        tables: At least one, all of the same schema.
+
+    Raises:
+        DataError: If the file cannot be written.
+    """
+    import datasets
+
+    small: list[pa.Table] = []
+    size = 0
+    tables = iter(tables)
+    for table in tables:
+        small.append(table)
+        size += table.nbytes
+        if size > SPILL_BYTES:
+            return _on_disk(itertools.chain(small, tables))
+    whole = pa.concat_tables(small).combine_chunks()
+    return datasets.Dataset(datasets.table.InMemoryTable(whole), fingerprint=uuid.uuid4().hex)
+
+
+def _on_disk(tables: Iterator[pa.Table]) -> datasets.Dataset:
+    import datasets
+
+    holder, first = _TemporaryFile(), next(tables)
+    try:
+        with pa.OSFile(holder.path, "wb") as file, pa.ipc.new_stream(file, first.schema) as writer:
+            for table in itertools.chain([first], tables):
+                writer.write_table(table)
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"data: {holder.path} cannot be written ({reason}); TMPDIR names another folder.") from error
+    dataset = datasets.Dataset.from_file(holder.path)
+    vars(dataset)["_lamina_file"] = holder
+    return dataset
+
+
+@final
+class _TemporaryFile:
+    """A file that is removed with the last data set that holds this; copies share it, pickled ones leave it alone."""
+
+    def __init__(self) -> None:
+        folder = tempfile.mkdtemp(prefix="lamina-")
+        self.path = str(Path(folder) / "rows.arrow")
+        weakref.finalize(self, _remove, folder, os.getpid())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _TemporaryFile:
+        return self
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+
+def _remove(folder: str, process: int) -> None:
+    if os.getpid() == process:  # workers that were forked off hold copies
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def derived(made: datasets.Dataset, rows: datasets.Dataset) -> datasets.Dataset:
+    """A data set that was made of another's rows, and keeps the file that they are in."""
+    vars(made)["_lamina_file"] = vars(rows).get("_lamina_file")
+    return made
+
+
+def chunks(items: Iterable[Any], size: int = CHUNK) -> Iterator[list[Any]]:
+    """Items in lists of at most `size`; an empty list if there are none."""
+    items = iter(items)
+    chunk = list(itertools.islice(items, size))
+    yield chunk
+    while chunk := list(itertools.islice(items, size)):
+        yield chunk
+
+
+@final
+class Column(Sequence[Any]):
+    """Some columns of a data set as one sequence, whose items are made when they are asked for.
+
+    Args:
+        rows: The data set.
+        names: Its columns.
+        decode: Makes an item of the cells of a row, in the order of `names`; None: the cell, or the tuple of cells.
+    """
+
+    def __init__(self, rows: datasets.Dataset, names: Sequence[str], decode: Callable[..., Any] | None = None) -> None:
+        self._rows, self._names, self._decode = rows.select_columns(list(names)), list(names), decode
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return self.take(range(*row.indices(len(self))))
+        return self.take([row])[0]
+
+    def take(self, rows: Sequence[int]) -> tuple[Any, ...]:
+        """The items of some rows."""
+        if not len(rows):
+            return ()
+        cells = self._rows[rows if isinstance(rows, range) else [int(row) for row in rows]]
+        if self._decode is None and len(self._names) == 1:
+            return tuple(cells[self._names[0]])
+        items = zip(*(cells[name] for name in self._names), strict=True)
+        return tuple(items) if self._decode is None else tuple(self._decode(*item) for item in items)
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, len(self), CHUNK):
+            yield from self.take(range(start, min(start + CHUNK, len(self))))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        del copy
+        return np.asarray(list(self), dtype=dtype)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self.take(range(min(3, len(self))))))
+        return f"Column([{shown}{', ...' if len(self) > 3 else ''}], {len(self)} rows)"
+
+
+@final
+class Ragged:
+    """A column of lists of numbers, row by row without a copy.
+
+    Args:
+        column: Of an Arrow table; rows are read from its memory, or from the file that it is mapped to.
+
+    Attributes:
+        lengths: Numbers in each row.
+    """
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        chunks = [chunk for chunk in column.chunks if len(chunk)]
+        self._values = [chunk.values.to_numpy(zero_copy_only=True) for chunk in chunks]
+        self._edges = [chunk.offsets.to_numpy(zero_copy_only=True) for chunk in chunks]
+        self._starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
+        edges = [np.diff(edges) for edges in self._edges]
+        self.lengths = np.concatenate(edges).astype(np.int64) if edges else np.zeros(0, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> np.ndarray[Any, Any]:
+        chunk = int(np.searchsorted(self._starts, row, side="right")) - 1 if len(self._values) > 1 else 0
+        edges, at = self._edges[chunk], row - self._starts[chunk]
+        return self._values[chunk][edges[at] : edges[at + 1]]
+
+    def padded(self, rows: Sequence[int], fill: int) -> np.ndarray[Any, Any]:
+        """Some rows `[rows, longest]` in int64, padded on the right."""
+        numbers = [self[row] for row in rows]
+        padded = np.full((len(numbers), max(map(len, numbers), default=0)), fill, dtype=np.int64)
+        for row, values in zip(padded, numbers, strict=True):
+            row[: len(values)] = values
+        return padded
+
+    def digest(self) -> bytes:
+        """Equal for equal rows, however they are stored."""
+        digest = hashlib.blake2b(np.ascontiguousarray(self.lengths).tobytes(), digest_size=16)
+        for edges, values in zip(self._edges, self._values, strict=True):
+            digest.update(np.ascontiguousarray(values[edges[0] : edges[-1]]).tobytes())
+        return digest.digest()
