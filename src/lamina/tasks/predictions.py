@@ -77,9 +77,9 @@ def decode(logits: Tensor, head: HeadConfig, text: str | tuple[str, str], words:
     """
     if head.kind == "token_classification":
         return _spans(logits, head.labels, str(text), words)
-    if head.problem == "regression":
+    if head.problem_type == "regression":
         return {"value": float(logits[0])}
-    if head.problem == "multi_label":
+    if head.problem_type == "multi_label":
         shares = dict(zip(head.labels, logits.sigmoid().tolist(), strict=True))
         return {"labels": [label for label, share in shares.items() if share > 0.5], "probabilities": shares}
     shares = dict(zip(head.labels, logits.softmax(-1).tolist(), strict=True))
