@@ -103,7 +103,8 @@ class Engine:
         self._scaler = torch.amp.GradScaler(subject.device.type) if options.precision == "float16" else None
 
     @property
-    def _everyone(self) -> list[Learner]:
+    def everyone(self) -> list[Learner]:
+        """All learners, a base that is trained along last."""
         return [*self.learners.values(), *([] if self.base is None else [self.base])]
 
     def run(self) -> None:
@@ -112,10 +113,10 @@ class Engine:
             found = self._checkpoints.begin(resume=self.options.resume)
             if found is not None:
                 self._restore(*found)
-        with _kept_randomness(), _put_back(self._everyone, self.subject.modules), self._bar() as bar:
+        with _kept_randomness(), _put_back(self.everyone, self.subject.modules), self._bar() as bar:
             while self._epoch < self.plan.last_epoch():
                 self._run_epoch(bar)
-        for learner in self._everyone:
+        for learner in self.everyone:
             learner.load(learner.best)
 
     def _run_epoch(self, bar: Any) -> None:
@@ -146,9 +147,7 @@ class Engine:
         count = self.options.gradient_accumulation_steps * world_size()
         return parts_of(rows, count, rank(), world_size())
 
-    def step(
-        self, step: Step, names: tuple[str, ...], parts: list[tuple[list[int], bool, dict[str, Tensor]]]
-    ) -> None:
+    def step(self, step: Step, names: tuple[str, ...], parts: list[tuple[list[int], bool, dict[str, Tensor]]]) -> None:
         """Take one step of the learners of a group.
 
         Args:
@@ -254,7 +253,7 @@ class Engine:
                 self.learners[name].keep(self._epoch, scores)
         stopped = base.progress.stopped is not None
         if advanced := {name for name in found if self._end_epoch(name, stopped=stopped)}:
-            for learner in self._everyone:
+            for learner in self.everyone:
                 learner.begin_stage(schedule=learner.name in advanced)
         for name in found:
             progress = self.learners[name].progress
@@ -293,10 +292,10 @@ class Engine:
         if self._checkpoints is None:
             return
         if rank() == 0:
-            tensors = {f"{one.name}/{key}": value for one in self._everyone for key, value in one.to_tensors().items()}
+            tensors = {f"{one.name}/{key}": value for one in self.everyone for key, value in one.to_tensors().items()}
             progress = {
                 "position": [self._epoch, self._at, self.steps],
-                "learners": {one.name: one.to_json() for one in self._everyone},
+                "learners": {one.name: one.to_json() for one in self.everyone},
                 "stopped": self.plan.stopped,
                 "history": self.history,
                 "importances": self.importances,
@@ -311,7 +310,7 @@ class Engine:
         self.plan.stopped.update(progress["stopped"])
         if self._scaler is not None and progress["scaler"]:
             self._scaler.load_state_dict(progress["scaler"])
-        for learner in self._everyone:
+        for learner in self.everyone:
             start = f"{learner.name}/"
             own = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
             learner.from_tensors(own, progress["learners"][learner.name])

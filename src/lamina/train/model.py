@@ -12,7 +12,7 @@ from lamina.bank import is_held
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, LaminaError
 from lamina.store.models import load_processor
-from lamina.tasks import kind_of
+from lamina.tasks import KINDS, kind_of
 from lamina.tasks.base import GenerationOptions
 from lamina.train.learner import Learner
 from lamina.train.rates import parameter_groups
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
-    from lamina.tasks.base import Inputs, Kind, TaskLike
+    from lamina.tasks.base import Kind, TaskLike
     from lamina.tasks.task import Task
     from lamina.train.options import FitOptions
     from lamina.train.plan import Group, Plan
@@ -73,6 +73,11 @@ class ModelSubject:
         return (self.model,)
 
     @property
+    def base(self) -> PreTrainedModel:
+        """The model."""
+        return self.model
+
+    @property
     def device(self) -> torch.device:
         """Where the model is."""
         return self.model.device
@@ -109,14 +114,13 @@ class ModelSubject:
                     "bfloat16. Call model.float(), and set precision='float16' for mixed precision."
                 )
         parameter_groups(self.model, options, 1.0, self.op)
-        self.fit_head(groups[0].inputs, groups[0])
+        self.fit_head(groups[0])
 
-    def fit_head(self, inputs: Inputs, group: Group, *, keep: bool = True) -> None:
+    def fit_head(self, group: Group, *, keep: bool = True) -> None:
         """See that the head fits the task by running it on its two shortest rows.
 
         Args:
-            inputs: Some of the task's rows.
-            group: Their labels.
+            group: Some of the task's rows.
             keep: Leave the classes' names, and the kind of loss, in the model's config; else it is as before.
 
         Raises:
@@ -128,7 +132,7 @@ class ModelSubject:
             if reason := self.kind.model_problem(self.model):
                 raise self._no_head(reason)
             self.kind.configure(config, self.task)
-            self._try(inputs, group)
+            self._try(group)
         except LaminaError:
             keep = False
             raise
@@ -137,8 +141,8 @@ class ModelSubject:
                 vars(config).clear()
                 vars(config).update(before)
 
-    def _try(self, inputs: Inputs, group: Group) -> None:
-        lengths = inputs.lengths
+    def _try(self, group: Group) -> None:
+        inputs, lengths = group.inputs, group.inputs.lengths
         shortest = heapq.nsmallest(2, range(len(lengths)), key=lengths.__getitem__)
         batch = inputs.batch(shortest)
         labels = group.labels(shortest, batch.pop("labels", None), group.names)
@@ -209,6 +213,14 @@ class ModelSubject:
             return len(self.task.labels)
         return int(getattr(self.model.config.get_text_config(), "vocab_size", 1))
 
+    def note(self, name: str, info: dict[str, Any]) -> None:
+        """A model keeps no notes."""
+        del name, info
+
+    def trained_with(self, names: Sequence[str], option: str) -> int | None:
+        """A model does not say."""
+        del names, option
+
     def importance(self, name: str) -> dict[int, float]:
         """A model mixes no layers."""
         del name
@@ -233,3 +245,38 @@ def find_processor(model: PreTrainedModel, op: str) -> Any:
             "Give processor=..., a tokenizer or an image processor."
         )
     return found
+
+
+_PROBLEM_TYPES = {"regression": "regression", "multi_label_classification": "multi_label"}
+
+
+def task_of(model: PreTrainedModel, kind: str | None = None) -> ModelTask:
+    """What a model's head is for, as its class and its config say.
+
+    Args:
+        model: The model.
+        kind: Kind of task; None: the first whose auto class has models of this class.
+
+    Raises:
+        UnknownNameError: If there is no such kind.
+        ConfigError: If the model has a head for none.
+    """
+    import transformers
+
+    config: Any = model.config
+    if kind is None:
+        for name in KINDS.names():
+            classes = getattr(transformers, kind_of(name).auto_class)._model_mapping.get(type(config), ())
+            if isinstance(model, classes):
+                kind = name
+                break
+        else:
+            raise ConfigError(
+                f"predict: {type(model).__name__} has no head for any kind of task; known: {', '.join(KINDS.names())}."
+            )
+    found = kind_of(kind)
+    labels = tuple(str(config.id2label[number]) for number in range(config.num_labels)) if found.has_classes else ()
+    default = "regression" if labels and len(labels) == 1 and "regression" in found.problem_types else None
+    problem = _PROBLEM_TYPES.get(getattr(config, "problem_type", None) or "", default)
+    problem = problem if problem in found.problem_types else next(iter(found.problem_types))
+    return ModelTask(kind, problem, labels)

@@ -11,13 +11,13 @@ from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.train.learner import BASE, Learner, reader_groups
 from lamina.train.rates import parameter_groups
-from lamina.train.states import CacheSettings, States, open_states
 from lamina.train.subjects import check_parts, placed, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor, nn
+    from transformers import PreTrainedModel
 
     from lamina.bank import ReaderBank
     from lamina.tasks.task import Task
@@ -42,6 +42,11 @@ class BankSubject:
     def modules(self) -> tuple[nn.Module, ...]:
         """The bank, and a base that is trained along."""
         return (self.bank, self.bank.model) if self.bank.train_base else (self.bank,)
+
+    @property
+    def base(self) -> PreTrainedModel:
+        """The model that is read."""
+        return self.bank.model
 
     @property
     def device(self) -> torch.device:
@@ -93,6 +98,8 @@ class BankSubject:
                 self._check_memory(group, options.batch_size)
         if options.cache == "off":
             return
+        from lamina.data.cache import CacheSettings, obstacle, open_states
+
         settings = CacheSettings(
             mode=options.cache,
             dtype=options.cache_dtype,
@@ -102,7 +109,7 @@ class BankSubject:
             passes=passes,
             progress=options.progress,
         )
-        readable = [group for group in groups if States.obstacle(self.bank, group.names, group.inputs) is None]
+        readable = [group for group in groups if obstacle(self.bank, group.names, group.inputs) is None]
         used = {self.bank[name].stack for group in readable for name in group.names}
         marks = {name: fingerprint_of(stack) for name, stack in self.bank.stacks.items() if name in used}
         for group in groups:
@@ -184,6 +191,16 @@ class BankSubject:
     def outputs_per_position(self, name: str) -> int:
         """What the head says."""
         return self.bank[name].head.outputs
+
+    def note(self, name: str, info: dict[str, Any]) -> None:
+        """Kept with the reader."""
+        self.bank[name].info = info
+
+    def trained_with(self, names: Sequence[str], option: str) -> int | None:
+        """The largest value of an option that readers were trained with; None where one does not say."""
+        values = [self.bank[name].info.get(option) for name in names]
+        known = [int(value) for value in values if value is not None]
+        return max(known) if len(known) == len(values) else None
 
     def importance(self, name: str) -> dict[int, float]:
         """As its fusion says."""

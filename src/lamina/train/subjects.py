@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     import torch
     from torch import Tensor, nn
+    from transformers import PreTrainedModel
 
     from lamina.tasks.task import Task
     from lamina.train.learner import Learner
@@ -25,6 +26,7 @@ class Subject(Protocol):
         op: The operation, named in errors.
         processor: Tokenizer or image processor.
         modules: Whose modes are changed for training and scoring.
+        base: The model.
         draws: Whether training draws from torch's own random numbers.
     """
 
@@ -33,6 +35,8 @@ class Subject(Protocol):
 
     @property
     def modules(self) -> tuple[nn.Module, ...]: ...  # noqa: D102
+    @property
+    def base(self) -> PreTrainedModel: ...  # noqa: D102
     @property
     def device(self) -> torch.device: ...  # noqa: D102
     @property
@@ -73,6 +77,14 @@ class Subject(Protocol):
 
     def outputs_per_position(self, name: str) -> int:
         """Scores per position: classes, or entries of a vocabulary."""
+        ...
+
+    def note(self, name: str, info: dict[str, Any]) -> None:
+        """Take note of how a learner was trained."""
+        ...
+
+    def trained_with(self, names: Sequence[str], option: str) -> int | None:
+        """The value of an option that learners were trained with; None where that is not known."""
         ...
 
     def importance(self, name: str) -> dict[int, float]:
