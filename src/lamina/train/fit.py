@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lamina.data.batches import collate
+from lamina.data.cache import CacheSettings, obstacle, open_states
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError
 from lamina.layers.fingerprints import fingerprint_of
@@ -19,13 +22,13 @@ from lamina.train.memory import check_memory
 from lamina.train.options import FitOptions
 from lamina.train.plan import Plan, group_tasks
 from lamina.train.runs import begin, checkpoint_folder, own_randomness, put_back
-from lamina.train.states import CacheSettings, States, open_states
 from lamina.train.tables import IMPORTANCES, table, write_parquet
 from lamina.utils import barrier, rank, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torch import Tensor
     from transformers import TrainingArguments
 
     from lamina.bank import ReaderBank
@@ -163,11 +166,32 @@ def _open_states(bank: ReaderBank, groups: list[Group], options: FitOptions, *, 
         passes=passes,
         progress=options.progress,
     )
-    readable = [group for group in groups if States.obstacle(bank, group.names, group.encoded) is None]
+    inputs = [_GroupInputs(group, bank) for group in groups]
+    readable = [group for group, some in zip(groups, inputs, strict=True) if obstacle(bank, group.names, some) is None]
     used = {bank[name].stack for group in readable for name in group.names}
     marks = {name: fingerprint_of(stack) for name, stack in bank.stacks.items() if name in used}
-    for group in groups:
-        group.states = open_states(bank, group.encoded, group.names, fingerprints=marks, settings=settings)
+    for group, some in zip(groups, inputs, strict=True):
+        group.states = open_states(bank, some, group.names, fingerprints=marks, settings=settings)
+
+
+class _GroupInputs:
+    """A group's windows as the cache reads them."""
+
+    def __init__(self, group: Group, bank: ReaderBank) -> None:
+        self.group, self.processor, self.lengths = group, bank.processor, group.encoded.lengths
+
+    @property
+    def uncacheable(self) -> str | None:
+        if self.group.masking is not None:
+            return "the texts are masked anew in each epoch"
+        return None
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.group.encoded.features).encode()).hexdigest()
+
+    def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        return collate([self.group.encoded.features[row] for row in rows], self.processor)
 
 
 def _train(trainer: BankTrainer, checkpoints: Path, *, resume: bool) -> None:

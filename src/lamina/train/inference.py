@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lamina.bank import ReaderBank
+    from lamina.data.cached_states import CachedStates
     from lamina.data.windows import Encoded
     from lamina.heads.masked_lm import MaskedLMHead
     from lamina.tasks.task import Task
     from lamina.train.plan import Group
-    from lamina.train.states import States
 
     Words = Sequence[Sequence[tuple[int, int]]]
 
@@ -159,7 +159,7 @@ def collect(
     *,
     batch_size: int,
     progress: bool = False,
-    states: States | None = None,
+    states: CachedStates | None = None,
 ) -> dict[str, list[Tensor]]:
     """Run the readers over encoded texts.
 

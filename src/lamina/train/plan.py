@@ -18,11 +18,11 @@ from lamina.utils import derive_seed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from lamina.data.cached_states import CachedStates
     from lamina.data.windows import Encoded
     from lamina.tasks.split import Split
     from lamina.tasks.targets import Targets
     from lamina.tasks.task import Task
-    from lamina.train.states import States
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Group:
     targets: dict[str, Targets]
     masking: Masking | None = None
     seed: int = 0
-    states: States | None = None
+    states: CachedStates | None = None
 
     @property
     def fixed(self) -> bool:
