@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
+from lamina.data.cache import CacheSettings, obstacle, open_states
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.train.learner import BASE, Learner, reader_groups
@@ -98,8 +99,6 @@ class BankSubject:
                 self._check_memory(group, options.batch_size)
         if options.cache == "off":
             return
-        from lamina.data.cache import CacheSettings, obstacle, open_states
-
         settings = CacheSettings(
             mode=options.cache,
             dtype=options.cache_dtype,
