@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from lamina.layers import stacks, tap
     from lamina.store.edited import load, save
     from lamina.tasks.task import Task
-    from lamina.train import FitResult, fit, predict
-    from lamina.train.evaluation import evaluate
-    from lamina.train.finetune import finetune
+    from lamina.train import FitResult, evaluate, finetune, fit, predict
 
 _WHERE = {
     "AdaLayers": "fusion.ada_layers",
@@ -62,8 +60,8 @@ _WHERE = {
     "Task": "tasks.task",
     "TokenClassification": "heads.token_classification",
     "edits": "editing.record",
-    "evaluate": "train.evaluation",
-    "finetune": "train.finetune",
+    "evaluate": "train",
+    "finetune": "train",
     "fit": "train",
     "freeze_": "editing.freeze",
     "insert_": "editing.insert",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.filesize import decimal
 
 from lamina.cli.options import JsonOption
 from lamina.cli.output import print_json, print_table
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from lamina.data.cache_files import Entry
 
-_COLUMNS = ("key", "model", "texts", "layers", "dtype", "size", "age", "note")
+_COLUMNS = ("key", "model", "rows", "layers", "dtype", "size", "age", "note")
 
 
 def cache(
@@ -44,17 +45,16 @@ def cache(
         what = "entries" if removed is None else "removed"
         print_json({"folder": str(folder), what: [_facts(entry) for entry in shown], "unfinished": left})
     elif removed is not None:
-        print(f"{folder}: removed {_count(removed)}, {files.size_text(_bytes(removed))}")
+        print(f"{folder}: removed {_count(removed)}, {decimal(_bytes(removed))}")
     else:
         _show(folder, shown, left)
 
 
 def _show(folder: Path, shown: list[Entry], left: list[str]) -> None:
-    from lamina.data.cache_files import size_text
 
     if shown:
         rows = [_row(entry) for entry in shown]
-        print_table(f"{folder}: {_count(shown)}, {size_text(_bytes(shown))}", _COLUMNS, rows)
+        print_table(f"{folder}: {_count(shown)}, {decimal(_bytes(shown))}", _COLUMNS, rows)
     else:
         print(f"{folder}: no entries")
     if left:
@@ -71,7 +71,7 @@ def _bytes(found: list[Entry]) -> int:
 
 def _facts(entry: Entry) -> dict[str, Any]:
     """One entry, JSON-ready."""
-    names = ("model", "texts", "windows", "tokens", "layers", "dtype", "precision")
+    names = ("model", "rows", "tokens", "layers", "dtype", "precision")
     known = {name: entry.facts.get(name) for name in names}
     return {
         "key": entry.key,
@@ -83,7 +83,6 @@ def _facts(entry: Entry) -> dict[str, Any]:
 
 
 def _row(entry: Entry) -> tuple[object, ...]:
-    from lamina.data.cache_files import size_text
     from lamina.layers.selectors import ranges
 
     facts = entry.facts
@@ -91,10 +90,10 @@ def _row(entry: Entry) -> tuple[object, ...]:
     return (
         entry.key,
         facts.get("model"),
-        facts.get("texts"),
+        facts.get("rows"),
         layers,
         facts.get("dtype"),
-        size_text(entry.size_bytes),
+        decimal(entry.size_bytes),
         age(entry.age_s),
         entry.problem,
     )

@@ -1,8 +1,4 @@
-"""Hidden states on disk: every window's real tokens, written once and read as often as needed.
-
-One file per stack, an array `[tokens, layers, width]` without padding, so that all layers of a window lie side by side
-and come with one read. Where a window begins follows from the lengths of those before it.
-"""
+"""The hidden-state cache: when it can be used, filling it, and opening what it holds."""
 
 from __future__ import annotations
 
@@ -10,104 +6,153 @@ import hashlib
 import json
 import logging
 import os
+import time
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, final
 
-import numpy as np
 import torch
+from rich.filesize import decimal
+from torch import distributed
 
 from lamina.data.batches import tokenizer_of
-from lamina.data.cache_files import FORMAT, claim, entries, not_writable, read_entry, room
+from lamina.data.cache_files import FORMAT, cache_folder, check_room, claim, disk_errors, entries, publish, read_entry
+from lamina.data.cached_states import DTYPES, CachedStates, Layout
 from lamina.errors import CacheError, UnknownNameError
+from lamina.layers.fingerprints import fingerprint_of
+from lamina.utils import progress_bar, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from io import BufferedWriter
     from pathlib import Path
 
     from torch import Tensor
 
-    from lamina.data.cache_files import Claim
+    from lamina.bank import ReaderBank
 
-    States = Mapping[str, Mapping[int, Tensor]]
+    class CachedInputs(Protocol):
+        """What the cache asks of the rows that a model reads; see `lamina.tasks.base.Inputs`."""
 
-DTYPES = {"float16": torch.float16, "float32": torch.float32}
+        @property
+        def lengths(self) -> Sequence[int]: ...  # noqa: D102
+        @property
+        def uncacheable(self) -> str | None: ...  # noqa: D102
+        @property
+        def digest(self) -> str: ...  # noqa: D102
+        def batch(self, rows: Sequence[int]) -> Mapping[str, Tensor]: ...  # noqa: D102
+
 
 logger = logging.getLogger(__name__)
 
+MODES = ("off", "auto", "on")
+_TRIAL = 4  # batches that are timed before all rows are written
+_NOT_THE_STATES = {"_name_or_path", "transformers_version", "architectures", "dtype", "id2label", "label2id"}
+
 
 @final
-@dataclass(frozen=True)
-class Layout:
-    """What an entry holds, and where.
+@dataclass(frozen=True, kw_only=True)
+class CacheSettings:
+    """How a run uses the cache.
 
     Attributes:
-        lengths: Tokens of each window.
-        layers: Stack -> layers, ascending.
-        widths: Stack -> width.
+        mode: "off", "on" (an error where it cannot be used), or "auto" (used where reading takes less time than
+            computing, and the states fit).
         dtype: "float16" or "float32", of the files.
+        folder: Where; None: `cache_folder()`.
+        precision: What the model computes in, as in `FitOptions`.
+        batch_size: Rows per pass while filling.
+        passes: How often the rows will be read; "auto" fills for two or more.
+        progress: Show a progress bar while filling.
 
     Raises:
-        UnknownNameError: If the dtype is another one.
+        UnknownNameError: If the mode or the dtype is another one.
     """
 
-    lengths: tuple[int, ...]
-    layers: Mapping[str, tuple[int, ...]]
-    widths: Mapping[str, int]
-    dtype: str = "float16"
+    mode: Literal["off", "auto", "on"] = "auto"
+    dtype: Literal["float16", "float32"] = "float16"
+    folder: str | Path | None = None
+    precision: str = "float32"
+    batch_size: int = 64
+    passes: int = 2
+    progress: bool = False
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise UnknownNameError(op="cache", got=self.dtype, known=DTYPES, what="dtype")
-
-    @cached_property
-    def offsets(self) -> np.ndarray:
-        """The first token of each window in the files, and the count of all tokens: one entry more than windows."""
-        return np.concatenate(([0], np.cumsum(self.lengths, dtype=np.int64)))
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all windows."""
-        return int(self.offsets[-1])
-
-    def token_bytes(self, stack: str) -> int:
-        """Bytes of one token in the file of a stack."""
-        return len(self.layers[stack]) * self.widths[stack] * DTYPES[self.dtype].itemsize
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all files."""
-        return self.tokens * sum(self.token_bytes(stack) for stack in self.layers)
-
-    def longest(self, rows: Sequence[int]) -> int:
-        """Tokens that a batch of these windows has."""
-        return max(self.lengths[row] for row in rows)
-
-    def facts(self) -> dict[str, Any]:
-        """What the index of an entry says about it."""
-        return {
-            "windows": len(self.lengths),
-            "tokens": self.tokens,
-            "layers": {stack: list(layers) for stack, layers in self.layers.items()},
-            "widths": dict(self.widths),
-            "dtype": self.dtype,
-        }
+        for what, known in (("mode", MODES), ("dtype", DTYPES)):
+            if getattr(self, what) not in known:
+                raise UnknownNameError(op="cache", got=getattr(self, what), known=known, what=what)
 
 
-def key_of(facts: Mapping[str, Any]) -> str:
-    """The name of an entry: a hash of everything that its states depend on, and of the format."""
-    text = json.dumps({**facts, "format": FORMAT}, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+def open_states(
+    bank: ReaderBank,
+    inputs: CachedInputs,
+    names: Sequence[str],
+    *,
+    settings: CacheSettings,
+    fingerprints: Mapping[str, str] | None = None,
+) -> CachedStates | None:
+    """The cached states of some inputs, written if they are not there yet.
+
+    Args:
+        bank: The readers and their model.
+        inputs: The rows that the model reads.
+        names: The readers that will read their states.
+        settings: Where and how.
+        fingerprints: Stack -> hash of its weights, where several inputs are opened in turn; None: computed.
+
+    Returns:
+        The states, or None where the model is to be run each time; in mode "auto" the reason is logged. Of several
+        processes of a run one writes, and all take the same way.
+
+    Raises:
+        CacheError: In mode "on", if the states cannot be cached.
+    """
+    if settings.mode == "off":
+        return None
+    auto = settings.mode == "auto"
+    if reason := obstacle(bank, names, inputs):
+        if not auto:
+            raise CacheError(f"cache: {reason}; cached states cannot be used. Use cache='auto' or 'off'.")
+        return _without(reason)
+    entry = _Entry(bank, inputs, names, settings, fingerprints or {})
+    states, problem = entry.open(), None
+    if states is None and auto and settings.passes < 2:
+        problem = "these texts are read only once"
+    elif states is None:
+        try:
+            problem = entry.fill()
+            states = entry.open()
+            if states is None and problem is None:
+                raise CacheError(f"cache: {entry.path} is gone; it was removed as soon as it was written.")
+        except CacheError as error:
+            if not auto:
+                raise
+            problem = str(error)
+            logger.warning(problem)
+    if not _everywhere(states is not None, bank.device):
+        return _without(problem or "the states are not there in every process")
+    logger.info("cache: %s of states in %s", decimal(sum(entry.layout.sizes.values())), entry.path)
+    return states
 
 
-def hash_features(features: Sequence[Mapping[str, Sequence[int]]]) -> str:
-    """A hash of what the model reads: every window's tokens, masks and kinds."""
-    digest = hashlib.sha256()
-    for feature in features:
-        for name, row in sorted(feature.items()):
-            digest.update(f"{name} {len(row)}\n".encode())
-            digest.update(np.asarray(row, dtype="<i8").tobytes())
-    return digest.hexdigest()
+def obstacle(bank: ReaderBank, names: Sequence[str], inputs: CachedInputs | None = None) -> str | None:
+    """Why these readers cannot read cached states of these inputs; None if they can."""
+    if bank.train_base:
+        return "the model is trained too, so its states change"
+    for name in names:
+        if _needs_block_inputs(bank[name].config.fusion):
+            return f"reader '{name}' needs more of the model's pass than its states"
+        if bank[name].stack == "decoder":
+            return f"reader '{name}' reads the decoder, whose padding the texts do not tell"
+    return None if inputs is None else inputs.uncacheable
+
+
+def layers_of(bank: ReaderBank, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Stack -> the layers that these readers need, ascending."""
+    found: dict[str, set[int]] = {}
+    for name in names:
+        found.setdefault(bank[name].stack, set()).update(bank[name].layers)
+    return {stack: tuple(sorted(layers)) for stack, layers in found.items()}
 
 
 def hash_processor(processor: Any) -> str:
@@ -122,240 +167,143 @@ def hash_processor(processor: Any) -> str:
 
 
 @final
-class StateWriter:
-    """Writes one entry, windows in any order.
+class _Entry:
+    """The entry of some inputs. Its key is a hash of everything that the states depend on."""
 
-    Args:
-        layout: What it will hold; room for all of it is taken at once.
-        claim: The right to write it.
-    """
+    def __init__(
+        self,
+        bank: ReaderBank,
+        inputs: CachedInputs,
+        names: Sequence[str],
+        settings: CacheSettings,
+        fingerprints: Mapping[str, str],
+    ) -> None:
+        self.bank, self.inputs, self.settings = bank, inputs, settings
+        layers = layers_of(bank, names)
+        widths = {stack: bank.stacks[stack].width for stack in layers}
+        self.layout = Layout(inputs.lengths, layers, widths, settings.dtype)
+        config = {key: value for key, value in bank.model.config.to_dict().items() if key not in _NOT_THE_STATES}
+        self.facts = {
+            "format": FORMAT,
+            "fingerprints": {name: fingerprints.get(name) or fingerprint_of(bank.stacks[name]) for name in layers},
+            "config": json.dumps(config, sort_keys=True, default=str),
+            "processor": hash_processor(bank.processor),
+            "inputs": inputs.digest,
+            "precision": settings.precision,
+            **self.layout.facts(),
+        }
+        key = hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()[:32]
+        self.path = cache_folder(settings.folder) / key
 
-    def __init__(self, layout: Layout, claim: Claim) -> None:
-        self.layout, self._claim = layout, claim
-        self._seen = np.zeros(len(layout.lengths), dtype=bool)
-        self._dtype: torch.dtype | None = None
-        self._files: dict[str, int] = {}
-        try:
-            for stack in layout.layers:
-                path = claim.path / _file(stack)
-                self._files[stack] = os.open(path, os.O_CREAT | os.O_RDWR | os.O_TRUNC, 0o644)
-                _reserve(self._files[stack], layout.tokens * layout.token_bytes(stack))
-        except OSError as error:
-            self.abandon()
-            raise not_writable(claim.path.parent, error) from error
-
-    def write(self, rows: Sequence[int], states: States) -> None:
-        """Store some windows.
-
-        Args:
-            rows: Their numbers.
-            states: Stack -> layer -> `[batch, tokens, width]`, padded on the right.
-
-        Raises:
-            CacheError: If the states have not as many tokens as the windows, or are too large for the dtype, or cannot
-                be written; nothing of the entry remains then.
-        """
-        try:
-            self._write(rows, states)
-        except BaseException:
-            self.abandon()
-            raise
-        self._seen[list(rows)] = True
-
-    def _write(self, rows: Sequence[int], states: States) -> None:
-        for stack, layers in self.layout.layers.items():
-            block = self._block(rows, [states[stack][layer] for layer in layers], stack)
-            size = self.layout.token_bytes(stack)
-            for at, row in enumerate(rows):
-                kept = block[at, : self.layout.lengths[row]]
-                data = memoryview(cast("Any", kept)).cast("B")  # numpy's stubs hide that arrays are buffers
-                self._put(self._files[stack], data, int(self.layout.offsets[row]) * size)
-
-    def _block(self, rows: Sequence[int], states: Sequence[Tensor], stack: str) -> np.ndarray:
-        """`[batch, tokens, layers, width]` as it is stored."""
-        longest = self.layout.longest(rows)
-        shape = (len(rows), longest, self.layout.widths[stack])
-        if tuple(states[0].shape) != shape:
-            raise CacheError(
-                f"cache: the model's states are {tuple(states[0].shape)} for windows of {shape}; only models that keep "
-                "every token can be cached. Go without a cache."
-            )
-        self._dtype = states[0].dtype
-        block = torch.stack([state.detach() for state in states], dim=2).to("cpu", DTYPES[self.layout.dtype])
-        for at, row in enumerate(rows):
-            block[at, self.layout.lengths[row] :] = 0
-        if not block.isfinite().all():
-            raise CacheError(
-                f"cache: some states are beyond the range of {self.layout.dtype}, or not numbers; they would not come "
-                "back as they were. Use cache_dtype='float32', or go without a cache."
-            )
-        return block.numpy()
-
-    def _put(self, file: int, data: memoryview, at: int) -> None:
-        try:
-            while len(data):
-                done = os.pwrite(file, data, at)
-                data, at = data[done:], at + done
-        except OSError as error:
-            raise not_writable(self._claim.path.parent, error) from error
-
-    def reader(self) -> StateReader:
-        """Reads what was written so far."""
-        return StateReader(self._claim.path, self.layout, self._dtype or torch.float32)
-
-    def forget(self) -> None:
-        """Ask the system to read from the disk what it still holds in memory, so that reading can be timed."""
-        for file in self._files.values():
-            os.fdatasync(file)
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-
-    @property
-    def complete(self) -> bool:
-        """Whether every window was stored."""
-        return bool(self._seen.all())
-
-    def finish(self, facts: Mapping[str, Any]) -> StateReader | None:
-        """Publish the entry if every window was stored, else drop it.
-
-        Args:
-            facts: What its index says besides the layout.
-
-        Returns:
-            Its reader, or None if windows are missing.
-
-        Raises:
-            CacheError: If it cannot be written.
-        """
-        if not self.complete:
-            self.abandon()
+    def open(self) -> CachedStates | None:
+        """The states, or None if there are none that can be used; says so where there are others."""
+        entry = read_entry(self.path, self.facts)
+        if entry is None:
+            if other := sum(entry.foreign for entry in entries(self.path.parent)):
+                logger.warning(
+                    "cache: %d entries in %s were written by another version and are not used; "
+                    "'lamina cache' lists them, 'lamina cache --clear all' removes all",
+                    other,
+                    self.path.parent,
+                )
             return None
-        self._close()
+        if entry.problem is not None:
+            logger.warning("cache: %s is not used: %s; the states are computed again", self.path, entry.problem)
+            return None
         try:
-            dtype = str(self._dtype or torch.float32).removeprefix("torch.")
-            entry = self._claim.publish({**facts, **self.layout.facts(), "states_dtype": dtype})
-        except OSError as error:
-            self._claim.drop()
-            raise error if isinstance(error, CacheError) else not_writable(self._claim.path.parent, error) from error
-        return StateReader(entry.path, self.layout, getattr(torch, dtype))
+            return CachedStates(self.path, self.layout, getattr(torch, entry.facts["states_dtype"]), self.bank.device)
+        except OSError:  # cleared in this moment
+            return None
 
-    def abandon(self) -> None:
-        """Drop the entry."""
-        self._close()
-        self._claim.drop()
-
-    def _close(self) -> None:
-        for file in self._files.values():
-            os.close(file)
-        self._files = {}
-
-
-@final
-class StateReader:
-    """Reads windows, in any order and from any number of processes at once.
-
-    Args:
-        folder: Where the files are.
-        layout: What they hold.
-        dtype: Of the states that are handed out.
-    """
-
-    def __init__(self, folder: Path, layout: Layout, dtype: torch.dtype) -> None:
-        self.layout, self.dtype = layout, dtype
-        kind = np.dtype(layout.dtype)
-        self._files = {
-            stack: np.memmap(folder / _file(stack), kind, "r", shape=(layout.tokens, len(layers), layout.widths[stack]))
-            for stack, layers in layout.layers.items()
-        }
-        self._stage = np.empty(0, kind)
-
-    def batch(
-        self, rows: Sequence[int], *, tokens: int = 0, device: torch.device | str = "cpu"
-    ) -> dict[str, dict[int, Tensor]]:
-        """Read some windows.
-
-        Args:
-            rows: Their numbers.
-            tokens: The batch has at least so many; 0: as many as its longest window.
-            device: Where the states are wanted.
+    def fill(self) -> str | None:
+        """Run the model over all rows and store their states, unless they are there by now.
 
         Returns:
-            Stack -> layer -> states `[batch, tokens, width]`, padded with zeros on the right.
+            In mode "auto" why it was given up; else None.
+
+        Raises:
+            CacheError: If the states do not fit on the disk or in the dtype, or cannot be written.
         """
-        tokens = max(tokens, self.layout.longest(rows))
-        return {
-            stack: {
-                layer: padded[:, :, at].to(self.dtype, copy=True) for at, layer in enumerate(self.layout.layers[stack])
-            }
-            for stack in self._files
-            for padded in (torch.from_numpy(self._padded(rows, tokens, stack)).to(device),)
-        }
-
-    def _padded(self, rows: Sequence[int], tokens: int, stack: str) -> np.ndarray:
-        """`[batch, tokens, layers, width]` as it is stored, in memory that the next call uses again."""
-        file = self._files[stack]
-        shape = (len(rows), tokens, *file.shape[1:])
-        size = int(np.prod(shape))
-        if self._stage.size < size:
-            self._stage = np.empty(size, file.dtype)  # kept: fresh memory costs more than the copy into it
-        stage = self._stage[:size].reshape(shape)
-        for at, row in enumerate(rows):
-            start, length = self.layout.offsets[row], self.layout.lengths[row]
-            stage[at, :length] = file[start : start + length]
-            stage[at, length:] = 0
-        return stage
-
-
-def open_reader(folder: Path, key: str, layout: Layout) -> StateReader | None:
-    """The reader of a whole entry, or None if there is none that can be used; says so where there is another.
-
-    Args:
-        folder: The cache.
-        key: The entry.
-        layout: What it must hold.
-    """
-    entry = read_entry(folder / key)
-    if entry is None:
-        if other := sum(one.foreign for one in entries(folder)):
-            logger.warning(
-                "cache: %d entries in %s were written by another version and are not used; "
-                "'lamina cache' lists them, 'lamina cache --clear all' removes all",
-                other,
-                folder,
-            )
-        return None
-    if entry.problem is None and any(entry.facts.get(name) != value for name, value in layout.facts().items()):
-        entry = type(entry)(entry.path, entry.facts, entry.size_bytes, "it does not hold what its key says")
-    if entry.problem is not None:
-        logger.warning("cache: %s is not used: %s; the states are computed again", entry.path, entry.problem)
-        return None
-    try:
-        return StateReader(entry.path, layout, getattr(torch, entry.facts["states_dtype"]))
-    except OSError:  # cleared in this moment
+        folder, sizes = self.path.parent, self.layout.sizes
+        check_room(folder, sum(sizes.values()))
+        with disk_errors(folder), claim(folder, self.path.name, self.facts) as private:
+            if private is None:
+                return None
+            with ExitStack() as opened:
+                files = {name: opened.enter_context((private / f"{name}.bin").open("wb")) for name in sizes}
+                for name, file in files.items():
+                    file.truncate(sizes[name])
+                dtype = self._write(private, files)
+            if dtype is None:
+                return "reading takes longer than computing here"
+            dtype = str(dtype).removeprefix("torch.")
+            publish(private, {**self.facts, "states_dtype": dtype, "model": self.bank.model.name_or_path})
         return None
 
+    def _write(self, folder: Path, files: Mapping[str, BufferedWriter]) -> torch.dtype | None:
+        """Write every row; returns the dtype of the states, or None if reading is not worth it."""
+        order, size = self.layout.order, self.settings.batch_size
+        batches = [order[at : at + size] for at in range(0, len(order), size)]
+        trial = batches[1 : _TRIAL + 1] if self.settings.mode == "auto" else []  # the first one also warms up
+        computing, dtype = 0.0, torch.float32
+        bar = progress_bar(batches, show=self.settings.progress, desc="writing states", unit="batch")
+        for number, rows in enumerate(bar):
+            start = time.perf_counter()
+            states = self._compute(rows)
+            computing += time.perf_counter() - start if number else 0.0
+            for stack, layers in self.layout.layers.items():
+                dtype = states[stack][layers[0]].dtype
+                packed = self.layout.pack(rows, [states[stack][layer] for layer in layers], stack)
+                files[stack].write(cast("Any", packed))  # numpy's stubs hide that arrays are buffers
+            if trial and number == len(trial):
+                _forget(files)
+                reader, start = CachedStates(folder, self.layout, dtype, self.bank.device), time.perf_counter()
+                for tried in trial:
+                    reader.batch(tried)
+                reading = time.perf_counter() - start
+                logger.info("cache: %d batches: %.3f s to compute, %.3f s to read", number, computing, reading)
+                if reading >= computing:
+                    return None
+        return dtype
 
-def open_writer(folder: Path, key: str, layout: Layout) -> StateWriter | None:
-    """Begin an entry; waits for another process that writes the same one.
-
-    Returns:
-        None if the entry exists by now.
-
-    Raises:
-        CacheError: If it does not fit, or the folder cannot be written.
-    """
-    room(folder, layout.size_bytes)
-    claimed = claim(folder, key)
-    return None if claimed is None else StateWriter(layout, claimed)
+    def _compute(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
+        device, precision = self.bank.device, self.settings.precision
+        batch = {key: value.to(device) for key, value in self.inputs.batch(rows).items()}
+        mixed = precision != "float32"
+        with torch.no_grad(), torch.autocast(device.type, getattr(torch, precision)) if mixed else nullcontext():
+            states = _record(self.bank, self.layout.layers, batch)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return states
 
 
-def _file(stack: str) -> str:
-    return f"{stack}.bin"
+def _forget(files: Mapping[str, BufferedWriter]) -> None:
+    """Have the next read come from the disk where the system can be asked for that, so that it can be timed."""
+    for file in files.values():
+        file.flush()
+        if hasattr(os, "posix_fadvise"):
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _reserve(file: int, size_bytes: int) -> None:
-    """Take all the room now, so that a full disk is found before anything is computed."""
-    if size_bytes and hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, size_bytes)
-    else:
-        os.ftruncate(file, size_bytes)
+def _without(reason: str) -> None:
+    logger.info("cache: not used, the model is run for every batch: %s", reason)
+
+
+def _everywhere(ready: bool, device: torch.device) -> bool:
+    """Whether the states are ready in every process of the run; all of them must take the same way."""
+    if world_size() == 1:
+        return ready
+    answer = torch.tensor(int(ready), device=device)
+    distributed.all_reduce(answer, distributed.ReduceOp.MIN)
+    return bool(answer)
+
+
+def _record(bank: Any, layers: Mapping[str, Sequence[int]], batch: Mapping[str, Tensor]) -> dict[str, Any]:
+    if hasattr(bank, "record_states"):
+        return bank.record_states(layers, batch)
+    return bank(**batch, readers=[], keep=layers).states
+
+
+def _needs_block_inputs(fusion: Any) -> bool:
+    return fusion.needs_block_inputs if hasattr(fusion, "needs_block_inputs") else fusion.follows

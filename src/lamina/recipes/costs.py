@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lamina.bank import ReaderModule
 from lamina.errors import ConfigError, ModelNotFoundError, UnknownNameError
 from lamina.layers import default_stack, stacks, watch
-from lamina.layers.isolation import WithoutValues
+from lamina.layers.isolation import MetaValues
 from lamina.store import empty_model, load_config
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _counting(model: nn.Module) -> Generator[FlopCounterMode]:
     try:
         for parameter in trained:
             parameter.requires_grad_(False)
-        with torch.no_grad(), WithoutValues(), FlopCounterMode(display=False, custom_mapping=_IN_PLACE) as counter:
+        with torch.no_grad(), MetaValues(), FlopCounterMode(display=False, custom_mapping=_IN_PLACE) as counter:
             yield counter
     finally:
         for parameter in trained:

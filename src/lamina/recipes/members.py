@@ -164,7 +164,8 @@ def template_of(recipe: ReaderRecipe, about: About, where: str) -> Reader:
         where: The place in the recipe, named in errors.
     """
     known = [field.name for field in fields(HEADS.get(about.kind)) if field.init]
-    given = {key: value for key in ("labels", "problem") if key in known and (value := getattr(about, key)) is not None}
+    offered = {"labels": about.labels, "problem_type": about.problem}
+    given = {key: value for key, value in offered.items() if key in known and value is not None}
     fusion = build(FUSIONS, recipe.fusion, f"{where}.fusion")
     return Reader(fusion, build(HEADS, {"name": about.kind, **given, **recipe.head}, f"{where}.head"), recipe.stack)
 

@@ -1,185 +1,232 @@
-"""The files of the hidden-state cache: what comes back, who may write, and what a killed writer leaves."""
+"""A run and the cache: what is read is what the model gives, and when the cache is left alone."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-import multiprocessing
-import os
 import shutil
-import signal
-import threading
-import time
+import subprocess
+import sys
 from collections import namedtuple
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from tests.support.training import reader, sentences, tiny_bank, tiny_model, tiny_tokenizer
+from transformers import BartConfig, BartModel
 
-from lamina.data import cache, cache_files
-from lamina.data.cache import Layout, StateWriter, hash_features, hash_processor, key_of, open_reader, open_writer
-from lamina.errors import CacheError, ConfigError, UnknownNameError
+from lamina.bank import Reader, ReaderBank
+from lamina.data import cache as cache_module
+from lamina.data import cache_files
+from lamina.data.cache import CacheSettings, hash_processor, layers_of, obstacle, open_states
+from lamina.data.cached_states import CachedStates
+from lamina.errors import CacheError, UnknownNameError
+from lamina.fusion.extra_layers import ExtraLayers
+from lamina.fusion.mean import Mean
+from lamina.heads.sequence_classification import SequenceClassification
 
-LENGTHS = (3, 1, 5, 2, 4)
-KEY, OTHER = "a" * 32, "ab" + "c" * 30
 Usage = namedtuple("Usage", "total used free")
+TEXTS = [" ".join(row) for row in sentences(12, seed=3, high=12)]
 
 
-def layout(dtype: str = "float16") -> Layout:
-    return Layout(LENGTHS, {"main": (1, 3), "encoder": (0,)}, {"main": 4, "encoder": 6}, dtype)
+@dataclass(frozen=True)
+class Rows:
+    """Rows of tokens."""
+
+    tokens: list[list[int]]
+    uncacheable: str | None = None
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(row) for row in self.tokens]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.tokens).encode()).hexdigest()
+
+    def batch(self, rows: Any) -> dict[str, torch.Tensor]:
+        longest = max(self.lengths[row] for row in rows)
+        ids = torch.zeros(len(rows), longest, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for at, row in enumerate(rows):
+            ids[at, : self.lengths[row]] = torch.tensor(self.tokens[row])
+            mask[at, : self.lengths[row]] = 1
+        return {"input_ids": ids, "attention_mask": mask}
 
 
-def states(rows: list[int], *, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> dict[str, dict[int, Any]]:
-    """What a model gave for these windows; the same numbers for a window whatever the batch, and junk as padding."""
-    longest = max(LENGTHS[row] for row in rows)
-    made: dict[str, dict[int, Any]] = {}
-    for stack, layers, width in (("main", (1, 3), 4), ("encoder", (0,), 6)):
-        made[stack] = {}
-        for layer in layers:
-            state = torch.full((len(rows), longest, width), 77.0)
-            for at, row in enumerate(rows):
-                generator = torch.Generator().manual_seed(100 * row + layer)
-                state[at, : LENGTHS[row]] = scale * torch.randn(LENGTHS[row], width, generator=generator)
-            made[stack][layer] = state.to(dtype)
-    return made
+def rows_of(texts: list[str] = TEXTS, **options: Any) -> Rows:
+    return Rows(tiny_tokenizer()(texts, **options)["input_ids"])
 
 
-def fill(folder: Path, key: str = KEY, dtype: str = "float32", **options: Any) -> cache.StateReader:
-    writer = open_writer(folder, key, layout(dtype))
-    assert writer is not None
-    for rows in ([4, 1], [2], [0, 3]):
-        writer.write(rows, states(rows, **options))
-    reader = writer.finish({"model": "tiny", "texts": 5})
-    assert reader is not None
-    return reader
+def bank_of(model: Any = None, **readers: Reader) -> ReaderBank:
+    chosen = readers or {"a": reader(), "b": Reader(Mean(layers=(0, 2)), SequenceClassification(2, 2))}
+    return tiny_bank(chosen, model) if model is not None else tiny_bank(chosen)
 
 
-def check(reader: cache.StateReader, *, within: float = 0.0) -> None:
-    for rows in ([0, 1, 2, 3, 4], [3, 0], [1]):
-        for stack, layers in reader.batch(rows).items():
-            for layer, state in layers.items():
-                expected = states(rows)[stack][layer]
-                for at, row in enumerate(rows):
-                    expected[at, LENGTHS[row] :] = 0
-                assert state.shape == expected.shape
-                assert state.is_contiguous()
-                assert (state - expected).abs().max() <= within * expected.abs().max()
+def opened(bank: ReaderBank, folder: Path, inputs: Rows | None = None, **changes: Any) -> CachedStates | None:
+    settings = CacheSettings(**{"mode": "on", "dtype": "float32", "folder": folder, "batch_size": 1, **changes})
+    return open_states(bank, inputs or rows_of(), list(bank), settings=settings)
 
 
-# What comes back
+def difference(bank: ReaderBank, states: CachedStates | None, rows: list[int], inputs: Rows | None = None) -> float:
+    """The largest difference between cached states and those of the model, where there are tokens."""
+    assert states is not None
+    given, cached = inputs or rows_of(), states.batch(rows)["main"]
+    found = [0.0]
+    for at, row in enumerate(rows):
+        with torch.no_grad():
+            hidden = bank.model.eval()(**given.batch([row]), output_hidden_states=True).hidden_states
+        for layer, state in cached.items():
+            assert not state[at, given.lengths[row] :].any()
+            found.append(float((state[at, : given.lengths[row]].float() - hidden[layer][0].float()).abs().max()))
+    return max(found)
 
 
-def test_windows_written_in_any_order_come_back_in_any_order_padded_with_zeros(tmp_path: Path):
-    fill(tmp_path)
-    reader = open_reader(tmp_path, KEY, layout("float32"))
-    assert reader is not None
-    check(reader)
+def runs(bank: ReaderBank) -> list[int]:
+    """How many rows each run of the model sees."""
+    assert bank.stacks  # what finds them runs the model too
+    seen: list[int] = []
+    bank.model.register_forward_pre_hook(lambda _m, _a, kwargs: seen.append(len(kwargs["input_ids"])), with_kwargs=True)
+    return seen
 
 
-def test_half_precision_rounds_and_takes_half_the_room(tmp_path: Path):
-    check(fill(tmp_path, dtype="float16"), within=2**-11)
-    fill(tmp_path, OTHER)
-    half, full = (cache_files.read_entry(tmp_path / key) for key in (KEY, OTHER))
-    assert half is not None
-    assert full is not None
-    assert sum(half.facts["files"].values()) * 2 == sum(full.facts["files"].values()) == layout("float32").size_bytes
+def contents(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.name != ".locks"}
 
 
-def test_padding_is_not_stored():
-    assert layout().size_bytes == sum(LENGTHS) * (2 * 4 + 6) * 2
+# What is read
 
 
-def test_states_come_back_in_the_dtype_they_had(tmp_path: Path):
-    writer = open_writer(tmp_path, KEY, layout())
-    assert writer is not None
-    writer.write([0, 1, 2, 3, 4], states([0, 1, 2, 3, 4], dtype=torch.bfloat16))
-    writer.finish({})
-    reader = open_reader(tmp_path, KEY, layout())
-    assert reader is not None
-    state, expected = reader.batch([2])["main"][3], states([2], dtype=torch.bfloat16)["main"][3]
-    assert state.dtype == torch.bfloat16
-    assert torch.equal(state, expected)  # half precision has more digits than bfloat16
+def test_layers_of_all_readers(tmp_path: Path):
+    assert layers_of(bank_of(), ["a", "b"]) == {"main": (0, 1, 2, 3)}
+    assert layers_of(bank_of(), ["b"]) == {"main": (0, 2)}
+    states = opened(bank_of(b=Reader(Mean(layers=(0, 2)), SequenceClassification(2, 2))), tmp_path)
+    assert states is not None
+    assert set(states.batch([0])["main"]) == {0, 2}
 
 
-def test_a_batch_may_be_padded_further(tmp_path: Path):
-    reader = fill(tmp_path)
-    assert reader.batch([1], tokens=4)["main"][1].shape == (1, 4, 4)
-    assert reader.batch([2], tokens=4)["main"][1].shape == (1, 5, 4)
+@pytest.mark.parametrize(
+    ("dtype", "batch_size", "within"),
+    [("float32", 1, 0.0), ("float32", 4, 5e-6), ("float16", 4, 5e-3)],  # rounding differs from batch to batch
+)
+def test_cached_states_are_those_of_the_model(tmp_path: Path, dtype: str, batch_size: int, within: float):
+    bank = bank_of()
+    states = opened(bank, tmp_path, dtype=dtype, batch_size=batch_size)
+    for rows in ([0, 1, 2, 3], [7, 2, 11], [5]):
+        assert difference(bank, states, rows) <= within
 
 
-def test_a_batch_does_not_change_when_the_next_is_read(tmp_path: Path):
-    reader = fill(tmp_path)
-    for dtype in (torch.float32, torch.float16):
-        same = cache.StateReader(tmp_path / KEY, layout("float32"), dtype)
-        first = same.batch([0, 3])["main"][1]
-        before = first.clone()
-        same.batch([4, 2])
-        assert torch.equal(first, before)
-    del reader
+def test_filling_runs_each_row_once_and_a_later_run_none(tmp_path: Path):
+    bank = bank_of()
+    seen = runs(bank)
+    assert opened(bank, tmp_path) is not None
+    assert sum(seen) == len(TEXTS)
+    seen.clear()
+    states = opened(bank, tmp_path)
+    assert states is not None
+    assert len(states.batch([0, 1])["main"][0]) == 2
+    assert seen == []
 
 
-def test_the_widest_states_that_half_precision_holds(tmp_path: Path):
-    fill(tmp_path, dtype="float16", scale=1e4)
-    with pytest.raises(CacheError, match=r"beyond the range of float16.*cache_dtype='float32'"):
-        fill(tmp_path, OTHER, dtype="float16", scale=1e6)
-    fill(tmp_path, "b" * 32, dtype="float32", scale=1e6)
+def test_a_base_in_bfloat16_comes_back_bit_for_bit(tmp_path: Path):
+    bank = bank_of(tiny_model().to(torch.bfloat16))
+    states = opened(bank, tmp_path, dtype="float16")
+    assert states is not None
+    assert states.batch([3])["main"][2].dtype == torch.bfloat16
+    assert difference(bank, states, [3]) == 0
 
 
-def test_padding_beyond_the_range_does_no_harm(tmp_path: Path):
-    writer = open_writer(tmp_path, KEY, layout())
-    assert writer is not None
-    given = states([0, 1])
-    given["main"][1][1, 1:] = float("nan")
-    writer.write([0, 1], given)
-    writer.abandon()
+def test_mixed_precision_is_kept_apart_and_computed_so(tmp_path: Path):
+    bank, inputs = bank_of(), rows_of()
+    states = opened(bank, tmp_path, precision="bfloat16")
+    assert opened(bank, tmp_path) is not None
+    assert len(contents(tmp_path)) == 2
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        hidden = bank.model(**inputs.batch([3]), output_hidden_states=True).hidden_states
+    exact = bank.model(**inputs.batch([3]), output_hidden_states=True).hidden_states[2]
+    assert states is not None
+    error = (states.batch([3])["main"][2].float() - hidden[2].float()).abs().max()
+    assert error < (hidden[2].float() - exact).abs().max() / 2
 
 
-def test_states_with_other_tokens_than_the_windows(tmp_path: Path):
-    writer = open_writer(tmp_path, KEY, layout())
-    assert writer is not None
-    given = states([0, 1])
-    given["main"] = {layer: state[:, :2] for layer, state in given["main"].items()}
-    with pytest.raises(CacheError, match=r"states are \(2, 2, 4\) for windows of \(2, 3, 4\)"):
-        writer.write([0, 1], given)
-    writer.abandon()
+def test_clearing_does_not_disturb_who_reads(tmp_path: Path):
+    bank = bank_of()
+    states = opened(bank, tmp_path)
+    cache_files.clear(tmp_path, "all")
+    assert difference(bank, states, [0, 4]) == 0
 
 
-def test_unknown_dtype():
-    with pytest.raises(UnknownNameError, match="unknown dtype 'float8'"):
-        layout("float8")
+def test_an_interrupted_filling_leaves_nothing(tmp_path: Path):
+    bank = bank_of()
+    seen = runs(bank)
+
+    def interrupt(*_: object) -> None:
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    bank.model.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        opened(bank, tmp_path)
+    assert contents(tmp_path) == set()
+
+
+def test_states_that_half_precision_cannot_hold_leave_nothing(tmp_path: Path):
+    model = tiny_model()
+    with torch.no_grad():
+        model.get_parameter("encoder.layer.0.output.LayerNorm.weight").mul_(1e6)
+    with pytest.raises(CacheError, match="beyond the range of float16"):
+        opened(bank_of(model), tmp_path, dtype="float16")
+    assert contents(tmp_path) == set()
+    assert opened(bank_of(model), tmp_path) is not None
 
 
 # Keys
 
 
-def test_everything_the_states_depend_on_changes_the_key():
-    facts = {"fingerprints": {"main": "x"}, "layers": {"main": [1, 2]}}
-    keys = {key_of(facts), key_of({**facts, "layers": {"main": [1]}}), key_of({**facts, "fingerprints": {"main": "y"}})}
-    assert len(keys) == 3
-    assert key_of(dict(reversed(facts.items()))) in keys
-
-
-def test_another_format_has_other_keys(monkeypatch: pytest.MonkeyPatch):
-    before = key_of({})
-    monkeypatch.setattr(cache, "FORMAT", 2)
-    assert key_of({}) != before
-
-
-def test_texts_differ_by_tokens_masks_kinds_and_borders():
-    plain = [{"input_ids": [1, 2], "attention_mask": [1, 1]}, {"input_ids": [3], "attention_mask": [1]}]
-    others = [
-        [plain[1], plain[0]],
-        [{"input_ids": [1], "attention_mask": [1]}, {"input_ids": [2, 3], "attention_mask": [1, 1]}],
-        [{**plain[0], "attention_mask": [1, 0]}, plain[1]],
-        [{**plain[0], "token_type_ids": [0, 0]}, plain[1]],
-        plain[:1],
+def test_whatever_changes_the_states_makes_another_entry(tmp_path: Path):
+    bank = bank_of()
+    retrained, retokenized, reconfigured = bank_of(), bank_of(), bank_of()
+    with torch.no_grad():
+        retrained.model.get_parameter("encoder.layer.0.output.dense.weight").add_(0.3)
+    retokenized.processor.add_tokens(["brandnew"])
+    reconfigured.model.config.hidden_dropout_prob = 0.3
+    found = [
+        opened(bank, tmp_path),
+        opened(bank, tmp_path, rows_of([*TEXTS[:-1], "a film"])),
+        opened(bank, tmp_path, rows_of(TEXTS[::-1])),
+        opened(bank, tmp_path, rows_of(max_length=6, truncation=True)),
+        opened(bank, tmp_path, dtype="float16"),
+        opened(bank, tmp_path, precision="bfloat16"),
+        opened(bank_of(a=reader()), tmp_path),
+        opened(bank_of(b=Reader(Mean(layers=(0, 2)), SequenceClassification(2, 2))), tmp_path),
+        opened(retrained, tmp_path),
+        opened(retokenized, tmp_path),
+        opened(reconfigured, tmp_path),
     ]
-    assert len({hash_features(one) for one in [plain, *others]}) == 6
-    bare = [[{"input_ids": [1, 2]}, {"input_ids": [3]}], [{"input_ids": [1]}, {"input_ids": [2, 3]}]]
-    assert hash_features(bare[0]) != hash_features(bare[1])
-    assert hash_features(plain) == hash_features([dict(reversed(one.items())) for one in plain])
+    assert difference(retrained, found[8], [0, 5]) == 0
+    assert len({states.folder for states in found if states is not None}) == len(found)
+
+
+def test_another_format_makes_another_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first = opened(bank_of(), tmp_path)
+    monkeypatch.setattr(cache_module, "FORMAT", 99)
+    monkeypatch.setattr(cache_files, "FORMAT", 99)
+    second = opened(bank_of(), tmp_path)
+    assert first is not None
+    assert second is not None
+    assert first.folder != second.folder
+
+
+def test_what_does_not_change_the_states_finds_the_same_entry(tmp_path: Path):
+    other = bank_of(c=reader(seed=4), d=Reader(Mean(layers="all"), SequenceClassification(5, 2)))
+    other.model.config.name_or_path = "elsewhere"
+    other.model.config.id2label = {0: "x"}
+    assert opened(bank_of(), tmp_path) is not None
+    assert opened(other, tmp_path, batch_size=5) is not None
+    assert len(contents(tmp_path)) == 1
 
 
 def test_tokenizers_differ_by_class_and_vocabulary_not_by_the_last_call(byte_level: Any, metaspace: Any):
@@ -199,313 +246,206 @@ def test_a_slow_tokenizer_has_a_hash_too():
     assert hash_processor(Slow("a", "b")) == hash_processor(Slow("a", "b")) != hash_processor(Slow("b", "a"))
 
 
-# Room
-
-
-def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = tmp_path / "cache"
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10_000, 0, layout().size_bytes + 499))
-    with pytest.raises(CacheError, match=r"420 bytes of states are needed.*919 bytes are free.*500 bytes") as caught:
-        open_writer(folder, KEY, layout())
-    assert (caught.value.needed_bytes, caught.value.free_bytes) == (layout().size_bytes, layout().size_bytes + 499)
-    assert not folder.exists()
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10_000, 0, layout().size_bytes + 500))
-    fill(folder, dtype="float16")
-
-
-def test_the_reserve_is_a_gibibyte_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**50, 0, cache_files.GIB + layout().size_bytes))
-    fill(tmp_path, dtype="float16")
-
-
-def test_room_is_taken_at_once(tmp_path: Path):
-    writer = open_writer(tmp_path, KEY, Layout((1000,), {"main": (0,)}, {"main": 512}))
-    assert writer is not None
-    (file,) = tmp_path.glob(".*/main.bin")
-    assert file.stat().st_blocks * 512 >= 1000 * 512 * 2
-    writer.abandon()
-
-
-@pytest.mark.parametrize("call", ["posix_fallocate", "pwrite"])
-def test_a_disk_that_fills_up_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str):
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, call, full)
-    with pytest.raises(CacheError, match=r"cannot be written \(No space left on device\)"):
-        fill(tmp_path)
-    monkeypatch.undo()
-    check(fill(tmp_path))
-
-
-def test_a_disk_that_is_full_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(CacheError, match="No space left on device"):
-        fill(tmp_path)
-    monkeypatch.undo()
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-    check(fill(tmp_path))
-
-
-def test_without_fallocate_the_file_only_gets_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delattr(os, "posix_fallocate", raising=False)
-    check(fill(tmp_path))
-
-
-# The folder
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CacheError, match=r"file/cache cannot be written \(Not a directory\).*LAMINA_CACHE"):
-        open_writer(tmp_path / "file" / "cache", KEY, layout())
-
-
-def test_an_entry_that_cannot_be_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    cache_files.claim(tmp_path, OTHER)
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "mkdir", lambda self, *_, **options: None if options else refuse())
-    with pytest.raises(CacheError, match=r"cannot be written \(Permission denied\)"):
-        open_writer(tmp_path, KEY, layout())
-
-
-def test_where_states_are_cached(monkeypatch: pytest.MonkeyPatch):
-    for name in ("LAMINA_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    assert cache_files.cache_folder() == Path("~/.cache/lamina").expanduser()
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert cache_files.cache_folder() == Path("/xdg/lamina")
-    monkeypatch.setenv("LAMINA_CACHE", "/own")
-    assert cache_files.cache_folder() == Path("/own")
-    assert cache_files.cache_folder("~/asked") == Path("~/asked").expanduser()
-
-
-def index(folder: Path, key: str = KEY) -> Path:
-    return folder / key / cache_files.INDEX
-
-
-def test_an_entry_of_another_version_is_not_used_but_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    fill(tmp_path)
-    facts = json.loads(index(tmp_path).read_text())
-    index(tmp_path).write_text(json.dumps({**facts, "format": 99}))
-    assert open_reader(tmp_path, KEY, layout("float32")) is None
-    assert "written in format 99; this version reads 1" in caplog.text
-    check(fill(tmp_path))
-    assert open_reader(tmp_path, KEY, layout("float32")) is not None
+@pytest.mark.parametrize("damage", ["short", "other layers", "other version"])
+def test_an_entry_that_cannot_be_used_is_written_again(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str):
+    bank = bank_of()
+    first = opened(bank, tmp_path)
+    assert first is not None
+    index = first.folder / cache_files.INDEX
+    facts = json.loads(index.read_text())
+    if damage == "short":
+        (first.folder / "main.bin").write_bytes(b"")
+    else:
+        changed = {"layers": {"main": [1]}} if damage == "other layers" else {"format": 0}
+        index.write_text(json.dumps({**facts, **changed}))
+    states = opened(bank, tmp_path)
+    assert difference(bank, states, [0, 5]) == 0
+    assert "is not used" in caplog.text
+    assert json.loads(index.read_text())["layers"] == facts["layers"]
 
 
 def test_entries_of_another_version_are_spoken_of_when_nothing_is_found(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    fill(tmp_path, OTHER)
-    assert open_reader(tmp_path, KEY, layout("float32")) is None
-    assert caplog.text == ""
-    index(tmp_path, OTHER).write_text('{"format": 0}')
-    assert open_reader(tmp_path, KEY, layout("float32")) is None
+    (tmp_path / ("b" * 32)).mkdir()
+    (tmp_path / ("b" * 32) / cache_files.INDEX).write_text('{"format": 0}')
+    assert opened(bank_of(), tmp_path) is not None
     assert f"1 entries in {tmp_path} were written by another version" in caplog.text
 
 
-@pytest.mark.parametrize("damage", ["short", "gone", "no index", "no JSON", "list", "no files", "other layers"])
-def test_a_damaged_entry_is_not_used_but_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str):
-    fill(tmp_path)
-    file, facts = tmp_path / KEY / "main.bin", json.loads(index(tmp_path).read_text())
-    if damage == "short":
-        os.truncate(file, file.stat().st_size - 1)
-    elif damage == "gone":
-        file.unlink()
-    elif damage == "no index":
-        index(tmp_path).unlink()
-    elif damage == "no files":
-        index(tmp_path).write_text(json.dumps({"format": 1}))
-    elif damage == "other layers":
-        index(tmp_path).write_text(json.dumps({**facts, "layers": {"main": [1, 2], "encoder": [0]}}))
-    else:
-        index(tmp_path).write_text({"no JSON": "{", "list": "[]"}[damage])
-    assert open_reader(tmp_path, KEY, layout("float32")) is None
-    assert "is not used" in caplog.text
-    if damage != "other layers":  # whole by itself: only its key is wrong
-        check(fill(tmp_path))
-
-
-def test_an_entry_that_vanishes_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    fill(tmp_path)
-    entry = cache_files.read_entry(tmp_path / KEY)
-    shutil.rmtree(tmp_path / KEY)
-    monkeypatch.setattr(cache, "read_entry", lambda _: entry)
-    assert open_reader(tmp_path, KEY, layout("float32")) is None
-
-
-def test_an_entry_is_published_only_when_no_window_is_missing(tmp_path: Path):
-    writer = open_writer(tmp_path, KEY, layout())
-    assert writer is not None
-    writer.write([0, 1, 2, 3], states([0, 1, 2, 3]))
-    assert not writer.complete
-    assert writer.finish({}) is None
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-
-
-# Listing and clearing
-
-
-def test_entries_are_listed_newest_first(tmp_path: Path):
-    assert cache_files.entries(tmp_path / "none") == []
-    for key, hours in ((KEY, 2), (OTHER, 0), ("b" * 32, 1)):
-        fill(tmp_path, key)
-        facts = json.loads(index(tmp_path, key).read_text())
-        index(tmp_path, key).write_text(json.dumps({**facts, "made": time.time() - 3600 * hours}))
-    (tmp_path / "notes").mkdir()
-    old = cache_files.entries(tmp_path)[2]
-    assert [entry.key for entry in cache_files.entries(tmp_path)] == [OTHER, "b" * 32, KEY]
-    assert (old.facts["model"], old.facts["tokens"], old.problem) == ("tiny", sum(LENGTHS), None)
-    assert old.age_s == pytest.approx(7200, abs=60)
-    assert old.size_bytes == layout("float32").size_bytes + index(tmp_path).stat().st_size
-
-
-def test_clearing_takes_what_is_asked_for_and_nothing_else(tmp_path: Path):
-    assert cache_files.clear(tmp_path / "none", "all") == []
-    for key in (KEY, OTHER, "d" * 32):
-        fill(tmp_path, key)
-    (tmp_path / "notes").mkdir()
-    (tmp_path / ("e" * 32 + ".txt")).write_text("mine")
-    with pytest.raises(ConfigError, match="'a' begins 2 keys"):
-        cache_files.clear(tmp_path, "a")
-    for which in ("f", ""):
-        with pytest.raises(UnknownNameError, match=f"unknown entry '{which}'"):
-            cache_files.clear(tmp_path, which)
-    assert [entry.key for entry in cache_files.clear(tmp_path, "ab")] == [OTHER]
-    assert {path.name for path in tmp_path.iterdir()} == {KEY, "d" * 32, "notes", "e" * 32 + ".txt", ".lock"}
-    assert len(cache_files.clear(tmp_path, "all")) == 2
-    assert {path.name for path in tmp_path.iterdir()} == {"notes", "e" * 32 + ".txt", ".lock"}
-
-
-def test_who_reads_is_not_disturbed_by_clearing(tmp_path: Path):
-    reader = fill(tmp_path)
-    cache_files.clear(tmp_path, "all")
-    check(reader)
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (2**20, "1.0 MiB"), (5e12, "4656.6 GiB")],
-)
-def test_sizes_for_people(size: float, text: str):
-    assert cache_files.size_text(size) == text
-
-
-# Several processes
-
-fork = multiprocessing.get_context("fork")
-
-
-def _start_and_hang(folder: Path, ready: Any) -> None:
-    writer = open_writer(folder, KEY, layout("float32"))
-    assert isinstance(writer, StateWriter)
-    writer.write([0], states([0]))
-    ready.set()
-    time.sleep(60)
-
-
-@pytest.fixture
-def hanging(tmp_path: Path):
-    """A process in the middle of writing."""
-    ready = fork.Event()
-    process = fork.Process(target=_start_and_hang, args=(tmp_path, ready))
-    process.start()
-    assert ready.wait(20)
-    yield process
-    process.kill()
-    process.join()
-
-
-def test_a_killed_writer_leaves_nothing_that_is_used_and_the_next_one_cleans_up(tmp_path: Path, hanging: Any):
-    assert cache_files.unfinished(tmp_path) == []
-    os.kill(hanging.pid, signal.SIGKILL)
-    hanging.join()
-    assert [path.name for path in cache_files.unfinished(tmp_path)] == [f".{KEY}.new"]
-    assert cache_files.entries(tmp_path) == []
-    assert open_reader(tmp_path, KEY, layout("float32")) is None
-    fill(tmp_path, OTHER)
-    assert {path.name for path in tmp_path.iterdir()} == {OTHER, ".lock"}
-    check(fill(tmp_path))
-
-
-def test_clearing_leaves_a_living_writer_alone_and_removes_a_dead_ones_rest(tmp_path: Path, hanging: Any):
-    cache_files.clear(tmp_path, "all")
-    assert (tmp_path / f".{KEY}.new").is_dir()
-    os.kill(hanging.pid, signal.SIGKILL)
-    hanging.join()
-    (tmp_path / f".{OTHER}.old").mkdir()
-    cache_files.clear(tmp_path, "all")
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-
-
-def _fill_slowly(folder: Path, results: Any) -> None:
-    writer = open_writer(folder, KEY, layout("float32"))
-    if writer is None:
-        results.put("found")
-    else:
-        for row in range(5):
-            time.sleep(0.05)
-            writer.write([row], states([row]))
-        writer.finish({})
-        results.put("wrote")
-    reader = open_reader(folder, KEY, layout("float32"))
-    assert reader is not None
-    results.put(float(reader.batch([2])["main"][1].sum()))
-
-
-def test_of_several_processes_one_writes_and_all_read_the_same(tmp_path: Path):
-    results = fork.Queue()
-    processes = [fork.Process(target=_fill_slowly, args=(tmp_path, results)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    got = [results.get(timeout=30) for _ in range(6)]
-    for process in processes:
-        process.join(timeout=30)
-    assert sorted(one for one in got if isinstance(one, str)) == ["found", "found", "wrote"]
-    assert {one for one in got if isinstance(one, float)} == {float(states([2])["main"][1].sum())}
-
-
-def test_a_waiting_process_takes_over_when_the_writer_dies(tmp_path: Path, hanging: Any):
-    results = fork.Queue()
-    waiting = fork.Process(target=_fill_slowly, args=(tmp_path, results))
-    waiting.start()
-    time.sleep(0.3)
-    assert results.empty()
-    os.kill(hanging.pid, signal.SIGKILL)
-    assert results.get(timeout=30) == "wrote"
-    waiting.join(timeout=30)
-
-
-def test_waiting_costs_nothing(tmp_path: Path, hanging: Any, caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.INFO, "lamina")
-    claimed: list[Any] = []
-    waiting = threading.Thread(target=lambda: claimed.append(cache_files.claim(tmp_path, KEY)))
-    waiting.start()
-    time.sleep(0.2)
-    os.kill(hanging.pid, signal.SIGKILL)
-    waiting.join(timeout=30)
-    assert caplog.text.count("waiting for it") == 1
-    claimed[0].drop()
-
-
-def test_a_process_does_not_wait_for_itself(tmp_path: Path):
-    first = open_writer(tmp_path, KEY, layout())
+def test_an_entry_that_vanishes_while_it_is_opened_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    bank = bank_of()
+    first = opened(bank, tmp_path)
     assert first is not None
-    with pytest.raises(CacheError, match="written by this very process"):
-        open_writer(tmp_path, KEY, layout())
-    first.abandon()
-    check(fill(tmp_path))
+    entry = cache_files.read_entry(first.folder)
+    shutil.rmtree(first.folder)
+    answers = [entry]
+    monkeypatch.setattr(
+        cache_module, "read_entry", lambda *given: answers.pop() if answers else cache_files.read_entry(*given)
+    )
+    assert difference(bank, opened(bank, tmp_path), [0, 5]) == 0
 
 
-def test_files_hold_plain_numbers(tmp_path: Path):
-    fill(tmp_path)
-    assert {path.name for path in (tmp_path / KEY).iterdir()} == {"index.json", "main.bin", "encoder.bin"}
-    raw = np.fromfile(tmp_path / KEY / "main.bin", "<f4").reshape(sum(LENGTHS), 2, 4)
-    assert np.array_equal(raw[:3, 1], states([0])["main"][3][0].numpy())
+def test_an_entry_that_is_cleared_as_soon_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cache_module, "read_entry", lambda *_: None)
+    with pytest.raises(CacheError, match="is gone; it was removed as soon as it was written"):
+        opened(bank_of(), tmp_path)
+    assert opened(bank_of(), tmp_path, mode="auto") is None
+
+
+# When it is left alone
+
+
+def test_obstacles():
+    bank = bank_of()
+    assert obstacle(bank, ["a", "b"], rows_of()) is None
+    assert obstacle(bank, ["a"], Rows([[1]], uncacheable="these are images")) == "these are images"
+    bank.add("c", Reader(ExtraLayers(), SequenceClassification(2, 2)))
+    assert obstacle(bank, ["a"]) is None
+    assert obstacle(bank, ["a", "c"]) == "reader 'c' needs more of the model's pass than its states"
+
+
+def test_a_trained_base_and_a_decoder_are_obstacles():
+    assert "the model is trained too" in str(obstacle(ReaderBank(tiny_model(), train_base=True), []))
+    sizes = dict.fromkeys(("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"), 1)
+    bart = BartModel(BartConfig(vocab_size=40, d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, **sizes))
+    bank = ReaderBank(bart)
+    bank.add("up", Reader(Mean(), SequenceClassification(2, 2)))
+    bank.add("down", Reader(Mean(), SequenceClassification(2, 2), stack="decoder"))
+    assert obstacle(bank, ["up"]) is None
+    assert "reader 'down' reads the decoder" in str(obstacle(bank, ["up", "down"]))
+
+
+def test_off_looks_at_nothing(tmp_path: Path):
+    assert opened(bank_of(), tmp_path / "cache", mode="off") is None
+    assert not (tmp_path / "cache").exists()
+
+
+def test_on_says_what_is_in_the_way_and_auto_goes_without(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "lamina")
+    bank = ReaderBank(tiny_model(), tiny_tokenizer(), train_base=True)
+    bank.add("a", reader())
+    with pytest.raises(CacheError, match=r"the model is trained too.*cache='auto' or 'off'"):
+        opened(bank, tmp_path)
+    assert opened(bank, tmp_path, mode="auto") is None
+    assert "not used, the model is run for every batch: the model is trained too" in caplog.text
+
+
+def test_no_room_is_an_error_when_on_and_a_warning_when_auto(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10_000, 0, 600))
+    with pytest.raises(CacheError, match=r"are needed.*are free"):
+        opened(bank_of(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert opened(bank_of(), tmp_path, mode="auto") is None
+    assert "are needed" in caplog.text
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_when_on_and_a_warning_when_auto(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheError, match=r"file/cache cannot be written \(Not a directory\)"):
+        opened(bank_of(), tmp_path / "file" / "cache")
+    assert opened(bank_of(), tmp_path / "file" / "cache", mode="auto") is None
+    assert "cannot be written" in caplog.text
+
+
+def test_what_is_there_is_read_even_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert opened(bank_of(), tmp_path) is not None
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10_000, 0, 0))
+    assert opened(bank_of(), tmp_path) is not None
+
+
+def test_auto_fills_only_what_is_read_again_and_reads_what_is_there(tmp_path: Path):
+    assert opened(bank_of(), tmp_path, mode="auto", passes=1) is None
+    assert list(tmp_path.iterdir()) == []
+    assert opened(bank_of(), tmp_path, mode="on", passes=1) is not None
+    assert opened(bank_of(), tmp_path, mode="auto", passes=1) is not None
+
+
+class Clock:
+    """A clock that only moves where it is told to."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("computing", "reading", "used"), [(1.0, 0.9, True), (1.0, 1.1, False)])
+def test_auto_compares_the_time_of_computing_and_of_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computing: float, reading: float, used: bool
+):
+    clock, bank, batch = Clock(), bank_of(), CachedStates.batch
+    assert bank.stacks
+    monkeypatch.setattr(cache_module, "time", clock)
+    bank.model.register_forward_pre_hook(lambda *_: setattr(clock, "now", clock.now + computing))
+
+    def slow_batch(self: CachedStates, rows: list[int]) -> Any:
+        clock.now += reading
+        return batch(self, rows)
+
+    monkeypatch.setattr(CachedStates, "batch", slow_batch)
+    states = opened(bank, tmp_path, mode="auto")
+    assert (states is not None) is used
+    assert contents(tmp_path) == ({states.folder.name} if states is not None else set())
+    assert opened(bank, tmp_path, mode="on") is not None  # which asks for no time
+
+
+def test_auto_with_one_batch_has_nothing_to_compare(tmp_path: Path):
+    assert opened(bank_of(), tmp_path, mode="auto", batch_size=100) is not None
+
+
+@pytest.mark.parametrize("option", ["mode", "dtype"])
+def test_unknown_choices(option: str):
+    with pytest.raises(UnknownNameError, match=f"unknown {option} 'always'"):
+        CacheSettings(**{option: "always"})  # pyright: ignore[reportArgumentType]
+
+
+def test_progress_is_shown_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    opened(bank_of(), tmp_path, progress=True)
+    assert "writing states" in capsys.readouterr().err
+
+
+def test_all_processes_take_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[int] = []
+
+    def another_has_none(answer: torch.Tensor, how: Any) -> None:
+        asked.append(int(answer))
+        answer.fill_(min(int(answer), 0))
+
+    monkeypatch.setattr(cache_module, "world_size", lambda: 2)
+    monkeypatch.setattr(cache_module.distributed, "all_reduce", another_has_none)
+    assert opened(bank_of(), tmp_path) is None
+    assert opened(bank_of(), tmp_path, rows_of(TEXTS[:3]), mode="auto", passes=1) is None
+    assert asked == [1, 0]
+
+
+# Systems without POSIX
+
+PORTABLE = """
+import os, sys
+sys.modules["fcntl"] = None
+for name in ("fdatasync", "posix_fadvise", "posix_fallocate", "pwrite", "pread"):
+    if hasattr(os, name):
+        delattr(os, name)
+import lamina, lamina.cli
+from tests.support.training import reader, tiny_bank, train, yes_no
+task = yes_no(train=12, validation=8)
+for cache in ("on", "on", "auto"):
+    result = train(tiny_bank({"one": reader(task)}), {"one": task}, epochs=2, cache=cache, cache_dir=sys.argv[1])
+    print(sorted(result.best))
+"""
+
+
+def test_training_with_a_cache_works_without_posix(tmp_path: Path):
+    root = Path(__file__).parents[3]
+    ran = subprocess.run(
+        [sys.executable, "-c", PORTABLE, str(tmp_path)], cwd=root, capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == ["['one']"] * 3
+    assert all(entry.problem is None for entry in cache_files.entries(tmp_path))
+    assert len(cache_files.entries(tmp_path)) == 2

@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import csv
 import json
-from typing import TYPE_CHECKING
+import tracemalloc
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lamina.data.read import parquet_rows, read_pair, read_table
-from lamina.errors import DataError
+from lamina.data.read import Table, parquet_rows, read_chunks, read_pair, read_table
+from lamina.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -251,3 +252,143 @@ def test_objects_of_bytes_are_pictures(tmp_path: Path):
     assert not isinstance(parquet_rows(path, "other").features["image"], datasets.Image)
     with pytest.raises(DataError, match=r"b\.parquet is not there"):
         parquet_rows(tmp_path / "b.parquet", "image")
+
+
+# In chunks
+
+RECORDS = [{"text": f"text {number}", "label": number} for number in range(7)]
+PLAIN = ["text,label", *(f"text {number},{number}" for number in range(7))]
+
+
+def written(folder: Path, ending: str) -> Path:
+    path = folder / f"a.{ending}"
+    if ending == "parquet":
+        pq.write_table(pa.Table.from_pylist(RECORDS), path, row_group_size=2)
+    elif ending == "txt":
+        path.write_text("\n\n".join(record["text"] for record in RECORDS))
+    elif ending == "jsonl":
+        path.write_text("\n".join(map(json.dumps, RECORDS)))
+    else:
+        path.write_text("\n".join(PLAIN).replace(",", "," if ending == "csv" else "\t") + "\n\n")
+    return path
+
+
+def read_texts(path: Path, **options: Any) -> list[list[str]]:
+    return [table.column("text") for table in read_chunks(path, **options)]
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet", "txt"])
+def test_chunks_hold_what_the_whole_file_holds(tmp_path: Path, ending: str):
+    path = written(tmp_path, ending)
+    whole = read_table(path, other="lines")
+    chunks = list(read_chunks(path, rows=3))
+    assert [len(chunk) for chunk in chunks] == [3, 3, 1]
+    assert [row for chunk in chunks for row in chunk.rows] == list(whole.rows)
+    for name, cells in whole.columns.items():
+        assert [cell for chunk in chunks for cell in chunk.columns[name]] == cells
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet", "txt"])
+def test_reading_goes_on_behind_the_rows_that_are_done(tmp_path: Path, ending: str):
+    path = written(tmp_path, ending)
+    assert read_texts(path, columns=["text"], rows=2, start=3) == [["text 3", "text 4"], ["text 5", "text 6"]]
+    assert read_texts(path, start=7) == []
+
+
+def test_only_the_columns_asked_for_are_handed_out(tmp_path: Path):
+    rows = [{"translation": {"en": "yes", "ro": "da"}, "label": 1}]
+    for path in (put(tmp_path, "a.jsonl", json.dumps(rows[0])), tmp_path / "a.parquet"):
+        if path.suffix == ".parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path)
+        (table,) = read_chunks(path, columns=["translation.ro"])
+        assert table.columns == {"translation.ro": ["da"]}
+        assert table.column("translation.ro") == ["da"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "parquet", "txt"])
+@pytest.mark.parametrize("column", ["sentence", "sentence.en"])
+def test_a_column_that_a_file_lacks_is_no_matter_of_a_row(tmp_path: Path, ending: str, column: str):
+    with pytest.raises(DataError, match=rf"no column '{column}'; its columns are: text") as info:
+        list(read_chunks(written(tmp_path, ending), columns=[column], bad=lambda _: None))
+    assert info.value.column == column
+
+
+BAD = {
+    "jsonl": (b'{"text": "a"}\n{"text": \n[1]\n{"text": "\xff"}\n{"label": 1}\n\n{"text": "b"}\n', [2, 3, 4, 5]),
+    "csv": (b'text,label\na,1\n"open,1\nb\n\xff,1\n\nc,"x"y\nb,1\n', [3, 4, 5, 6, 7]),
+    "tsv": (b"text\tlabel\na\t1\nb\n\xff\t1\n\nb\t1\n", [3, 4, 5]),
+    "txt": (b"a\n\xff\n\nb\n", [2]),
+    "conll": (b"a O\n\nx\ny O\n\nz O\n\xff\n\nb O\n", [3, 7]),
+}
+
+
+@pytest.mark.parametrize("ending", BAD)
+def test_rows_that_cannot_be_read_are_named_and_the_rest_goes_on(tmp_path: Path, ending: str):
+    path = put(tmp_path, f"a.{ending}", BAD[ending][0])
+    column = "0" if ending == "conll" else "text"
+    problems: list[DataError] = []
+    tables = list(read_chunks(path, columns=[column], rows=1, bad=problems.append))
+    assert [table.column(column) for table in tables] == ([[["a"]], [["b"]]] if ending == "conll" else [["a"], ["b"]])
+    assert [problem.row for problem in problems] == BAD[ending][1]
+    assert all(problem.path == str(path) and f"row {problem.row}" in str(problem) for problem in problems)
+
+
+@pytest.mark.parametrize("ending", BAD)
+def test_without_leave_to_skip_the_first_bad_row_ends_it_behind_those_before(tmp_path: Path, ending: str):
+    path = put(tmp_path, f"a.{ending}", BAD[ending][0])
+    column = "0" if ending == "conll" else "text"
+    tables: list[Table] = []
+    with pytest.raises(DataError, match=rf"row {BAD[ending][1][0]}\b") as info:
+        tables.extend(read_chunks(path, columns=[column]))
+    assert info.value.row == BAD[ending][1][0]
+    chunks = read_chunks(path, columns=[column])
+    assert list(next(chunks).rows) == [2 if ending in ("csv", "tsv") else 1]
+
+
+def test_bad_rows_among_those_that_are_done_are_not_named_again(tmp_path: Path):
+    path = put(tmp_path, "a.jsonl", '{"text": "a"}\nbad\n{"text": "b"}\nbad\n{"text": "c"}\n')
+    problems: list[DataError] = []
+    assert read_texts(path, start=2, bad=problems.append) == [["c"]]
+    assert [problem.row for problem in problems] == [4]
+
+
+def test_a_null_in_parquet_is_a_row_without_a_value(tmp_path: Path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a", None, "b"], "translation": [{"en": "x"}, {"en": "y"}, None]}), path)
+    problems: list[DataError] = []
+    assert read_texts(path, columns=["text"], bad=problems.append) == [["a", "b"]]
+    (table,) = read_chunks(path, columns=["translation.en"], bad=problems.append)
+    assert table.columns == {"translation.en": ["x", "y"]}
+    assert [(problem.row, problem.column) for problem in problems] == [(2, "text"), (3, "translation.en")]
+
+
+def test_files_without_rows_damaged_files_and_no_files_have_no_chunks(tmp_path: Path):
+    for name, text in (("a.jsonl", ""), ("a.csv", "text\n"), ("a.txt", "\n\n")):
+        with pytest.raises(DataError, match="is empty; a task needs at least one row"):
+            list(read_chunks(put(tmp_path, name, text)))
+    with pytest.raises(DataError, match="is not a Parquet file"):
+        list(read_chunks(put(tmp_path, "a.parquet", "PAR1")))
+    with pytest.raises(DataError, match=r"none\.csv is not there"):
+        list(read_chunks(tmp_path / "none.csv"))
+    with pytest.raises(DataError, match=r"ends in '\.xlsx'"):
+        list(read_chunks(put(tmp_path, "a.xlsx", "x")))
+    with pytest.raises(DataError, match="not UTF-8 at byte 0"):
+        list(read_chunks(put(tmp_path, "b.csv", b"\xff,label\nx,1\n"), bad=lambda _: None))
+    with pytest.raises(ConfigError, match="read: rows is 0"):
+        list(read_chunks(tmp_path / "a.csv", rows=0))
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "txt"])
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, ending: str):
+    peaks = []
+    for count in (2_000, 20_000):
+        text = "word " * 20
+        lines = {"csv": f"{text},1", "jsonl": json.dumps({"text": text}), "txt": text}
+        path = put(tmp_path, f"{count}.{ending}", "text,label\n" + f"{lines[ending]}\n" * count)
+        if ending == "jsonl":
+            path.write_text(path.read_text().split("\n", 1)[1])
+        tracemalloc.start()
+        assert sum(len(table) for table in read_chunks(path, rows=100)) == count + (ending == "txt")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]

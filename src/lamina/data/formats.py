@@ -1,0 +1,234 @@
+"""The formats of files of examples: each is read row by row, with the line of every row.
+
+TSV is read as the GLUE files are written: a quote is a quote, a line is a row. CSV follows RFC 4180. JSONL has one
+object per line. CoNLL columns have one word per line, a blank line between sentences and perhaps `-DOCSTART-` lines.
+Plain text has a paragraph per line; blank lines are no rows. Lines end at line feeds alone, as texts hold other
+separators. In place of a line or row that cannot be read comes the error that says so.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from lamina.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+Lines = Iterator[tuple[int, str | DataError]]
+Grid = Iterator[tuple[int, list[str] | DataError]]
+Records = Iterator[tuple[int, dict[str, Any] | DataError]]
+
+_BLANKS = re.compile(r"[ \t]+")
+_LONGEST_CELL = 2**31 - 1  # the csv module refuses texts above 131072 characters; more than this Windows cannot count
+_EXAMPLE = 'every line is one object, as {"text": "...", "label": "..."}'
+
+
+def read_records(path: Path, kind: str, header: Sequence[str] | None = None) -> Records:
+    """The rows of a text file, each with its line and as a mapping from column to cell.
+
+    Args:
+        path: The file.
+        kind: "tsv", "csv", "jsonl", "conll" or "lines".
+        header: Names of the columns of a TSV or CSV file that has no first line with names.
+    """
+    lines = read_lines(path)
+    match kind:
+        case "tsv":
+            return _grid(path, _per_line(lines, lambda _, text: text.split("\t") if text else []), header)
+        case "csv":
+            return _grid(path, _csv(path, lines), header)
+        case "conll":
+            return _conll(path, lines)
+        case "jsonl":
+            return _per_line(lines, lambda number, text: _object(path, number, text) if text.strip() else None)
+        case _:
+            return _per_line(lines, lambda _, text: {"text": text} if text.strip() else None)
+
+
+def read_lines(path: Path) -> Lines:
+    """The lines of a UTF-8 file with their numbers; they keep their ends."""
+    start = 0
+    with path.open("rb") as file:
+        for number, data in enumerate(file, start=1):
+            try:
+                line: str | DataError = data.decode("utf-8")
+            except UnicodeDecodeError as error:
+                line = DataError(
+                    f"read: {path} is not UTF-8 at byte {start + error.start} (row {number}); files are read as UTF-8. "
+                    "Convert the file, for example with iconv.",
+                    path=str(path),
+                    row=number,
+                )
+            if number == 1 and isinstance(line, str):
+                line = line.removeprefix("\ufeff")
+            if line:
+                yield number, line
+            start += len(data)
+
+
+def without_end(line: str) -> str:
+    """A line without the line feed, or carriage return and line feed, that ends it."""
+    return line.removesuffix("\n").removesuffix("\r")
+
+
+def _per_line(lines: Lines, parse: Callable[[int, str], Any]) -> Iterator[tuple[int, Any]]:
+    """What `parse` makes of each line; None is no row."""
+    for number, line in lines:
+        row = line if isinstance(line, DataError) else parse(number, without_end(line))
+        if row is not None:
+            yield number, row
+
+
+def _csv(path: Path, lines: Lines) -> Grid:
+    again: deque[tuple[int, str | DataError]] = deque()
+    taken: list[tuple[int, str | DataError]] = []
+
+    def feed() -> Iterator[str]:
+        for item in chain(iter(lambda: again.popleft() if again else None, None), lines):
+            taken.append(item)
+            if isinstance(item[1], DataError):
+                raise item[1]
+            yield item[1]
+
+    while True:
+        taken.clear()
+        limit = csv.field_size_limit(_LONGEST_CELL)
+        try:
+            row = next(csv.reader(feed(), strict=True), None)
+        except (csv.Error, DataError) as error:
+            why = f"row {error.row} is not UTF-8" if isinstance(error, DataError) else error
+            row = _bad_row(path, taken[0][0], f"is not CSV ({why}); a quote inside a quoted cell is written twice")
+            if isinstance(error, DataError) and len(taken) == 1:
+                row = error
+        finally:
+            csv.field_size_limit(limit)
+        if row is None:
+            return
+        if isinstance(row, DataError):  # an open quote takes the lines that follow; they are rows of their own
+            again.extendleft(reversed(taken[1:]))
+        yield taken[0][0], row
+
+
+def _grid(path: Path, rows: Grid, header: Sequence[str] | None) -> Records:
+    """Cells with their names; blank rows at the end are none."""
+    names = header if header is not None else next(rows, (0, []))[1]
+    if isinstance(names, DataError):
+        raise names
+    twice = next((name for name in names if list(names).count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"read: {path} has two columns '{twice}'.", path=str(path), column=twice)
+    blank: list[int] = []
+    for number, cells in rows:
+        if not cells:
+            blank.append(number)
+            continue
+        for at, row in (*((at, [""]) for at in blank), (number, cells)):
+            if isinstance(row, DataError):
+                yield at, row
+            elif len(row) == len(names):
+                yield at, dict(zip(names, row, strict=True))
+            else:
+                yield at, _wrong_width(path, at, len(row), len(names))
+        blank.clear()
+
+
+def _object(path: Path, number: int, text: str) -> dict[str, Any] | DataError:
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return _bad_row(path, number, f"is not JSON ({error}); {_EXAMPLE}")
+    return record if isinstance(record, dict) else _bad_row(path, number, f"is not an object; {_EXAMPLE}")
+
+
+def _conll(path: Path, lines: Lines) -> Records:
+    words: list[list[str]] = []
+    first = width = 0
+    problem: DataError | None = None
+    for number, line in chain(lines, ((0, ""),)):
+        if isinstance(line, DataError):
+            first, problem = first or number, problem or line
+            continue
+        text = without_end(line)
+        cells = text.split("\t") if "\t" in text else _BLANKS.split(text.strip(" "))
+        if text.strip() and cells[0] != "-DOCSTART-":
+            width = width or len(cells)
+            if len(cells) != width:
+                problem = problem or _wrong_width(path, number, len(cells), width)
+            words.append(cells)
+            first = first or number
+            continue
+        if first:
+            yield first, problem or {str(i): list(column) for i, column in enumerate(zip(*words, strict=True))}
+        words, first, problem = [], 0, None
+
+
+def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a Parquet file with their numbers, from 1.
+
+    Args:
+        path: The file; of its groups of rows one at a time is in memory.
+        columns: Which to read, "outer.inner" among them; None: all.
+        rows: How many to read at once.
+
+    Raises:
+        DataError: If the file is damaged, or a column is missing.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            there = file.schema_arrow.names
+            wanted = None if columns is None else [n if n in there else n.partition(".")[0] for n in columns]
+            for name, outer in zip(columns or (), wanted or (), strict=True):
+                if outer not in there:
+                    raise no_column(path, name, dict.fromkeys(there))
+            for batch in file.iter_batches(rows, columns=wanted):
+                for record in batch.to_pylist():
+                    number += 1
+                    yield number, record
+    except (pa.ArrowInvalid, OSError) as error:
+        raise not_parquet(path, error) from None
+
+
+# Errors
+
+
+def no_column(path: object, name: str, known: Mapping[str, Any]) -> DataError:
+    """The error for a column that is missing."""
+    listed = ", ".join(known) or "none"
+    return DataError(f"read: {path} has no column '{name}'; its columns are: {listed}.", path=str(path), column=name)
+
+
+def no_value(path: object, row: int, column: str) -> DataError:
+    """The error for a row without a value in a column."""
+    what = f"read: {path} row {row} has no value in column '{column}'; every row needs one."
+    return DataError(what, path=str(path), row=row, column=column)
+
+
+def empty(path: object) -> DataError:
+    """The error for a file without rows."""
+    return DataError(f"read: {path} is empty; a task needs at least one row.", path=str(path))
+
+
+def not_parquet(path: Path, error: Exception) -> DataError:
+    """The error for a Parquet file that cannot be read."""
+    what = str(error).splitlines()[0]
+    return DataError(f"read: {path} is not a Parquet file ({what}); it may be cut off.", path=str(path))
+
+
+def _bad_row(path: Path, row: int, what: str) -> DataError:
+    return DataError(f"read: {path} row {row} {what}.", path=str(path), row=row)
+
+
+def _wrong_width(path: Path, row: int, got: int, expected: int) -> DataError:
+    return _bad_row(path, row, f"has {got} columns; the file has {expected}")
