@@ -15,7 +15,7 @@ from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
 from lamina.bank.streaming import StackPass, StateRecorder, attach
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers import stacks
-from lamina.layers.discovery import LayerGuard
+from lamina.layers.guard import LayerGuard
 from lamina.layers.hooks import StopForward, run_until_stopped, token_mask
 
 if TYPE_CHECKING:
