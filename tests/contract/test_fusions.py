@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.support.formulas import ELSEWHERE, FORMULAS, LINEAR_ONLY, SETTINGS, stir_
 from tests.support.stored import TEXTS, tiny_model, tiny_tokenizer
-from tests.support.tiny import FAMILIES
+from tests.support.tiny import FAMILIES, model_of
 
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError
@@ -40,11 +40,6 @@ UNMIXED = (
     "extra_layers",
     "routing",
 )  # no shares of layers that would sum to 1
-
-
-@functools.cache
-def model_of(name: str) -> Any:
-    return FAMILIES[name].build()
 
 
 def made(name: str, settings: dict[str, Any], seed: int = 0) -> Any:
