@@ -74,12 +74,13 @@ def load(
             dtype=dtype,
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=labels is not None,
+            ignore_mismatched_sizes=True,  # refused below, by name
         )
     except LaminaError:
         raise
     except Exception as error:  # transformers raises many unrelated kinds
         raise model_error(name, config.model_type, error) from error
+    _check_shapes(model, name, report, new_head=labels is not None)
     if edits:
         model.__class__ = plain
         check_weights(model, name, report, exact=plain.__name__ == architecture)
@@ -93,9 +94,18 @@ def load(
     return model.eval(), load_processor(name, model, revision=revision)
 
 
+def _check_shapes(model: PreTrainedModel, name: str, report: dict[str, Any], *, new_head: bool) -> None:
+    """Refuse weights of another shape than the config says; a head that gets new classes may have any."""
+    for key, saved, wanted in sorted(report["mismatched_keys"]):
+        if not new_head or key.startswith(f"{model.base_model_prefix}."):
+            raise StoreError(
+                f"load: the weights of {name} do not fit its config.json: '{key}' is {tuple(saved)} instead of "
+                f"{tuple(wanted)}. Copy or save both again."
+            )
+
+
 def _report_missing(name: str, report: dict[str, Any], *, new_head: bool) -> None:
-    other = {key if isinstance(key, str) else key[0] for key in report.get("mismatched_keys", ())}
-    if missing := sorted({*report["missing_keys"], *other}):
+    if missing := sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}):
         level = logging.INFO if new_head else logging.WARNING
         logger.log(level, "load: %s has no weights for %s; they start at random", name, ", ".join(missing))
 

@@ -199,6 +199,8 @@ def _check_sha256(path: Path, expected: str) -> None:
 
 def model_error(name: str, model_type: str, error: Exception) -> Exception:
     """What kept transformers from loading a model, as an error of ours."""
+    if isinstance(error, FileNotFoundError) and Path(name).is_dir():
+        return StoreError(f"load: {name} is incomplete ({first_line(error)}). Copy or save it again.")
     if isinstance(error, OSError):
         return ModelNotFoundError(op="load", got=name, reason=_why_missing(name, error))
     if isinstance(error, SafetensorError):

@@ -258,7 +258,7 @@ def test_inserted_weights_of_another_shape(edited: Path):
     tensors = load_file(edited / "model.safetensors")
     tensors["encoder.layer.0.output.dense.inserted_0.weight"] = torch.eye(16)
     save_file(tensors, edited / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(StoreError, match="cannot be loaded"):
+    with pytest.raises(StoreError, match=r"'encoder\.layer\.0\.output\.dense\.inserted_0\.weight' is \(16, 16\) instead of"):
         load(edited)
 
 
@@ -279,12 +279,12 @@ def test_weights_that_are_missing_or_too_many(edited: Path):
 def test_weights_of_another_shape_or_damaged(edited: Path):
     config = json.loads((edited / "config.json").read_text())
     (edited / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
-    with pytest.raises(StoreError, match="cannot be loaded"):
+    with pytest.raises(StoreError, match=r"do not fit its config.json: '.*' is \(.*\) instead of \(.*40.*\)"):
         load(edited)
     (edited / "config.json").write_text(json.dumps(config))
     weights = edited / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:999])
-    with pytest.raises(StoreError, match="cannot be loaded"):
+    with pytest.raises(StoreError, match="cannot be read .*damaged or cut off"):
         load(edited)
 
 
@@ -327,7 +327,7 @@ def test_a_sharded_checkpoint_that_lacks_a_shard(edited: Path):
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
     index = json.loads((edited / "model.safetensors.index.json").read_text())
     (edited / index["weight_map"]["encoder.layer.0.output.dense.inserted_0.weight"]).unlink()
-    with pytest.raises(StoreError, match=r"cannot be loaded|incomplete"):
+    with pytest.raises(StoreError, match="is incomplete"):
         load(edited)
 
 
@@ -337,7 +337,7 @@ def test_what_is_not_there(tmp_path: Path):
     with pytest.raises(ModelNotFoundError, match="no model"):
         load("no/such")
     save(tiny_model(), tmp_path)
-    with pytest.raises(UnknownNameError, match="unknown auto class 'AutoModelForNothing'"):
+    with pytest.raises(UnknownNameError, match="unknown head 'AutoModelForNothing'"):
         load(tmp_path, "AutoModelForNothing")
 
 
