@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import dataclasses
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +14,9 @@ from lamina.heads import HEADS
 from lamina.layers import stacks
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.store.card import model_card
+from lamina.store.edited import save
 from lamina.store.files import read_json, read_tensors, staged, write_json, write_tensors
+from lamina.store.hub import fetch
 from lamina.store.loading import load
 from lamina.store.manifest import (
     BASE,
@@ -31,7 +33,7 @@ from lamina.store.manifest import (
     parse,
     read_manifest,
 )
-from lamina.store.models import load_processor
+from lamina.store.models import load_processor, saved_class
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,12 +41,13 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderModule
     from lamina.layers import LayerStack
+    from lamina.registry import Registry
 
-HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 _ENTRIES = (MANIFEST, READERS, CARD, BASE)
+RENAMED = {"problem": "problem_type"}  # settings of readers, as versions before 0.2 saved them
 
 
-def save_bank(bank: ReaderBank, folder: str | Path) -> None:
+def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None) -> None:
     """Save every reader, a manifest that names the base, and a model card; the base too if it was trained with them.
 
     A bank that is there already is replaced as a whole; files of other names in the folder stay. A save that fails
@@ -53,6 +56,7 @@ def save_bank(bank: ReaderBank, folder: str | Path) -> None:
     Args:
         bank: The bank.
         folder: Where to; made if it is not there.
+        title: Of the model card; None: the folder's name.
 
     Raises:
         StoreError: If the folder cannot be written, or holds something that is not a bank under the same names.
@@ -61,7 +65,7 @@ def save_bank(bank: ReaderBank, folder: str | Path) -> None:
     manifest = Manifest(
         format=FORMAT,
         lamina=_version(),
-        base=_describe(bank),
+        base=_base_facts(bank),
         info=bank.info,
         readers=list(bank),
     )
@@ -70,10 +74,8 @@ def save_bank(bank: ReaderBank, folder: str | Path) -> None:
         for name in bank:
             _save_reader(bank[name], stage / READERS / name)
         if bank.own_base:
-            cast("Any", bank.model).save_pretrained(stage / BASE)
-            if bank.processor is not None:
-                bank.processor.save_pretrained(stage / BASE)
-        (stage / CARD).write_text(model_card(bank, manifest.base, folder.resolve().name), encoding="utf-8")
+            save(bank.model, stage / BASE, bank.processor)
+        (stage / CARD).write_text(str(model_card(bank, title or folder.resolve().name)), encoding="utf-8")
         write_json(stage / MANIFEST, manifest.model_dump())
 
 
@@ -105,7 +107,7 @@ def load_bank(
     manifest = read_manifest(folder)
     names = _checked_names(manifest, folder)
     if model is None and manifest.base.trained:
-        model, own = load(folder / BASE, dtype=manifest.base.dtype)
+        model, own = load(folder / BASE, saved_class(folder / BASE), dtype=manifest.base.dtype)
         model.name_or_path = cast("Any", model.config)._name_or_path = manifest.base.id or ""
     elif model is None:
         model, own = _load_base(manifest.base, folder)
@@ -127,7 +129,7 @@ def _version() -> str:
         return "unknown"
 
 
-def _describe(bank: ReaderBank) -> BaseFacts:
+def _base_facts(bank: ReaderBank) -> BaseFacts:
     model, config = bank.model, bank.model.config
     used = {bank[name].stack for name in bank}
     found = {name: stack for name, stack in stacks(model).items() if name in used or not used}
@@ -176,10 +178,6 @@ def _local(folder: str | Path, revision: str | None) -> Path:
         return path
     if path.exists():
         raise StoreError(f"load: {path} is a file; a bank is a folder. Give the folder that holds {MANIFEST}.")
-    if not HUB_ID.fullmatch(str(folder)):
-        raise StoreError(f"load: {path} is not there; a bank is a folder or a hub id. Check the path.")
-    from lamina.store.hub import fetch
-
     return fetch(str(folder), revision)
 
 
@@ -248,7 +246,7 @@ def _load_reader(bank: ReaderBank, name: str, folder: Path) -> None:
     path = folder / READER
     facts = parse(ReaderFacts, read_json(path), path)
     try:
-        fusion, head = FUSIONS.from_dict(_tuples(facts.fusion)), HEADS.from_dict(_tuples(facts.head))
+        fusion, head = (_config(table, fields) for table, fields in ((FUSIONS, facts.fusion), (HEADS, facts.head)))
         stack = _same_stack(bank.stacks, facts.stack)
         reader = bank.add(name, Reader(fusion, head, stack=stack.name if stack else facts.stack, seed=facts.seed))
     except LaminaError as error:
@@ -265,6 +263,15 @@ def _load_reader(bank: ReaderBank, name: str, folder: Path) -> None:
         raise BaseMismatchError(op=f"load: reader '{name}'", differs={"vocabulary": (facts.borrowed, given)})
     _fill(reader, read_tensors(folder / WEIGHTS, reader.state_dict()))
     reader.info = dict(facts.info)
+
+
+def _config(table: Registry, fields: dict[str, Any]) -> Any:
+    """The config that a file describes, under the names that its settings have now."""
+    now = dict(fields)
+    for old, new in RENAMED.items():
+        if old in now and new in {field.name for field in dataclasses.fields(table.get(str(now.get("name"))))}:
+            now[new] = now.pop(old)
+    return table.from_dict(_tuples(now))
 
 
 def _tuples(value: Any) -> Any:

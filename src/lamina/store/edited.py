@@ -76,14 +76,15 @@ def read_record(name: str, revision: str | None) -> tuple[str, list[Edit]] | Non
 
 
 def _find_record(source: str, revision: str | None) -> Path | None:
-    from huggingface_hub import hf_hub_download
+    import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
     if Path(source).is_dir():
         path = Path(source) / RECORD
         return path if path.is_file() else None
+    hub: Any = huggingface_hub
     try:
-        return Path(hf_hub_download(source, RECORD, revision=revision))
+        return Path(hub.hf_hub_download(source, RECORD, revision=revision))
     except (OSError, ValueError, EntryNotFoundError):  # no such repository: whoever loads the model says so
         return None
 

@@ -101,6 +101,12 @@ def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
         ) from error
 
 
+def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
+    """The class of the model that was saved, as its config tells; None if it does not."""
+    architectures = getattr(load_config(name, revision=revision), "architectures", None)
+    return architectures[0] if architectures else None
+
+
 def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | None = None) -> Any:
     """Load what turns raw inputs into a model's batches.
 

@@ -258,7 +258,9 @@ def test_inserted_weights_of_another_shape(edited: Path):
     tensors = load_file(edited / "model.safetensors")
     tensors["encoder.layer.0.output.dense.inserted_0.weight"] = torch.eye(16)
     save_file(tensors, edited / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(StoreError, match=r"'encoder\.layer\.0\.output\.dense\.inserted_0\.weight' is \(16, 16\) instead of"):
+    with pytest.raises(
+        StoreError, match=r"'encoder\.layer\.0\.output\.dense\.inserted_0\.weight' is \(16, 16\) instead of"
+    ):
         load(edited)
 
 
@@ -284,7 +286,7 @@ def test_weights_of_another_shape_or_damaged(edited: Path):
     (edited / "config.json").write_text(json.dumps(config))
     weights = edited / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:999])
-    with pytest.raises(StoreError, match="cannot be read .*damaged or cut off"):
+    with pytest.raises(StoreError, match=r"cannot be read .*damaged or cut off"):
         load(edited)
 
 
