@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 RECORD = "lamina_edits.json"
 FORMAT = 1
 _FIXED = (RECORD, "config.json", "generation_config.json")
-_WEIGHTS = "model*.safetensors*"
+_WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")
 _AGAIN = "Copy or save it again."
 
 
-def save(model: PreTrainedModel, folder: str | Path, processor: Any = None) -> None:
+def save(model: PreTrainedModel, folder: str | Path, processor: Any = None, *, force: bool = False) -> None:
     """Save a model with the record of its edits; all of it, or nothing.
 
     What is written is what `save_pretrained` writes, and `lamina_edits.json`. Without inserted layers (or once they are
@@ -40,19 +40,19 @@ def save(model: PreTrainedModel, folder: str | Path, processor: Any = None) -> N
         model: A transformers model, edited or not.
         folder: Where to; made if it is not there. What `save` wrote there before is replaced, other files stay.
         processor: Its tokenizer or image processor, saved along.
+        force: Replace a model that something else saved, too.
 
     Raises:
         StoreError: If the folder cannot be written, or holds a model that something else saved.
     """
     folder = Path(folder)
-    old = sorted(path.name for path in folder.glob(_WEIGHTS))
-    entries = [*_FIXED, *old]
-    with staged(folder, entries) as stage:
+    entries = [*_FIXED, *sorted(path.name for weights in _WEIGHTS for path in folder.glob(weights))]
+    with staged(folder, entries, force=force) as stage:
         cast("Any", model).save_pretrained(stage)
         if processor is not None:
             processor.save_pretrained(stage)
-        made = [edit.to_dict() for edit in edits(model)]
-        write_json(stage / RECORD, {"format": FORMAT, "architecture": type(model).__name__, "edits": made})
+        record = {"format": FORMAT, "architecture": type(model).__name__}
+        write_json(stage / RECORD, {**record, "edits": [edit.to_dict() for edit in edits(model)]})
         entries += sorted(path.name for path in stage.iterdir() if path.name not in entries)
 
 

@@ -81,7 +81,7 @@ def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
 
     Args:
         config: Of the model.
-        auto: Auto class of transformers that decides which head comes along; None: the backbone alone.
+        auto: Auto class or model class of transformers, which says what head it has; None: the backbone alone.
 
     Raises:
         UnsupportedModelError: If the family has no such model in transformers.
@@ -91,7 +91,7 @@ def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
     auto = auto or AutoModel
     try:
         with torch.device("meta"):
-            return auto.from_config(config).eval()
+            return (auto.from_config if hasattr(auto, "from_config") else auto._from_config)(config).eval()
     except (ValueError, ImportError) as error:
         raise UnsupportedModelError(
             op="load",
