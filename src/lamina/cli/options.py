@@ -17,7 +17,7 @@ ModelOption = Annotated[
     str | None, typer.Option("--model", help="Folder or hub id of the base; by default the one the bank names.")
 ]
 DeviceOption = Annotated[
-    str, typer.Option("--device", help='Where to run: "cpu", "cuda", ...; "auto" takes a GPU where there is one.')
+    str, typer.Option("--device", help='Where to run: "cpu", "cuda", ...; "auto" takes a GPU if there is one.')
 ]
 BatchSizeOption = Annotated[int, typer.Option("--batch-size", min=1, help="Texts per pass.")]
 

@@ -130,7 +130,7 @@ def _maps(module: nn.Module) -> list[nn.Parameter]:
     if isinstance(module, (nn.Embedding, nn.modules.conv._ConvNd)) or _is_norm(module):
         return []
     named = module.named_parameters(recurse=False)
-    return [each for name, each in named if _is_map(name, each)]
+    return [parameter for name, parameter in named if _is_map(name, parameter)]
 
 
 def _is_map(name: str, parameter: nn.Parameter) -> bool:
@@ -141,7 +141,7 @@ def _is_map(name: str, parameter: nn.Parameter) -> bool:
 def _biases(module: nn.Module) -> list[nn.Parameter]:
     if _is_norm(module):
         return []
-    return [each for name, each in module.named_parameters(recurse=False) if name.endswith("bias")]
+    return [parameter for name, parameter in module.named_parameters(recurse=False) if name.endswith("bias")]
 
 
 def _draw(blocks: Sequence[nn.Module], *, std: float, bound: float, zero: bool, seed: int) -> list[nn.Parameter]:

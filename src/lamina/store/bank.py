@@ -214,7 +214,7 @@ def _load_reader(bank: ReaderBank, name: str, folder: Path) -> None:
         error.add_note(f"in {path}")
         raise
     except (TypeError, ValueError) as error:
-        raise StoreError(f"load: {path} has settings that cannot be ({error}). Copy or save it again.") from error
+        raise StoreError(f"load: {path} has settings that do not fit ({error}). Copy or save it again.") from error
     if list(reader.layers) != saved.layers:
         raise StoreError(
             f"load: {path} was trained on the layers {saved.layers}; its settings select {list(reader.layers)}. "

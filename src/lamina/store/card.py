@@ -89,7 +89,7 @@ def _row(name: str, reader: ReaderModule) -> str:
 
 
 def _score(info: dict[str, Any]) -> str:
-    """The score that training left in a reader's facts, as "mcc 0.281"; empty where there is none."""
+    """The score that training left in a reader's facts, as "mcc 0.281"; empty if there is none."""
     metric = info.get("metric")
     score = info.get("scores", {}).get(metric)
     return f"{metric} {score:.3f}" if isinstance(score, int | float) else ""

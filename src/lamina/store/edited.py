@@ -19,7 +19,6 @@ from lamina.store.models import source_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from torch import Tensor
     from transformers import PreTrainedModel
 
 
@@ -27,7 +26,6 @@ RECORD = "lamina_edits.json"
 FORMAT = 1
 _FIXED = (RECORD, "config.json", "generation_config.json")
 _WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")
-_AGAIN = "Copy or save it again."
 
 
 def save(model: PreTrainedModel, folder: str | Path, processor: Any = None, *, force: bool = False) -> None:
@@ -72,7 +70,7 @@ def read_record(name: str, revision: str | None) -> tuple[str, list[Edit]] | Non
             f"load: {path} is of the format {fields.get('format')}; this version of lamina reads format {FORMAT}. "
             "Use the version that saved it, or save the model again."
         )
-    return str(fields.get("architecture")), [Edit.from_dict(each) for each in cast("list[dict[str, Any]]", given)]
+    return str(fields.get("architecture")), [Edit.from_dict(edit) for edit in cast("list[dict[str, Any]]", given)]
 
 
 def _find_record(source: str, revision: str | None) -> Path | None:
@@ -89,41 +87,48 @@ def _find_record(source: str, revision: str | None) -> Path | None:
         return None
 
 
-def with_inserts(plain: type[Any], made: Sequence[Edit]) -> Any:
-    """The class of a model that puts its inserted layers in place before transformers fills in the weights.
+def with_inserts(plain: type[Any], record: Sequence[Edit]) -> Any:
+    """A class that puts a model's inserted layers in place before transformers fills in the weights.
 
     This way their names go through whatever transformers does to the names of a checkpoint.
     """
 
     def start(self: Any, *args: Any, **kwargs: Any) -> None:
         plain.__init__(self, *args, **kwargs)
-        with torch.device("cpu"):  # here inputs are made; layers go where the weights are
-            replay_inserts(self, made)
-        places = {part for path in all_inserted(self) for part, _ in self.get_submodule(path).named_children()}
-        wide = {part for part in places if part.startswith(PREFIX)}
-        self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), *wide}
+        with torch.device("cpu"):  # inputs are made here; layers go where the weights are
+            replay_inserts(self, record)
+        children = {child for path in all_inserted(self) for child, _ in self.get_submodule(path).named_children()}
+        inserted = {child for child in children if child.startswith(PREFIX)}
+        self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), *inserted}
 
     return type(plain.__name__, (plain,), {"__init__": start, "__module__": plain.__module__})
 
 
 def check_weights(model: PreTrainedModel, name: str, report: Mapping[str, set[str]], *, exact: bool) -> None:
-    """Refuse weights that are not those of the model as its config has it; under another head, of its layers."""
-    missing = sorted(report["missing_keys"])
-    if lost := [key for key in missing if exact or is_inserted(key)]:
-        raise _disagree(name, f"there is no weight '{lost[0]}'")
+    """Refuse weights that are not those of the edited model.
+
+    Args:
+        model: The model.
+        name: Where it came from.
+        report: The keys that transformers missed and did not expect.
+        exact: Whether the model has the class that was saved; else only the parts that hold its layers count.
+
+    Raises:
+        StoreError: If a weight is missing, or has no place in the model.
+    """
     prefix, layered = f"{model.base_model_prefix}.", set[str]() if exact else _layered(model)
 
     def counts(key: str) -> bool:
-        return exact or key.removeprefix(prefix).split(".")[0] in layered
+        return exact or is_inserted(key) or key.removeprefix(prefix).split(".")[0] in layered
 
-    if lost := [key for key in missing if counts(key)]:
-        raise _disagree(name, f"there is no weight '{lost[0]}'")
-    if wrong := [key for key in sorted(report["unexpected_keys"]) if counts(key)]:
-        raise _disagree(name, f"the weight '{wrong[0]}' has no place in the model")
+    if missing := [key for key in sorted(report["missing_keys"]) if counts(key)]:
+        raise _mismatch(name, f"there is no weight '{missing[0]}'")
+    if unexpected := [key for key in sorted(report["unexpected_keys"]) if counts(key)]:
+        raise _mismatch(name, f"the weight '{unexpected[0]}' has no place in the model")
 
 
 def _layered(model: PreTrainedModel) -> set[str]:
-    """The parts of the backbone that hold its layers; a pooler is none. All parts where layers cannot be read."""
+    """The children of the backbone that hold its layers, poolers aside; all children if layers cannot be read."""
     children = dict(getattr(model, "base_model", model).named_children())
     try:
         used = {module for stack in stacks(model).values() for module in stack.run}
@@ -132,66 +137,68 @@ def _layered(model: PreTrainedModel) -> set[str]:
     return {name for name, child in children.items() if not used.isdisjoint(child.modules())}
 
 
-def _disagree(name: str, what: str) -> StoreError:
-    return StoreError(f"load: the weights in {name} are not those of the edited model: {what}. {_AGAIN}")
+def _mismatch(name: str, what: str) -> StoreError:
+    return StoreError(f"load: the weights in {name} are not those of the edited model: {what}. Copy or save it again.")
 
 
-def replay_inserts(model: PreTrainedModel, made: Sequence[Edit]) -> None:
-    """Put the inserted layers that were neither merged nor cut off in place again."""
-    merged = max((number for number, edit in enumerate(made) if edit.kind == "merge"), default=-1)
-    for number, edit in enumerate(made):
+def replay_inserts(model: PreTrainedModel, record: Sequence[Edit]) -> None:
+    """Insert again the layers that were neither merged nor cut off."""
+    merged = max((number for number, edit in enumerate(record) if edit.kind == "merge"), default=-1)
+    for number, edit in enumerate(record):
         if edit.kind == "insert" and number > merged:
-            for part in _still_there(model, edit, made[number + 1 :]):
-                replay_insert(model, part)
+            for remaining in _after_cuts(model, edit, record[number + 1 :]):
+                replay_insert(model, remaining)
 
 
-def _still_there(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> Iterator[Edit]:
-    """An insertion as it is said of the model's present depth."""
-    cuts = {each.stack: max(each.layers) for each in reversed(later) if each.kind == "truncate" and each.layers}
-    if not cuts or edit.stack not in (*cuts, "all"):  # a cut of other layers, or these are convolutions
+def _after_cuts(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> Iterator[Edit]:
+    """An insertion in the layer numbers of the model's present depth, stack by stack."""
+    depths = {cut.stack: max(cut.layers) for cut in reversed(later) if cut.kind == "truncate" and cut.layers}
+    if not depths or edit.stack not in (*depths, "all"):  # a cut of other layers, or these are convolutions
         yield edit
         return
-    found = stacks(model)
-    wanted = edit.settings["layers"]
-    for name in found if edit.stack == "all" else [edit.stack]:
-        depth = cuts.get(name, found[name].depth)  # before the first cut that followed
-        chosen = select("1-" if wanted == "all" else wanted, depth + 1, op="load")
-        left = [layer for layer in chosen if layer <= found[name].depth]
-        if left:
+    present, layers = stacks(model), edit.settings["layers"]
+    for name in present if edit.stack == "all" else [edit.stack]:
+        depth = depths.get(name, present[name].depth)  # before the first cut that followed
+        chosen = select("1-" if layers == "all" else layers, depth + 1, op="load")
+        if left := [layer for layer in chosen if layer <= present[name].depth]:
             yield replace(edit, settings={**edit.settings, "layers": left, "stack": name})
 
 
-def _here(name: str, known: Collection[str], model: PreTrainedModel) -> str:
-    """A name as this model has it, which may be the backbone of the one that was saved, or have another head."""
+def _present_name(name: str, known: Collection[str], model: PreTrainedModel) -> str:
+    """The name of a parameter in this model, which may be the backbone of the saved one, or have another head."""
     prefix = f"{model.base_model_prefix}."
     forms = (name, f"{prefix}{name}", name.removeprefix(prefix))
     return next((form for form in forms if form in known), name)
 
 
-def restore_edits(model: PreTrainedModel, name: str, made: Sequence[Edit]) -> None:
-    """Freeze again, and set the record, once it is held against the model."""
-    named = dict(model.named_parameters())
-    for number, edit in enumerate(made):
-        gone = {each for later in made[number + 1 :] if later.kind == "truncate" for each in later.parameters}
-        if any(later.kind == "merge" for later in made[number:]):
-            gone |= {each for each in edit.parameters if is_inserted(each)}
-        here = {each: _here(each, named, model) for each in edit.parameters}
+def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> None:
+    """Freeze again what was frozen, and give the model its record.
+
+    Args:
+        model: The model, with its inserted layers.
+        name: Where it came from.
+        record: Its edits.
+
+    Raises:
+        StoreError: If the record names what the model does not have, or what was cut off is there.
+    """
+    parameters = dict(model.named_parameters())
+    present = [[_present_name(key, parameters, model) for key in edit.parameters] for edit in record]
+    for number, edit in enumerate(record):
+        names = dict(zip(edit.parameters, present[number], strict=True))
         if edit.kind == "truncate":
-            if back := [each for each in edit.parameters if here[each] in named]:
-                raise _disagree(name, f"'{back[0]}' was cut off, and is there")
+            if back := [key for key, now in names.items() if now in parameters]:
+                raise _mismatch(name, f"'{back[0]}' was cut off, and is there")
             continue
-        if lost := [each for each in edit.parameters if here[each] not in named and each not in gone]:
-            raise _disagree(name, f"the record names '{lost[0]}', which is not there")
+        gone = {key for later in record[number + 1 :] if later.kind == "truncate" for key in later.parameters}
+        if any(later.kind == "merge" for later in record[number:]):
+            gone |= {key for key in names if is_inserted(key)}
+        if lost := [key for key, now in names.items() if now not in parameters and key not in gone]:
+            raise _mismatch(name, f"the record names '{lost[0]}', which is not there")
         if edit.kind == "freeze":
-            _freeze(named, [here[each] for each in edit.parameters if each not in gone], edit)
-    adapted = [replace(edit, parameters=tuple(_here(each, named, model) for each in edit.parameters)) for edit in made]
-    restore(model, adapted)
-
-
-def _freeze(named: Mapping[str, Tensor], frozen: Sequence[str], edit: Edit) -> None:
-    for key in frozen:
-        named[key].requires_grad_(False)
-    if edit.settings.get("train") == "inserted":
-        for key in named:
-            if is_inserted(key):
-                named[key].requires_grad_(True)
+            for key in names.keys() - gone:
+                parameters[names[key]].requires_grad_(False)
+            for key in parameters if edit.settings.get("train") == "inserted" else ():
+                if is_inserted(key):
+                    parameters[key].requires_grad_(True)
+    restore(model, [replace(edit, parameters=tuple(names)) for edit, names in zip(record, present, strict=True)])

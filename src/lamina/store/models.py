@@ -164,7 +164,7 @@ def model_class(head: str | type[Any] | None) -> Any:
     if head is None or not isinstance(head, str):
         return head or transformers.AutoModel
     name = KINDS.get(head).auto_class if head in KINDS.names() else head
-    known = [each for each in dir(transformers) if each.startswith("AutoModel")]
+    known = [name for name in dir(transformers) if name.startswith("AutoModel")]
     found: Any = getattr(transformers, name, None)
     if name not in known and not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
         raise UnknownNameError(op="load", got=head, known=[*KINDS.names(), *known], what="head")

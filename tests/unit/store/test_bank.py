@@ -269,7 +269,7 @@ class TestDamage:
                 {"layers": [0, 1, 2, 3]},
                 r"was trained on the layers \[0, 1, 2, 3\]; .*\[1, 2",
             ),
-            ("readers/mood/reader.json", {"fusion__dim": "x"}, "settings that cannot be"),
+            ("readers/mood/reader.json", {"fusion__dim": "x"}, "settings that do not fit"),
             (
                 "readers/mood/reader.json",
                 {"fusion__dim": 8},
