@@ -58,7 +58,7 @@ class Edit:
 
 
 def edits(model: PreTrainedModel) -> list[Edit]:
-    """The edits of a model, oldest first."""
+    """The edits of a model, oldest first; a list of one's own."""
     return list(getattr(model, _PLACE, ()))
 
 
