@@ -7,34 +7,42 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lamina.bank import Reader, ReaderBank
-    from lamina.editing.freeze import freeze_
-    from lamina.editing.insert import insert_
-    from lamina.editing.merge import merge_
-    from lamina.editing.record import Edit, edits
-    from lamina.editing.reinit import reinit_
-    from lamina.editing.truncate import truncate_
-    from lamina.errors import LaminaError
-    from lamina.fusion.ada_layers import AdaLayers
-    from lamina.fusion.concat import Concat
-    from lamina.fusion.depth_lstm import DepthLSTM
-    from lamina.fusion.dwatt import DWAtt
-    from lamina.fusion.elementwise import Elementwise
-    from lamina.fusion.extra_layers import ExtraLayers
-    from lamina.fusion.gated import Gated
-    from lamina.fusion.head2toe import Head2Toe
-    from lamina.fusion.last_layer import LastLayer
-    from lamina.fusion.mean import Mean
-    from lamina.fusion.routing import Routing
-    from lamina.fusion.scalar_mix import ScalarMix
-    from lamina.fusion.single_layer import SingleLayer
-    from lamina.heads.masked_lm import MaskedLM
-    from lamina.heads.sequence_classification import SequenceClassification
-    from lamina.heads.token_classification import TokenClassification
-    from lamina.layers import stacks, tap
-    from lamina.store.edited import load, save
-    from lamina.tasks.task import Task
-    from lamina.train import FitResult, evaluate, finetune, fit, predict
+    from lamina.bank import Reader as Reader
+    from lamina.bank import ReaderBank as ReaderBank
+    from lamina.editing.freeze import freeze_ as freeze_
+    from lamina.editing.insert import insert_ as insert_
+    from lamina.editing.merge import merge_ as merge_
+    from lamina.editing.record import Edit as Edit
+    from lamina.editing.record import edits as edits
+    from lamina.editing.reinit import reinit_ as reinit_
+    from lamina.editing.truncate import truncate_ as truncate_
+    from lamina.errors import LaminaError as LaminaError
+    from lamina.fusion.ada_layers import AdaLayers as AdaLayers
+    from lamina.fusion.concat import Concat as Concat
+    from lamina.fusion.depth_lstm import DepthLSTM as DepthLSTM
+    from lamina.fusion.dwatt import DWAtt as DWAtt
+    from lamina.fusion.elementwise import Elementwise as Elementwise
+    from lamina.fusion.extra_layers import ExtraLayers as ExtraLayers
+    from lamina.fusion.gated import Gated as Gated
+    from lamina.fusion.head2toe import Head2Toe as Head2Toe
+    from lamina.fusion.last_layer import LastLayer as LastLayer
+    from lamina.fusion.mean import Mean as Mean
+    from lamina.fusion.routing import Routing as Routing
+    from lamina.fusion.scalar_mix import ScalarMix as ScalarMix
+    from lamina.fusion.single_layer import SingleLayer as SingleLayer
+    from lamina.heads.masked_lm import MaskedLM as MaskedLM
+    from lamina.heads.sequence_classification import SequenceClassification as SequenceClassification
+    from lamina.heads.token_classification import TokenClassification as TokenClassification
+    from lamina.layers import stacks as stacks
+    from lamina.layers import tap as tap
+    from lamina.store.edited import save as save
+    from lamina.store.loading import load as load
+    from lamina.tasks.task import Task as Task
+    from lamina.train import FitResult as FitResult
+    from lamina.train import fit as fit
+    from lamina.train import predict as predict
+    from lamina.train import evaluate as evaluate
+    from lamina.train import finetune as finetune
 
 _WHERE = {
     "AdaLayers": "fusion.ada_layers",
@@ -65,7 +73,7 @@ _WHERE = {
     "fit": "train",
     "freeze_": "editing.freeze",
     "insert_": "editing.insert",
-    "load": "store.edited",
+    "load": "store.loading",
     "merge_": "editing.merge",
     "predict": "train",
     "reinit_": "editing.reinit",
@@ -75,44 +83,7 @@ _WHERE = {
     "truncate_": "editing.truncate",
 }
 
-__all__ = [
-    "AdaLayers",
-    "Concat",
-    "DWAtt",
-    "DepthLSTM",
-    "Edit",
-    "Elementwise",
-    "ExtraLayers",
-    "FitResult",
-    "Gated",
-    "Head2Toe",
-    "LaminaError",
-    "LastLayer",
-    "MaskedLM",
-    "Mean",
-    "Reader",
-    "ReaderBank",
-    "Routing",
-    "ScalarMix",
-    "SequenceClassification",
-    "SingleLayer",
-    "Task",
-    "TokenClassification",
-    "edits",
-    "evaluate",
-    "finetune",
-    "fit",
-    "freeze_",
-    "insert_",
-    "load",
-    "merge_",
-    "predict",
-    "reinit_",
-    "save",
-    "stacks",
-    "tap",
-    "truncate_",
-]
+__all__ = list(_WHERE)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,12 +9,11 @@ import typer
 
 from lamina.cli.options import JsonOption
 from lamina.cli.output import print_json, print_table
-from lamina.errors import ConfigError, StoreError, UnknownNameError, UnsupportedModelError
+from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
-    import torch
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -69,7 +66,8 @@ def edit(  # noqa: PLR0913
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of random weights.")] = 0,
     head: Annotated[
-        str | None, typer.Option("--head", help="Auto class of transformers; by default the head that was saved.")
+        str | None,
+        typer.Option("--head", help="Kind of task, or class of transformers; by default the one that was saved."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would become of it, from the config alone.")
@@ -90,124 +88,95 @@ def edit(  # noqa: PLR0913
     from lamina.editing.reinit import SCOPES, reinit_
     from lamina.editing.truncate import truncate_
 
-    rng = torch.Generator().manual_seed(seed)
-    steps: list[Callable[[Any], Edit]] = []
-    if truncate is not None:
-        steps.append(lambda given: truncate_(given, truncate, stack))
-    if reinit is not None:
-        part: Any = _one_of("--scope", scope, SCOPES)
-        steps.append(lambda given: reinit_(given, _selector(reinit), scope=part, stack=stack, generator=rng))
-    if insert is not None:
-        where: Any = _one_of("--insert", insert, POSITIONS)
-        chosen = _one_of("--activation", activation, (*ACTIVATIONS, "none"))
-        options: dict[str, Any] = {"init": _one_of("--init", init, INITS), "stack": stack, "generator": rng}
-        options["activation"] = None if chosen == "none" else chosen
-        options["placement"] = _one_of("--placement", placement, PLACEMENTS)
-        options["kernel"] = kernel
-        steps.append(lambda given: insert_(given, where, _selector(layers), **options))
-    if freeze is not None:
-        steps.append(lambda given: freeze_(given, _selector(freeze), stack))
-    if train_inserted:
-        steps.append(lambda given: freeze_(given, stack=stack, train="inserted"))
-    if merge:
-        steps.append(merge_)
-    _check(steps, out, dry_run=dry_run, force=force)
-    facts = _run(model, head, steps, None if dry_run else out)
+    _check_name("--scope", scope, SCOPES)
+    _check_name("--insert", insert, POSITIONS)
+    _check_name("--init", init, INITS)
+    _check_name("--activation", activation, (*ACTIVATIONS, "none"))
+    _check_name("--placement", placement, PLACEMENTS)
+    random: dict[str, Any] = {"stack": stack, "generator": torch.Generator().manual_seed(seed)}
+    options: Any = {"init": init, "placement": placement, "kernel": kernel, **random}
+    options["activation"] = None if activation == "none" else activation
+    part: Any = scope
+    where: Any = insert
+    requested: list[tuple[bool, Callable[[Any], Edit]]] = [
+        (truncate is not None, lambda given: truncate_(given, truncate or 0, stack)),
+        (reinit is not None, lambda given: reinit_(given, _selector(reinit), scope=part, **random)),
+        (insert is not None, lambda given: insert_(given, where, _selector(layers), **options)),
+        (freeze is not None, lambda given: freeze_(given, _selector(freeze), stack)),
+        (train_inserted, lambda given: freeze_(given, stack=stack, train="inserted")),
+        (merge, merge_),
+    ]
+    edits = [change for wanted, change in requested if wanted]
+    _check(edits, out, dry_run=dry_run, force=force)
+    facts = _run(model, head, edits, None if dry_run else out)
     if as_json:
         print_json(facts)
     else:
         _show(facts)
 
 
-def _one_of(option: str, got: str, known: Iterable[str]) -> str:
-    if got not in (names := tuple(known)):
-        raise UnknownNameError(op="edit", got=got, known=names, what=option)
-    return got
+def _check_name(option: str, got: str | None, known: tuple[str, ...]) -> None:
+    if got is not None and got not in known:
+        raise UnknownNameError(op="edit", got=got, known=known, what=option)
 
 
-def _selector(text: str) -> int | str | list[int]:
+def _selector(text: str | None) -> int | str | list[int]:
     """A layer selector, as an option gives it."""
+    text = text or ""
     parts = [part.strip() for part in text.split(",")]
     if all(part.removeprefix("-").isdecimal() for part in parts):
         return [int(part) for part in parts]
     return text
 
 
-def _check(steps: list[Any], out: Path | None, *, dry_run: bool, force: bool) -> None:
-    if not steps:
+def _check(edits: list[Any], out: Path | None, *, dry_run: bool, force: bool) -> None:
+    if not edits:
         raise ConfigError(
-            "edit: no edit is asked for; there must be one at least. "
-            "Add --insert, --reinit, --truncate, --freeze, --train-inserted or --merge."
+            "edit: no edit is asked for. Use --insert, --reinit, --truncate, --freeze, --train-inserted or --merge."
         )
     if dry_run:
         return
     if out is None:
-        raise ConfigError("edit: there is no folder to save to. Add -o OUT, or --dry-run to see what would be done.")
+        raise ConfigError("edit: there is no folder to save to. Use -o OUT, or --dry-run to see what would be done.")
     if out.is_dir() and any(out.iterdir()):
         if not force:
-            raise ConfigError(f"edit: {out} is there already and not empty. Give another folder, or add --force.")
+            raise ConfigError(f"edit: {out} is not empty. Give another folder, or --force to replace the model in it.")
         if not (out / "config.json").is_file():
-            raise ConfigError(f"edit: {out} holds no model; --force replaces models only. Give another folder.")
+            raise ConfigError(f"edit: {out} holds no model; --force replaces models only.")
     elif out.exists() and not out.is_dir():
-        raise ConfigError(f"edit: {out} is a file; a folder is needed. Give another path.")
+        raise ConfigError(f"edit: {out} is a file, not a folder.")
 
 
-def _run(name: str, head: str | None, steps: list[Callable[[Any], Edit]], out: Path | None) -> dict[str, Any]:
-    from lamina.store.edited import load, outline
-    from lamina.store.models import load_processor
+def _run(name: str, head: str | None, edits: list[Callable[[Any], Edit]], out: Path | None) -> dict[str, Any]:
+    from lamina.store import load, outline, save, saved_class
 
-    kind = head or _saved_head(name)
-    model = outline(name, kind) if out is None else load(name, kind)
+    head = head or saved_class(name)
+    model, processor = (outline(name, head), None) if out is None else load(name, head)
     before = _facts(model)
     outputs = {} if out is None else _outputs(model)
-    made = [step(model) for step in steps]
-    named = {each for one in made if one.kind != "freeze" for each in one.parameters}
+    made = [change(model) for change in edits]
+    changed = {key for edit in made if edit.kind != "freeze" for key in edit.parameters}
     facts: dict[str, Any] = {
         "model": name,
         "architecture": type(model).__name__,
-        "edits": [_said(one) for one in made],
+        "edits": [{**edit.to_dict(), "parameters": len(edit.parameters)} for edit in made],
         "before": before,
         "after": _facts(model),
-        "unchanged_parameters": sum(p.numel() for key, p in model.named_parameters() if key not in named),
+        "unchanged_parameters": sum(p.numel() for key, p in model.named_parameters() if key not in changed),
         "output_difference": None if out is None else _difference(outputs, _outputs(model)),
         "saved": None if out is None else str(out),
     }
     if out is not None:
-        _save(model, load_processor(name, model), out)
+        save(model, out, processor, force=True)
     return facts
-
-
-def _said(edit: Edit) -> dict[str, Any]:
-    return {**edit.to_dict(), "parameters": len(edit.parameters)}
-
-
-def _saved_head(name: str) -> str:
-    """The auto class that loads what a config says was saved."""
-    import transformers
-
-    from lamina.store import load_config
-
-    config = load_config(name)
-    saved = next(iter(getattr(config, "architectures", None) or ()), None)
-    if saved is None:
-        return "AutoModel"
-    for kind in sorted(each for each in dir(transformers) if each.startswith("AutoModel")):
-        mapping: Any = getattr(getattr(transformers, kind), "_model_mapping", None)
-        classes: Any = () if mapping is None else mapping.get(type(config), ())
-        if saved in {each.__name__ for each in (classes if isinstance(classes, tuple | list) else (classes,))}:
-            return kind
-    raise ConfigError(
-        f"edit: the config of {name} says it is a {saved}, which no auto class of transformers loads. "
-        "Add --head with the auto class to use."
-    )
 
 
 def _facts(model: PreTrainedModel) -> dict[str, Any]:
     parameters = list(model.parameters())
     return {
         "layers": _layers(model),
-        "parameters": sum(each.numel() for each in parameters),
-        "trainable": sum(each.numel() for each in parameters if each.requires_grad),
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "trainable": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
     }
 
 
@@ -241,34 +210,8 @@ def _outputs(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
-    pairs: list[tuple[torch.Tensor, torch.Tensor]] = [
-        (before[name].double(), after[name].double())
-        for name in before
-        if name in after and before[name].shape == after[name].shape
-    ]
-    return max(float((one - other).abs().max()) for one, other in pairs)
-
-
-def _save(model: PreTrainedModel, processor: Any, out: Path) -> None:
-    from lamina.store.edited import RECORD, save
-
-    if (out / RECORD).is_file() or not out.exists() or not any(out.iterdir()):
-        save(model, out, processor)
-        return
-    try:  # a model that something else saved is replaced as a whole, once the new one is complete
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.resolve().parent) as beside:
-            save(model, Path(beside) / "new", processor)
-            out.replace(Path(beside) / "old")
-            try:
-                (Path(beside) / "new").replace(out)
-            except OSError:
-                (Path(beside) / "old").replace(out)
-                raise
-            shutil.rmtree(Path(beside) / "old", ignore_errors=True)
-    except OSError as error:
-        if isinstance(error, StoreError):
-            raise
-        raise StoreError(f"edit: {out} cannot be replaced ({error.strerror}). Give another folder.") from error
+    same = [name for name in before if name in after and before[name].shape == after[name].shape]
+    return max(float((before[name].double() - after[name].double()).abs().max()) for name in same)
 
 
 def _show(facts: dict[str, Any]) -> None:
@@ -280,10 +223,10 @@ def _show(facts: dict[str, Any]) -> None:
     rows += [(what, before[what], after[what]) for what in ("parameters", "trainable")]
     print(f"{facts['model']}: {facts['architecture']}")
     print_table("before and after", ("", "before", "after"), rows)
-    for one in facts["edits"]:
-        seed = "" if one["seed"] is None else f", seed {one['seed']}"
-        layers = ", ".join(map(str, one["layers"])) or "no layers"
-        print(f"{one['kind']}: {one['stack']} {layers}; {one['parameters']} tensors{seed}")
+    for made in facts["edits"]:
+        seed = "" if made["seed"] is None else f", seed {made['seed']}"
+        layers = ", ".join(map(str, made["layers"])) or "no layers"
+        print(f"{made['kind']}: {made['stack']} {layers}; {made['parameters']} tensors{seed}")
     print(f"in tensors that no edit changes: {facts['unchanged_parameters']:,} parameters")
     if facts["saved"] is None:
         print("dry run: nothing was saved")

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lamina.bank import Reader, ReaderBank
-from lamina.data.batches import collate
-from lamina.data.encode import encode
 from lamina.demo.corpus import ACCEPTABILITY, SENTIMENTS, TAGS, write
 from lamina.demo.timing import in_turn, ratio
 from lamina.errors import LaminaError
@@ -22,11 +20,13 @@ from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.report.figures import importance
-from lamina.store import load_model
+from lamina.store import load
 from lamina.tasks.task import Task
 from lamina.train import evaluate, fit, predict
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lamina.fusion.base import FusionConfig
 
 TASKS = ("sentiment", "acceptability", "entities")
@@ -74,7 +74,7 @@ def run_demo(folder: str | Path, *, rows: int = 3000, epochs: int = 6, seed: int
     """
     start, folder = time.perf_counter(), Path(folder)
     tasks = _tasks(write(folder / "corpus", seed=seed, rows=rows))
-    model, tokenizer = load_model(MODEL)
+    model, tokenizer = load(MODEL)
     bank = ReaderBank(model, tokenizer)
     members = _add_readers(bank, seed)
     result = fit(
@@ -171,17 +171,22 @@ def _keep_ada_layers(bank: ReaderBank) -> list[dict[str, Any]]:
 def _reload_difference(bank: ReaderBank, folder: Path) -> float:
     """Largest difference between the bank's logits and those of what was saved."""
     again = ReaderBank.from_pretrained(folder).to(bank.device).eval()
-    batch = collate(encode(EXAMPLES, bank.processor, max_length=64).features, bank.processor)
+    batch = _batch(bank, EXAMPLES)
     bank.eval()
     with torch.no_grad():
         before, after = bank(**batch), again(**batch)
     worst = max(float((before[name].logits - after[name].logits).abs().max()) for name in bank)
     if worst != 0:
-        raise LaminaError(f"demo: logits differ by {worst} after loading; they must be equal. Report this as a bug.")
+        raise LaminaError(f"demo: logits differ by {worst} after loading; they must be equal.")
     return worst
 
 
-def time_passes(bank: ReaderBank, texts: Any, *, repeats: int = 9) -> dict[str, float]:
+def _batch(bank: ReaderBank, texts: Sequence[str]) -> dict[str, torch.Tensor]:
+    batch = bank.processor(list(texts), padding=True, truncation=True, max_length=128, return_tensors="pt")
+    return dict(batch.to(bank.device))
+
+
+def time_passes(bank: ReaderBank, texts: Sequence[str], *, repeats: int = 9) -> dict[str, float]:
     """Time the model's own forward and the same with every reader, in turn.
 
     Args:
@@ -189,8 +194,7 @@ def time_passes(bank: ReaderBank, texts: Any, *, repeats: int = 9) -> dict[str, 
         texts: One batch of texts.
         repeats: How often each; the medians count.
     """
-    batch = collate(encode(texts, bank.processor, max_length=128).features, bank.processor)
-    batch = {key: value.to(bank.device) for key, value in batch.items()}
+    batch = _batch(bank, texts)
     bank.eval()
     with torch.no_grad():
         taken = in_turn(

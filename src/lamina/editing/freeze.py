@@ -39,15 +39,15 @@ def freeze_(
         layers: Which layers, as a layer selector.
         stack: Name of the stack; None is the only one, or the encoder. With `train`, None is every stack.
         train: "inserted" leaves the inserted layers out of the freeze and makes them trainable, so that they, the
-            pooler and the head are all that trains. Where layers cannot be read, as in convolutional networks, "all"
+            pooler and the head are all that trains. If layers cannot be read, as in convolutional networks, "all"
             of them are the whole backbone.
 
     Returns:
         The edit, with the names of the frozen parameters.
 
     Raises:
-        ConfigError: If `train` cannot be or nothing was inserted, single layers are named of a stack that has no
-            module per block or shares its blocks, or the model cannot be edited.
+        ConfigError: If `train` has another value or nothing was inserted, single layers are named of a stack that has
+            no module per block or shares its blocks, or the model cannot be edited.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If there is no such stack.
     """
@@ -55,24 +55,25 @@ def freeze_(
     inserted = _inserted(model, train)
     every = train is not None and stack is None
     chosen = _stacks(model, whole=layers == "all") if every else [default_stack(model, stack, op=_OP)]
-    numbers = [select(layers, one.layers, op=_OP) for one in chosen]
-    parts = [_modules(model, one, some) for one, some in zip(chosen, numbers, strict=True)]
+    numbers = [select(layers, found.layers, op=_OP) for found in chosen]
+    parts = [_modules(model, found, wanted) for found, wanted in zip(chosen, numbers, strict=True)]
     if not chosen:
         parts = [set(getattr(model, "base_model", model).modules())]
     spared = {id(parameter) for layer in inserted for parameter in layer.parameters()}
-    frozen = {id(each): each for modules in parts for part in modules for each in part.parameters(recurse=False)}
-    names = [name for name, each in model.named_parameters() if id(each) in frozen and id(each) not in spared]
+    frozen = {id(parameter) for modules in parts for part in modules for parameter in part.parameters(recurse=False)}
+    frozen -= spared
+    names = [name for name, parameter in model.named_parameters() if id(parameter) in frozen]
     for parameter in model.parameters():
         if id(parameter) in spared or id(parameter) in frozen:
             parameter.requires_grad_(id(parameter) in spared)
-    named = tuple(sorted({layer for some in numbers for layer in some}))
+    named = tuple(sorted({layer for wanted in numbers for layer in wanted}))
     settings = {"layers": list(named) if layers != "all" else "all", "stack": None if every else chosen[0].name}
     name = chosen[0].name if len(chosen) == 1 else "all"
     return record(model, Edit("freeze", name, named, tuple(names), {**settings, "train": train}))
 
 
 def _stacks(model: PreTrainedModel, *, whole: bool) -> list[LayerStack]:
-    """All stacks; none where layers cannot be read and all of them are meant."""
+    """All stacks; none if layers cannot be read and all of them are meant."""
     try:
         return list(stacks(model).values())
     except UnsupportedModelError:
@@ -86,7 +87,7 @@ def _inserted(model: PreTrainedModel, train: str | None) -> list[InsertedLayer]:
     if train is None:
         return []
     if train != "inserted":
-        raise ConfigError(f"{_OP}: train is {train!r}; it is 'inserted' or None. Use one of them.")
+        raise ConfigError(f"{_OP}: train is {train!r}; it is 'inserted' or None.")
     found = [module for module in model.modules() if isinstance(module, InsertedLayer)]
     if not found:
         raise ConfigError(

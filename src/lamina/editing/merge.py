@@ -48,9 +48,9 @@ def merge_(model: PreTrainedModel) -> Edit:
     with torch.no_grad():
         for path, projection in projections.items():
             changed += _fold(path, projection, _weight_of(model, path, projection))
-    inserts = [each for each in edits(model) if each.kind == "insert"]
-    names = {each.stack for each in inserts}
-    layers = sorted({layer for each in inserts for layer in each.layers})
+    inserts = [edit for edit in edits(model) if edit.kind == "insert"]
+    names = {edit.stack for edit in inserts}
+    layers = sorted({layer for edit in inserts for layer in edit.layers})
     stack = names.pop() if len(names) == 1 else "all"
     return record(model, Edit("merge", stack, tuple(layers), tuple(changed)))
 
@@ -122,7 +122,9 @@ def _fold(path: str, projection: nn.Module, weight: Float[Tensor, "out ..."]) ->
         weight.copy_(_through(layer, weight.flatten(1)).reshape(weight.shape))
         if bias is not None:
             bias.copy_(_through(layer, bias.unsqueeze(-1)).squeeze(-1))
-    removed = [f"{path}.{name}.weight" for name, each in projection.named_children() if isinstance(each, InsertedLayer)]
+    removed = [
+        f"{path}.{name}.weight" for name, child in projection.named_children() if isinstance(child, InsertedLayer)
+    ]
     detach(projection)
     return [f"{path}.weight", *([f"{path}.bias"] if bias is not None else []), *removed]
 

@@ -48,7 +48,7 @@ class Edit:
         Raises:
             StoreError: If it is not one.
         """
-        known = {one.name for one in fields(cls)}
+        known = {field.name for field in fields(cls)}
         if set(given) != known or given.get("kind") not in KINDS:
             raise StoreError(
                 f"edits: {str(dict(given))[:80]} is no record of an edit; it has {', '.join(sorted(known))}. "

@@ -11,7 +11,7 @@ from torch import nn
 from lamina.editing.checks import check_editable, chosen_blocks
 from lamina.editing.inserted import InsertedLayer
 from lamina.editing.record import Edit, record
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers.isolation import preserve_model
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
         The edit, with the seed that gives the same weights again.
 
     Raises:
-        ConfigError: If an option cannot be, layer 0 is named, the blocks share weights with others, or the model
+        ConfigError: If a number is out of range, layer 0 is named, the blocks share weights with others, or the model
             cannot be edited.
         LayerIndexError: If a layer does not exist.
-        UnknownNameError: If there is no such stack.
+        UnknownNameError: If an option or a stack is unknown.
 
     Source:
         Tamkin et al. 2020, arXiv:2004.14975: the weights of the linear projections, sigma 0.02, truncated at 2 sigma.
@@ -88,12 +88,10 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
 def _check(chosen: dict[str, str], std: float, bound: float) -> None:
     for option, got in chosen.items():
         if got not in _CHOICES[option]:
-            raise ConfigError(
-                f"{_OP}: {option} is {got!r}; it is one of {', '.join(_CHOICES[option])}. Use one of them."
-            )
+            raise UnknownNameError(op=_OP, got=str(got), known=_CHOICES[option], what=option)
     for option, value in {"std": std, "bound": bound}.items():
         if not 0 < value < float("inf"):
-            raise ConfigError(f"{_OP}: {option} is {value}; it must be positive and finite. Use {option}=0.02 or so.")
+            raise ConfigError(f"{_OP}: {option} is {value}; it must be positive and finite.")
 
 
 def _check_tied(model: PreTrainedModel, blocks: Sequence[nn.Module]) -> None:
@@ -132,7 +130,7 @@ def _maps(module: nn.Module) -> list[nn.Parameter]:
     if isinstance(module, (nn.Embedding, nn.modules.conv._ConvNd)) or _is_norm(module):
         return []
     named = module.named_parameters(recurse=False)
-    return [each for name, each in named if _is_map(name, each)]
+    return [parameter for name, parameter in named if _is_map(name, parameter)]
 
 
 def _is_map(name: str, parameter: nn.Parameter) -> bool:
@@ -143,7 +141,7 @@ def _is_map(name: str, parameter: nn.Parameter) -> bool:
 def _biases(module: nn.Module) -> list[nn.Parameter]:
     if _is_norm(module):
         return []
-    return [each for name, each in module.named_parameters(recurse=False) if name.endswith("bias")]
+    return [parameter for name, parameter in module.named_parameters(recurse=False) if name.endswith("bias")]
 
 
 def _draw(blocks: Sequence[nn.Module], *, std: float, bound: float, zero: bool, seed: int) -> list[nn.Parameter]:

@@ -43,7 +43,7 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
         The edit; its layers are the removed ones.
 
     Raises:
-        ConfigError: If `keep` cannot be, a part of the model's shape depends on the depth, or the model cannot be
+        ConfigError: If `keep` is out of range, a part of the model's shape depends on the depth, or the model cannot be
             edited. Nothing is changed then.
         UnknownNameError: If there is no such stack.
     """

@@ -16,8 +16,7 @@ from lamina.editing.reinit import reinit_
 from lamina.editing.truncate import truncate_
 from lamina.errors import ConfigError, LaminaError, UnknownNameError
 from lamina.recipes.schema import slug
-from lamina.store.edited import load
-from lamina.store.models import load_model, load_processor
+from lamina.store.loading import load
 from lamina.tasks.kinds import IMAGE, SEQUENCE, TOKEN
 from lamina.train.finetune import HEADS
 from lamina.train.grid import swept
@@ -252,10 +251,6 @@ def load_for(recipe: Recipe, variant: Variant, *, kind: str, labels: Sequence[st
     classes = labels if kind in (SEQUENCE, TOKEN, IMAGE) else None
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed(variant.seed, "head"))
-        if recipe.revision is None:
-            model = load(recipe.model, HEADS[kind], labels=classes)
-            processor = load_processor(recipe.model, model)
-        else:
-            model, processor = load_model(recipe.model, head=HEADS[kind], revision=recipe.revision, labels=classes)
+        model, processor = load(recipe.model, HEADS[kind], labels=classes, revision=recipe.revision)
     apply_edits(model, variant)
     return model, processor

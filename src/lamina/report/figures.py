@@ -81,14 +81,14 @@ def scores(
 def _checked(op: str, path: Path | str, rows: Rows, keys: tuple[str, ...]) -> Path:
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"{op}: the path ends in '{path.suffix}'; known: {', '.join(FORMATS)}. Give one of these.")
+        raise ConfigError(f"{op}: the path ends in '{path.suffix}'; known: {', '.join(FORMATS)}.")
     if not rows:
-        raise DataError(f"{op}: no rows came; there is nothing to draw. Give one row or more.")
+        raise DataError(f"{op}: there are no rows to draw.")
     for i, row in enumerate(rows):
         for key in keys:
             if key not in row:
                 has = ", ".join(map(str, row)) or "nothing"
-                raise DataError(f"{op}: row {i} has no '{key}'; it has {has}. Add it.", row=i, column=key)
+                raise DataError(f"{op}: row {i} has no '{key}'; it has {has}.", row=i, column=key)
     return path
 
 

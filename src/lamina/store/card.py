@@ -6,14 +6,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
+from huggingface_hub import ModelCard, ModelCardData
 
 from lamina.fusion import FUSIONS
 from lamina.layers.selectors import ranges
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank, ReaderModule
-    from lamina.store.manifest import BaseFacts
 
 SHOWN_LABELS = 8
 _FROZEN = "The model itself is frozen: it stays as it is."
@@ -21,23 +20,24 @@ _TRAINED = "The model was fine-tuned along with them; the folder `base` holds it
 _TAGS = {"sequence_classification": "text-classification", "token_classification": "token-classification"}
 
 _CARD = """---
-{front}---
+{{ card_data }}
+---
 
-# {title}
+# {{ title }}
 
-{count} on one model, {base}, made with Lamina. The model runs once; each reader takes its answer from the layers on
-the way. {about_base}
+{{ count }} on one model, {{ base }}, made with Lamina. The model runs once; each reader takes its answer from the
+layers on the way. {{ about_base }}
 
 | reader | task | fusion | layers | labels | parameters | score |
 |---|---|---|---|---|---|---|
-{rows}
+{{ rows }}
 
 ## Use
 
 ```python
 from lamina import ReaderBank, predict
 
-bank = ReaderBank.from_pretrained("{title}")
+bank = ReaderBank.from_pretrained("{{ title }}")
 predict(bank, ["A text to read."])
 ```
 
@@ -45,30 +45,29 @@ The readers fit this base alone; its fingerprint is checked on loading.
 """
 
 
-def model_card(bank: ReaderBank, base: BaseFacts, title: str) -> str:
+def model_card(bank: ReaderBank, title: str) -> ModelCard:
     """Write the card of a bank.
 
     Args:
         bank: The bank.
-        base: Facts about the model it reads.
         title: Name of its folder or repository.
 
     Returns:
         Markdown with the front matter that the hub reads.
     """
-    on_hub = base.id is not None and not Path(base.id).exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base.id)
+    base = str(getattr(bank.model, "name_or_path", "") or "")
+    on_hub = not Path(base).exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base)
     kinds = dict.fromkeys(bank[name].config.head.kind for name in bank)
-    front: dict[str, Any] = {"library_name": "lamina"}
-    if on_hub:
-        front["base_model"] = base.id
-    kept = [] if base.trained else ["frozen-base"]
-    front["tags"] = ["lamina", *kept, *(_TAGS.get(kind, kind.replace("_", "-")) for kind in kinds)]
-    return _CARD.format(
-        front=yaml.safe_dump(front, sort_keys=False),
+    frozen = [] if bank.own_base else ["frozen-base"]
+    tags = ["lamina", *frozen, *(_TAGS.get(kind, kind.replace("_", "-")) for kind in kinds)]
+    card: Any = ModelCard
+    return card.from_template(
+        ModelCardData(library_name="lamina", base_model=base if on_hub else None, tags=tags),
+        template_str=_CARD,
         title=title,
         count=f"{len(bank)} reader{'' if len(bank) == 1 else 's'}",
-        base=f"`{base.id}`" if on_hub else f"a `{base.model_type}`",
-        about_base=_TRAINED if base.trained else _FROZEN,
+        base=f"`{base}`" if on_hub else f"a `{bank.model.config.model_type}`",
+        about_base=_TRAINED if bank.own_base else _FROZEN,
         rows="\n".join(_row(name, bank[name]) for name in bank),
     )
 
@@ -84,13 +83,13 @@ def _row(name: str, reader: ReaderModule) -> str:
         ranges(reader.layers),
         f"{shown} and {more} more" if more > 0 else shown,
         f"{reader.size():,}",
-        score_of(reader.info),
+        _score(reader.info),
     )
     return "| " + " | ".join(re.sub(r"\s+", " ", cell.replace("|", "\\|")) for cell in cells) + " |"
 
 
-def score_of(info: dict[str, Any]) -> str:
-    """The score that training left in a reader's facts, as "mcc 0.281"; empty where there is none."""
+def _score(info: dict[str, Any]) -> str:
+    """The score that training left in a reader's facts, as "mcc 0.281"; empty if there is none."""
     metric = info.get("metric")
     score = info.get("scores", {}).get(metric)
     return f"{metric} {score:.3f}" if isinstance(score, int | float) else ""

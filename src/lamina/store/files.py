@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def staged(folder: Path, entries: Sequence[str]) -> Generator[Path]:
+def staged(folder: Path, entries: Sequence[str], *, force: bool = False) -> Generator[Path]:
     """Write the entries of a folder all at once.
 
     The first entry marks the folder as complete: it goes first and comes last, so that whoever reads finds the old
@@ -31,6 +31,7 @@ def staged(folder: Path, entries: Sequence[str]) -> Generator[Path]:
     Args:
         folder: Where to; made if it is not there.
         entries: Names of the files and folders that may be written; existing ones are replaced, or removed.
+        force: Replace them even if the mark is not there.
 
     Yields:
         An empty folder to write them into.
@@ -39,7 +40,7 @@ def staged(folder: Path, entries: Sequence[str]) -> Generator[Path]:
         StoreError: If the folder cannot be written, or holds such an entry without the mark, as a folder made by
             something else might.
     """
-    _check_target(folder, entries)
+    _check_target(folder, entries, force=force)
     made = not folder.exists()
     stage: Path | None = None
     try:
@@ -61,11 +62,11 @@ def staged(folder: Path, entries: Sequence[str]) -> Generator[Path]:
             folder.rmdir()
 
 
-def _check_target(folder: Path, entries: Sequence[str]) -> None:
+def _check_target(folder: Path, entries: Sequence[str], *, force: bool) -> None:
     if folder.exists() and not folder.is_dir():
-        raise StoreError(f"save: {folder} is a file; a folder is needed. Give another path.")
+        raise StoreError(f"save: {folder} is a file, not a folder.")
     foreign = [name for name in entries if (folder / name).exists()]
-    if foreign and entries[0] not in foreign:
+    if foreign and entries[0] not in foreign and not force:
         raise StoreError(
             f"save: {folder} holds {', '.join(foreign)} but no {entries[0]}; it was made by something else and is "
             "not overwritten. Give an empty folder."

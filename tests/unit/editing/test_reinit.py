@@ -11,7 +11,7 @@ from tests.support.tiny import FAMILIES
 from lamina.editing.insert import insert_
 from lamina.editing.record import edits
 from lamina.editing.reinit import reinit_
-from lamina.errors import ConfigError, LayerIndexError, UnknownNameError
+from lamina.errors import ConfigError, LaminaError, LayerIndexError, UnknownNameError
 
 MAPS = (
     "attention.self.query",
@@ -166,9 +166,9 @@ def test_weights_tied_to_something_outside():
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"scope": "all"}, "scope is 'all'; it is one of linear, block"),
-        ({"biases": "ones"}, "biases is 'ones'; it is one of keep, zero"),
-        ({"norms": None}, "norms is None; it is one of keep, reset"),
+        ({"scope": "all"}, "unknown scope 'all'; known: linear, block"),
+        ({"biases": "ones"}, "unknown biases 'ones'; known: keep, zero"),
+        ({"norms": None}, "unknown norms 'None'; known: keep, reset"),
         ({"std": 0}, "std is 0; it must be positive and finite"),
         ({"std": float("nan")}, "std is nan"),
         ({"bound": -1.0}, "bound is -1.0; it must be positive"),
@@ -176,7 +176,7 @@ def test_weights_tied_to_something_outside():
 )
 def test_options_that_cannot_be(settings, told):
     model = tiny_model()
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(LaminaError, match=told):
         unwrap(reinit_)(model, 1, **settings)  # without the type checks of the tests
     assert differing(model, tiny_model()) == set()
 

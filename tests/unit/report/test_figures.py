@@ -120,7 +120,7 @@ def test_unknown_suffix(tmp_path, draw):
 
 @pytest.mark.parametrize("draw", [importance, scores])
 def test_no_rows(tmp_path, draw):
-    with pytest.raises(DataError, match="no rows came"):
+    with pytest.raises(DataError, match="there are no rows to draw"):
         draw([], tmp_path / "figure.png")
 
 

@@ -77,7 +77,7 @@ class TestStaged:
 
     def test_a_file_in_the_way_is_refused(self, tmp_path: Path):
         (tmp_path / "bank").write_text("")
-        with pytest.raises(StoreError, match="is a file; a folder is needed"):
+        with pytest.raises(StoreError, match="is a file, not a folder"):
             save(tmp_path / "bank", "new")
 
     def test_a_folder_made_by_something_else_is_not_overwritten(self, tmp_path: Path):

@@ -12,7 +12,7 @@ from tests.support.stored import logits, tiny_bank, tiny_model
 
 import lamina.store
 from lamina.bank import ReaderBank
-from lamina.errors import StoreError, UnknownNameError
+from lamina.errors import StoreError
 from lamina.store import load_bank, push_bank, save_bank
 from lamina.store.hub import PATTERNS
 
@@ -27,32 +27,38 @@ class Hub:
         self.calls["api"] = options
         return self
 
-    def create_repo(self, repo: str, **options: Any) -> Any:
+    def create_repo(self, repo_id: str, **options: Any) -> Any:
         if self.error:
             raise self.error
         self.calls["create"] = options
-        address = type("Address", (str,), {"repo_id": repo})
-        return address(f"https://hub.example/{repo}")
+        address = type("Address", (str,), {"repo_id": repo_id})
+        return address(f"https://hub.example/{repo_id}")
 
-    def upload_folder(self, *, folder_path: Path, **options: Any) -> None:
+    def upload_folder(self, *, folder_path: Path, **options: Any) -> str:
         self.calls["upload"] = options
         self.files = {path.relative_to(folder_path).as_posix() for path in folder_path.rglob("*") if path.is_file()}
+        self.card = (folder_path / "README.md").read_text(encoding="utf-8")
+        return "https://hub.example/commit/1"
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     made = Hub(tmp_path)
-    monkeypatch.setattr(huggingface_hub, "HfApi", made)
+    monkeypatch.setattr(huggingface_hub.hub_mixin, "HfApi", made)
     return made
 
 
 def test_push_uploads_the_bank_and_gives_its_address(hub: Hub):
-    address = push_bank(tiny_bank(), "me/bank", private=True, token="secret", revision="v1")
-    assert address == "https://hub.example/me/bank"
+    address = push_bank(tiny_bank(), "me/bank", private=True, token="secret", branch="v1")
+    assert address == "https://hub.example/commit/1"
     assert hub.calls["api"]["token"] == "secret"
     assert hub.calls["create"] == {"private": True, "exist_ok": True}
     upload = hub.calls["upload"]
-    assert (upload["repo_id"], upload["revision"], upload["delete_patterns"]) == ("me/bank", "v1", "readers/*")
+    assert (upload["repo_id"], upload["revision"], upload["delete_patterns"]) == (
+        "me/bank",
+        "v1",
+        ["readers/*", "base/*"],
+    )
     assert hub.files == {
         "lamina.json",
         "README.md",
@@ -61,12 +67,14 @@ def test_push_uploads_the_bank_and_gives_its_address(hub: Hub):
 
 
 def test_push_by_the_method_of_the_bank(hub: Hub):
-    assert tiny_bank().push_to_hub("me/bank").endswith("/me/bank")
+    assert tiny_bank().push_to_hub("me/bank", message="More readers") == "https://hub.example/commit/1"
     assert hub.calls["create"]["private"] is None
+    assert hub.calls["upload"]["commit_message"] == "More readers"
+    assert 'ReaderBank.from_pretrained("me/bank")' in hub.card
 
 
 def test_push_refuses_an_unknown_option(hub: Hub):
-    with pytest.raises(UnknownNameError, match=r"unknown option 'privat'.*Did you mean 'private'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'privat'"):
         push_bank(tiny_bank(), "me/bank", privat=True)
     assert hub.calls == {}
 
@@ -107,8 +115,8 @@ def test_offline_is_one_sentence():
 
 
 def test_unknown_name_of_the_package():
-    with pytest.raises(AttributeError, match="has no attribute 'load'; it has empty_model, fingerprint"):
-        _ = lamina.store.load
+    with pytest.raises(AttributeError, match="has no attribute 'no_such'; it has empty_model, fingerprint"):
+        _ = lamina.store.no_such
 
 
 @pytest.mark.parametrize("name", lamina.store.__all__)
