@@ -267,6 +267,25 @@ class Kind(ABC):
         del inputs, outputs
         return asked
 
+    # For estimates, before there is a model
+
+    def model_rows(self, rows: int, tokens: float, max_length: int, config: Any) -> tuple[int, int]:
+        """How many rows of how many tokens a model reads of some examples.
+
+        Args:
+            rows: Examples.
+            tokens: Of a usual example.
+            max_length: Tokens that the model reads at most.
+            config: Of the model.
+        """
+        del config
+        return rows, min(round(tokens), max_length)
+
+    def target_tokens(self, max_target_length: int) -> int:
+        """Tokens that a model writes per example, at most; 0: none."""
+        del max_target_length
+        return 0
+
     # Whole models
 
     def configure(self, config: Any, task: TaskLike) -> None:
