@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from jaxtyping import Int
     from torch import Tensor
@@ -31,30 +30,19 @@ def pad(rows: Sequence[Sequence[int]], value: int) -> Int[Tensor, "batch tokens"
     return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows], dtype=torch.long)
 
 
-def collate(
-    features: Sequence[Mapping[str, Sequence[int]]], processor: PreTrainedTokenizerBase | ProcessorMixin
-) -> dict[str, Tensor]:
-    """One batch, padded to its longest row on the right, whatever side the tokenizer pads for generation.
+def padding_of(processor: PreTrainedTokenizerBase | ProcessorMixin) -> dict[str, int]:
+    """What each key of a batch is padded with.
 
-    So every token keeps the position it has in a batch of its own, and with it its states.
-
-    A tokenizer without a padding token (GPT-2) gets its end token, or 0, there; the mask hides it either way.
-
-    Args:
-        features: Rows with the same keys, those of `Encoded.features` and perhaps `labels` (padded with -100).
-        processor: The tokenizer, or a processor that holds one.
-
-    Returns:
-        A tensor `[batch, tokens]` for each key.
+    Batches are padded to their longest row on the right, whatever side the tokenizer pads for generation, so that
+    every token keeps the position it has in a batch of its own, and with it its states. A tokenizer without a padding
+    token (GPT-2) gets its end token, or 0, there; the mask hides it either way.
     """
     tokenizer = tokenizer_of(processor)
     tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    fill = {
+    return {
         "input_ids": next(token for token in tokens if token is not None),
         "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0),
-        "labels": IGNORED,
     }
-    return {key: pad([row[key] for row in features], fill.get(key, 0)) for key in features[0]}
 
 
 def length_batches(lengths: Sequence[int], batch_size: int, *, seed: int | None = None) -> list[list[int]]:
@@ -74,6 +62,7 @@ def length_batches(lengths: Sequence[int], batch_size: int, *, seed: int | None 
     """
     if batch_size < 1:
         raise ConfigError(f"length_batches: batch_size is {batch_size}; a batch has at least one row. Give 1 or more.")
+    lengths = [int(length) for length in lengths]
     rows = list(range(len(lengths)))
     if seed is None:
         rows.sort(key=lambda row: -lengths[row])
@@ -87,12 +76,3 @@ def length_batches(lengths: Sequence[int], batch_size: int, *, seed: int | None 
         batches += [some[i : i + batch_size] for i in range(0, len(some), batch_size)]
     rng.shuffle(batches)
     return batches
-
-
-def bar(batches: list[list[int]], progress: bool) -> Iterable[list[int]]:
-    """Batches, with a progress bar where one is wanted, which is gone at the end."""
-    if not progress:
-        return batches
-    from tqdm.auto import tqdm
-
-    return tqdm(batches, unit="batch", leave=False)

@@ -12,38 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from lamina.data.batches import collate, length_batches, pad, tokenizer_of
-from lamina.data.windows import IGNORED, Encoded, Run, owners, word_labels, word_tokens
+from lamina.data.arrow import CHUNK, chunks
+from lamina.data.batches import tokenizer_of
+from lamina.data.windows import TOKEN_KEYS, Encoded, Run, window_table
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    import pyarrow as pa
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
     Text = str | tuple[str, str]
     Tokenizer = Any  # the stubs of its calls are narrower than what they take and give
 
-__all__ = [
-    "IGNORED",
-    "Encoded",
-    "Run",
-    "blocks",
-    "collate",
-    "encode",
-    "length_batches",
-    "length_limit",
-    "owners",
-    "pad",
-    "word_labels",
-    "word_tokens",
-]
-
 _UNLIMITED = 10**9  # a tokenizer without a limit says 1e30
 _FALLBACK_TOKENS = 512
 _POSITIONS = re.compile(r"(^|\.)(position_embeddings?|embed_positions?|pos_embeddings?|wpe)$")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_TEXTS_AT_ONCE = 1000  # bounds the memory of the tokenizer's own records
 
 
 def length_limit(
@@ -136,15 +122,19 @@ def encode(
     if windows:
         _check_windows(tokenizer, pairs=pairs)
         options |= {"stride": _overlap(stride, max_length, room), "return_overflowing_tokens": True}
-    out = Encoded([], [], [], [])
     truncated = 0
-    with _left_as_it_was(tokenizer, windows=windows):
-        for start in range(0, len(texts), _TEXTS_AT_ONCE):
-            some = texts[start : start + _TEXTS_AT_ONCE]
-            raw = _call(tokenizer, some, options)
-            truncated += 0 if windows else _count_truncated(tokenizer, some, raw["input_ids"], max_length)
-            _collect(out, tokenizer, raw, start=start, step=room - options.get("stride", 0))
-    return Encoded(out.features, out.text, out.window, out.offsets, truncated, out.runs)
+
+    def tables() -> Iterator[pa.Table]:
+        nonlocal truncated
+        for number, part in enumerate(chunks(texts)):
+            raw = _call(tokenizer, part, options)
+            truncated += 0 if windows else _count_truncated(tokenizer, part, raw["input_ids"], max_length)
+            yield _windows(tokenizer, raw, start=number * CHUNK, step=room - options.get("stride", 0))
+
+    with _unchanged(tokenizer, windows=windows):
+        encoded = Encoded.join(tables())
+    encoded.truncated = truncated
+    return encoded
 
 
 def blocks(texts: Sequence[str], processor: PreTrainedTokenizerBase | ProcessorMixin, *, max_length: int) -> Encoded:
@@ -163,16 +153,16 @@ def blocks(texts: Sequence[str], processor: PreTrainedTokenizerBase | ProcessorM
     """
     tokenizer = tokenizer_of(processor)
     joined: dict[str, list[int]] = {}
-    with _left_as_it_was(tokenizer, windows=False):
-        for start in range(0, len(texts), _TEXTS_AT_ONCE):
-            raw = _call(tokenizer, texts[start : start + _TEXTS_AT_ONCE], {"truncation": False})
-            for key in ("input_ids", "attention_mask", "token_type_ids"):
+    with _unchanged(tokenizer, windows=False):
+        for part in chunks(texts):
+            raw = _call(tokenizer, part, {"truncation": False})
+            for key in TOKEN_KEYS:
                 if key in raw:
                     joined.setdefault(key, []).extend(token for row in raw[key] for token in row)
     starts = range(0, len(joined.get("input_ids", ())), max_length)
     features = [{key: tokens[at : at + max_length] for key, tokens in joined.items()} for at in starts]
     runs = [Run(0, len(feature["input_ids"]), 0) for feature in features]
-    return Encoded(features, list(range(len(features))), [0] * len(features), [[] for _ in features], 0, runs)
+    return Encoded.of(features, list(range(len(features))), [0] * len(features), [[] for _ in features], runs)
 
 
 def _check_windows(tokenizer: Tokenizer, *, pairs: bool) -> None:
@@ -197,7 +187,7 @@ def _overlap(asked: int | None, max_length: int, room: int) -> int:
 
 
 @contextmanager
-def _left_as_it_was(tokenizer: Tokenizer, *, windows: bool) -> Iterator[None]:
+def _unchanged(tokenizer: Tokenizer, *, windows: bool) -> Iterator[None]:
     """Undo what a call sets on the tokenizer, which would be saved with it; cut windows from the left meanwhile."""
     side, backend = tokenizer.truncation_side, getattr(tokenizer, "backend_tokenizer", None)
     truncation, padding = getattr(backend, "truncation", None), getattr(backend, "padding", None)
@@ -234,23 +224,24 @@ def _count_truncated(tokenizer: Tokenizer, texts: Sequence[Text], ids: Sequence[
     return sum(len(row) > max_length for row in _call(tokenizer, full, {})["input_ids"]) if full else 0
 
 
-def _collect(out: Encoded, tokenizer: Tokenizer, raw: Mapping[str, Any], *, start: int, step: int) -> None:
-    """Append the windows of one call to `out`."""
-    keys = [key for key in ("input_ids", "attention_mask", "token_type_ids") if key in raw]
-    owner = raw.get("overflow_to_sample_mapping") or range(len(raw["input_ids"]))
-    for i, text in enumerate(owner):
-        feature = {key: list(raw[key][i]) for key in keys}
-        spans = [tuple(span) for span in raw["offset_mapping"][i]] if "offset_mapping" in raw else []
-        window = out.window[-1] + 1 if out.text and out.text[-1] == start + text else 0
+def _windows(tokenizer: Tokenizer, raw: Mapping[str, Any], *, start: int, step: int) -> pa.Table:
+    """The windows of one call, whose first text has the number `start`."""
+    keys = [key for key in TOKEN_KEYS if key in raw]
+    features, texts, windows, offsets, runs = [], [], [], [], []
+    for i, text in enumerate(raw.get("overflow_to_sample_mapping") or range(len(raw["input_ids"]))):
+        feature = {key: raw[key][i] for key in keys}
+        spans = raw["offset_mapping"][i] if "offset_mapping" in raw else []
+        window = windows[-1] + 1 if texts and texts[-1] == start + text else 0
         run = _run(raw, i, window * step)
         if len(feature["input_ids"]) == 0:
             feature = {key: [0] for key in keys} | {"input_ids": [_start_token(tokenizer)], "attention_mask": [1]}
             spans = [(0, 0)] * ("offset_mapping" in raw)
-        out.features.append(feature)
-        out.text.append(start + text)
-        out.window.append(window)
-        out.offsets.append([span if run.start <= at < run.stop else (0, 0) for at, span in enumerate(spans)])
-        out.runs.append(run)
+        features.append(feature)
+        texts.append(start + text)
+        windows.append(window)
+        offsets.append([span if run.start <= at < run.stop else (0, 0) for at, span in enumerate(spans)])
+        runs.append(run)
+    return window_table(features, texts, windows, offsets, runs)
 
 
 def _run(raw: Mapping[str, Any], i: int, number: int) -> Run:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+import hashlib
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
+import numpy as np
+import pyarrow as pa
+import torch
+
+from lamina.data.arrow import Column, dataset_of
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import datasets
+    from torch import Tensor
 
 IGNORED = -100
 """The label of tokens that carry none."""
+
+TOKEN_KEYS = {"input_ids": pa.int32(), "attention_mask": pa.int8(), "token_type_ids": pa.int8()}
+_PLACES = {"text": pa.int64(), "window": pa.int32(), "start": pa.int32(), "stop": pa.int32(), "number": pa.int32()}
 
 
 class Run(NamedTuple):
@@ -22,31 +34,121 @@ class Run(NamedTuple):
     number: int
 
 
-@dataclass(frozen=True)
+def window_table(
+    features: Sequence[Mapping[str, Sequence[int]]],
+    text: Sequence[int],
+    window: Sequence[int],
+    offsets: Sequence[Sequence[tuple[int, int]]],
+    runs: Sequence[Run],
+) -> pa.Table:
+    """Some windows as an Arrow table; see `Encoded` for what each argument holds."""
+    keys = [key for key in TOKEN_KEYS if features and key in features[0]] or ["input_ids"]
+    columns = {key: pa.array([feature[key] for feature in features], pa.list_(TOKEN_KEYS[key])) for key in keys}
+    flat = [[edge for span in spans for edge in span] for spans in offsets]
+    columns["offsets"] = pa.array(flat, pa.list_(pa.int32()))
+    starts, stops, numbers = zip(*runs, strict=True) if runs else ((), (), ())
+    places = zip(_PLACES.items(), (text, window, starts, stops, numbers), strict=True)
+    return pa.table({**columns, **{name: pa.array(values, kind) for (name, kind), values in places}})
+
+
+@final
 class Encoded:
-    """Texts as windows of tokens, in the order of the texts.
+    """Texts as windows of tokens, in the order of the texts; in Arrow.
+
+    Args:
+        rows: A row per window, as `window_table` makes them.
+        truncated: How many texts lost tokens; 0 with windows.
 
     Attributes:
         features: Per window `input_ids`, `attention_mask` and, where the model takes them, `token_type_ids`.
+        lengths: Tokens of each window.
         text: Per window the text it belongs to.
         window: Per window its number in that text.
         offsets: Per window and token the character span in the (first) text; (0, 0) for special tokens and those of
             the second text. Empty lists if the tokenizer is a slow one or no offsets were asked for.
-        truncated: How many texts lost tokens; 0 with windows.
         runs: Per window where the tokens of the (first) text are.
     """
 
-    features: list[dict[str, list[int]]]
-    text: list[int]
-    window: list[int]
-    offsets: list[list[tuple[int, int]]]
-    truncated: int = 0
-    runs: list[Run] = field(default_factory=list)
+    def __init__(self, rows: datasets.Dataset, truncated: int = 0) -> None:
+        self.truncated = truncated
+        self._rows, self._arrow = rows, rows.with_format("arrow")
+        self.keys = tuple(key for key in TOKEN_KEYS if key in rows.column_names)
+        columns = rows.data
+        self.text, self.window = (columns.column(name).to_numpy() for name in ("text", "window"))
+        self.lengths: np.ndarray[Any, Any] = _lengths(columns.column("input_ids"))
+
+    @classmethod
+    def of(cls, *columns: Any, truncated: int = 0) -> Encoded:
+        """From the arguments of `window_table`."""
+        return cls(dataset_of([window_table(*columns)]), truncated)
+
+    @classmethod
+    def join(cls, tables: Iterable[pa.Table], truncated: int = 0) -> Encoded:
+        """From tables that `window_table` made."""
+        return cls(dataset_of(tables), truncated)
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     @property
-    def lengths(self) -> list[int]:
-        """Tokens of each window."""
-        return [len(feature["input_ids"]) for feature in self.features]
+    def texts(self) -> int:
+        """How many texts there are."""
+        return int(self.text[-1]) + 1 if len(self) else 0
+
+    @property
+    def features(self) -> Column:
+        """Per window its tokens."""
+        return Column(self._rows, self.keys, lambda *cells: dict(zip(self.keys, cells, strict=True)))
+
+    @property
+    def offsets(self) -> Column:
+        """Per window the character spans of its tokens."""
+        return Column(self._rows, ["offsets"], lambda flat: list(zip(flat[::2], flat[1::2], strict=True)))
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """Per window where the tokens of the (first) text are."""
+        columns = (self._rows.data.column(name).to_pylist() for name in ("start", "stop", "number"))
+        return [Run(*row) for row in zip(*columns, strict=True)]
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for equal tokens in equal windows."""
+        digest = hashlib.blake2b(digest_size=16)
+        for start in range(0, len(self), 1000):
+            table = self._arrow[start : start + 1000]
+            for key in self.keys:
+                column = table.column(key)
+                for part in (_lengths(column), _flat(column)):
+                    digest.update(np.ascontiguousarray(part).tobytes())
+        return digest.hexdigest()
+
+    def batch(self, rows: Sequence[int], fill: Mapping[str, int]) -> dict[str, Tensor]:
+        """Some windows `[batch, tokens]`, padded on the right.
+
+        Args:
+            rows: Which, at least one.
+            fill: Key -> what it is padded with; 0 where none is named.
+        """
+        rows = [int(row) for row in rows]
+        table, lengths = self._arrow[rows], self.lengths[rows]
+        real = np.arange(lengths.max()) < lengths[:, None]
+        batch: dict[str, Tensor] = {}
+        for key in self.keys:
+            padded = np.full(real.shape, fill.get(key, 0), dtype=np.int64)
+            padded[real] = _flat(table.column(key))
+            batch[key] = torch.from_numpy(padded)
+        return batch
+
+
+def _lengths(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    import pyarrow.compute as pc
+
+    return pc.list_value_length(column).to_numpy().astype(np.int64)
+
+
+def _flat(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    return np.concatenate([chunk.flatten().to_numpy() for chunk in column.chunks] or [np.zeros(0, np.int64)])
 
 
 def owners(encoded: Encoded) -> list[list[bool]]:
@@ -56,12 +158,13 @@ def owners(encoded: Encoded) -> list[list[bool]]:
         Per window and token whether the token counts here. Special tokens and second texts count nowhere. What a
         window sees around a token is the smaller of the counts to its left and right; a text's own end is no lack.
     """
-    flags = [[False] * length for length in encoded.lengths]
+    flags = [[False] * length for length in encoded.lengths.tolist()]
     totals: dict[int, int] = {}
-    for text, run in zip(encoded.text, encoded.runs, strict=True):
+    texts = encoded.text.tolist()
+    for text, run in zip(texts, encoded.runs, strict=True):
         totals[text] = run.number + run.stop - run.start
     best: dict[tuple[int, int], tuple[int, int, int]] = {}
-    for window, (text, run) in enumerate(zip(encoded.text, encoded.runs, strict=True)):
+    for window, (text, run) in enumerate(zip(texts, encoded.runs, strict=True)):
         total = totals[text]
         if run.stop - run.start == total:
             flags[window][run.start : run.stop] = [True] * total
@@ -94,23 +197,26 @@ def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) ->
     Raises:
         ConfigError: If there are no offsets, or the texts are not as many.
     """
-    if any(len(spans) != length for spans, length in zip(encoded.offsets, encoded.lengths, strict=True)):
+    offsets = list(encoded.offsets)
+    if any(len(spans) != length for spans, length in zip(offsets, encoded.lengths, strict=True)):
         raise ConfigError(
             "word_labels: there are no character offsets; words are found by them. "
             "Use a fast tokenizer, and encode with offsets."
         )
-    texts = encoded.text[-1] + 1 if encoded.text else 0
-    if texts != len(words):
-        raise ConfigError(f"word_labels: {texts} texts and words of {len(words)}; both must be of the same rows.")
+    if encoded.texts != len(words):
+        raise ConfigError(
+            f"word_labels: {encoded.texts} texts and words of {len(words)}; both must be of the same rows."
+        )
+    words = list(words)
     found: list[list[tuple[int, int] | None]] = [[None] * len(spans) for spans in words]
     following = [0] * len(words)
     for window, owned in enumerate(owners(encoded)):
-        text, run = encoded.text[window], encoded.runs[window]
+        text, run = int(encoded.text[window]), encoded.runs[window]
         for at in range(run.start, run.stop):
             if owned[at]:
-                word = _word_at(words[text], encoded.offsets[window][at], following[text])
+                word = _word_at(words[text], offsets[window][at], following[text])
                 following[text] = word
-                _claim(found[text], words[text], word, encoded.offsets[window][at], (window, at))
+                _claim(found[text], words[text], word, offsets[window][at], (window, at))
     return found
 
 
@@ -148,7 +254,7 @@ def word_labels(
     Raises:
         ConfigError: If the offsets or rows do not fit.
     """
-    found = [[IGNORED] * length for length in encoded.lengths]
+    found = [[IGNORED] * length for length in encoded.lengths.tolist()]
     for row, places in enumerate(word_tokens(encoded, words)):
         for label, place in zip(labels[row], places, strict=True):
             if place is not None:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from lamina.data.read import Table, read_table
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import datasets
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from lamina.data.read import Table
     from lamina.tasks.split import Split
 
 PARTS = ("train", "validation", "test")
@@ -69,7 +71,7 @@ class EncodeOptions:
     """How a part of a task becomes inputs of a model; a kind looks at what concerns it.
 
     Attributes:
-        part: "train", "validation" or "test"; random changes are made to "train" only.
+        part: "train", "validation", "test", or "predict"; random changes are made to "train" only.
         max_length: Tokens of a text or window, special ones included.
         stride: Tokens that two windows of a long text share; None: a quarter of the window.
         windows: Cut long texts into windows: some task over these texts is answered token by token.
@@ -115,6 +117,11 @@ class Inputs(Protocol):
     @property
     def uncacheable(self) -> str | None:
         """Why the model's states for these rows cannot be kept from epoch to epoch; None if they can."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal inputs: kept states are found by it."""
         ...
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
@@ -181,6 +188,7 @@ class Kind(ABC):
         sequential: Whether examples belong together in their order, so that the last tenth is held out.
         usual_columns: Columns of the text and the label where none is named.
         readers: Whether readers can do it; else only whole models.
+        takes_prefix: Whether a text may be put before every example.
     """
 
     name: ClassVar[str]
@@ -196,23 +204,46 @@ class Kind(ABC):
     sequential: ClassVar[bool] = False
     usual_columns: ClassVar[tuple[str, str]] = ("sentence", "label")
     readers: ClassVar[bool] = True
+    takes_prefix: ClassVar[bool] = False
 
     # From files to examples
 
     def read(self, source: Any, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
-        """Read one part from where it is: a file, a folder, or what else the kind takes.
+        """Read one part from where it is: a file, or what else the kind takes.
+
+        Args:
+            source: Where.
+            spec: Its columns.
+            header: Column names of files that have none.
 
         Raises:
             DataError: If it cannot be read.
+            ConfigError: If it is not of a form that the kind takes.
         """
-        from lamina.data.read import read_table
+        self.check_source(source, spec)
+        return read_table(source, header=header)
 
-        if not isinstance(source, str) and not hasattr(source, "__fspath__"):
+    def check_source(self, source: Any, spec: ColumnSpec) -> None:
+        """Raise ConfigError unless the source is one file or folder."""
+        if not isinstance(source, str | Path):
             raise ConfigError(
                 f"task: {len(source)} files were given for one part of a task of kind {spec.kind}; it reads one. "
-                "Give one file."
+                "A pair of files is for texts that become others."
             )
-        return read_table(source, header=header)
+
+    def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
+        """The columns that are meant where none was named and there is none of the usual name."""
+        return spec
+
+    def from_rows(self, name: str, rows: datasets.Dataset, spec: ColumnSpec) -> Table:
+        """A part that is a data set of the `datasets` library.
+
+        Args:
+            name: What messages call it.
+            rows: The data set.
+            spec: Its columns.
+        """
+        return Table(name, {column: rows[column] for column in rows.column_names}, range(1, len(rows) + 1))
 
     @abstractmethod
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
@@ -224,7 +255,6 @@ class Kind(ABC):
 
     def metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
         """The metrics that fit, the usual one first."""
-        del labels
         return self.problem_types[problem_type]
 
     def single_label(self, problem_type: str) -> bool:
@@ -253,7 +283,6 @@ class Kind(ABC):
 
     def truncated(self, inputs: Inputs) -> int:
         """How many examples are read without their end."""
-        del inputs
         return 0
 
     def batch_size(self, asked: int, inputs: Inputs, outputs: int) -> int:
@@ -264,7 +293,6 @@ class Kind(ABC):
             inputs: What is read.
             outputs: Scores per position: classes, or entries of a vocabulary.
         """
-        del inputs, outputs
         return asked
 
     # For estimates, before there is a model
@@ -294,26 +322,21 @@ class Kind(ABC):
         Raises:
             ConfigError: If the model's head has other classes.
         """
-        del config, task
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
         """Why a model cannot do this kind of task, as far as its class and config tell; None if nothing is wrong."""
-        del model
 
     def output_problem(self, outputs: Any, task: TaskLike) -> str | None:
         """What is wrong with a model's outputs for a batch; None if nothing is."""
-        del outputs, task
 
     def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
         """Labels as a whole model's own loss takes them."""
-        del task
         return labels
 
     def outputs(
         self, model: PreTrainedModel, batch: Mapping[str, Tensor], processor: Any, options: GenerationOptions
     ) -> Any:
         """A model's outputs for a batch without labels, as `Results.add` takes them."""
-        del processor, options
         return model(**batch).logits  # pyright: ignore[reportCallIssue]
 
     # From outputs to scores and answers

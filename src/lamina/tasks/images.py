@@ -1,6 +1,6 @@
-"""Images as rows of a task: found in class folders, plain tar files or a data set's column, opened only when needed.
+"""Images as rows of a task: scan in class folders, plain tar files or a data set's column, opened only when needed.
 
-Nothing is unpacked: a picture knows the file and the bytes in it that it is read from.
+Nothing is unpacked: an image knows the file and the bytes in it that it is read from.
 """
 
 from __future__ import annotations
@@ -10,24 +10,30 @@ import os
 import stat
 import tarfile
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, final
 
+import pyarrow as pa
 from PIL import Image, ImageOps
 
+from lamina.data.arrow import Column, dataset_of
 from lamina.data.read import Table
 from lamina.errors import DataError
+from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    import datasets
 
 logger = logging.getLogger(__name__)
 
 ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"})
 """How the names of images end; case does not matter."""
 
+_CELL = {"name": pa.string(), "path": pa.string(), "offset": pa.int64(), "size": pa.int64(), "data": pa.binary()}
 _BLOCK = 512  # a tar file is made of blocks of this many bytes, and ends with some that are zero
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
 _SPECIAL = "links and special files, which are not followed"
@@ -36,25 +42,22 @@ _GET_AGAIN = "Get the file again, or leave the row out."
 
 @final
 @dataclass(frozen=True)
-class Picture:
-    """An image on disk that is read when it is opened.
+class LazyImage:
+    """An image that is read when it is opened.
 
     Attributes:
-        path: The image, or the tar file that holds it.
+        name: What messages call it.
+        path: The file, or the tar file that holds it; None: `data` is the image.
         offset: Where in the file its bytes start.
         size: How many bytes it has; None: all from `offset` on.
-        member: Its name in the tar file; None: the file is the image.
+        data: Its bytes, where they are at hand.
     """
 
-    path: Path
+    name: str
+    path: str | None = None
     offset: int = 0
     size: int | None = None
-    member: str | None = None
-
-    @property
-    def name(self) -> str:
-        """What messages call it: the file, and the member of a tar file."""
-        return str(self.path) if self.member is None else f"{self.path}/{self.member}"
+    data: bytes | None = None
 
     def open(self) -> Image.Image:
         """Read and decode it.
@@ -65,11 +68,16 @@ class Picture:
         Raises:
             DataError: If it is gone, cut off, damaged, or its pixels cannot be shown in RGB.
         """
-        return _decoded(self._bytes(), self.name)
+        return _decoded(self._bytes() if self.data is None else self.data, self.name)
 
     def _bytes(self) -> bytes:
+        if self.path is None:
+            raise DataError(
+                f"image: {self.name} is empty; every row of an image task has an image. Leave the row out.",
+                path=self.name,
+            )
         try:
-            with self.path.open("rb") as file:
+            with Path(self.path).open("rb") as file:
                 file.seek(self.offset)
                 data = file.read(-1 if self.size is None else self.size)
         except OSError as error:
@@ -85,6 +93,80 @@ class Picture:
                 path=self.name,
             )
         return data
+
+
+@final
+@dataclass(frozen=True)
+class ImageColumn:
+    """A column of images as it stands in a table: nothing is opened.
+
+    Attributes:
+        rows: A data set with columns "text" (see `LazyImage`) and "row".
+        open_text: Makes a `LazyImage` of both.
+    """
+
+    rows: datasets.Dataset
+    open_text: Callable[[Any, int], LazyImage]
+
+    @classmethod
+    def of(cls, images: Sequence[LazyImage]) -> ImageColumn:
+        """From images."""
+        cells = [asdict(image) for image in images]
+        fields = {
+            "name": pa.string(),
+            "path": pa.string(),
+            "offset": pa.int64(),
+            "size": pa.int64(),
+            "data": pa.binary(),
+        }
+        table = {"text": pa.array(cells, pa.struct(fields)), "row": pa.array(range(len(cells)), pa.int64())}
+        return cls(dataset_of([pa.table(table)]), _from_cell)
+
+    @classmethod
+    def from_dataset(cls, rows: datasets.Dataset, column: str) -> ImageColumn:
+        """The images of a data set.
+
+        Args:
+            rows: The data set.
+            column: Its column of images.
+
+        Raises:
+            DataError: If there is no such column, or it holds no images.
+        """
+        import datasets
+
+        kind = rows.features.get(column)
+        if not isinstance(kind, datasets.Image):
+            known = ", ".join(name for name, feature in rows.features.items() if isinstance(feature, datasets.Image))
+            came = "has no column" if kind is None else "has no images in column"
+            raise DataError(
+                f"images: the data set {came} '{column}'; its columns of images are: {known or 'none'}. "
+                "Name one of these.",
+                column=column,
+            )
+        plain = rows.with_format(None).select_columns([column]).cast_column(column, datasets.Image(decode=False))
+        plain = plain.rename_column(column, "text").add_column("row", range(len(rows)))  # pyright: ignore
+
+        def open_text(cell: Any, row: int) -> LazyImage:
+            cell = cell or {}
+            return LazyImage(f"row {row} of column '{column}'", cell.get("path"), data=cell.get("bytes"))
+
+        return cls(plain, open_text)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[LazyImage]:
+        return iter(Column(self.rows, ["text", "row"], self.open_text))
+
+    def split(self, labels: Sequence[int] | None) -> Split:
+        """The images with their class ids."""
+        column = pa.nulls(len(self)) if labels is None else pa.array(labels, pa.int64())
+        return Split(self.rows.add_column("label", column), self.open_text)  # pyright: ignore[reportArgumentType]
+
+
+def _from_cell(cell: Any, _row: int) -> LazyImage:
+    return LazyImage(**cell)
 
 
 def _decoded(data: bytes, name: str) -> Image.Image:
@@ -120,20 +202,20 @@ def _rgb(image: Image.Image, name: str) -> Image.Image:
 
 
 @dataclass
-class _Found:
-    """Images by the parts of their names, and how much else was there."""
+class _Scan:
+    """The images of a folder or tar file by the parts of their names, and how much else was there."""
 
     source: Path
-    pictures: dict[tuple[str, ...], Picture] = field(default_factory=dict)
+    images: dict[tuple[str, ...], LazyImage] = field(default_factory=dict)
     others: Counter[str] = field(default_factory=Counter)
 
-    def add(self, parts: tuple[str, ...], picture: Picture, *, plain: bool) -> None:
+    def add(self, parts: tuple[str, ...], image: LazyImage, *, plain: bool) -> None:
         if any(part.startswith(".") for part in parts) or PurePosixPath(parts[-1]).suffix.lower() not in ENDINGS:
             self.others["other files"] += 1
         elif not plain:
             self.others[_SPECIAL] += 1
         else:
-            self.pictures[parts] = picture
+            self.images[parts] = image
 
     @property
     def ignored(self) -> str:
@@ -150,7 +232,7 @@ def read_images(path: str | Path) -> Table:
         path: A folder, or a tar file that is not compressed, which is read in place.
 
     Returns:
-        Columns "image" (`Picture`) and "label" (class name), sorted by name whatever the file system's order.
+        Columns "image" (an `ImageColumn`) and "label" (class name), sorted by name whatever the file system's order.
 
     Raises:
         DataError: If there is nothing at `path`, no image, an image outside all class folders, one class folder at
@@ -158,35 +240,35 @@ def read_images(path: str | Path) -> Table:
     """
     path = Path(path)
     if path.is_dir():
-        found = _in_folder(path)
+        scan = _in_folder(path)
     elif path.is_file():
-        found = _in_tar(path)
+        scan = _in_tar(path)
     else:
         raise DataError(
             f"images: {path} is not there; images are read from a folder or a tar file. Check the path.",
             path=str(path),
         )
-    names = sorted(found.pictures)
-    _check_classes(found, names)
+    names = sorted(scan.images)
+    _check_classes(scan, names)
     labels = [parts[-2] for parts in names]
-    logger.info(
-        "images: %s has %d images of %d classes; ignored: %s", path, len(names), len(set(labels)), found.ignored
-    )
-    columns: dict[str, list[Any]] = {"image": [found.pictures[parts] for parts in names], "label": labels}
+    logger.info("images: %s has %d images of %d classes; ignored: %s", path, len(names), len(set(labels)), scan.ignored)
+    columns = {"image": ImageColumn.of([scan.images[parts] for parts in names]), "label": labels}
     return Table(str(path), columns, range(1, len(names) + 1))
 
 
-def _in_folder(root: Path) -> _Found:
-    found = _Found(root)
+def _in_folder(root: Path) -> _Scan:
+    scan = _Scan(root)
     for folder, folders, files in os.walk(root, onerror=_unreadable):
         here = Path(folder)
         for name in [one for one in folders if (here / one).is_symlink()]:
-            found.others[_SPECIAL] += 1
+            scan.others[_SPECIAL] += 1
             folders.remove(name)
         for name in files:
             file = here / name
-            found.add(file.relative_to(root).parts, Picture(file), plain=stat.S_ISREG(file.lstat().st_mode))
-    return found
+            scan.add(
+                file.relative_to(root).parts, LazyImage(str(file), str(file)), plain=stat.S_ISREG(file.lstat().st_mode)
+            )
+    return scan
 
 
 def _unreadable(error: OSError) -> None:
@@ -197,16 +279,16 @@ def _unreadable(error: OSError) -> None:
     )
 
 
-def _in_tar(path: Path) -> _Found:
-    found = _Found(path)
+def _in_tar(path: Path) -> _Scan:
+    scan = _Scan(path)
     try:
         with tarfile.open(path, mode="r:") as archive:
             for member in archive:
                 if not member.isdir():
                     parts = tuple(part for part in PurePosixPath(member.name).parts if part != "/")
                     plain = member.isreg() and not member.issparse()  # the bytes of a sparse one are not in a row
-                    picture = Picture(path, member.offset_data, member.size, "/".join(parts))
-                    found.add(parts or (".",), picture, plain=plain)
+                    image = LazyImage(f"{path}/{'/'.join(parts)}", str(path), member.offset_data, member.size)
+                    scan.add(parts or (".",), image, plain=plain)
             end = archive.offset
     except (tarfile.TarError, OSError) as error:
         raise _not_a_tar(path, error) from None
@@ -218,7 +300,7 @@ def _in_tar(path: Path) -> _Found:
                 "Get it again.",
                 path=str(path),
             )
-    return found
+    return scan
 
 
 def _not_a_tar(path: Path, error: Exception) -> DataError:
@@ -238,11 +320,11 @@ def _not_a_tar(path: Path, error: Exception) -> DataError:
     )
 
 
-def _check_classes(found: _Found, names: Sequence[tuple[str, ...]]) -> None:
-    source = found.source
+def _check_classes(scan: _Scan, names: Sequence[tuple[str, ...]]) -> None:
+    source = scan.source
     if not names:
         raise DataError(
-            f"images: {source} has no images (ignored: {found.ignored}); they end in {', '.join(sorted(ENDINGS))}. "
+            f"images: {source} has no images (ignored: {scan.ignored}); they end in {', '.join(sorted(ENDINGS))}. "
             "Put the images of each class into a folder named after it.",
             path=str(source),
         )
@@ -264,66 +346,3 @@ def _check_classes(found: _Found, names: Sequence[tuple[str, ...]]) -> None:
                 "Give the folder, or a tar file, of one part.",
                 path=str(source),
             )
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class HubPicture:
-    """An image in a column of a data set, decoded when it is opened.
-
-    Attributes:
-        rows: A data set with this one column, set not to decode.
-        row: Its row.
-        column: The column's name.
-    """
-
-    rows: Any
-    row: int
-    column: str
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return f"row {self.row} of column '{self.column}'"
-
-    def open(self) -> Image.Image:
-        """Read and decode it, as `Picture.open` does.
-
-        Raises:
-            DataError: If the row has no image, or it is gone or damaged.
-        """
-        cell = self.rows[self.row][self.column] or {}
-        if cell.get("bytes") is not None:
-            return _decoded(cell["bytes"], self.name)
-        if cell.get("path") is None:
-            raise DataError(
-                f"image: {self.name} is empty; every row of an image task has an image. Leave the row out.",
-                row=self.row,
-                column=self.column,
-            )
-        return Picture(Path(cell["path"])).open()
-
-
-def hub_pictures(dataset_rows: Any, column: str) -> list[HubPicture]:
-    """The images of a data set, one reference per row; none is decoded yet.
-
-    Args:
-        dataset_rows: A `datasets.Dataset`.
-        column: Its column of images.
-
-    Raises:
-        DataError: If there is no such column, or it holds no images.
-    """
-    import datasets
-
-    kind = dataset_rows.features.get(column)
-    if not isinstance(kind, datasets.Image):
-        known = ", ".join(name for name, one in dataset_rows.features.items() if isinstance(one, datasets.Image))
-        came = "has no column" if kind is None else "has no images in column"
-        raise DataError(
-            f"images: the data set {came} '{column}'; its columns of images are: {known or 'none'}. Name one of these.",
-            column=column,
-        )
-    plain = dataset_rows.with_format(None).select_columns([column])
-    plain = plain.cast_column(column, datasets.Image(decode=False))
-    return [HubPicture(plain, row, column) for row in range(len(plain))]

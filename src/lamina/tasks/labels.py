@@ -1,23 +1,25 @@
-"""From the cells of a label column to class ids, numbers or zeros and ones."""
+"""From the cells of a table to texts, class ids, numbers or zeros and ones."""
 
 from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lamina.errors import DataError
+from lamina.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from lamina.data.read import Table
+    from lamina.tasks.base import ColumnSpec
 
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _WHOLE = re.compile(r"[-+]?\d+")
 
 
-def infer_problem(cells: Iterable[Any]) -> str:
+def infer_problem_type(cells: Iterable[Any]) -> str:
     """What the cells of a label column ask for.
 
     Returns:
@@ -139,3 +141,61 @@ def multi_hot(table: Table, column: str | int, labels: Sequence[str]) -> tuple[t
             ids.add(found if found is not None else unknown_label(table, row, part, labels, column))
         out.append(tuple(int(i in ids) for i in range(len(labels))))
     return tuple(out)
+
+
+def texts(table: Table, column: str | int) -> Sequence[str]:
+    """A column of texts.
+
+    Raises:
+        DataError: If a cell is none.
+    """
+    cells = table.column(column)
+    for row, cell in zip(table.rows, cells, strict=True):
+        if not isinstance(cell, str):
+            raise DataError(
+                f"task: {table.path} row {row} has no text in column '{column}' but {type(cell).__name__}; "
+                "a task of this kind reads text. Name the column that holds it.",
+                path=table.path,
+                row=row,
+                column=str(column),
+            )
+    return cells
+
+
+def label_source(tables: Mapping[str, Table]) -> Table:
+    """The table that labels are read off.
+
+    Raises:
+        DataError: If there is no train part.
+    """
+    if "train" not in tables:
+        raise DataError(
+            "task: no train file was given, and no labels; one of them says which labels there are. "
+            "Name the labels in `labels`."
+        )
+    return tables["train"]
+
+
+def class_labels(tables: Mapping[str, Table], column: str | int) -> tuple[str, ...]:
+    """The classes that the train part has, sorted."""
+    return infer_labels(label_name(cell) for cell in label_source(tables).column(column))
+
+
+def usual_column(column: str | int, default: str, usual: str, tables: Mapping[str, Table]) -> str | int:
+    """`usual`, where no column was named and there is none of the default name."""
+    absent = column == default and not any(default in table.columns for table in tables.values())
+    return usual if absent else column
+
+
+def without_classes(spec: ColumnSpec, labels: tuple[str, ...], problem_type: str, instead: str) -> ColumnSpec:
+    """Settle labels and problem type of a kind that has no classes, and so takes no labels.
+
+    Raises:
+        ConfigError: If labels were given.
+    """
+    if spec.labels not in (None, labels):
+        raise ConfigError(
+            f"task: labels are {', '.join(spec.labels or ())}; a task of kind {spec.kind} has {instead} in their "
+            "place. Leave labels out."
+        )
+    return replace(spec, labels=labels, problem_type=problem_type)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from lamina.errors import ConfigError, UnknownNameError
-from lamina.tasks.kinds import IMAGE, MASKED, MASKED_LABELS, SEQUENCE, SUMMARIZATION, TEXT_LABELS, TOKEN, TRANSLATION
+from lamina.errors import ConfigError, DataError, UnknownNameError
+from lamina.tasks import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+logger = logging.getLogger(__name__)
 
 _GLUE_FILES = MappingProxyType({"train": ("train.tsv",), "validation": ("dev.tsv",)})
 _GLUE_PARTS = ("train", "validation")  # the labels of GLUE's test parts are not public
@@ -30,15 +33,15 @@ class Preset:
             set, or the names of the folders.
         metrics: All that are reported; the first picks the best checkpoint.
         kind: The kind of task.
-        problem: What is predicted.
+        problem_type: What is predicted.
         header: Column names of files that have none.
         files: Part to the names its published file goes by; a name may be a pair of files whose lines belong together,
-            and of pictures a folder.
+            and of images a folder.
         stand_ins: Names of files that stand in for the train part where none of the published ones is there.
         parts: Parts of the hub set that have labels.
         rows: Part to the number of its rows as published; where there are several languages, that of English.
         length: Tokens of a usual row (the mean over the published rows, special tokens included; of texts that become
-            others those that are read; of a picture patches of 16 of 224 pixels and one more).
+            others those that are read; of an image patches of 16 of 224 pixels and one more).
         languages: Whether `config` is a language, which may follow the name: "wikiann/de".
         classes: How many labels there are, where none is named.
     """
@@ -50,8 +53,8 @@ class Preset:
     metrics: tuple[str, ...]
     config: str | None = None
     revision: str | None = None
-    kind: str = SEQUENCE
-    problem: str = "classification"
+    kind: str = "sequence_classification"
+    problem_type: str = "classification"
     header: tuple[str, ...] | None = None
     files: Mapping[str, tuple[str | tuple[str, str], ...]] = field(default_factory=lambda: _GLUE_FILES)
     stand_ins: tuple[str | tuple[str, str], ...] = ()
@@ -70,7 +73,7 @@ class Preset:
 _LANGUAGE = re.compile(r"[a-z]{2,}(-[a-z]+)*")
 _GLUE = "nyu-mll/glue"
 _TWO = ("sentence1", "sentence2", "label")
-_PICTURES = ("image", None, "label")
+_IMAGES = ("image", None, "label")
 _ENTAILS = ("entailment", "not_entailment")
 
 
@@ -130,7 +133,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             ("score",),
             ("pearson", "spearman"),
             config="stsb",
-            problem="regression",
+            problem_type="regression",
             rows=MappingProxyType({"train": 5749, "validation": 1500}),
             length=28,
         ),
@@ -172,7 +175,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC"),
             ("span_f1", "accuracy"),
             revision="refs/convert/parquet",  # the set's own loading script runs in no current version of datasets
-            kind=TOKEN,
+            kind="token_classification",
             files=MappingProxyType(
                 {
                     "train": ("eng.train", "train.txt"),
@@ -191,7 +194,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"),
             ("span_f1", "accuracy"),
             config="en",
-            kind=TOKEN,
+            kind="token_classification",
             files=_parts_of("{0}.jsonl", "{0}.parquet", "{0}-00000-of-00001.parquet"),
             parts=("train", "validation", "test"),
             rows=MappingProxyType({"train": 20000, "validation": 10000, "test": 10000}),
@@ -202,10 +205,10 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "Salesforce/wikitext",
             ("text", None, ""),
             ("text", None, ""),
-            MASKED_LABELS,
+            ("token",),
             ("perplexity", "accuracy"),
             config="wikitext-2-raw-v1",
-            kind=MASKED,
+            kind="masked_lm",
             files=MappingProxyType(
                 {
                     "train": ("train.txt", "wiki.train.raw", "wiki.train.tokens"),
@@ -221,11 +224,11 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "abisee/cnn_dailymail",
             ("article", None, "highlights"),
             ("article", None, "highlights"),
-            TEXT_LABELS,
+            ("text",),
             ("rougeL", "rouge1", "rouge2", "rougeLsum"),
             config="3.0.0",
-            kind=SUMMARIZATION,
-            problem="generation",
+            kind="summarization",
+            problem_type="generation",
             files=_parts_of("{0}.csv"),
             stand_ins=("articles.csv",),
             parts=("train", "validation", "test"),
@@ -236,11 +239,11 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "wmt/wmt16",
             ("translation.en", None, "translation.ro"),
             ("translation.en", None, "translation.ro"),
-            TEXT_LABELS,
+            ("text",),
             ("bleu", "chrf"),
             config="ro-en",
-            kind=TRANSLATION,
-            problem="generation",
+            kind="translation",
+            problem_type="generation",
             files=MappingProxyType(
                 {part: ((f"{part}.en", f"{part}.ro"), f"{part}.jsonl") for part in ("train", "validation", "test")}
             ),
@@ -252,10 +255,10 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "cifar10": Preset(
             "uoft-cs/cifar10",
             ("img", None, "label"),
-            _PICTURES,
+            _IMAGES,
             ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
             ("accuracy", "f1"),
-            kind=IMAGE,
+            kind="image_classification",
             files=MappingProxyType(
                 {
                     "train": ("train.tar", "train", "train_1000_per_class.tar"),
@@ -269,10 +272,10 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "cifar100": Preset(
             "uoft-cs/cifar100",
             ("img", None, "fine_label"),
-            _PICTURES,
+            _IMAGES,
             (),
             ("accuracy", "f1"),
-            kind=IMAGE,
+            kind="image_classification",
             files=MappingProxyType({"train": ("train.tar", "train"), "test": ("test.tar", "test")}),
             parts=("train", "test"),
             rows=MappingProxyType({"train": 50000, "test": 10000}),
@@ -282,10 +285,10 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "imagenet": Preset(
             "ILSVRC/imagenet-1k",
             ("image", None, "label"),
-            _PICTURES,
+            _IMAGES,
             (),
             ("accuracy", "f1"),
-            kind=IMAGE,
+            kind="image_classification",
             files=MappingProxyType({"train": ("train", "train.tar"), "validation": ("val", "validation", "val.tar")}),
             parts=_GLUE_PARTS,  # the labels of the test part are not public here either
             rows=MappingProxyType({"train": 1281167, "validation": 50000}),
@@ -319,21 +322,60 @@ def find_preset(name: str) -> tuple[str, Preset]:
     return f"{short}-{language}", replace(preset, config=language)
 
 
-def first_there(folder: Path, names: Sequence[str | tuple[str, str]]) -> Path | tuple[Path, Path] | None:
+def published_files(name: str, preset: Preset, folder: Path) -> dict[str, Any]:
+    """The published files of a preset that a folder holds: part -> file, pair of files, or folder.
+
+    Raises:
+        DataError: If there is nothing to train on.
+    """
+    found = {part: _first_present(folder, names) for part, names in preset.files.items()}
+    if found["train"] is None and kind_of(preset.kind).sequential and found["validation"] is not None:
+        found["train"] = found.pop("validation")
+        logger.warning("task %s: %s has no train file; the validation file stands in for it", name, folder)
+        logger.warning("task %s: the last tenth of the text is set aside for validation", name)
+    elif not any(found.values()) and (stand_in := _first_present(folder, preset.stand_ins)):
+        found["train"] = stand_in
+        logger.warning("task %s: %s has no train file; the train part is read from %s", name, folder, _names(stand_in))
+    if found["train"] is None:
+        known = " or ".join(_names(names) for names in preset.files["train"])
+        raise DataError(
+            f"task {name}: {folder} has no {known}; "
+            "a folder must hold the published files. Check the folder, or name the files one by one.",
+            path=str(folder),
+        )
+    if found.get("validation", folder) is None:
+        logger.warning("task %s: %s has no validation file; a tenth of the train part is set aside", name, folder)
+    return {part: source for part, source in found.items() if source is not None}
+
+
+def fetch(name: str, preset: Preset) -> dict[str, Any]:
+    """The parts of a hub set that have labels: part -> `datasets.Dataset`.
+
+    Raises:
+        DataError: If the hub cannot be reached, or has no such set.
+    """
+    import datasets
+
+    try:
+        fetched = datasets.load_dataset(preset.hub, preset.config, revision=preset.revision)
+    except Exception as error:  # the hub's clients raise many unrelated kinds
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"task {name}: '{preset.hub}' cannot be fetched ({reason}); without files a preset comes from the hub. "
+            "Give `files`, or try again with a connection."
+        ) from error
+    return {part: fetched[part] for part in preset.parts}  # pyright: ignore
+
+
+def _first_present(folder: Path, names: Sequence[str | tuple[str, str]]) -> Path | tuple[Path, Path] | None:
     """The first of some files, pairs of files or folders that a folder holds."""
     for name in names:
-        paths = [folder / one for one in ((name,) if isinstance(name, str) else name)]
+        paths = [folder / file for file in ((name,) if isinstance(name, str) else name)]
         if all(path.exists() for path in paths):
             return paths[0] if isinstance(name, str) else (paths[0], paths[1])
     return None
 
 
-def file_names(source: str | Path | Sequence[str | Path]) -> str:
+def _names(source: str | Path | Sequence[str | Path]) -> str:
     """How messages call one file or a pair."""
-    return Path(source).name if isinstance(source, str | Path) else " and ".join(Path(one).name for one in source)
-
-
-def class_names(rows: Any, column: str) -> tuple[str, ...] | None:
-    """The class names that a column of a hub set has, in the order of their ids; None if it has none."""
-    names = getattr(rows.features.get(column), "names", None)
-    return None if names is None else tuple(names)
+    return Path(source).name if isinstance(source, str | Path) else " and ".join(Path(file).name for file in source)

@@ -2,43 +2,153 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import random
+import re
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, final
 
+import pyarrow as pa
+
+from lamina.data.arrow import Column, chunks, dataset_of
 from lamina.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import datasets
 
 HELD_OUT = 0.1
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_TYPES = {bool: pa.int64(), int: pa.int64(), float: pa.float64(), str: pa.string(), type(None): pa.null()}
 
 
-@dataclass(frozen=True)
+@final
 class Split:
-    """Texts with their labels.
+    """Examples with their labels, in Arrow.
+
+    Args:
+        rows: A row per example, as `Split.of` makes them.
+        open_text: Makes what stands for an example's text of the cells in columns "text" and "row"; None: the text is
+            that itself.
 
     Attributes:
-        texts: A text each, or a pair of texts. Token tasks: the words joined by one space. Image tasks: pictures, which
+        texts: A text each, or a pair of texts. Token tasks: the words joined by one space. Image tasks: images, which
             are opened when they are needed.
         labels: Per text a class id, a number (regression) or zeros and ones, one per label (multi-label).
             Token tasks: one class id per word. Masked language modelling: None. Summaries and translations: the text
-            that is to be written.
+            to write.
         words: Token tasks: the character span of every word in its text. Else None.
     """
 
-    texts: tuple[Any, ...]
-    labels: tuple[Any, ...]
-    words: tuple[tuple[tuple[int, int], ...], ...] | None = None
+    def __init__(self, rows: datasets.Dataset, open_text: Callable[[Any, int], Any] | None = None) -> None:
+        self.rows, self._open_text = rows, open_text
+
+    @classmethod
+    def of(
+        cls,
+        texts: Iterable[Any],
+        labels: Iterable[Any] | None = None,
+        words: Iterable[Sequence[tuple[int, int]]] | None = None,
+    ) -> Split:
+        """From columns of Python values, which are taken one by one.
+
+        Args:
+            texts: Texts, or pairs of texts. Half a character, as broken JSON escapes leave it, is replaced: nothing
+                can encode it.
+            labels: As in the attribute; None: there are none.
+            words: As in the attribute.
+        """
+        labels = itertools.repeat(None) if labels is None else labels
+        spans = itertools.repeat(None) if words is None else words
+        return cls(dataset_of(_tables(zip(texts, labels, spans, strict=False))))
+
+    @property
+    def texts(self) -> Column:
+        """A text each, or a pair of texts."""
+        if "text_pair" in self.rows.column_names:
+            return Column(self.rows, ["text", "text_pair"], lambda *pair: pair)
+        if self._open_text is not None:
+            return Column(self.rows, ["text", "row"], self._open_text)
+        return Column(self.rows, ["text"], lambda text: text)
+
+    @property
+    def labels(self) -> Column:
+        """A label each."""
+        return Column(self.rows, ["label"], lambda label: tuple(label) if isinstance(label, list) else label)
+
+    @property
+    def words(self) -> Column | None:
+        """The character spans of the words."""
+        if "words" not in self.rows.column_names:
+            return None
+        return Column(self.rows, ["words"], lambda flat: tuple(zip(flat[::2], flat[1::2], strict=True)))
+
+    @property
+    def pairs(self) -> bool:
+        """Whether every example is a pair of texts."""
+        return "text_pair" in self.rows.column_names
+
+    @property
+    def labelled(self) -> bool:
+        """Whether examples have labels."""
+        return not pa.types.is_null(self.rows.features.arrow_schema.field("label").type)
+
+    @cached_property
+    def key(self) -> str:
+        """Equal for equal texts in the same order."""
+        digest = hashlib.blake2b(digest_size=16)
+        for text in self.texts:
+            digest.update(f"{len(text)}:{text}\0".encode() if isinstance(text, str) else repr(text).encode())
+        return digest.hexdigest()
 
     def __len__(self) -> int:
-        return len(self.texts)
+        return len(self.rows)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Split):
+            return NotImplemented
+        return self.texts == other.texts and self.labels == other.labels and self.words == other.words
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def take(self, rows: Sequence[int]) -> Split:
         """The rows named, in the order named."""
-        words = None if self.words is None else tuple(self.words[row] for row in rows)
-        return Split(tuple(self.texts[row] for row in rows), tuple(self.labels[row] for row in rows), words)
+        return Split(self.rows.select(rows), self._open_text)
+
+    def without_labels(self) -> Split:
+        """The texts alone, those of a pair one after the other; blank ones are left out."""
+        parts = (part for text in self.texts for part in ((text,) if isinstance(text, str) else text))
+        return Split.of(part for part in parts if part.strip())
+
+
+def _tables(examples: Iterable[tuple[Any, Any, Any]]) -> Iterator[pa.Table]:
+    label_type: pa.DataType | None = None
+    pairs = False
+    for part in chunks(examples):
+        texts, labels, spans = (list(column) for column in zip(*part, strict=True)) if part else ([], [], [])
+        if label_type is None:
+            label_type = _type_of(labels)
+            pairs = bool(texts) and not isinstance(texts[0], str)
+        columns = [[pair[0] for pair in texts], [pair[1] for pair in texts]] if pairs else [texts]
+        names = ("text", "text_pair")
+        table = {
+            name: pa.array([_LONE_SURROGATE.sub("\ufffd", text) for text in column], pa.string())
+            for name, column in zip(names, columns, strict=False)
+        }
+        table["label"] = pa.array(labels, label_type)
+        if spans and spans[0] is not None:
+            flat = [[edge for span in words for edge in span] for words in spans]
+            table["words"] = pa.array(flat, pa.list_(pa.int32()))
+        yield pa.table(table)
+
+
+def _type_of(labels: Sequence[Any]) -> pa.DataType:
+    """The Arrow type of a column of labels, as its first one tells."""
+    first = labels[0] if labels else None
+    return pa.list_(pa.int64()) if isinstance(first, list | tuple) else _TYPES[type(first)]
 
 
 def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit") -> Split:
@@ -56,7 +166,7 @@ def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit"
     if limit is None:
         return split
     if limit < 1:
-        raise ConfigError(f"task: {option} is {limit}; at least one row must be left. Give a limit of 1 or more.")
+        raise ConfigError(f"task: {option} is {limit}; it must be at least 1.")
     if limit >= len(split):
         return split
     return split.take(sorted(random.Random(seed).sample(range(len(split)), limit)))
@@ -88,8 +198,8 @@ def held_out(split: Split, *, stratify: bool, seed: int, last: bool = False) -> 
         return split.take(range(count - tenth)), split.take(range(count - tenth, count))
     rng = random.Random(seed)
     groups: dict[Any, list[int]] = defaultdict(list)
-    for row in range(count):
-        groups[split.labels[row] if stratify else None].append(row)
+    for row, label in enumerate(split.labels if stratify else itertools.repeat(None, count)):
+        groups[label].append(row)
     aside: set[int] = set()
     for group, share in zip(groups.values(), shares([len(g) for g in groups.values()], tenth), strict=True):
         aside.update(rng.sample(group, share))
@@ -104,9 +214,3 @@ def shares(sizes: list[int], total: int) -> list[int]:
     for i in order[: total - sum(whole)]:
         whole[i] += 1
     return whole
-
-
-def without_labels(split: Split) -> Split:
-    """The texts alone, those of a pair one after the other; blank ones are no rows."""
-    texts = [part for text in split.texts for part in ((text,) if isinstance(text, str) else text) if part.strip()]
-    return Split(tuple(texts), (None,) * len(texts))

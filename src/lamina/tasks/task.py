@@ -1,4 +1,4 @@
-"""A task: labelled texts or pictures, what is asked about them, and how the answers are scored."""
+"""A task: labelled examples, what is asked about them, and how the answers are scored."""
 
 from __future__ import annotations
 
@@ -8,65 +8,52 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lamina.data.read import Table, parquet_rows, read_pair, read_table
 from lamina.errors import ConfigError, DataError, UnknownNameError
-from lamina.tasks.kinds import (
-    GENERATION,
-    IMAGE,
-    MASKED,
-    MASKED_LABELS,
-    METRICS,
-    TOKEN,
-    Wanted,
-    build,
-    one_class,
-)
-from lamina.tasks.presets import Preset, class_names, file_names, find_preset, first_there
-from lamina.tasks.sampling import Amount, Classes, draw_rows
-from lamina.tasks.split import Split, held_out, limited, without_labels
-from lamina.tasks.tags import marks_spans
+from lamina.tasks import kind_of
+from lamina.tasks.base import PARTS, ColumnSpec
+from lamina.tasks.presets import fetch, find_preset, published_files
+from lamina.tasks.sampling import SampleSize, subsample_rows
+from lamina.tasks.split import Split, held_out, limited
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Split", "Task"]
+    from lamina.data.read import Table
 
 logger = logging.getLogger(__name__)
 
-PARTS = ("train", "validation", "test")
 Source = str | Path | tuple[str | Path, str | Path] | list[str]
 """Where one part of a task is: a file or folder, or a pair of files."""
-_UNNAMED = {TOKEN: "conll", MASKED: "lines"}  # what files hold whose ending does not say
 
 
 @dataclass(frozen=True)
 class Task:
-    """Labelled texts or pictures, and what is asked about them.
+    """Labelled examples, and what is asked about them.
 
     Attributes:
-        kind: "sequence_classification", "token_classification", "masked_lm", "summarization", "translation" or
-            "image_classification".
-        problem: "classification", "regression" or "multi_label"; "generation" where texts are to be written; of other
-            kinds "classification".
+        kind: "sequence_classification", "token_classification", "masked_lm", "summarization", "translation",
+            "image_classification", or another that is registered in `lamina.tasks.KINDS`.
+        problem_type: "classification", "regression" or "multi_label"; "generation" where texts are to be written; of
+            other kinds "classification".
         labels: Class names in the order of their ids; regression: the score's name; "masked_lm": ("token",);
             where texts are to be written: ("text",).
-        metric: The metric that picks the best checkpoint; see `lamina.tasks.kinds.better`.
+        metric: The metric that picks the best checkpoint; see `lamina.tasks.metrics.better`.
         metrics: All metrics that are reported.
         splits: "train", "validation" and perhaps "test".
         name: What the task is called in tables and files.
-        drawn: How the train part was drawn from a larger one, JSON-ready: "per_class", "fraction" or "rows" with the
-            value that was asked, "of" how many rows, "stratified" and "seed"; "before" it an earlier draw. None: it
-            was not.
+        subsampled: How the train part was drawn from a larger one, JSON-ready: "per_class", "fraction" or "rows" with
+            the value that was asked, "of" how many rows, "stratified" and "seed"; "before" it an earlier draw. None:
+            it was not.
     """
 
     kind: str
-    problem: str
+    problem_type: str
     labels: tuple[str, ...]
     metric: str
     metrics: tuple[str, ...]
     splits: Mapping[str, Split]
     name: str
-    drawn: dict[str, Any] | None = None
+    subsampled: dict[str, Any] | None = None
 
     def split(self, name: str) -> Split:
         """One part.
@@ -78,7 +65,7 @@ class Task:
             raise UnknownNameError(op=f"task {self.name}", got=name, known=self.splits, what="split")
         return self.splits[name]
 
-    def draw(
+    def subsample(
         self,
         *,
         per_class: int | None = None,
@@ -106,41 +93,53 @@ class Task:
             ConfigError: Unless exactly one of `per_class`, `fraction` and `rows` is given, and there are that many
                 rows; or if `stratified` is set where rows have several classes or none.
         """
-        amount = Amount(per_class, fraction, rows)
-        train = self.split("train")
-        if stratified and not one_class(self.kind, self.problem):
+        size, kind, train = SampleSize(per_class, fraction, rows), kind_of(self.kind), self.split("train")
+        if stratified and not kind.single_label(self.problem_type):
             raise ConfigError(
-                f"draw: stratified is set for a task of kind {self.kind} ({self.problem}); its rows have not one class "
-                "each. Draw without it."
+                f"subsample: stratified is set for a task of kind {self.kind} ({self.problem_type}); its rows have not "
+                "one class each."
             )
-        classes = Classes.of(self.kind, self.problem, self.labels, train)
-        chosen = draw_rows(classes, amount, stratified=stratified, seed=seed)
-        for missing in classes.missing(chosen):
-            logger.warning("task %s: none of the %d rows drawn is of class '%s'", self.name, len(chosen), missing)
-        facts = {**amount.given(), "of": len(train), "stratified": stratified, "seed": seed}
-        if self.drawn is not None:
-            facts["before"] = self.drawn
-        return replace(self, splits={**self.splits, "train": train.take(chosen)}, drawn=facts)
+        names, classes = kind.row_classes(self, train)
+        chosen = subsample_rows(names, classes, size, stratified=stratified, seed=seed)
+        seen = {number for row in chosen for number in classes[row]}
+        for number, name in enumerate(names):
+            if number not in seen:
+                logger.warning("task %s: none of the %d rows drawn is of class '%s'", self.name, len(chosen), name)
+        facts = {**size.given(), "of": len(train), "stratified": stratified, "seed": seed}
+        if self.subsampled is not None:
+            facts["before"] = self.subsampled
+        return replace(self, splits={**self.splits, "train": train.take(chosen)}, subsampled=facts)
 
     def masked_lm(self) -> Task:
         """The same texts as a task of masked language modelling, named after this one with "-mlm" behind.
 
-        Both texts of a pair become rows, one after the other; blank texts are none. Of texts that become others, those
-        that are read are taken.
+        Both texts of a pair become rows, one after the other; blank texts are left out. Of texts that become others,
+        those that are read are taken.
 
         Raises:
-            ConfigError: If the rows are pictures.
+            ConfigError: If the rows are images.
         """
-        if self.kind == IMAGE:
-            raise ConfigError(
-                f"task {self.name}: a task of kind {IMAGE} was asked for its texts; it holds pictures. "
-                "Use a task of texts."
-            )
-        splits = {name: without_labels(split) for name, split in self.splits.items()}
-        metrics = METRICS[MASKED, "classification"]
-        return Task(
-            MASKED, "classification", MASKED_LABELS, metrics[0], metrics, splits, f"{self.name}-mlm", self.drawn
-        )
+        if kind_of(self.kind).processor != "tokenizer":
+            raise ConfigError(f"task {self.name}: a task of kind {self.kind} has no texts; masked_lm needs some.")
+        kind = kind_of("masked_lm")
+        spec, _ = kind.build(ColumnSpec("masked_lm", "text", "label"), {})
+        labels, problem_type = spec.labels or (), spec.problem_type or ""
+        metrics = kind.metrics(problem_type, labels)
+        splits = {name: split.without_labels() for name, split in self.splits.items()}
+        name = f"{self.name}-mlm"
+        return Task("masked_lm", problem_type, labels, metrics[0], metrics, splits, name, self.subsampled)
+
+    def held_out(self, seed: int = 0) -> Task:
+        """Validate on a tenth of the training rows; the published validation part becomes the test part if it has none.
+
+        Args:
+            seed: Which rows are set aside.
+        """
+        train, validation = _hold_out(self.kind, self.problem_type, self.split("train"), seed)
+        splits = {"train": train, "validation": validation}
+        if (test := self.splits.get("test", self.splits.get("validation"))) is not None:
+            splits["test"] = test
+        return replace(self, splits=splits)
 
     @classmethod
     def from_files(  # noqa: PLR0913
@@ -155,20 +154,20 @@ class Task:
         label: str | int = "label",
         labels: Sequence[str] | None = None,
         metric: str | None = None,
-        problem: str | None = None,
+        problem_type: str | None = None,
         name: str | None = None,
         limit: int | None = None,
         limit_validation: int | None = None,
         seed: int = 0,
     ) -> Task:
-        """Read a task from TSV, CSV, JSONL, Parquet, CoNLL-column or plain text files, or from pictures.
+        """Read a task from TSV, CSV, JSONL, Parquet, CoNLL-column or plain text files, or from images.
 
         Args:
             kind: "sequence_classification", "token_classification", "masked_lm", "summarization", "translation" or
                 "image_classification".
             train: Rows to learn from: a file. For summaries and translations perhaps a pair of plain text files whose
                 lines belong together, the texts to read and those to write. For "image_classification" a folder
-                with a folder of pictures per class, or a tar of one.
+                with a folder of images per class, or a tar of one.
             validation: Rows to choose by; without them a tenth of `train` is set aside, class by class; of running
                 text ("masked_lm") its last tenth.
             test: Rows that only `evaluate` looks at.
@@ -181,8 +180,8 @@ class Task:
             labels: Class names in the order of their ids; by default those of `train`, sorted. The files hold
                 these names, or whole numbers that are the ids.
             metric: The metric that picks the best checkpoint; by default the usual one of the problem.
-            problem: "classification", "regression" (labels with a decimal point) or "multi_label" (lists of labels);
-                by default read off the labels, or what the kind says.
+            problem_type: "classification", "regression" (labels with a decimal point) or "multi_label" (lists of
+                labels); by default read off the labels, or what the kind says.
             name: What the task is called; by default the first file's name without its ending.
             limit: At most so many training rows, drawn uniformly.
             limit_validation: At most so many validation rows, drawn uniformly; the test part stays whole.
@@ -190,20 +189,69 @@ class Task:
 
         Raises:
             DataError: If a file, row, column or label does not fit; names it.
-            UnknownNameError: If kind, problem or metric is none there is.
+            UnknownNameError: If there is no such kind, problem type or metric.
             ConfigError: If a limit is below 1, labels are named twice, or a kind that reads single texts is to read
                 pairs.
         """
-        given = {part: path for part, path in zip(PARTS, (train, validation, test), strict=True) if path is not None}
-        if not given:
+        sources = {
+            part: source for part, source in zip(PARTS, (train, validation, test), strict=True) if source is not None
+        }
+        if not sources:
             raise DataError("task: no file was given; a task needs rows. Give `train`, `validation` or `test`.")
-        text = "image" if kind == IMAGE and text == "sentence" else text
-        wanted = Wanted(kind, text, label, text_pair, None if labels is None else tuple(labels), problem)
-        tables = {part: _read(source, wanted) for part, source in given.items()}
-        wanted = _usual_columns(wanted, tables)
-        first = next(iter(given.values()))
+        spec = ColumnSpec(kind, text, label, text_pair, None if labels is None else tuple(labels), problem_type)
+        tables = {part: kind_of(kind).read(source, spec) for part, source in sources.items()}
+        first = next(iter(sources.values()))
         name = name or Path(first if isinstance(first, str | Path) else first[0]).stem
-        return _assemble(wanted, tables, metrics=metric, name=name, limits=(limit, limit_validation), seed=seed)
+        return _assemble(spec, tables, metrics=metric, name=name, limits=(limit, limit_validation), seed=seed)
+
+    @classmethod
+    def from_dataset(  # noqa: PLR0913
+        cls,
+        kind: str,
+        dataset: Mapping[str, Any],
+        *,
+        text: str = "sentence",
+        text_pair: str | None = None,
+        label: str = "label",
+        labels: Sequence[str] | None = None,
+        metric: str | None = None,
+        problem_type: str | None = None,
+        name: str = "task",
+        limit: int | None = None,
+        limit_validation: int | None = None,
+        seed: int = 0,
+    ) -> Task:
+        """Make a task of data that is at hand.
+
+        Args:
+            kind: As in `from_files`.
+            dataset: Part ("train", "validation", "test") to rows: a `datasets.DatasetDict`, or a mapping of
+                `datasets.Dataset`s or of lists of dicts.
+            text: Column of the text; of the list of words in a token task; of the image.
+            text_pair: Column of the second text of sentence-pair tasks.
+            label: Column of the label; of the list of tags in a token task; of the text to write.
+            labels: Class names in the order of their ids; by default those that the column itself has, or those of
+                "train", sorted.
+            metric: The metric that picks the best checkpoint; by default the usual one of the problem type.
+            problem_type: "classification", "regression" or "multi_label"; by default read off the labels.
+            name: What the task is called.
+            limit: At most so many training rows, drawn uniformly.
+            limit_validation: At most so many validation rows, drawn uniformly.
+            seed: Decides which rows are set aside and which are drawn.
+
+        Raises:
+            DataError: If a column is missing, or a cell or label does not fit; names the row.
+            UnknownNameError: If there is no such kind, problem type, metric or part.
+            ConfigError: If a limit is below 1, labels are named twice, or a part holds no rows of a known form.
+        """
+        _check_parts(name, dataset)
+        parts = {part: _as_dataset(part, rows) for part, rows in dataset.items()}
+        if not parts:
+            raise DataError("task: the dataset has no parts; a task needs rows. Give 'train', 'validation' or 'test'.")
+        names = tuple(labels) if labels is not None else _feature_names(next(iter(parts.values())), label)
+        spec = ColumnSpec(kind, text, label, text_pair, names, problem_type)
+        tables = {part: kind_of(kind).from_rows(f"{name}/{part}", rows, spec) for part, rows in parts.items()}
+        return _assemble(spec, tables, metrics=metric, name=name, limits=(limit, limit_validation), seed=seed)
 
     @classmethod
     def preset(
@@ -228,58 +276,53 @@ class Task:
             seed: Decides which rows are drawn, and which are set aside where there is no validation part.
 
         Raises:
-            UnknownNameError: If the preset or a part is none there is.
+            UnknownNameError: If there is no such preset or part.
             DataError: If a file, row, column or label does not fit, or the hub cannot be reached.
             ConfigError: If a limit is below 1.
         """
         short, preset = find_preset(name)
+        kind = kind_of(preset.kind)
         text, pair, label = preset.hub_columns if files is None else preset.columns
-        wanted = Wanted(preset.kind, text, label, pair, preset.labels or None, preset.problem)
+        spec = ColumnSpec(preset.kind, text, label, pair, preset.labels or None, preset.problem_type)
         if files is None:
-            tables, names = _fetch(short, preset)
-            wanted = replace(wanted, labels=preset.labels or names)
+            parts = fetch(short, preset)
+            spec = replace(spec, labels=preset.labels or _feature_names(parts[preset.parts[0]], label))
+            tables = {part: kind.from_rows(f"{preset.hub}/{part}", rows, spec) for part, rows in parts.items()}
         else:
-            tables = _open(short, preset, wanted, files)
+            sources = files if isinstance(files, Mapping) else published_files(short, preset, Path(files))
+            _check_parts(short, sources)
+            tables = {part: kind.read(source, spec, preset.header) for part, source in sources.items()}
         limits = (limit, limit_validation)
-        return _assemble(wanted, tables, metrics=preset.metrics, name=short, limits=limits, seed=seed)
+        return _assemble(spec, tables, metrics=preset.metrics, name=short, limits=limits, seed=seed)
 
 
-def _read(source: Source, wanted: Wanted, header: Sequence[str] | None = None) -> Table:
-    """One part, from wherever it is."""
-    if not isinstance(source, str | Path):
-        if wanted.kind not in GENERATION:
-            raise ConfigError(
-                f"task: {len(source)} files were given for one part of a task of kind {wanted.kind}; a pair of files "
-                "is for texts that become others. Give one file."
-            )
-        return read_pair(source, (str(wanted.text), str(wanted.label)))
-    if wanted.kind == IMAGE and Path(source).suffix == ".parquet":
-        return _pictures(str(source), parquet_rows(source, wanted.text), str(wanted.text), str(wanted.label))
-    if wanted.kind == IMAGE:
-        from lamina.tasks.images import read_images
-
-        return read_images(source)
-    return read_table(source, header=header, other=_UNNAMED.get(wanted.kind))
+def _check_parts(name: str, parts: Mapping[str, Any]) -> None:
+    for part in parts:
+        if part not in PARTS:
+            raise UnknownNameError(op=f"task {name}", got=part, known=PARTS, what="split")
 
 
-def _usual_columns(wanted: Wanted, tables: Mapping[str, Table]) -> Wanted:
-    """The columns that are meant where none was named and there is none of the usual name."""
+def _as_dataset(part: str, rows: Any) -> Any:
+    import datasets
 
-    def absent(column: str | int, usual: str) -> bool:
-        return column == usual and not any(usual in table.columns for table in tables.values())
+    if isinstance(rows, datasets.Dataset):
+        return rows
+    if isinstance(rows, str | Mapping) or not all(isinstance(row, Mapping) for row in rows):
+        raise ConfigError(f"task: part '{part}' is {type(rows).__name__}; it must be a Dataset or a list of dicts.")
+    if not rows:
+        raise DataError(f"task: part '{part}' is empty; it needs at least one row.")
+    return datasets.Dataset.from_list(list(rows))
 
-    kind, text, label = wanted.kind, wanted.text, wanted.label
-    if kind == TOKEN and all(table.numbered for table in tables.values()):
-        return replace(wanted, text=0 if text == "sentence" else text, label=-1 if label == "label" else label)
-    if kind in (MASKED, *GENERATION) and absent(text, "sentence"):
-        text = "text"
-    if kind in GENERATION and absent(label, "label"):
-        label = "target"
-    return replace(wanted, text=text, label=label)
+
+def _feature_names(rows: Any, column: str | int) -> tuple[str, ...] | None:
+    """The class names that a column of a data set has, in the order of their ids; None if it has none."""
+    feature = rows.features.get(column)
+    names = getattr(getattr(feature, "feature", feature), "names", None)
+    return None if names is None else tuple(names)
 
 
 def _assemble(
-    wanted: Wanted,
+    spec: ColumnSpec,
     tables: Mapping[str, Table],
     *,
     metrics: str | tuple[str, ...] | None,
@@ -287,92 +330,45 @@ def _assemble(
     limits: tuple[int | None, int | None],
     seed: int,
 ) -> Task:
-    wanted, splits = build(wanted, tables)
-    labels, problem = wanted.labels or (), wanted.problem or "classification"
+    kind = kind_of(spec.kind)
+    _check_spec(spec)
+    spec, splits = kind.build(kind.columns(spec, tables), tables)
+    labels, problem_type = spec.labels or (), spec.problem_type or "classification"
     if not isinstance(metrics, tuple):
-        metrics = _metrics(wanted.kind, problem, labels, metrics)
+        metrics = _metrics(kind.metrics(problem_type, labels), metrics)
     if "train" in splits and "validation" not in splits:
-        stratify, last = one_class(wanted.kind, problem), wanted.kind == MASKED
-        splits["train"], splits["validation"] = held_out(splits["train"], stratify=stratify, seed=seed, last=last)
+        splits["train"], splits["validation"] = _hold_out(spec.kind, problem_type, splits["train"], seed)
     if "validation" in splits:
         splits["validation"] = limited(splits["validation"], limits[1], seed, option="limit_validation")
     ordered = {part: splits[part] for part in PARTS if part in splits}
-    task = Task(wanted.kind, problem, labels, metrics[0], metrics, ordered, name)
+    task = Task(spec.kind, problem_type, labels, metrics[0], metrics, ordered, name)
     if "train" not in splits or limited(splits["train"], limits[0], seed) is splits["train"]:
         return task
-    return task.draw(rows=limits[0], seed=seed)
+    return task.subsample(rows=limits[0], seed=seed)
 
 
-def _metrics(kind: str, problem: str, labels: Sequence[str], metric: str | None) -> tuple[str, ...]:
+def _hold_out(kind: str, problem_type: str, train: Split, seed: int) -> tuple[Split, Split]:
+    says = kind_of(kind)
+    return held_out(train, stratify=says.single_label(problem_type), seed=seed, last=says.sequential)
+
+
+def _check_spec(spec: ColumnSpec) -> None:
+    kind, labels = kind_of(spec.kind), spec.labels
+    if spec.problem_type is not None and spec.problem_type not in kind.problem_types:
+        raise UnknownNameError(op="task", got=spec.problem_type, known=kind.problem_types, what="problem type")
+    if labels is not None and (not labels or len(set(labels)) < len(labels)):
+        raise ConfigError(f"task: labels are {', '.join(labels) or 'none'}; every class has a name of its own.")
+    if spec.text_pair is not None and not kind.reads_pairs:
+        raise ConfigError(
+            f"task: text_pair is '{spec.text_pair}'; a task of kind {spec.kind} reads one text a row. "
+            "Leave text_pair out."
+        )
+
+
+def _metrics(known: tuple[str, ...], metric: str | None) -> tuple[str, ...]:
     """All metrics that fit, the chosen one first."""
-    known = METRICS[kind, problem]
-    if kind == TOKEN and not marks_spans(labels):
-        known = tuple(one for one in known if one != "span_f1")
     if metric is None:
         return known
     if metric not in known:
         raise UnknownNameError(op="task", got=metric, known=known, what="metric")
-    return (metric, *(one for one in known if one != metric))
-
-
-def _open(name: str, preset: Preset, wanted: Wanted, files: str | Path | Mapping[str, Source]) -> dict[str, Table]:
-    sources = files if isinstance(files, Mapping) else _published(name, preset, Path(files))
-    for part in sources:
-        if part not in PARTS:
-            raise UnknownNameError(op=f"task {name}", got=part, known=PARTS, what="split")
-    return {part: _read(source, wanted, preset.header) for part, source in sources.items()}
-
-
-def _published(name: str, preset: Preset, folder: Path) -> dict[str, Source]:
-    """The published files that a folder holds."""
-    found = {part: first_there(folder, names) for part, names in preset.files.items()}
-    if found["train"] is None and preset.kind == MASKED and found["validation"] is not None:
-        found["train"] = found.pop("validation")
-        logger.warning("task %s: %s has no train file; the validation file stands in for it", name, folder)
-        logger.warning("task %s: the last tenth of the text is set aside for validation", name)
-    elif not any(found.values()) and (stand_in := first_there(folder, preset.stand_ins)):
-        found["train"] = stand_in
-        logger.warning(
-            "task %s: %s has no train file; the train part is read from %s", name, folder, file_names(stand_in)
-        )
-    if found["train"] is None:
-        known = " or ".join(file_names(one) for one in preset.files["train"])
-        raise DataError(
-            f"task {name}: {folder} has no {known}; "
-            "a folder must hold the published files. Check the folder, or name the files one by one.",
-            path=str(folder),
-        )
-    if found.get("validation", folder) is None:
-        logger.warning("task %s: %s has no validation file; a tenth of the train part is set aside", name, folder)
-    return {part: source for part, source in found.items() if source is not None}
-
-
-def _fetch(name: str, preset: Preset) -> tuple[dict[str, Table], tuple[str, ...] | None]:
-    """The parts of a hub set that have labels, and the names of these as the set has them."""
-    import datasets
-
-    try:
-        fetched = datasets.load_dataset(preset.hub, preset.config, revision=preset.revision)
-    except Exception as error:  # the hub's clients raise many unrelated kinds
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(
-            f"task {name}: '{preset.hub}' cannot be fetched ({reason}); without files a preset comes from the hub. "
-            "Give `files`, or try again with a connection."
-        ) from error
-    tables = {part: _table(f"{preset.hub}/{part}", fetched[part], preset) for part in preset.parts}  # pyright: ignore
-    return tables, class_names(fetched[preset.parts[0]], preset.hub_columns[2])  # pyright: ignore
-
-
-def _table(path: str, rows: Any, preset: Preset) -> Table:
-    if preset.kind == IMAGE:
-        return _pictures(path, rows, preset.hub_columns[0], preset.hub_columns[2])
-    return Table(path, {name: list(rows[name]) for name in rows.column_names}, range(1, len(rows) + 1))
-
-
-def _pictures(path: str, rows: Any, image: str, label: str) -> Table:
-    """The two columns of a set of pictures, none of which is opened."""
-    from lamina.tasks.images import hub_pictures
-
-    columns = {image: hub_pictures(rows, image)}
-    columns |= {name: list(rows[name]) for name in rows.column_names if name == label}
-    return Table(path, columns, range(1, len(rows) + 1))
+    return (metric, *(name for name in known if name != metric))

@@ -1,23 +1,32 @@
-"""Batches of pixels: images as the model's own image processor makes them, augmented in training."""
+"""The kind of task that asks for the class of an image."""
 
 from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
 import torch
 from PIL import Image
 
+from lamina.data.read import Table, parquet_rows
 from lamina.errors import ConfigError
+from lamina.tasks import labels as lab
+from lamina.tasks.base import Kind
+from lamina.tasks.images import ImageColumn, LazyImage, read_images
+from lamina.tasks.inputs import ClassResults, RowTargets, configure_classes, label_array, logits_problem
 from lamina.utils import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    import datasets
     from torch import Tensor
 
+    from lamina.tasks.base import ColumnSpec, EncodeOptions, TaskLike
     from lamina.tasks.split import Split
 
 SCALE = (0.08, 1.0)
@@ -26,6 +35,84 @@ SCALE = (0.08, 1.0)
 _ASPECT = (3 / 4, 4 / 3)  # of a crop, as width through height
 _TRIES = 10
 _NO_RESIZING = ("do_resize", "do_center_crop")
+
+
+@final
+class ImageClassificationKind(Kind):
+    """A class for every image."""
+
+    name = "image_classification"
+    problem_types = {"classification": ("accuracy", "f1")}
+    auto_class = "AutoModelForImageClassification"
+    processor = "image_processor"
+    inputs = predict_inputs = "image"
+    usual_columns = ("image", "label")
+    readers = False
+
+    def read(self, source: Any, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
+        """A folder with a folder of images per class, a plain tar file of one, or a Parquet file."""
+        self.check_source(source, spec)
+        if Path(source).suffix == ".parquet":
+            return self.from_rows(str(source), parquet_rows(source, spec.text), spec)
+        return read_images(source)
+
+    def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
+        """Images are in column "image"."""
+        return replace(spec, text="image") if spec.text == "sentence" else spec
+
+    def from_rows(self, name: str, rows: datasets.Dataset, spec: ColumnSpec) -> Table:
+        """The columns of images, none of which is opened, and of labels."""
+        column = "image" if spec.text == "sentence" else str(spec.text)
+        columns: dict[str, Any] = {column: ImageColumn.from_dataset(rows, column)}
+        columns |= {label: rows[label] for label in rows.column_names if label == spec.label}
+        return Table(name, columns, range(1, len(rows) + 1))
+
+    def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
+        """Settle the classes, and make the examples."""
+        labels = spec.labels or lab.class_labels(tables, spec.label)
+        spec = replace(spec, problem_type="classification", labels=labels)
+        return spec, {
+            name: table.columns[str(spec.text)].split(lab.class_ids(table, spec.label, labels))
+            for name, table in tables.items()
+        }
+
+    def encode(self, split: Split, processor: Any, options: EncodeOptions) -> ImageInputs:
+        """Pixels, augmented in the train part if that is wanted."""
+        return ImageInputs(split, processor, augment=options.augment and options.part == "train", seed=options.seed)
+
+    def targets(self, task: TaskLike, split: Split, inputs: Any) -> RowTargets:
+        """An image's class."""
+        return RowTargets(label_array(split))
+
+    def configure(self, config: Any, task: TaskLike) -> None:
+        """Name the classes."""
+        configure_classes(config, task, self.auto_class)
+
+    def output_problem(self, outputs: Any, task: TaskLike) -> str | None:
+        """Logits are `[batch, classes]`."""
+        return logits_problem(outputs, task, axes=2)
+
+    def results(self, task: TaskLike, split: Split, inputs: Any) -> ClassResults:
+        """Logits of each image."""
+        return ClassResults(task, split, np.arange(len(split)))
+
+    def examples(self, raw: Sequence[Any], processor: Any) -> Split:
+        """Images by their paths, or as the bytes of their files."""
+        if isinstance(raw, str | bytes | Path):
+            raise ConfigError("predict: got one image; a list of images is needed. Put it in a list.")
+        return ImageColumn.of([_image(row, entry) for row, entry in enumerate(raw)]).split(None)
+
+    def answers(self, task: TaskLike, split: Split, inputs: Any, processor: Any) -> ClassResults:
+        """A label with probabilities."""
+        return self.results(task, split, inputs)
+
+
+def _image(row: int, entry: Any) -> LazyImage:
+    if isinstance(entry, str | Path):
+        return LazyImage(str(entry), str(entry))
+    if isinstance(entry, bytes):
+        return LazyImage(f"entry {row}", data=entry)
+    raise ConfigError(f"predict: entry {row} is {type(entry).__name__}; images are given as paths or bytes.")
 
 
 @dataclass(frozen=True)
@@ -49,12 +136,11 @@ class Target:
 
 
 @final
-class Pictures:
-    """Images and their classes as rows that batches are made of.
+class ImageInputs:
+    """Images as pixels; an `Inputs`.
 
     Args:
-        split: A part of an image task: its `texts` are pictures (anything whose `open` gives an RGB image), its labels
-            class ids.
+        split: A part of an image task.
         processor: The model's image processor, or a processor that holds one.
         augment: For training: a random part of each image, resized to the processor's size and mirrored at random.
             What is drawn depends on `seed`, the epoch and the row alone.
@@ -66,8 +152,7 @@ class Pictures:
         ConfigError: If `scale` is no range of shares, there is no image processor, or its images have no one size.
 
     Attributes:
-        lengths: 1 for each row: no image is longer than another.
-        truncated: 0: no image loses its end.
+        lengths: 1 for each image.
         target: The size of `pixel_values`.
     """
 
@@ -87,38 +172,35 @@ class Pictures:
             )
         self._processor = image_processor(processor)
         self.target = target_of(self._processor)
-        self._images, self._labels = split.texts, split.labels
-        self._seed, self._scale, self._augment = seed, scale, augment
+        self._split, self._seed, self._scale, self._augment = split, seed, scale, augment
         resize = getattr(self._processor, "resample", None)
         self._resample = Image.Resampling(resize) if isinstance(resize, int) else Image.Resampling.BILINEAR
         self._settings = {key: False for key in _NO_RESIZING if augment and hasattr(self._processor, key)}
         self.lengths = [1] * len(split)
-        self.truncated = 0
 
-    def __len__(self) -> int:
-        return len(self.lengths)
+    @property
+    def digest(self) -> str:
+        """Equal for equal images of equal names."""
+        return self._split.key
+
+    @property
+    def uncacheable(self) -> str | None:
+        """Only states of texts are kept."""
+        return "the inputs are images; only texts are cached"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """What the model is called with.
-
-        Args:
-            rows: Which images.
-            epoch: Decides, with the seed, what each image's augmentation is.
-
-        Returns:
-            `pixel_values`, float32 `[batch, channels, height, width]`, and `labels`, int64 `[batch]`.
+        """Some images as `pixel_values`, float32 `[batch, channels, height, width]`.
 
         Raises:
             DataError: If an image cannot be read; it is named.
         """
-        images = [self._image(row, epoch) for row in rows]
+        lazy = self._split.texts.take(rows)
+        images = [self._pixels(image, row, epoch) for image, row in zip(lazy, rows, strict=True)]
         values = self._processor(images, return_tensors="pt", **self._settings)["pixel_values"]
-        labels = torch.tensor([self._labels[row] for row in rows], dtype=torch.long)
-        return {"pixel_values": values.to(torch.float32), "labels": labels}
+        return {"pixel_values": values.to(torch.float32)}
 
-    def _image(self, row: int, epoch: int) -> Image.Image:
-        image = self._images[row].open()
-        target = self.target
+    def _pixels(self, lazy: LazyImage, row: int, epoch: int) -> Image.Image:
+        image, target = lazy.open(), self.target
         if self._augment:
             rng = random.Random(derive_seed("pictures", self._seed, epoch, row))
             image = image.crop(random_box(image.size, rng, scale=self._scale))

@@ -1,0 +1,294 @@
+"""The kind of task that asks for hidden tokens of running text."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, final
+
+import regex
+import torch
+
+from lamina.data.batches import pad, padding_of, tokenizer_of
+from lamina.data.encode import blocks
+from lamina.data.read import read_table
+from lamina.data.windows import IGNORED, word_tokens
+from lamina.errors import ConfigError
+from lamina.tasks import labels as lab
+from lamina.tasks.base import Kind
+from lamina.tasks.inputs import TextInputs, check_tokenizer, checked_texts
+from lamina.tasks.metrics import TokenSums
+from lamina.tasks.split import Split
+from lamina.utils import derive_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from lamina.data.read import Table
+    from lamina.data.windows import Encoded
+    from lamina.tasks.base import ColumnSpec, EncodeOptions, TaskLike
+
+LABELS = ("token",)  # the classes are the model's vocabulary, which no task lists
+SHARE = 0.15  # of the tokens that are no special ones
+REPLACED, RANDOM = 0.8, 0.1  # of the chosen tokens: by the mask token, by any token; the rest stay as they are
+CANDIDATES = 5  # for a mask token
+_MOST_SCORES = 1 << 27  # of tokens at once, when every entry of a vocabulary is scored: 512 MB
+
+
+def mask_token(processor: Any) -> str:
+    """The text of the tokenizer's mask token.
+
+    Raises:
+        ConfigError: If it has none.
+    """
+    token = tokenizer_of(processor).mask_token
+    if token is None:
+        raise ConfigError(
+            "masked_lm: the tokenizer has no mask token; masked language modelling needs one. "
+            "Use a model that was trained with it, such as BERT or RoBERTa."
+        )
+    return token
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How tokens are hidden: of each row 15 % of the tokens that are no special ones, and one at least, are chosen.
+
+    Of these 80 % become the mask token, 10 % any token of the vocabulary, and 10 % stay. What is chosen depends on the
+    row and the seed alone, never on the batch.
+
+    Attributes:
+        token: Id of the mask token.
+        special: Ids that are never chosen.
+        vocabulary: Count of tokens.
+
+    Source:
+        Devlin et al. 2019, arXiv:1810.04805, section 3.1 and appendix A.1.
+    """
+
+    token: int
+    special: frozenset[int]
+    vocabulary: int
+
+    @classmethod
+    def of(cls, processor: Any) -> Masking:
+        """For a tokenizer, or a processor that holds one.
+
+        Raises:
+            ConfigError: If it has no mask token.
+        """
+        mask_token(processor)
+        tokenizer = tokenizer_of(processor)
+        return cls(int(tokenizer.mask_token_id), frozenset(tokenizer.all_special_ids), len(tokenizer))
+
+    def hide(self, ids: Sequence[int], seed: int) -> tuple[list[int], list[int]]:
+        """One row with some tokens hidden.
+
+        Args:
+            ids: The row's tokens.
+            seed: Which ones, and what takes their places.
+
+        Returns:
+            The row to read, and its labels: the chosen tokens as they were, and -100 everywhere else.
+        """
+        rng = random.Random(seed)
+        ordinary = [at for at, token in enumerate(ids) if token not in self.special]
+        count = max(1, round(SHARE * len(ordinary))) if ordinary else 0
+        read, labels = list(ids), [IGNORED] * len(ids)
+        for at in rng.sample(ordinary, count):
+            labels[at] = read[at]
+            draw = rng.random()
+            if draw < REPLACED:
+                read[at] = self.token
+            elif draw < REPLACED + RANDOM:
+                read[at] = rng.randrange(self.vocabulary)
+        return read, labels
+
+
+@final
+@dataclass(frozen=True)
+class MaskedInputs:
+    """Blocks of running text with some tokens hidden; an `Inputs`.
+
+    Which tokens are hidden depends on the row alone, and in the train part on seed and epoch too.
+
+    Attributes:
+        encoded: The blocks.
+        processor: The tokenizer, or a processor that holds one.
+        masking: How tokens are hidden.
+        seed: Of the train part; None: the same tokens in every run and epoch.
+        part: "train", "validation" or "test".
+    """
+
+    encoded: Encoded
+    processor: Any
+    masking: Masking
+    seed: int | None
+    part: str
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of each block."""
+        return self.encoded.lengths  # pyright: ignore[reportReturnType]
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal tokens in equal blocks."""
+        return self.encoded.digest
+
+    @property
+    def uncacheable(self) -> str | None:
+        """Tokens are hidden anew."""
+        return "the texts are masked anew in each epoch"
+
+    def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
+        """Some blocks with hidden tokens; "labels" holds those, and -100 elsewhere."""
+        when = () if self.seed is None else (self.seed, epoch)
+        batch = self.encoded.batch(rows, padding_of(self.processor))
+        lengths = self.encoded.lengths[list(rows)]
+        hidden = [
+            self.masking.hide(ids[:length].tolist(), derive_seed("mask", self.part, *when, row))
+            for ids, length, row in zip(batch["input_ids"], lengths, rows, strict=True)
+        ]
+        read, labels = zip(*hidden, strict=True)
+        batch["input_ids"] = pad(read, padding_of(self.processor)["input_ids"])
+        return {**batch, "labels": pad(labels, IGNORED)}
+
+
+@final
+class MaskedLMKind(Kind):
+    """Hidden tokens of running text; to predict, the mask tokens that stand in a text are filled in."""
+
+    name = "masked_lm"
+    problem_types = {"classification": ("perplexity", "accuracy")}
+    auto_class = "AutoModelForMaskedLM"
+    base_class = "AutoModelForMaskedLM"
+    inputs = "masked_text"
+    per_token = True
+    has_classes = False
+    sequential = True
+
+    def read(self, source: Any, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
+        """A file; one of unknown ending holds a paragraph per line."""
+        self.check_source(source, spec)
+        return read_table(source, header=header, other="lines")
+
+    def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
+        """Plain text is in column "text"."""
+        return replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "text", tables))
+
+    def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
+        """The texts as they are, without their line ends; blank ones are left out."""
+        spec = lab.without_classes(spec, LABELS, "classification", "the texts' own tokens")
+        return spec, {
+            name: Split.of(text.rstrip("\r\n") for text in lab.texts(table, spec.text) if text.strip())
+            for name, table in tables.items()
+        }
+
+    def encode(self, split: Split, processor: Any, options: EncodeOptions) -> MaskedInputs | TextInputs:
+        """Blocks of the joined texts; to predict, windows of each text by itself."""
+        check_tokenizer(processor)
+        masking = Masking.of(processor)
+        if options.part == "predict":
+            return TextInputs.of(split, processor, replace(options, windows=True))
+        seed = options.seed if options.part == "train" else None
+        encoded = blocks(split.texts, processor, max_length=options.max_length)
+        return MaskedInputs(encoded, processor, masking, seed, options.part)
+
+    def targets(self, task: TaskLike, split: Split, inputs: Any) -> None:
+        """The inputs make them."""
+
+    def batch_size(self, asked: int, inputs: Any, outputs: int) -> int:
+        """Few enough rows for scores of the whole vocabulary to fit."""
+        return max(1, min(asked, _MOST_SCORES // max(1, int(max(inputs.lengths, default=1)) * outputs)))
+
+    def results(self, task: TaskLike, split: Split, inputs: Any) -> TokenResults:
+        """Sums over the hidden tokens."""
+        return TokenResults()
+
+    def examples(self, raw: Sequence[Any], processor: Any) -> Split:
+        """Texts with mask tokens, such as "[MASK]"."""
+        texts, token = checked_texts(raw, pairs=False), regex.escape(mask_token(processor))
+        return Split.of(texts, words=[[match.span() for match in regex.finditer(token, text)] for text in texts])
+
+    def answers(self, task: TaskLike, split: Split, inputs: Any, processor: Any) -> FilledMasks:
+        """Per mask token its "start" and "end", and "candidates" with "token" and "score", best first."""
+        return FilledMasks(split, inputs, processor)
+
+
+@final
+class TokenResults:
+    """Perplexity and accuracy; a `Results` that keeps nothing but sums."""
+
+    def __init__(self) -> None:
+        self._sums = TokenSums()
+
+    def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
+        """Take in logits of the hidden tokens `[tokens, vocabulary]`, or of all `[batch, tokens, vocabulary]`."""
+        if labels is None:
+            raise ConfigError(f"masked_lm: no labels for {len(rows)} rows; hidden tokens are scored by them.")
+        given = (labels != IGNORED).to(outputs.device)
+        self._sums.add(outputs if outputs.ndim == 2 else outputs[given], labels.to(outputs.device)[given])
+
+    def scores(self, metrics: Sequence[str]) -> dict[str, float]:
+        """Metric -> score."""
+        return self._sums.scores(metrics)
+
+    def per_class(self) -> list[dict[str, Any]]:
+        """A vocabulary has no table."""
+        return []
+
+    def predictions(self) -> list[Any]:
+        """None: see `FilledMasks`."""
+        return []
+
+
+def best_tokens(logits: Float[Tensor, "... classes"]) -> Float[Tensor, "... best 2"]:
+    """The five likeliest entries of the vocabulary (all, if it is smaller), best first: number and probability."""
+    probabilities, ids = logits.float().softmax(-1).topk(min(CANDIDATES, logits.shape[-1]))
+    return torch.stack([ids.to(probabilities.dtype), probabilities], dim=-1)
+
+
+@final
+class FilledMasks:
+    """What may stand at the mask tokens of texts; a `Results`."""
+
+    def __init__(self, split: Split, inputs: TextInputs, processor: Any) -> None:
+        self._tokenizer = tokenizer_of(processor)
+        self._masks = list(split.words or ())
+        self._best: list[list[list[list[float]]]] = [[[] for _ in masks] for masks in self._masks]
+        self._places: dict[int, list[tuple[int, int, int]]] = {}
+        for text, places in enumerate(word_tokens(inputs.encoded, self._masks)):
+            for number, place in enumerate(places):
+                if place is not None:
+                    self._places.setdefault(place[0], []).append((place[1], text, number))
+
+    def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
+        """Take in the logits `[batch, tokens, vocabulary]` of some windows; only the likeliest entries are kept."""
+        for at, row in enumerate(rows):
+            for position, text, number in self._places.get(int(row), ()):
+                self._best[text][number] = best_tokens(outputs[at, position]).tolist()
+
+    def scores(self, metrics: Sequence[str]) -> dict[str, float]:
+        """None: there are no labels."""
+        return {}
+
+    def per_class(self) -> list[dict[str, Any]]:
+        """None: there are no labels."""
+        return []
+
+    def predictions(self) -> list[Any]:
+        """Per text a list with an entry per mask token."""
+        return [
+            [
+                {"start": start, "end": end, "candidates": [self._candidate(*entry) for entry in best]}
+                for (start, end), best in zip(masks, bests, strict=True)
+            ]
+            for masks, bests in zip(self._masks, self._best, strict=True)
+        ]
+
+    def _candidate(self, number: float, score: float) -> dict[str, Any]:
+        return {"token": self._tokenizer.decode([int(number)]).strip(), "score": score}

@@ -1,0 +1,119 @@
+"""The kind of task that asks one thing about a whole text or pair of texts: a class, a number, or several labels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from lamina.tasks import labels as lab
+from lamina.tasks.base import Kind
+from lamina.tasks.inputs import (
+    ClassResults,
+    TextInputs,
+    checked_texts,
+    configure_classes,
+    first_window_targets,
+    logits_problem,
+)
+from lamina.tasks.split import Split
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from lamina.data.read import Table
+    from lamina.tasks.base import ColumnSpec, EncodeOptions, TaskLike
+    from lamina.tasks.inputs import RowTargets
+
+_CONFIG = {
+    "classification": "single_label_classification",
+    "regression": "regression",
+    "multi_label": "multi_label_classification",
+}
+
+
+@final
+class SequenceClassificationKind(Kind):
+    """Classes, numbers or several labels of texts and pairs."""
+
+    name = "sequence_classification"
+    problem_types = {
+        "classification": ("accuracy", "f1", "mcc"),
+        "regression": ("pearson", "spearman"),
+        "multi_label": ("f1", "accuracy"),
+    }
+    auto_class = "AutoModelForSequenceClassification"
+    reads_pairs = True
+
+    def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
+        """Settle problem type and classes, and make the examples."""
+        problem = spec.problem_type or lab.infer_problem_type(next(iter(tables.values())).column(spec.label))
+        spec = replace(spec, problem_type=problem, labels=spec.labels or _labels(spec, problem, tables))
+        return spec, {name: _split(table, spec) for name, table in tables.items()}
+
+    def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
+        """A class per example, or the labels that are set."""
+        if task.problem_type == "multi_label":
+            rows = [tuple(number for number, is_set in enumerate(row) if is_set) for row in split.labels]
+            return tuple(task.labels), rows
+        return super().row_classes(task, split)
+
+    def encode(self, split: Split, processor: Any, options: EncodeOptions) -> TextInputs:
+        """Windows of the texts."""
+        return TextInputs.of(split, processor, options)
+
+    def targets(self, task: TaskLike, split: Split, inputs: Any) -> RowTargets:
+        """A text's label at its first window."""
+        return first_window_targets(split, inputs.encoded)
+
+    def truncated(self, inputs: Any) -> int:
+        """Texts whose end was cut off, or is only in further windows."""
+        return inputs.encoded.truncated or int((inputs.encoded.window == 1).sum())
+
+    def configure(self, config: Any, task: TaskLike) -> None:
+        """Name the classes, and what the loss is."""
+        configure_classes(config, task, self.auto_class)
+        config.problem_type = _CONFIG[task.problem_type]
+
+    def output_problem(self, outputs: Any, task: TaskLike) -> str | None:
+        """Logits are `[batch, classes]`."""
+        return logits_problem(outputs, task, axes=2)
+
+    def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
+        """Several labels are floats in transformers."""
+        return labels.float() if task.problem_type == "multi_label" else labels
+
+    def results(self, task: TaskLike, split: Split, inputs: Any) -> ClassResults:
+        """Logits of each text's first window."""
+        encoded = inputs.encoded
+        return ClassResults(task, split, np.where(encoded.window == 0, encoded.text, -1))
+
+    def examples(self, raw: Sequence[Any], processor: Any) -> Split:
+        """Texts, or pairs of texts."""
+        return Split.of(checked_texts(raw, pairs=True))
+
+    def answers(self, task: TaskLike, split: Split, inputs: Any, processor: Any) -> ClassResults:
+        """A label with probabilities, labels, or a value."""
+        return self.results(task, split, inputs)
+
+
+def _labels(spec: ColumnSpec, problem: str, tables: Mapping[str, Table]) -> tuple[str, ...]:
+    if problem == "regression":
+        return (str(spec.label),)
+    if problem == "multi_label":
+        cells = lab.label_source(tables).column(spec.label)
+        return lab.infer_labels(lab.label_name(part) for cell in cells for part in lab.parts(cell))
+    return lab.class_labels(tables, spec.label)
+
+
+def _split(table: Table, spec: ColumnSpec) -> Split:
+    texts: Any = lab.texts(table, spec.text)
+    if spec.text_pair is not None:
+        texts = zip(texts, lab.texts(table, spec.text_pair), strict=True)
+    if spec.problem_type == "regression":
+        return Split.of(texts, lab.numbers(table, spec.label))
+    read = lab.multi_hot if spec.problem_type == "multi_label" else lab.class_ids
+    return Split.of(texts, read(table, spec.label, spec.labels or ()))

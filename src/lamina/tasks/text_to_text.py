@@ -1,0 +1,275 @@
+"""The kinds of task in which texts become others: summarization and translation."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from lamina.data.batches import padding_of, tokenizer_of
+from lamina.data.encode import encode
+from lamina.data.read import read_pair, read_table
+from lamina.data.windows import IGNORED
+from lamina.errors import DataError
+from lamina.tasks import labels as lab
+from lamina.tasks.base import Kind
+from lamina.tasks.inputs import check_tokenizer, checked_texts
+from lamina.tasks.split import Split
+from lamina.tasks.text_metrics import score_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from jaxtyping import Int
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+
+    from lamina.data.read import Table
+    from lamina.data.windows import Encoded
+    from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, TaskLike
+
+logger = logging.getLogger(__name__)
+
+LABELS = ("text",)  # texts are written, which have no classes
+
+
+@final
+@dataclass(frozen=True)
+class PairInputs:
+    """Tokenised sources and, where there are any, targets; an `Inputs`.
+
+    Attributes:
+        sources: What is read.
+        targets: What is to be written; None: that is not known.
+        processor: The tokenizer, or a processor that holds one; it says what sources are padded with.
+    """
+
+    sources: Encoded
+    targets: Encoded | None
+    processor: Any
+
+    @classmethod
+    def of(cls, split: Split, processor: Any, options: EncodeOptions) -> PairInputs:
+        """Tokenise a part of a task whose texts become others.
+
+        Args:
+            split: Sources, with the targets for labels.
+            processor: The tokenizer, or a processor that holds one. It is left as it was. One that knows languages
+                reads its source language and writes its target language; where that one is not set, the first.
+            options: `prefix` is put before each source, as T5 reads "summarize: " before what it is to summarise;
+                `max_length` and `max_target_length` are in tokens, special ones included.
+
+        Raises:
+            DataError: If a label is no text.
+            ConfigError: If there is no tokenizer, or a length leaves no room beside the special tokens.
+        """
+        check_tokenizer(processor)
+        texts = [options.prefix + text for text in split.texts]
+        sources = encode(texts, processor, max_length=options.max_length, offsets=False)
+        if not split.labelled:
+            return cls(sources, None, processor)
+        targets = [_text(row, label) for row, label in enumerate(split.labels)]
+        length = options.max_target_length
+        return cls(sources, encode(targets, _Writer.of(processor), max_length=length, offsets=False), processor)
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of each source."""
+        return self.sources.lengths  # pyright: ignore[reportReturnType]
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal sources."""
+        return self.sources.digest
+
+    @property
+    def uncacheable(self) -> str | None:
+        """States of a model that writes depend on what it wrote."""
+        return "the model writes texts"
+
+    def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
+        """Some sources and their "labels", padded on the right; labels with -100.
+
+        The model itself makes the inputs of its decoder from the labels, by shifting them.
+        """
+        read = self.sources.batch(rows, padding_of(self.processor))
+        batch = {key: read[key] for key in ("input_ids", "attention_mask")}
+        if self.targets is not None:
+            batch["labels"] = self.targets.batch(rows, {"input_ids": IGNORED})["input_ids"]
+        return batch
+
+
+def _text(row: int, label: object) -> str:
+    if not isinstance(label, str):
+        raise DataError(
+            f"generation: row {row} has {label} for its target; texts are written. Use a task of kind summarization or "
+            "translation.",
+            row=row,
+        )
+    return label
+
+
+class _Writer:
+    """A tokenizer that reads every text as a target, with the language and the vocabulary of one."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def of(cls, processor: Any) -> Any:
+        tokenizer = tokenizer_of(processor)
+        if getattr(tokenizer, "tgt_lang", "") is None:
+            logger.warning(
+                "generation: the tokenizer's tgt_lang is not set; targets are taken to be in %s", tokenizer.src_lang
+            )
+        return cls(tokenizer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, texts: list[str], **options: Any) -> Any:
+        tokenizer = self._tokenizer
+        if getattr(tokenizer, "tgt_lang", "") is not None:
+            return tokenizer(text_target=texts, **options)
+        tokenizer.tgt_lang = tokenizer.src_lang
+        try:
+            return tokenizer(text_target=texts, **options)
+        finally:
+            tokenizer.tgt_lang = None
+
+
+def texts_of(ids: Int[Tensor, "batch tokens"], processor: PreTrainedTokenizerBase | ProcessorMixin) -> list[str]:
+    """Texts from tokens, those that were written or those of labels.
+
+    Args:
+        ids: Tokens; -100 counts as padding.
+        processor: The tokenizer, or a processor that holds one.
+
+    Returns:
+        A text per row, without special tokens and without blanks around it.
+    """
+    tokenizer = tokenizer_of(processor)
+    rows = [[token for token in row if token != IGNORED] for row in ids.tolist()]
+    return [text.strip() for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]
+
+
+class TextToTextKind(Kind):
+    """What summarization and translation share; only whole models that write do them."""
+
+    auto_class = "AutoModelForSeq2SeqLM"
+    inputs = predict_inputs = "text_to_text"
+    has_classes = False
+    readers = False
+    takes_prefix = True
+
+    def read(self, source: Any, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
+        """A file with two columns, or two plain text files whose lines belong together."""
+        if not isinstance(source, str | Path):
+            return read_pair(source, (str(spec.text), str(spec.label)))
+        return read_table(source, header=header)
+
+    def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
+        """Columns "text" and "target"."""
+        text, label = self.usual_columns
+        text = lab.usual_column(spec.text, text, "text", tables)
+        return replace(spec, text=text, label=lab.usual_column(spec.label, label, "target", tables))
+
+    def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
+        """Sources, with the texts to write for labels."""
+        spec = lab.without_classes(spec, LABELS, "generation", "texts to write")
+        return spec, {name: _split(table, spec) for name, table in tables.items()}
+
+    def encode(self, split: Split, processor: Any, options: EncodeOptions) -> PairInputs:
+        """Tokens of sources and targets."""
+        return PairInputs.of(split, processor, options)
+
+    def targets(self, task: TaskLike, split: Split, inputs: Any) -> None:
+        """The inputs make them."""
+
+    def truncated(self, inputs: Any) -> int:
+        """Sources that lost their end."""
+        return inputs.sources.truncated
+
+    def model_problem(self, model: PreTrainedModel) -> str | None:
+        """It must have an encoder and a decoder, and write."""
+        writes = model.config.is_encoder_decoder and model.can_generate()
+        return None if writes else "it reads and writes one text in one stack"
+
+    def outputs(
+        self, model: PreTrainedModel, batch: Mapping[str, Tensor], processor: Any, options: GenerationOptions
+    ) -> list[str]:
+        """The texts that the model writes."""
+        beams = options.num_beams
+        search = {"num_beams": beams, "length_penalty": options.length_penalty} if beams > 1 else {}
+        writer: Any = model
+        ids = writer.generate(**batch, do_sample=False, max_new_tokens=options.max_target_length, **search)
+        return texts_of(ids, processor)
+
+    def results(self, task: TaskLike, split: Split, inputs: Any) -> WrittenTexts:
+        """The texts that were written."""
+        return WrittenTexts(split)
+
+    def examples(self, raw: Sequence[Any], processor: Any) -> Split:
+        """Texts to read."""
+        return Split.of(checked_texts(raw, pairs=False))
+
+    def answers(self, task: TaskLike, split: Split, inputs: Any, processor: Any) -> WrittenTexts:
+        """Per example its "text"."""
+        return WrittenTexts(split)
+
+
+@final
+class SummarizationKind(TextToTextKind):
+    """Long texts become short ones."""
+
+    name = "summarization"
+    problem_types = {"generation": ("rougeL", "rouge1", "rouge2", "rougeLsum")}
+
+
+@final
+class TranslationKind(TextToTextKind):
+    """Texts become texts of another language."""
+
+    name = "translation"
+    problem_types = {"generation": ("bleu", "chrf")}
+
+
+@final
+class WrittenTexts:
+    """Texts that a model wrote; a `Results`."""
+
+    def __init__(self, split: Split) -> None:
+        self._split, self._texts = split, [""] * len(split)
+
+    def add(self, rows: Sequence[int], outputs: Sequence[str], labels: Tensor | None = None) -> None:
+        """Take in the texts of some rows."""
+        for row, text in zip(rows, outputs, strict=True):
+            self._texts[row] = text
+
+    def scores(self, metrics: Sequence[str]) -> dict[str, float]:
+        """Metric -> score."""
+        return score_texts(metrics, self._texts, list(self._split.labels))
+
+    def per_class(self) -> list[dict[str, Any]]:
+        """Texts have no classes."""
+        return []
+
+    def predictions(self) -> list[Any]:
+        """Per example its "text"."""
+        return [{"text": text} for text in self._texts]
+
+
+def _split(table: Table, spec: ColumnSpec) -> Split:
+    columns = [lab.texts(table, column) for column in (spec.text, spec.label)]
+    for column, texts in zip((spec.text, spec.label), columns, strict=True):
+        blank = next((row for row, text in zip(table.rows, texts, strict=True) if not text.strip()), None)
+        if blank is not None:
+            raise DataError(
+                f"task: {table.path} row {blank} is blank in column '{column}'; every text has one that it becomes. "
+                "Fill it in or leave the row out.",
+                path=table.path,
+                row=blank,
+                column=str(column),
+            )
+    return Split.of(*columns)

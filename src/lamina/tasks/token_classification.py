@@ -1,0 +1,253 @@
+"""The kind of task that asks for a tag of every word, such as named entities."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import regex
+import torch
+
+from lamina.data.read import read_table
+from lamina.data.windows import word_labels, word_tokens
+from lamina.errors import DataError
+from lamina.tasks import labels as lab
+from lamina.tasks.base import Kind
+from lamina.tasks.inputs import RowTargets, TextInputs, checked_texts, configure_classes, logits_problem
+from lamina.tasks.metrics import class_table, score_tags, span_table
+from lamina.tasks.split import Split
+from lamina.tasks.tags import both_ends, is_iob, marks_spans, to_iob2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from torch import Tensor
+
+    from lamina.data.read import Table
+    from lamina.tasks.base import ColumnSpec, EncodeOptions, TaskLike
+
+    Span = tuple[int, int]
+
+# A word: letters and digits that may be joined inside by - ' . , / : (as in U.N., 1996-08-22 or 7:30), one character of
+# a script that puts no spaces between words, or one other sign.
+_UNSPACED = r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
+_LETTERS = rf"(?:(?!{_UNSPACED})[\w\p{{M}}])+"
+_WORD = regex.compile(rf"{_UNSPACED}|{_LETTERS}(?:[-'\u2019.,/:]{_LETTERS})*|[^\w\s]")
+
+
+def word_spans(text: str) -> list[Span]:
+    """Character span of every word of a plain text."""
+    return [match.span() for match in _WORD.finditer(text)]
+
+
+def join(words: Sequence[object]) -> tuple[str, tuple[Span, ...]]:
+    """Words with one space between them, and the character span of each."""
+    spans: list[Span] = []
+    start = 0
+    for word in words:
+        end = start + len(str(word))
+        spans.append((start, end))
+        start = end + 1
+    return " ".join(map(str, words)), tuple(spans)
+
+
+@final
+class TokenClassificationKind(Kind):
+    """A tag for every word."""
+
+    name = "token_classification"
+    problem_types = {"classification": ("span_f1", "accuracy", "f1")}
+    auto_class = "AutoModelForTokenClassification"
+    per_token = True
+
+    def read(self, source: Any, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
+        """A file; one of unknown ending holds CoNLL columns."""
+        self.check_source(source, spec)
+        return read_table(source, header=header, other="conll")
+
+    def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
+        """CoNLL columns have numbers: the first holds the words, the last the tags."""
+        if not all(table.numbered for table in tables.values()):
+            return spec
+        text, label = self.usual_columns
+        return replace(
+            spec,
+            text=0 if spec.text == text else spec.text,
+            label=-1 if spec.label == label else spec.label,
+        )
+
+    def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
+        """Settle the tags, in IOB2 where they mark spans so, and make the examples."""
+        tags = {name: _tags(table, spec) for name, table in tables.items()}
+        if spec.labels is None:
+            lab.label_source(tables)
+        given = set(spec.labels or (tag for sentence in tags["train"] for tag in sentence))
+        iob = is_iob(given) and (spec.labels is None or any(label.startswith("B-") for label in given))
+        if iob:
+            tags = {name: [to_iob2(sentence) for sentence in part] for name, part in tags.items()}
+        labels = spec.labels or lab.infer_labels(both_ends(given) if iob else given)
+        spec = replace(spec, labels=labels, problem_type="classification")
+        return spec, {name: _split(table, spec, tags[name]) for name, table in tables.items()}
+
+    def metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
+        """Span F1 only where tags mark spans."""
+        known = self.problem_types[problem_type]
+        return known if marks_spans(labels) else tuple(name for name in known if name != "span_f1")
+
+    def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
+        """Span types where tags mark spans, so that those of CoNLL-2003 are four, as the papers count; else tags."""
+        spans = marks_spans(task.labels)
+        types = [label.partition("-")[2] if spans else label for label in task.labels]
+        names = tuple(dict.fromkeys(name for name in types if name))
+        number = {tag: names.index(name) for tag, name in enumerate(types) if name}
+        return names, [tuple(sorted({number[tag] for tag in row if tag in number})) for row in split.labels]
+
+    def encode(self, split: Split, processor: Any, options: EncodeOptions) -> TextInputs:
+        """Windows of the texts, with the place of every token."""
+        return TextInputs.of(split, processor, replace(options, windows=True))
+
+    def targets(self, task: TaskLike, split: Split, inputs: Any) -> RowTargets:
+        """A word's tag at its first token, in the window that shows most around it."""
+        return RowTargets(word_labels(inputs.encoded, split.words or (), list(split.labels)), per_token=True)
+
+    def configure(self, config: Any, task: TaskLike) -> None:
+        """Name the classes."""
+        configure_classes(config, task, self.auto_class)
+
+    def output_problem(self, outputs: Any, task: TaskLike) -> str | None:
+        """Logits are `[batch, tokens, classes]`."""
+        return logits_problem(outputs, task, axes=3)
+
+    def results(self, task: TaskLike, split: Split, inputs: Any) -> TagResults:
+        """Logits of every word."""
+        return TagResults(task, split, inputs)
+
+    def examples(self, raw: Sequence[Any], processor: Any) -> Split:
+        """Texts, whose words are found by their letters and signs."""
+        texts = checked_texts(raw, pairs=False)
+        return Split.of(texts, words=map(word_spans, texts))
+
+    def answers(self, task: TaskLike, split: Split, inputs: Any, processor: Any) -> TagResults:
+        """Spans with "start" and "end" (characters), "label", "text" and "score"."""
+        return self.results(task, split, inputs)
+
+
+@final
+class TagResults:
+    """Logits of every word, their scores and the spans they mark; a `Results`.
+
+    A word that has no token of its own gets the label "O", or else the first.
+    """
+
+    def __init__(self, task: TaskLike, split: Split, inputs: TextInputs) -> None:
+        self._task, self._split, words = task, split, list(split.words or ())
+        self._starts = np.cumsum([0, *map(len, words)])
+        empty = torch.zeros(len(task.labels))
+        empty[task.labels.index("O") if "O" in task.labels else 0] = 1.0
+        self._logits = empty.repeat(int(self._starts[-1]), 1)
+        self._places: list[list[tuple[int, int]]] = [[] for _ in range(len(inputs.encoded))]
+        for text, places in enumerate(word_tokens(inputs.encoded, words)):
+            for word, place in enumerate(places):
+                if place is not None:
+                    self._places[place[0]].append((place[1], int(self._starts[text]) + word))
+
+    def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
+        """Take in the logits `[batch, tokens, classes]` of some windows."""
+        places = [(at, *place) for at, row in enumerate(rows) for place in self._places[row]]
+        if places:
+            at, position, word = torch.tensor(places).T
+            self._logits[word] = outputs.float().cpu()[at, position]
+
+    def _per_text(self, values: Tensor) -> list[Tensor]:
+        return list(values.split(np.diff(self._starts).tolist()))
+
+    def scores(self, metrics: Sequence[str]) -> dict[str, float]:
+        """Metric -> score."""
+        guesses = [tags.tolist() for tags in self._per_text(self._logits.argmax(-1))]
+        return score_tags(metrics, guesses, list(self._split.labels), self._task.labels)
+
+    def per_class(self) -> list[dict[str, Any]]:
+        """A row per type of span, or per tag."""
+        labels, truths = self._task.labels, list(self._split.labels)
+        guesses = self._logits.argmax(-1)
+        if marks_spans(labels):
+            return span_table([tags.tolist() for tags in self._per_text(guesses)], truths, labels)
+        flat = torch.tensor([tag for row in truths for tag in row])
+        one_hot = torch.nn.functional.one_hot
+        return class_table(one_hot(guesses, len(labels)), one_hot(flat, len(labels)), labels)
+
+    def predictions(self) -> list[Any]:
+        """Per text its spans."""
+        texts = zip(self._per_text(self._logits), self._split.texts, self._split.words or (), strict=True)
+        return [_spans(logits, self._task.labels, text, words) for logits, text, words in texts]
+
+
+def _spans(logits: Tensor, labels: Sequence[str], text: str, words: Sequence[Span]) -> list[dict[str, Any]]:
+    """Spans of B- and I- tags; for labels that mark no spans, every word."""
+    joins, spans, before = marks_spans(labels), [], ""
+    for (start, end), score, tag in _best(logits, labels, words):
+        mark, _, label = tag.partition("-") if joins else ("B", "", tag)
+        if joins and tag == "O":
+            before = ""
+            continue
+        if mark in "IEL" and label == before:
+            spans[-1]["end"] = end
+            spans[-1]["scores"].append(score)
+        else:
+            spans.append({"start": start, "end": end, "label": label, "scores": [score]})
+        before = label if joins else ""
+    for span in spans:
+        scores = span.pop("scores")
+        span |= {"text": text[span["start"] : span["end"]], "score": sum(scores) / len(scores)}
+    return spans
+
+
+def _best(logits: Tensor, labels: Sequence[str], words: Sequence[Span]) -> Iterator[tuple[Span, float, str]]:
+    """Per word its span, and the probability and name of its likeliest tag."""
+    if len(words):
+        probabilities, ids = logits.softmax(-1).max(-1)
+        names = [labels[number] for number in ids.tolist()]
+        yield from zip(words, probabilities.tolist(), names, strict=True)
+
+
+def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str, ...]]:
+    """The tags of each row, as names; checked to be as many as the words."""
+    tags: list[tuple[str, ...]] = []
+    for row, words, marks in zip(table.rows, table.column(spec.text), table.column(spec.label), strict=True):
+        if not isinstance(words, list | tuple) or not isinstance(marks, list | tuple):
+            column = spec.label if isinstance(words, list | tuple) else spec.text
+            raise DataError(
+                f"task: {table.path} row {row} has no list in column '{column}'; a token task reads a list of words "
+                "and a list of tags. Use JSONL or Parquet with lists, or CoNLL columns.",
+                path=table.path,
+                row=row,
+                column=str(column),
+            )
+        if len(words) != len(marks):
+            raise DataError(
+                f"task: {table.path} row {row} has {len(words)} words and {len(marks)} tags; every word has one tag.",
+                path=table.path,
+                row=row,
+            )
+        tags.append(tuple(_tag_name(mark, spec.labels) for mark in marks))
+    return tags
+
+
+def _tag_name(mark: object, labels: Sequence[str] | None) -> str:
+    """A tag's name; where the labels are given, a whole number may stand for it."""
+    if labels is not None and isinstance(mark, int) and 0 <= mark < len(labels) and str(mark) not in labels:
+        return labels[mark]
+    return lab.label_name(mark)
+
+
+def _split(table: Table, spec: ColumnSpec, tags: Sequence[Sequence[str]]) -> Split:
+    names = spec.labels or ()
+    index = {name: number for number, name in enumerate(names)}
+    for row, marks in zip(table.rows, tags, strict=True):
+        for number, mark in enumerate(marks):
+            if mark not in index:
+                lab.unknown_label(table, row + number * table.numbered, mark, names, spec.label)
+    joined = [join(words) for words in table.column(spec.text)]
+    ids = (tuple(index[mark] for mark in marks) for marks in tags)
+    return Split.of((text for text, _ in joined), ids, (spans for _, spans in joined))
