@@ -24,7 +24,7 @@ from common import report
 from lamina import AdaLayers, Reader, ReaderBank, SequenceClassification, Task, fit
 from lamina.demo.corpus import ACCEPTABILITY, write
 from lamina.demo.timing import ratio
-from lamina.store import load_model
+from lamina.store import load
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,7 +67,7 @@ def run(loaded: tuple[PreTrainedModel, Any], task: Task, *, seed: int, **setting
 
 def measure(asked: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """One row per way of getting the states."""
-    model, tokenizer = load_model("minilm")
+    model, tokenizer = load("minilm")
     loaded = (model.to(asked.device), tokenizer)
     task = texts(asked, folder)
     ways: dict[str, dict[str, Any]] = {"no cache": {"cache": "off"}}

@@ -10,7 +10,7 @@ import torch
 from transformers import RobertaConfig, RobertaModel
 
 from lamina import AdaLayers, Reader, ReaderBank, SequenceClassification
-from lamina.store import load_model
+from lamina.store import load
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,7 +30,7 @@ def options(description: str, *, repeats: int) -> argparse.Namespace:
 def base(name: str) -> PreTrainedModel:
     """MiniLM with its weights, or RoBERTa-large's shape with random ones."""
     if name == "minilm":
-        return load_model("minilm")[0]
+        return load("minilm")[0]
     torch.manual_seed(0)
     config = RobertaConfig(
         vocab_size=50265,

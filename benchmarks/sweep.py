@@ -24,7 +24,7 @@ from common import base, options, report, synchronise, tokens
 from lamina import AdaLayers, Reader, ReaderBank, SequenceClassification, Task, fit
 from lamina.demo.corpus import write
 from lamina.demo.timing import in_turn, ratio
-from lamina.store import load_model
+from lamina.store import load
 
 COUNT, ROWS, BUDGET = 16, 960, 2.5
 BATCH, LENGTH = 32, 24
@@ -94,7 +94,7 @@ def main() -> None:
     """Measure and print."""
     asked = options(__doc__ or "", repeats=3)
     logging.getLogger("lamina").setLevel(logging.ERROR)
-    model, processor = base("minilm").to(asked.device), load_model("minilm")[1]
+    model, processor = base("minilm").to(asked.device), load("minilm")[1]
     with tempfile.TemporaryDirectory() as folder:
         files = write(Path(folder), rows=ROWS)
         task = Task.from_files(

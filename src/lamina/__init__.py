@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from lamina.heads.sequence_classification import SequenceClassification
     from lamina.heads.token_classification import TokenClassification
     from lamina.layers import stacks, tap
-    from lamina.store.edited import load, save
+    from lamina.store.edited import save
+    from lamina.store.loading import load
     from lamina.tasks.task import Task
     from lamina.train import FitResult, fit, predict
     from lamina.train.evaluation import evaluate
@@ -67,7 +68,7 @@ _WHERE = {
     "fit": "train",
     "freeze_": "editing.freeze",
     "insert_": "editing.insert",
-    "load": "store.edited",
+    "load": "store.loading",
     "merge_": "editing.merge",
     "predict": "train",
     "reinit_": "editing.reinit",

@@ -87,3 +87,16 @@ class Registry:
         if missing:
             raise ConfigError(f"{self.what} '{name}': no {', '.join(missing)} given; it is required. Add it.")
         return kind(**rest)
+
+
+KINDS = Registry(
+    "kind",
+    {
+        "sequence_classification": "lamina.tasks.sequence_classification:SequenceClassificationKind",
+        "token_classification": "lamina.tasks.token_classification:TokenClassificationKind",
+        "masked_lm": "lamina.tasks.masked_lm:MaskedLMKind",
+        "summarization": "lamina.tasks.text_to_text:SummarizationKind",
+        "translation": "lamina.tasks.text_to_text:TranslationKind",
+        "image_classification": "lamina.tasks.image_classification:ImageClassificationKind",
+    },
+)  # here, and not in lamina.tasks, because `lamina.load` takes a kind's name for the head to load

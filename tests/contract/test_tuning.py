@@ -113,7 +113,7 @@ def test_an_edited_model_learns_and_comes_back(edit: str, tmp_path: Path):
     }
     assert all(torch.equal(before[name], after[name]) for name, flag in flags.items() if not flag)
     assert {name: one.requires_grad for name, one in model.named_parameters()} == flags
-    again = lamina.load(tmp_path, "AutoModelForSequenceClassification")
+    again = lamina.load(tmp_path, "AutoModelForSequenceClassification")[0]
     assert same(tensors(again), after)
     assert [one.kind for one in lamina.edits(again)] == [one.kind for one in lamina.edits(model)]
     (row,) = result.table
@@ -270,7 +270,7 @@ def test_the_weights_are_those_of_the_best_epoch(monkeypatch: pytest.MonkeyPatch
     assert result.best["classification of seque"] == {"epoch": 2, "accuracy": 0.7}
     assert same(tensors(model), kept[1])
     assert not same(kept[1], kept[2])
-    assert same(tensors(lamina.load(tmp_path, "AutoModelForSequenceClassification")), kept[1])
+    assert same(tensors(lamina.load(tmp_path, "AutoModelForSequenceClassification")[0]), kept[1])
 
 
 def test_patience_ends_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

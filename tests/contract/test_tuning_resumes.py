@@ -63,7 +63,7 @@ def check_resumed(output: Path, whole: tuple[dict[str, torch.Tensor], Any], **op
     result = tune(model, task, output, resume=True, **{**OPTIONS, **options})
     assert same(tensors(model), whole[0])
     assert (result.history, result.best, result.steps) == (whole[1].history, whole[1].best, whole[1].steps)
-    again = lamina.load(output, "AutoModelForSequenceClassification")
+    again = lamina.load(output, "AutoModelForSequenceClassification")[0]
     assert same(tensors(again), whole[0])
 
 

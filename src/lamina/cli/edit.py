@@ -153,11 +153,10 @@ def _check(steps: list[Any], out: Path | None, *, dry_run: bool, force: bool) ->
 
 
 def _run(name: str, head: str | None, steps: list[Callable[[Any], Edit]], out: Path | None) -> dict[str, Any]:
-    from lamina.store.edited import load, outline
-    from lamina.store.models import load_processor
+    from lamina.store import load, outline
 
     kind = head or _saved_head(name)
-    model = outline(name, kind) if out is None else load(name, kind)
+    model, processor = (outline(name, kind), None) if out is None else load(name, kind)
     before = _facts(model)
     outputs = {} if out is None else _outputs(model)
     made = [step(model) for step in steps]
@@ -173,7 +172,7 @@ def _run(name: str, head: str | None, steps: list[Callable[[Any], Edit]], out: P
         "saved": None if out is None else str(out),
     }
     if out is not None:
-        _save(model, load_processor(name, model), out)
+        _save(model, processor, out)
     return facts
 
 

@@ -65,9 +65,9 @@ def describe(name: str, *, weights: bool = False) -> dict[str, Any]:
     """
     from lamina.errors import UnsupportedModelError
     from lamina.layers import stacks
-    from lamina.store import empty_model, fingerprint, load_config, load_model
+    from lamina.store import empty_model, fingerprint, load, load_config
 
-    model = load_model(name)[0] if weights else empty_model(load_config(name))
+    model = load(name)[0] if weights else empty_model(load_config(name))
     try:
         found = stacks(model)
     except UnsupportedModelError as error:

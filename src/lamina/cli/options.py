@@ -36,7 +36,7 @@ def open_bank(folder: str, *, model: str | None = None, device: str = "auto") ->
     """
     import torch
 
-    from lamina.store import load_bank, load_model
+    from lamina.store import load, load_bank
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -46,7 +46,7 @@ def open_bank(folder: str, *, model: str | None = None, device: str = "auto") ->
         raise ConfigError(
             f"device: '{device}' cannot be used; torch finds no such device here. Use 'cpu' or 'auto'."
         ) from None
-    base, processor = (None, None) if model is None else load_model(model)
+    base, processor = (None, None) if model is None else load(model)
     return load_bank(folder, base, processor).to(device)
 
 

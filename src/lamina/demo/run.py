@@ -22,7 +22,7 @@ from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.report.figures import importance
-from lamina.store import load_model
+from lamina.store import load
 from lamina.tasks.task import Task
 from lamina.train import evaluate, fit, predict
 
@@ -74,7 +74,7 @@ def run_demo(folder: str | Path, *, rows: int = 3000, epochs: int = 6, seed: int
     """
     start, folder = time.perf_counter(), Path(folder)
     tasks = _tasks(write(folder / "corpus", seed=seed, rows=rows))
-    model, tokenizer = load_model(MODEL)
+    model, tokenizer = load(MODEL)
     bank = ReaderBank(model, tokenizer)
     members = _add_readers(bank, seed)
     result = fit(

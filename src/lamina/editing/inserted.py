@@ -23,6 +23,11 @@ _CONTENT = "_lamina_content"
 _BYTES = 4  # of float32
 
 
+def is_inserted(name: str) -> bool:
+    """Whether the full name of a parameter is that of an inserted layer."""
+    return any(part.startswith(PREFIX) for part in name.split("."))
+
+
 @final
 class InsertedLayer(nn.Module):
     """A(x) = act(W) x, or act(W x), per head or over the full width; after a convolution, act(W) is convolved with x.

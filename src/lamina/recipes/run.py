@@ -14,8 +14,8 @@ from lamina.errors import ConfigError, LaminaError
 from lamina.recipes.members import load_task, plan, trials
 from lamina.recipes.methods import load_for, plan_methods
 from lamina.recipes.schema import slug
-from lamina.store import load_model
 from lamina.store.edited import save
+from lamina.store.loading import load
 from lamina.tasks.kinds import MASKED, better
 from lamina.train import evaluate
 from lamina.train.finetune import finetune
@@ -138,7 +138,7 @@ class _Job:
         """Train some of the readers in one pass, on a fresh model."""
         masked = any(self.tasks[name].kind == MASKED for name in planned)
         head = "AutoModelForMaskedLM" if masked else "AutoModel"
-        model, processor = load_model(self.recipe.model, head=head, revision=self.recipe.revision)
+        model, processor = load(self.recipe.model, head, revision=self.recipe.revision)
         bank = ReaderBank(model, processor, train_base=self.recipe.train_base)
         for name, one in planned.items():
             try:

@@ -11,20 +11,36 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lamina.layers.fingerprints import fingerprint
     from lamina.store.bank import load_bank, save_bank
+    from lamina.store.edited import save
     from lamina.store.hub import push_bank
-    from lamina.store.models import empty_model, load_config, load_model
+    from lamina.store.loading import load, outline
+    from lamina.store.models import empty_model, load_config, load_processor
 
 _WHERE = {
+    "save": "store.edited",
     "save_bank": "store.bank",
     "load_bank": "store.bank",
     "push_bank": "store.hub",
-    "load_model": "store.models",
+    "load": "store.loading",
+    "outline": "store.loading",
+    "load_processor": "store.models",
     "load_config": "store.models",
     "empty_model": "store.models",
     "fingerprint": "layers.fingerprints",
 }
 
-__all__ = ["empty_model", "fingerprint", "load_bank", "load_config", "load_model", "push_bank", "save_bank"]
+__all__ = [
+    "empty_model",
+    "fingerprint",
+    "load",
+    "load_bank",
+    "load_config",
+    "load_processor",
+    "outline",
+    "push_bank",
+    "save",
+    "save_bank",
+]
 
 
 def __getattr__(name: str) -> object:

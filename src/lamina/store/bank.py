@@ -15,6 +15,7 @@ from lamina.layers import stacks
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.store.card import model_card
 from lamina.store.files import read_json, read_tensors, staged, write_json, write_tensors
+from lamina.store.loading import load
 from lamina.store.manifest import (
     BASE,
     CARD,
@@ -30,7 +31,7 @@ from lamina.store.manifest import (
     parse,
     read_manifest,
 )
-from lamina.store.models import load_model, load_processor
+from lamina.store.models import load_processor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,7 +105,7 @@ def load_bank(
     manifest = read_manifest(folder)
     names = _checked_names(manifest, folder)
     if model is None and manifest.base.trained:
-        model, own = load_model(folder / BASE, dtype=manifest.base.dtype)
+        model, own = load(folder / BASE, dtype=manifest.base.dtype)
         model.name_or_path = cast("Any", model.config)._name_or_path = manifest.base.id or ""
     elif model is None:
         model, own = _load_base(manifest.base, folder)
@@ -200,7 +201,7 @@ def _load_base(base: BaseFacts, folder: Path) -> tuple[PreTrainedModel, Any]:
             "Give `model`."
         )
     try:
-        return load_model(base.id, revision=base.revision, dtype=base.dtype)
+        return load(base.id, revision=base.revision, dtype=base.dtype)
     except ModelNotFoundError as error:
         raise ModelNotFoundError(
             op=f"load {folder}", got=error.got, reason=f"it is the base of this bank, and {error.reason}"

@@ -5,22 +5,12 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from lamina.registry import Registry
+from lamina.registry import KINDS
 
 if TYPE_CHECKING:
     from lamina.tasks.base import Kind
 
-KINDS = Registry(
-    "kind",
-    {
-        "sequence_classification": "lamina.tasks.sequence_classification:SequenceClassificationKind",
-        "token_classification": "lamina.tasks.token_classification:TokenClassificationKind",
-        "masked_lm": "lamina.tasks.masked_lm:MaskedLMKind",
-        "summarization": "lamina.tasks.text_to_text:SummarizationKind",
-        "translation": "lamina.tasks.text_to_text:TranslationKind",
-        "image_classification": "lamina.tasks.image_classification:ImageClassificationKind",
-    },
-)
+__all__ = ["KINDS", "kind_of"]
 
 
 @cache

@@ -11,7 +11,7 @@ from tests.support.stored import save_base, tiny_bank
 
 from lamina.bank import ReaderBank
 from lamina.cli import app, main
-from lamina.store import load_model, save_bank
+from lamina.store import load, save_bank
 
 
 @dataclass
@@ -50,7 +50,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def bank_folder(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved bank with a reader of texts and one of words; its manifest names a base on disk."""
-    bank: ReaderBank = tiny_bank(load_model(base)[0])
+    bank: ReaderBank = tiny_bank(load(base)[0])
     folder = tmp_path_factory.mktemp("banks") / "bank"
     save_bank(bank, folder)
     return folder

@@ -12,7 +12,7 @@ from tests.support.tiny import FAMILIES
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from lamina.editing.record import edits
-from lamina.store.edited import load
+from lamina.store import load
 
 
 def run(lamina: Any, *arguments: object) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def test_insertion_leaves_the_outputs(lamina, base: Path, tmp_path: Path):
     assert facts["output_difference"] <= 1e-5
     (made,) = facts["edits"]
     assert (made["kind"], made["layers"], made["parameters"]) == ("insert", [2, 3], 8)
-    model = load(tmp_path / "out")
+    model = load(tmp_path / "out")[0]
     assert [edit.kind for edit in edits(model)] == ["insert"]
     assert len(AutoTokenizer.from_pretrained(tmp_path / "out")) == len(tiny_tokenizer())
 
@@ -60,7 +60,7 @@ def test_convolutions(lamina, tmp_path: Path, family, layers):
     assert facts["after"]["parameters"] - facts["before"]["parameters"] == 16 * 16 * (5 if family == "wav2vec2" else 25)
     assert facts["output_difference"] <= 1e-5
     assert facts["edits"][0]["settings"]["kernel"] == 5
-    assert edits(load(out)) != []
+    assert edits(load(out)[0]) != []
 
 
 def test_a_family_that_has_neither_layers_nor_convolutions_is_refused(lamina, tmp_path: Path):
@@ -89,7 +89,7 @@ def test_a_saved_insertion_is_merged_and_frozen(lamina, base: Path, tmp_path: Pa
     facts = run(lamina, tmp_path / "two", "--merge", "-o", tmp_path / "three")
     assert facts["after"]["parameters"] == tiny_model().num_parameters()
     assert facts["output_difference"] <= 1e-5
-    assert [edit.kind for edit in edits(load(tmp_path / "three"))] == ["insert", "freeze", "merge"]
+    assert [edit.kind for edit in edits(load(tmp_path / "three")[0])] == ["insert", "freeze", "merge"]
 
 
 def test_the_head_that_was_saved_is_kept(lamina, tmp_path: Path):
@@ -181,7 +181,7 @@ def test_nothing_is_overwritten_without_force(lamina, base: Path, tmp_path: Path
     assert contents(out) == before
     for depth in (2, 1):  # what something else saved, and what this saved
         run(lamina, base, "--truncate", depth, "-o", out, "--force")
-        assert load(out).config.num_hidden_layers == depth
+        assert load(out)[0].config.num_hidden_layers == depth
         assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -190,7 +190,7 @@ def test_a_model_may_be_edited_in_place(lamina, base: Path, tmp_path: Path):
     shutil.copytree(base, out)
     for _ in range(2):
         run(lamina, out, "--insert", "ffn", "--layers", "1", "-o", out, "--force")
-    assert len(edits(load(out))) == 2
+    assert len(edits(load(out)[0])) == 2
 
 
 def test_a_replacement_that_fails_leaves_the_old_model(lamina, base: Path, tmp_path: Path, monkeypatch):

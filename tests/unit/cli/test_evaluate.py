@@ -8,7 +8,7 @@ import pytest
 from lamina.bank import Reader, ReaderBank
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
-from lamina.store import load_bank, load_model, save_bank
+from lamina.store import load, load_bank, save_bank
 from lamina.tasks.task import Task
 from lamina.train import evaluate
 
@@ -49,7 +49,7 @@ def test_a_file_is_whichever_part_is_asked_for(lamina, bank_folder: Path, words:
 
 
 def test_a_preset_from_local_files(lamina, base: Path, tmp_path: Path):
-    bank = ReaderBank(load_model(base)[0])
+    bank = ReaderBank(load(base)[0])
     bank.add("ok", Reader(Mean(), SequenceClassification(("unacceptable", "acceptable"))))
     save_bank(bank, tmp_path / "bank")
     (tmp_path / "data" / "cola").mkdir(parents=True)

@@ -17,7 +17,7 @@ from lamina.editing.record import edits
 from lamina.editing.truncate import truncate_
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError, UnsupportedModelError
 from lamina.layers.roles import CONVOLUTIONS, Convolutions
-from lamina.store.edited import load, outline, save
+from lamina.store import load, outline, save
 
 FIRST = "feature_extractor.conv_layers.0.conv"
 
@@ -167,7 +167,7 @@ def test_it_comes_back_from_disk(name, tmp_path: Path):
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn(parameter.shape, generator=seeded(parameter.numel()))
     save(model, tmp_path)
-    again = load(tmp_path, type(model))
+    again = load(tmp_path, type(model))[0]
     assert torch.equal(run(again, inputs), run(model, inputs))
     assert edits(again) == edits(model)
     assert all(torch.equal(value, again.state_dict()[key]) for key, value in model.state_dict().items())
@@ -192,7 +192,7 @@ def test_only_the_inserted_layers_of_a_convolutional_network_train(auto, tmp_pat
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained == {*edit.parameters, "classifier.weight", "classifier.bias"}
     save(model, tmp_path)
-    again = load(tmp_path, auto)
+    again = load(tmp_path, auto)[0]
     names = {name.removeprefix("convnext.") for name, each in again.named_parameters() if not each.requires_grad}
     assert names == {name.removeprefix("convnext.") for name in frozen.parameters}
     with pytest.raises(UnsupportedModelError, match="'convnext' is not supported"):
@@ -208,7 +208,7 @@ def test_cutting_blocks_leaves_the_feature_encoder(tmp_path: Path):
     assert torch.equal(run(model, inputs), run(cut, inputs))
     assert [edit.kind for edit in edits(model)] == ["insert", "truncate"]
     save(model, tmp_path)
-    assert torch.equal(run(load(tmp_path), inputs), run(cut, inputs))
+    assert torch.equal(run(load(tmp_path)[0], inputs), run(cut, inputs))
 
 
 def test_a_kernel_of_one_folds_with_its_bias(tmp_path: Path):

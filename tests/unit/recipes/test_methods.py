@@ -229,7 +229,7 @@ def test_a_head_that_writes_gets_no_classes(base: Path):
 
 
 def test_an_edited_model_is_loaded_with_its_edits(base: Path, tmp_path: Path):
-    model = lamina.load(base)
+    model = lamina.load(base)[0]
     lamina.insert_(model, "ffn", layers=1, init="xavier")
     lamina.save(model, tmp_path, tiny_tokenizer())
     made = recipe({"a": {}}).model_copy(update={"model": str(tmp_path)})

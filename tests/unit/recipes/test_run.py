@@ -17,9 +17,7 @@ from lamina.recipes import run as runner
 from lamina.recipes.members import Planned, plan
 from lamina.recipes.run import Run, markdown, plus_minus, run_recipe, summaries
 from lamina.recipes.schema import Recipe
-from lamina.store import load_bank
-from lamina.store.edited import load
-from lamina.store.models import load_processor
+from lamina.store import load, load_bank
 from lamina.tasks.task import Task
 from lamina.train import evaluation
 from lamina.train.intervals import summarise
@@ -277,11 +275,11 @@ def test_the_best_model_of_a_task_is_kept(tuned: tuple[Run, Path], folder: Path)
     run, output = tuned
     assert [path.name for path in (output / "models").iterdir()] == ["film"]
     best = max(run.rows, key=lambda row: row["score"])  # the first of equals
-    model = load(output / "models" / "film", "AutoModelForSequenceClassification")
+    model, processor = load(output / "models" / "film", "AutoModelForSequenceClassification")
     assert sum(one.numel() for one in model.parameters()) == best["parameters"]
     files = {part: folder / name for part, name in FILES.items()}
     task = Task.from_files("sequence_classification", **files, metric="accuracy")
-    found = evaluation.evaluate(model, {"film": task}, processor=load_processor(str(output / "models" / "film"), model))
+    found = evaluation.evaluate(model, {"film": task}, processor=processor)
     assert found["film"]["accuracy"] == best["score"]
 
 
@@ -289,7 +287,7 @@ def test_all_models_are_kept_or_none(folder: Path, tmp_path: Path):
     given = {"plain": {"fit": {"epochs": 1}}, "cut": {"edits": [{"truncate": {"keep": 1}}], "fit": {"epochs": 1}}}
     run_recipe(methods(folder, given, keep="all"), data=folder, output=tmp_path / "all")
     assert {path.name for path in (tmp_path / "all" / "models").iterdir()} == {"film-plain-0", "film-cut-0"}
-    assert load(tmp_path / "all" / "models" / "film-cut-0").config.num_hidden_layers == 1
+    assert load(tmp_path / "all" / "models" / "film-cut-0")[0].config.num_hidden_layers == 1
     run_recipe(methods(folder, given, keep="none"), data=folder, output=tmp_path / "none")
     assert not (tmp_path / "none" / "models").exists()
 

@@ -19,7 +19,7 @@ from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.mean import Mean
 from lamina.heads.masked_lm import MaskedLM
 from lamina.heads.sequence_classification import SequenceClassification
-from lamina.store import fingerprint, load_bank, load_model, save_bank
+from lamina.store import fingerprint, load, load_bank, save_bank
 from lamina.store.bank import _tuples
 from lamina.store.card import model_card
 
@@ -45,7 +45,7 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 def base_model(folder: Path, dtype: str = "auto") -> Any:
-    return load_model(folder, dtype=dtype)[0]
+    return load(folder, dtype=dtype)[0]
 
 
 class TestRoundTrip:

@@ -25,7 +25,8 @@ from lamina.editing.reinit import reinit_
 from lamina.editing.truncate import truncate_
 from lamina.errors import ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
 from lamina.layers import stacks
-from lamina.store.edited import RECORD, load, outline, save
+from lamina.store import load, outline, save
+from lamina.store.edited import RECORD
 
 
 @torch.no_grad()
@@ -43,7 +44,7 @@ def shake(model: Any) -> None:
 
 def comes_back(model: Any, folder: Path, name: str, auto: Any) -> Any:
     save(model, folder)
-    again = load(folder, auto)
+    again = load(folder, auto)[0]
     assert type(again) is type(model)
     assert torch.equal(output(again, name), output(model, name))
     assert edits(again) == edits(model)
@@ -121,7 +122,7 @@ def test_a_model_without_edits_is_loaded_as_transformers_does(tmp_path: Path):
     save(model, tmp_path / "saved")
     for folder in ("plain", "saved"):
         for auto in (AutoModel, "AutoModel", BertModel):
-            again = load(tmp_path / folder, auto)
+            again = load(tmp_path / folder, auto)[0]
             assert edits(again) == []
             assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
 
@@ -136,7 +137,7 @@ def test_a_models_own_class_loads_it(tmp_path: Path):
 def test_a_family_whose_layers_cannot_be_read_is_saved_and_loaded(tmp_path: Path):
     model = FAMILIES["swin"].build()
     save(model, tmp_path)
-    again = load(tmp_path, "AutoModelForImageClassification")
+    again = load(tmp_path, "AutoModelForImageClassification")[0]
     assert all(torch.equal(value, again.swin.state_dict()[key]) for key, value in model.state_dict().items())
 
 
@@ -154,19 +155,19 @@ def test_the_backbone_and_another_head_can_be_loaded(tmp_path: Path, caplog):
     freeze_(model, "0-1")
     shake(model)
     save(model, tmp_path)
-    backbone = load(tmp_path)
+    backbone = load(tmp_path)[0]
     assert [each.name for each in caplog.records if each.name.startswith("lamina")] == []
     assert torch.equal(output(backbone, "bert"), output(model.bert, "bert"))
     names = set(dict(backbone.named_parameters()))
     assert all(name in names for edit in edits(backbone) for name in edit.parameters)
     assert not backbone.embeddings.word_embeddings.weight.requires_grad
-    headed = load(tmp_path, "AutoModelForTokenClassification")
+    headed = load(tmp_path, "AutoModelForTokenClassification")[0]
     assert torch.equal(output(headed.bert, "bert"), output(model.bert, "bert"))
     save(headed, tmp_path / "without pooler")
-    assert load(tmp_path / "without pooler").pooler is not None
+    assert load(tmp_path / "without pooler")[0].pooler is not None
     assert "has no weights for pooler.dense.bias, pooler.dense.weight; they start at random" in caplog.text
     save(backbone, tmp_path / "backbone")
-    headed = load(tmp_path / "backbone", AutoModelForSequenceClassification)
+    headed = load(tmp_path / "backbone", AutoModelForSequenceClassification)[0]
     assert "has no weights for classifier.bias, classifier.weight; they start at random" in caplog.text
     assert torch.equal(output(headed.bert, "bert"), output(model.bert, "bert"))
 
@@ -189,7 +190,7 @@ def test_saving_again_replaces_and_leaves_other_files(tmp_path: Path):
     (tmp_path / "notes.txt").write_text("mine")
     truncate_(model, 1)
     save(model, tmp_path)
-    assert stacks(load(tmp_path))["main"].depth == 1
+    assert stacks(load(tmp_path)[0])["main"].depth == 1
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert len(AutoTokenizer.from_pretrained(tmp_path)) == len(tiny_tokenizer())
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
@@ -319,10 +320,10 @@ def test_a_record_of_another_format(edited: Path):
 
 
 def test_a_sharded_checkpoint_that_lacks_a_shard(edited: Path):
-    model = load(edited)
+    model = load(edited)[0]
     model.save_pretrained(edited, max_shard_size="20KB")
     (edited / "model.safetensors").unlink(missing_ok=True)
-    again = load(edited)
+    again = load(edited)[0]
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
     index = json.loads((edited / "model.safetensors.index.json").read_text())
     (edited / index["weight_map"]["encoder.layer.0.output.dense.inserted_0.weight"]).unlink()
@@ -347,7 +348,8 @@ def test_an_edited_model_generates_the_same(tmp_path: Path):
     save(model, tmp_path)
     inputs = FAMILIES["gpt2"].inputs(model, batch=1)
     one, other = (
-        m.generate(**inputs, max_new_tokens=5, do_sample=False) for m in (model, load(tmp_path, AutoModelForCausalLM))
+        m.generate(**inputs, max_new_tokens=5, do_sample=False)
+        for m in (model, load(tmp_path, AutoModelForCausalLM)[0])
     )
     assert torch.equal(one, other)
 
@@ -358,11 +360,11 @@ def test_a_head_for_other_classes(edited, tmp_path: Path):
     if edited:
         insert_(model, layers=1)
     save(model, tmp_path)
-    again: Any = load(tmp_path, "AutoModelForSequenceClassification", labels=["a", "b", "c", "d", "e"])
+    again: Any = load(tmp_path, "AutoModelForSequenceClassification", labels=["a", "b", "c", "d", "e"])[0]
     assert again.config.id2label == dict(enumerate("abcde"))
     assert again(**FAMILIES["bert-SequenceClassification"].inputs(model)).logits.shape[-1] == 5
     body, mine = (each.base_model.state_dict() for each in (again, model))
     assert body.keys() == mine.keys()
     assert all(torch.equal(body[key], mine[key]) for key in mine)
     own = BertForSequenceClassification
-    assert load(tmp_path, own, labels=["no", "yes", "so"]).config.num_labels == 3
+    assert load(tmp_path, own, labels=["no", "yes", "so"])[0].config.num_labels == 3

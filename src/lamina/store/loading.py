@@ -1,0 +1,121 @@
+"""One way to load a model, edited or not: from a folder, from the hub, or from an installed package."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from lamina.editing.inserted import is_inserted
+from lamina.errors import LaminaError, StoreError
+from lamina.store.edited import RECORD, check_weights, read_record, replay_inserts, restore_edits, with_inserts
+from lamina.store.models import (
+    SHORT_NAMES,
+    empty_model,
+    load_config,
+    load_processor,
+    model_class,
+    model_error,
+    name_classes,
+    source_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import torch
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+
+def load(
+    name: str | Path,
+    head: str | type[Any] | None = None,
+    labels: Sequence[str] | None = None,
+    revision: str | None = None,
+    *,
+    dtype: str | torch.dtype = "auto",
+) -> tuple[PreTrainedModel, Any]:
+    """Load a model with its processor.
+
+    A folder that `lamina.save` wrote comes back with its edits: inserted layers in place, what was frozen frozen. Code
+    that comes with a model is never run.
+
+    Args:
+        name: A local folder, a hub id, or "minilm" (all-MiniLM-L6-v2, from its package if that is installed).
+        head: None for the backbone alone; a kind of task, such as "sequence_classification"; or the name of an auto
+            class or model class of transformers.
+        labels: Names of the classes of a head. Weights of a head with as many classes are kept, others start at random.
+        revision: Branch, tag or commit on the hub.
+        dtype: Of the weights; "auto" is the one they were saved in.
+
+    Returns:
+        The model in eval mode, and its tokenizer, image processor, feature extractor or joint processor (None if it has
+        none).
+
+    Raises:
+        ModelNotFoundError: If there is no such folder, and the hub has none or cannot be reached.
+        StoreError: If files are damaged or do not fit together.
+        UnknownNameError: If there is no such head.
+        UnsupportedModelError: If transformers does not know the family, or the family has no such head.
+    """
+    name = str(name)
+    kind, config = model_class(head), load_config(name, revision=revision)
+    if labels is not None:
+        name_classes(config, labels)
+    architecture, edits = read_record(name, revision) or ("", [])
+    try:
+        plain: Any = type(empty_model(config, kind)) if edits and kind.__name__.startswith("AutoModel") else kind
+        model, report = (with_inserts(plain, edits) if edits else plain).from_pretrained(
+            source_of(name, revision),
+            config=config,
+            revision=revision or "main",
+            dtype=dtype,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=labels is not None,
+        )
+    except LaminaError:
+        raise
+    except Exception as error:  # transformers raises many unrelated kinds
+        raise model_error(name, config.model_type, error) from error
+    if edits:
+        model.__class__ = plain
+        check_weights(model, name, report, exact=plain.__name__ == architecture)
+        restore_edits(model, name, edits)
+    elif lost := [key for key in sorted(report["unexpected_keys"]) if is_inserted(key)]:
+        raise StoreError(
+            f"load: {name} has inserted layers ('{lost[0]}'), but no {RECORD} that says where they belong."
+        )
+    _report_missing(name, report, new_head=labels is not None)
+    model.config._name_or_path = model.name_or_path = SHORT_NAMES.get(name, name)
+    return model.eval(), load_processor(name, model, revision=revision)
+
+
+def _report_missing(name: str, report: dict[str, Any], *, new_head: bool) -> None:
+    other = {key if isinstance(key, str) else key[0] for key in report.get("mismatched_keys", ())}
+    if missing := sorted({*report["missing_keys"], *other}):
+        level = logging.INFO if new_head else logging.WARNING
+        logger.log(level, "load: %s has no weights for %s; they start at random", name, ", ".join(missing))
+
+
+def outline(name: str | Path, head: str | None = None) -> PreTrainedModel:
+    """Build a model on the meta device, inserted layers included: the architecture, no weights, no memory.
+
+    Args:
+        name: A local folder or a hub id; its config, and its record of edits if it has one, are enough.
+        head: As for `load`.
+
+    Raises:
+        ModelNotFoundError: If there is no such model.
+        StoreError: If the record is damaged.
+        UnknownNameError: If there is no such head.
+        UnsupportedModelError: If transformers does not know the family.
+    """
+    name = str(name)
+    model = empty_model(load_config(name), model_class(head))
+    _, edits = read_record(name, None) or ("", [])
+    replay_inserts(model, edits)
+    restore_edits(model, name, edits)
+    return model
