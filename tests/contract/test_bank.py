@@ -203,7 +203,7 @@ def test_the_encoder_is_read_once_per_text_while_beams_run():
     bank = bank_of(model, "encoder")
     with bank.listen() as heard:
         model.generate(**inputs, max_new_tokens=4, num_beams=4)
-    assert all(len(output.logits) == len(inputs["input_ids"]) for output in heard.values())
+    assert all(len(output.logits) == len(inputs["input_ids"]) for output in heard.readers.values())
     out = bank(**inputs)
     assert all(torch.equal(heard[name].logits, out[name].logits) for name in bank)
 

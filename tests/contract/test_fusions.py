@@ -98,7 +98,7 @@ def test_states_that_are_not_live_change_nothing(name: str, settings: dict[str, 
     fusion = made(name, settings)
     states, mask = states_and_mask()
     expected = fusion(states, mask)
-    live = fusion.live()
+    live = fusion.active_layers()
     assert live
     assert set(live) <= set(range(LAYERS))
     for index in range(LAYERS):
@@ -113,7 +113,7 @@ def test_a_stream_that_is_fed_by_hand_gives_what_the_module_gives(name: str, set
     fusion = made(name, settings)
     states, mask = states_and_mask()
     stream = fusion.stream([fusion])
-    for index in fusion.live():
+    for index in fusion.active_layers():
         stream.step(index, LayerView(states[index]))
     assert torch.equal(stream.finish(mask)[0], fusion(states, mask))
 
@@ -187,7 +187,7 @@ def test_the_states_get_their_gradients(name: str, settings: dict[str, Any]):
     states, mask = states_and_mask()
     fusion(states.requires_grad_(), mask).square().sum().backward()
     assert states.grad is not None
-    assert [index for index in range(LAYERS) if states.grad[index].any()] == list(fusion.live())
+    assert [index for index in range(LAYERS) if states.grad[index].any()] == list(fusion.active_layers())
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES)
@@ -235,7 +235,7 @@ def test_alike_fusions_that_run_as_one_are_what_each_is_alone(name: str, setting
     assert name in GROUPED
     assert len({member.group() for member in together}) == 1
     stream = together[0].stream(together)
-    for index in sorted({index for member in together for index in member.live()}):
+    for index in sorted({index for member in together for index in member.active_layers()}):
         stream.step(index, LayerView(states[index]))
     for one, other, features in zip(alone, together, stream.finish(mask), strict=True):
         expected = one(states, mask)
@@ -298,7 +298,7 @@ def test_a_bank_streams_what_the_module_gives_on_the_stacked_states(
     batch = FAMILIES[family].inputs(model, batch=3, tokens=9, seed=2)
     prefix = "" if stack == "main" else f"{stack}_"
     fusion = bank["r"].fusion
-    with fusion.follow(bank.stacks[stack]):
+    with fusion.block_inputs(bank.stacks[stack]):
         everything = torch.stack(model(**batch, output_hidden_states=True)[f"{prefix}hidden_states"])
         states = everything[select(config.selector(), len(everything), op="test")]
         real = batch["attention_mask"].bool()
@@ -510,7 +510,7 @@ def test_alike_readers_with_other_cutoffs_still_run_as_one():
     bank.eval()
     one = bank._passes(list(bank), grad=False)[0]
     assert [names for names, _ in one._streams] == [["r0", "r1", "r2"]]
-    assert [reader.fusion.live() for reader in one.readers.values()] == [(0,), (1, 2), (2,)]
+    assert [reader.fusion.active_layers() for reader in one.readers.values()] == [(0,), (1, 2), (2,)]
     with torch.no_grad():
         states = torch.stack(model(**batch, output_hidden_states=True).hidden_states)[1:]
         together = bank(**batch)

@@ -24,8 +24,8 @@ HEAD_SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"attention_heads": 4},
         {"pooling": "mean"},
         {"pooling": "first"},
-        {"problem": "multi_label", "class_weights": (1.0, 2.0, 3.0)},
-        {"problem": "regression", "labels": ("score",)},
+        {"problem_type": "multi_label", "class_weights": (1.0, 2.0, 3.0)},
+        {"problem_type": "regression", "labels": ("score",)},
     ],
     "token_classification": [
         {"feedforward": 24},
@@ -245,7 +245,7 @@ def test_a_label_that_is_missing_counts_for_nothing(head: str):
 
 def labels_for(config: Any, logits: torch.Tensor) -> torch.Tensor:
     rng = torch.Generator().manual_seed(7)
-    problem = config.problem
+    problem = config.problem_type
     if problem == "regression":
         return torch.randn(len(logits), generator=rng)
     if problem == "multi_label":
@@ -256,4 +256,4 @@ def labels_for(config: Any, logits: torch.Tensor) -> torch.Tensor:
 def none_for(config: Any, logits: torch.Tensor) -> torch.Tensor:
     like = labels_for(config, logits)
     values = {"regression": float("nan"), "multi_label": -1, "classification": -100}
-    return torch.full_like(like, values[config.problem])
+    return torch.full_like(like, values[config.problem_type])

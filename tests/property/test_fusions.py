@@ -83,14 +83,14 @@ def test_features_are_numbers_whatever_the_mask_is(case: tuple[str, Any, torch.T
 @torch.no_grad()
 def test_importances_are_shares(case: tuple[str, Any, torch.Tensor, torch.Tensor]):
     _, module, states, mask = case
-    assert set(module.live()) <= set(range(len(states)))
-    assert module.live() == tuple(sorted(set(module.live())))
+    assert set(module.active_layers()) <= set(range(len(states)))
+    assert module.active_layers() == tuple(sorted(set(module.active_layers())))
     module(states, mask)
     if hasattr(module, "importance"):
         shares = module.importance()
         assert abs(shares.sum().item() - 1) < 1e-5
         assert bool((shares >= 0).all())
-        assert {at for at, share in enumerate(shares.tolist()) if share > 0} <= set(module.live())
+        assert {at for at, share in enumerate(shares.tolist()) if share > 0} <= set(module.active_layers())
 
 
 @FEW
@@ -120,7 +120,7 @@ def test_fusions_that_run_as_one_are_what_each_is_alone(
         alone = [module(states, mask) for module in made]
         seeded()
         stream = made[0].stream(made)
-        for index in sorted({index for module in made for index in module.live()}):
+        for index in sorted({index for module in made for index in module.active_layers()}):
             stream.step(index, LayerView(states[index]))
         for one, other in zip(alone, stream.finish(mask), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

@@ -94,7 +94,7 @@ def reader(task: Task | None = None, *, dim: int = 8, dropout: float = 0.0, seed
         head: Any = TokenClassification(task.labels, attention_heads=2, feedforward=12, dropout=dropout)
     else:
         labels, problem = (task.labels, task.problem) if task else (("no", "yes"), "classification")
-        head = SequenceClassification(labels, attention_heads=2, dropout=dropout, problem=problem)  # pyright: ignore
+        head = SequenceClassification(labels, attention_heads=2, dropout=dropout, problem_type=problem)  # pyright: ignore
     return Reader(fusion, head, seed=seed)
 
 

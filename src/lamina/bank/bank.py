@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import weakref
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Self, final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self, cast, final
 
 import torch
 from torch import Tensor, nn
 
+from lamina.bank.listening import listening
 from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
-from lamina.bank.streaming import Keeper, StackPass, mask_of
+from lamina.bank.streaming import StackPass, StateRecorder, attach
 from lamina.errors import ConfigError, UnknownNameError
-from lamina.layers import default_stack, stacks, watch
+from lamina.layers import stacks
+from lamina.layers.discovery import LayerGuard
+from lamina.layers.hooks import StopForward, run_until_stopped, token_mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,26 +27,28 @@ if TYPE_CHECKING:
     from lamina.layers import LayerStack
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # a reader's name is also the name of its folder
+_HELD = "_lamina_banks"  # an attribute of a model that banks read
 
 
-_LIVE: weakref.WeakSet[ReaderBank] = weakref.WeakSet()  # so that an edit can tell that readers tap its model
+class _Banks(list["weakref.ref[ReaderBank]"]):
+    """The banks that read a model; a copy of the model has none."""
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        del protocol
+        return tuple, ()
 
 
 def is_held(model: nn.Module) -> bool:
-    """Whether a bank reads this model, or one around or inside it."""
-    inside = set(model.modules())
-    return any(bank.model in inside or model in set(bank.model.modules()) for bank in _LIVE)
-
-
-class _PassComplete(BaseException):
-    """Raised inside the model's forward once every needed layer was read."""
+    """Whether a bank that still exists reads this model, or one around or inside it, and keeps it as it is."""
+    return any(bank() is not None for module in model.modules() for bank in getattr(module, _HELD, ()))
 
 
 @final
 class ReaderBank(nn.Module):
     """The readers that share one frozen model, trained and run in one pass of it.
 
-    The model is not a submodule: `bank.parameters()` and `bank.state_dict()` concern the readers only.
+    The model is not a submodule: `bank.parameters()` and `bank.state_dict()` concern the readers only. A copy of a bank
+    (`copy.deepcopy`, pickle) reads a copy of the model.
 
     Args:
         model: Any `transformers.PreTrainedModel`, head included. It is frozen and put in eval mode.
@@ -66,10 +71,22 @@ class ReaderBank(nn.Module):
         self._model = (model,)  # in a tuple, so that nn.Module does not register it
         self.train_base = self.own_base = train_base  # a base of its own is saved with the bank
         self.processor = processor
-        self.readers: nn.ModuleDict = nn.ModuleDict()
+        self.readers = nn.ModuleDict()
         self.info: dict[str, Any] = {}
-        self._stacks: dict[str, LayerStack] | None = None
-        _LIVE.add(self)
+        self._found: tuple[dict[str, LayerStack], LayerGuard] | None = None
+        self._hold()
+
+    def _hold(self) -> None:
+        """Mark the model as read by this bank; see `is_held`."""
+        for module in self.model.modules():
+            if hasattr(module, "base_model_prefix"):  # a transformers model, whole or part of one
+                banks = getattr(module, _HELD, None)
+                living = [bank for bank in banks or () if bank() is not None]
+                setattr(module, _HELD, _Banks([*living, weakref.ref(self)]))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._hold()
 
     @property
     def model(self) -> PreTrainedModel:
@@ -83,10 +100,16 @@ class ReaderBank(nn.Module):
 
     @property
     def stacks(self) -> dict[str, LayerStack]:
-        """The model's stacks, found once: to change the model's layers, take the bank off first."""
-        if self._stacks is None:
-            self._stacks = stacks(self.model)
-        return self._stacks
+        """The model's stacks, found once.
+
+        Raises:
+            ConfigError: If the model's layers were edited since.
+        """
+        if self._found is None:
+            found = stacks(self.model)
+            self._found = found, LayerGuard(self.model, found)
+        self._found[1].check(self.model, "bank")
+        return self._found[0]
 
     def add(self, name: str, reader: Reader) -> ReaderModule:
         """Attach a reader.
@@ -102,9 +125,9 @@ class ReaderBank(nn.Module):
             ConfigError: If the name is taken or cannot be one, or the reader's settings do not fit the model.
         """
         self._check_new("bank.add", name)
-        stack = default_stack(self.model, reader.stack)
+        stack = self._stack(reader.stack or ("main" if "main" in self.stacks else "encoder"))
         module = ReaderModule(reader, stack, self.model).to(self.device).train(self.training)
-        self.readers._modules[name] = module  # not through attributes: those forbid names such as "type"
+        self.readers[_key(name)] = module
         return module
 
     def _check_new(self, op: str, name: str) -> None:
@@ -117,9 +140,13 @@ class ReaderBank(nn.Module):
             raise ConfigError(f"{op}: there is a reader '{name}' already. Remove it first, or choose another name.")
 
     def remove(self, name: str) -> None:
-        """Detach a reader."""
-        self._known("bank.remove", [name])
-        del self.readers._modules[name]
+        """Detach a reader.
+
+        Raises:
+            UnknownNameError: If there is no reader `name`.
+        """
+        self._check_known("bank.remove", [name])
+        del self.readers[_key(name)]
 
     def rename(self, name: str, to: str) -> None:
         """Give a reader another name.
@@ -128,25 +155,27 @@ class ReaderBank(nn.Module):
             UnknownNameError: If there is no reader `name`.
             ConfigError: If `to` is taken or cannot be a name.
         """
-        self._known("bank.rename", [name])
+        self._check_known("bank.rename", [name])
         self._check_new("bank.rename", to)
-        modules = self.readers._modules
-        self.readers._modules = {to if key == name else key: module for key, module in modules.items()}
+        modules = {to if known == name else known: self[known] for known in self}
+        self.readers.clear()
+        for known, module in modules.items():
+            self.readers[_key(known)] = module
 
     def __getitem__(self, name: str) -> ReaderModule:
-        self._known("bank", [name])
-        return self.readers._modules[name]  # pyright: ignore[reportReturnType]
+        self._check_known("bank", [name])
+        return cast("ReaderModule", self.readers[_key(name)])
 
     def __contains__(self, name: object) -> bool:
-        return name in self.readers._modules
+        return isinstance(name, str) and _key(name) in self.readers
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.readers._modules)
+        return (key.removesuffix(_APART) for key in self.readers)
 
     def __len__(self) -> int:
-        return len(self.readers._modules)
+        return len(self.readers)
 
-    def _known(self, op: str, names: Sequence[str]) -> None:
+    def _check_known(self, op: str, names: Sequence[str]) -> None:
         for name in names:
             if name not in self:
                 raise UnknownNameError(op=op, got=name, known=self, what="reader")
@@ -159,8 +188,8 @@ class ReaderBank(nn.Module):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move the readers, and the model along with them (its dtype is left alone)."""
-        device, *_ = torch._C._nn._parse_to(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
-        if device is not None:
+        device = torch.empty(0, device=self.device).to(*args, **kwargs).device
+        if device != self.device:
             self.model.to(device)  # pyright: ignore[reportArgumentType]
         return super().to(*args, **kwargs)
 
@@ -170,9 +199,6 @@ class ReaderBank(nn.Module):
         labels: Mapping[str, Tensor] | None = None,
         readers: Sequence[str] | None = None,
         main: bool = False,
-        states: Mapping[str, Mapping[int, Tensor]] | None = None,
-        keep: Mapping[str, Sequence[int]] | None = None,
-        shares: Mapping[str, float] | None = None,
         **batch: Any,
     ) -> BankOutput:
         """Run the model once and every reader on it.
@@ -181,9 +207,6 @@ class ReaderBank(nn.Module):
             labels: Reader name -> labels (see the heads' `loss`); readers without any get no loss.
             readers: Which readers to run; None: all.
             main: Whether the model's own output is wanted; if not, its forward ends after the last layer needed.
-            states: Stack -> layer -> state `[batch, tokens, width]`, to be read in place of a run of the model.
-            keep: Stack -> layers whose states are wanted in the output.
-            shares: Reader name -> share of a batch's labels that are here, where several processes have a part each.
             **batch: What the model is called with.
 
         Returns:
@@ -191,150 +214,157 @@ class ReaderBank(nn.Module):
 
         Raises:
             UnknownNameError: If a name is not in the bank.
-            ConfigError: If there is no reader to run, or `states` are given and more than they hold is needed.
+            ConfigError: If there is no reader to run, the batch's attention mask does not say which tokens are real, or
+                the model's layers were edited since they were found.
         """
-        names = list(self if readers is None else readers)
         labels = labels or {}
-        self._known("bank", [*names, *labels])
+        passes, grad = self._start(readers, labels)
+        stop = StopForward()
+        with attach(passes, batch, None if main else stop), torch.set_grad_enabled(grad and self.train_base):
+            output = run_until_stopped(self.model, batch, stop)
+        return self._finish(passes, labels, readers, main=output)
+
+    def read_states(
+        self,
+        states: Mapping[str, Mapping[int, Tensor]],
+        batch: Mapping[str, Any],
+        *,
+        readers: Sequence[str] | None = None,
+        labels: Mapping[str, Tensor] | None = None,
+    ) -> BankOutput:
+        """Run readers on states that were recorded, in place of a run of the model.
+
+        Args:
+            states: Stack -> layer -> state `[batch, tokens, width]`, as `record_states` gives them.
+            batch: What the model would be called with; its attention mask is used.
+            readers: Which readers to run; None: all.
+            labels: Reader name -> labels; readers without any get no loss.
+
+        Returns:
+            What a call of the bank on the batch returns.
+
+        Raises:
+            UnknownNameError: If a name is not in the bank.
+            ConfigError: If a layer is missing, or a reader needs more of the model's pass than its states.
+        """
+        labels = labels or {}
+        passes, _ = self._start(readers, labels)
+        for stack_pass in passes:
+            for name, reader in stack_pass.readers.items():
+                if reader.config.fusion.needs_block_inputs:
+                    raise ConfigError(
+                        f"bank.read_states: reader '{name}' needs more of the model's pass than its states; "
+                        "call the bank itself."
+                    )
+            given = states.get(stack_pass.stack.name, {})
+            for layer in stack_pass.layers:
+                if layer not in given:
+                    raise ConfigError(
+                        f"bank.read_states: no state of layer {layer} of the stack '{stack_pass.stack.name}' was given; "
+                        f"the readers need the layers {', '.join(map(str, stack_pass.layers))}."
+                    )
+                stack_pass.take(layer, given[layer])
+            stack_pass.mask = token_mask(stack_pass.stack, batch)
+        return self._finish(passes, labels, readers)
+
+    def record_states(
+        self, layers: Mapping[str, Sequence[int]], batch: Mapping[str, Any]
+    ) -> dict[str, dict[int, Tensor]]:
+        """Run the model and keep states; its forward ends after the last layer wanted.
+
+        Args:
+            layers: Stack -> layers whose states are wanted.
+            batch: What the model is called with.
+
+        Returns:
+            Stack -> layer -> state `[batch, tokens, width]`, without gradients.
+
+        Raises:
+            UnknownNameError: If the model has no such stack.
+            LayerIndexError: If it has no such layer.
+        """
+        recorders = [StateRecorder(self._stack(name), wanted) for name, wanted in layers.items()]
+        stop = StopForward()
+        with attach(recorders, batch, stop), torch.no_grad():
+            run_until_stopped(self.model, batch, stop)
+        return {recorder.stack.name: recorder.states for recorder in recorders}
+
+    def _start(self, readers: Sequence[str] | None, labels: Mapping[str, Tensor]) -> tuple[list[StackPass], bool]:
+        """The passes of some readers, and whether they keep gradients."""
+        names = list(self if readers is None else readers)
+        self._check_known("bank", [*names, *labels])
         if unread := [name for name in labels if name not in names]:
-            raise ConfigError(
-                f"bank: labels for '{unread[0]}', which is not among `readers`. Add it there, or drop them."
-            )
-        if not names and not keep:
+            raise ConfigError(f"bank: labels for '{unread[0]}', which is not among `readers`.")
+        if not names:
             raise ConfigError("bank: there is no reader to run. Call bank.add(name, Reader(...)) first.")
         grad = torch.is_grad_enabled() and self.training
-        self._begin(names)
-        passes = self._passes(names, grad=grad)
-        masks: dict[str, Tensor | None] = {}
-        out = BankOutput()
-        if states is not None:
-            self._read(passes, masks, batch, states, names)
-        else:
-            kept = [Keeper(self._stack(name), layers) for name, layers in (keep or {}).items()]
-            out.main = self._run(passes, kept, masks, batch, main=main, grad=grad and self.train_base)
-            out.states = {one.stack.name: one.states for one in kept}
-        for stack_pass in passes:
-            mask = masks.get(stack_pass.stack.name)
-            for name, (logits, real) in stack_pass.finish(mask, self.model, labels).items():
-                out.readers[name] = ReaderOutput(logits, real)
-        out.readers = {name: out.readers[name] for name in names}
-        with torch.set_grad_enabled(grad):
-            self._add_losses(out, labels, shares or {})
-        return out
-
-    def _begin(self, names: Sequence[str]) -> None:
         for name in names:
             if self[name].training:
-                self[name].begin(self.device)
+                self[name].seed_dropout(self.device)
+        return self._passes(names, grad=grad), grad
 
     def _passes(self, names: Sequence[str], *, grad: bool) -> list[StackPass]:
         found = self.stacks
-        used = {name: {n: self[n] for n in names if self[n].stack == name} for name in found}
-        return [StackPass(found[name], readers, grad=grad) for name, readers in used.items() if readers]
+        used: dict[str, dict[str, ReaderModule]] = {stack: {} for stack in found}
+        for name in names:
+            used[self[name].stack][name] = self[name]
+        return [StackPass(found[stack], members, grad=grad) for stack, members in used.items() if members]
 
     def _stack(self, name: str) -> LayerStack:
-        if name not in self.stacks:
-            raise UnknownNameError(op="bank", got=name, known=self.stacks, what="stack")
-        return self.stacks[name]
+        found = self.stacks
+        if name not in found:
+            raise UnknownNameError(op="bank", got=name, known=found, what="stack")
+        return found[name]
 
-    def _read(
+    def _finish(
         self,
         passes: Sequence[StackPass],
-        masks: dict[str, Tensor | None],
-        batch: Mapping[str, Any],
-        states: Mapping[str, Mapping[int, Tensor]],
-        names: Sequence[str],
-    ) -> None:
-        """Feed the readers states that were computed before."""
-        for name in names:
-            if self[name].config.fusion.follows:
-                raise ConfigError(
-                    f"bank: reader '{name}' needs more of the model's pass than its states. Leave `states` out."
-                )
-        for one in passes:
-            given = states.get(one.stack.name, {})
-            for layer in one.layers:
-                if layer not in given:
-                    raise ConfigError(
-                        f"bank: no state of layer {layer} of the stack '{one.stack.name}' was given; the readers need "
-                        f"the layers {', '.join(map(str, one.layers))}. Give them all, or leave `states` out."
-                    )
-                one.take(layer, given[layer])
-            masks[one.stack.name] = mask_of(one.stack, batch, (), {})
-
-    def _run(
-        self,
-        passes: Sequence[StackPass],
-        kept: Sequence[Keeper],
-        masks: dict[str, Tensor | None],
-        batch: Mapping[str, Any],
-        *,
-        main: bool,
-        grad: bool,
-    ) -> Any:
-        left = len(passes) + len(kept)
-
-        def take(one: StackPass | Keeper, layer: int, state: Tensor) -> None:
-            nonlocal left
-            if one.take(layer, state):
-                left -= 1
-                if left == 0 and not main:
-                    raise _PassComplete
-
-        def start(stack_pass: StackPass, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            masks[stack_pass.stack.name] = mask_of(stack_pass.stack, batch, args, kwargs)
-
-        with ExitStack() as hooks, torch.set_grad_enabled(grad):
-            for one in kept:
-                hooks.enter_context(watch(one.stack, one.layers, lambda layer, state, one=one: take(one, layer, state)))
-            for one in passes:
-                hooks.enter_context(one.follow())
-                hooks.enter_context(
-                    watch(
-                        one.stack,
-                        one.layers,
-                        lambda layer, state, one=one: take(one, layer, state),
-                        lambda args, kwargs, one=one: start(one, args, kwargs),
-                    )
-                )
-            try:
-                return self.model(**batch)
-            except _PassComplete:
-                return None
-
-    def _add_losses(self, out: BankOutput, labels: Mapping[str, Tensor], shares: Mapping[str, float]) -> None:
-        for name, target in labels.items():
-            out.readers[name].loss = self[name].loss(out.readers[name].logits, target, share=shares.get(name, 1.0))
-        losses = [one.loss for one in out.readers.values() if one.loss is not None]
-        out.loss = torch.stack(losses).sum() if losses else None
+        labels: Mapping[str, Tensor],
+        readers: Sequence[str] | None,
+        main: Any = None,
+    ) -> BankOutput:
+        """Logits and losses, in the order of the readers that were asked for."""
+        outputs = {
+            name: output for stack_pass in passes for name, output in stack_pass.finish(self.model, labels).items()
+        }
+        out = BankOutput(main=main)
+        for name in self if readers is None else readers:
+            out.readers[name] = ReaderOutput(*outputs[name])
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.training):
+            for name, target in labels.items():
+                out.readers[name].loss = self[name].loss(out.readers[name].logits, target)
+            losses = [output.loss for output in out.readers.values() if output.loss is not None]
+            out.loss = torch.stack(losses).sum() if losses else None
+        return out
 
     @contextmanager
-    def listen(self, readers: Sequence[str] | None = None) -> Iterator[dict[str, ReaderOutput]]:
+    def listen(self, readers: Sequence[str] | None = None) -> Iterator[BankOutput]:
         """Read from the main job's own passes: `model(...)` and `model.generate(...)` run as if nobody listened.
 
         Each reader hears the first pass over its stack (in generation: the text that is read, not the steps that
-        follow); `heard.clear()` makes it ready for the next.
+        follow); `heard.clear()` makes it ready for the next. Meanwhile the readers are in eval mode.
 
         Args:
             readers: Which readers listen; None: all.
 
         Yields:
-            Reader name -> output, filled while the model runs.
+            One output per reader that heard a pass, filled while the model runs.
+
+        Raises:
+            UnknownNameError: If a name is not in the bank.
         """
         names = list(self if readers is None else readers)
-        self._known("bank.listen", names)
-        heard: dict[str, ReaderOutput] = {}
-        was_training = self.training
+        self._check_known("bank.listen", names)
+        modules = [*self.modules(), *(self.model.modules() if self.train_base else ())]
+        modes = [(module, module.training) for module in modules]
         self.eval()
         try:
-            with ExitStack() as hooks:
-                for one in self._passes(names, grad=False):
-                    ear = _Ear(self, one, heard)
-                    hooks.enter_context(one.follow())
-                    hooks.enter_context(watch(one.stack, one.layers, ear.take, ear.start))
+            with listening(self.model, self._passes(names, grad=False)) as heard:
                 yield heard
         finally:
-            self.train(was_training)
+            for module, mode in modes:  # those around come before those inside, and set their mode too
+                if module.training != mode:
+                    module.train(mode)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Save every reader, a manifest that names the base, and a model card; see `lamina.store`."""
@@ -374,23 +404,9 @@ class ReaderBank(nn.Module):
         return push_bank(self, repo, **options)
 
 
-class _Ear:
-    """Listens to one stack: a fresh pass whenever the readers have heard nothing yet."""
+_APART = ":"  # no name has it
 
-    def __init__(self, bank: ReaderBank, first: StackPass, heard: dict[str, ReaderOutput]) -> None:
-        self._bank, self._first, self._heard = bank, first, heard
-        self._now: StackPass | None = None
-        self._mask: Tensor | None = None
 
-    def start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        names = list(self._first.readers)
-        self._now = None
-        if not any(name in self._heard for name in names):
-            self._now = StackPass(self._first.stack, self._first.readers, grad=False)
-            self._mask = mask_of(self._first.stack, {}, args, kwargs)
-
-    def take(self, layer: int, state: Tensor) -> None:
-        if self._now is not None and self._now.take(layer, state):
-            outputs = self._now.finish(self._mask, self._bank.model)
-            self._heard.update({name: ReaderOutput(*output) for name, output in outputs.items()})
-            self._now = None
+def _key(name: str) -> str:
+    """A reader's key in `nn.ModuleDict`, which refuses the names of its own attributes, such as "type"."""
+    return name + _APART if name == "training" or hasattr(nn.ModuleDict, name) else name

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lamina.errors import UnknownNameError
 from lamina.heads.base import IGNORE
 from lamina.layers import select
-from lamina.utils import derive_seed, rank, world_size
+from lamina.utils import derive_seed, rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,13 +69,13 @@ class ReaderModule(nn.Module):
             self.head = config.head.build_on(model, self.fusion.dim)
         self.fusion.check_head(self.head)
 
-    def begin(self, device: torch.device) -> None:
-        """Start a training pass with this reader's own random numbers; other processes' are others."""
-        number = rank()
+    def seed_dropout(self, device: torch.device) -> None:
+        """Start a training pass with this reader's own random numbers; other processes draw others."""
+        process = (rank(),) if rank() else ()
         for part, module in (("fusion", self.fusion), ("head", self.head)):
             if module.generator is None or module.generator.device != device:
                 module.generator = torch.Generator(device)
-            module.generator.manual_seed(derive_seed(self.config.seed, self.step, part, *[number] * (number > 0)))
+            module.generator.manual_seed(derive_seed(self.config.seed, self.step, part, *process))
         self.step += 1
 
     def logits(
@@ -86,33 +86,34 @@ class ReaderModule(nn.Module):
     ) -> Tensor:
         """The output of a head that is computed alone; while training, torch's own random numbers are seeded for it.
 
-        A head that narrows gives the logits of labelled positions alone, where there are labels.
+        Where there are labels, a head that can computes the logits of labelled positions only.
         """
-        keep = {"keep": (labels != IGNORE).to(features.device)} if self.head.narrows and labels is not None else {}
+        options: dict[str, Tensor] = {}
+        if self.head.logits_to_keep and labels is not None:
+            options["logits_to_keep"] = (labels != IGNORE).to(features.device)
         if not self.training:
-            return self.head(features, mask, **keep)
+            return self.head(features, mask, **options)
         devices = [features.device] if features.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(derive_seed(self.config.seed, self.step, "head"))
-            return self.head(features, mask, **keep)
+            return self.head(features, mask, **options)
 
-    def loss(self, logits: Tensor, labels: Tensor, *, share: float = 1.0) -> Tensor:
-        """The head's loss plus the fusion's penalty.
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The head's loss plus the fusion's regularization.
 
         Args:
             logits: What the head gave.
             labels: See the head's `loss`.
-            share: Of all labels of the batch, where several processes have a part of it each.
         """
-        loss = self.head.loss(logits, labels.to(logits.device)) * share
-        penalty = self.fusion.penalty(self.head)
-        return loss if penalty is None else loss + penalty / world_size()
+        loss = self.head.loss(logits, labels.to(logits.device))
+        regularization = self.fusion.regularization(self.head)
+        return loss if regularization is None else loss + regularization
 
-    def advance(self, done: float) -> bool:
-        """Let the fusion go on to its next stage, with this reader's own random numbers; see `Fusion.advance`."""
+    def on_epoch_end(self, done: float) -> bool:
+        """Let the fusion go on to its next stage, with this reader's own random numbers; see `Fusion.on_epoch_end`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self.config.seed, "stage"))
-            return self.fusion.advance(done, self.head)
+            return self.fusion.on_epoch_end(done, self.head)
 
     def importance(self) -> dict[int, float]:
         """Layer -> share, for fusions that mix; empty for those that do not."""
@@ -141,19 +142,22 @@ class ReaderOutput:
 
 @dataclass
 class BankOutput:
-    """Reader name -> `ReaderOutput`, and what else was asked for.
+    """Reader name -> `ReaderOutput`, and the model's own output.
 
     Attributes:
         readers: One output per reader.
         loss: Sum of the readers' losses, or None without labels.
         main: The model's own output, or None.
-        states: Stack -> layer -> state `[batch, tokens, width]`, for layers that were to be kept.
     """
 
     readers: dict[str, ReaderOutput] = field(default_factory=dict)
     loss: Tensor | None = None
     main: Any = None
-    states: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Forget everything; under `bank.listen`, the readers then hear the model's next pass."""
+        self.readers.clear()
+        self.loss = self.main = None
 
     def __getitem__(self, name: str) -> ReaderOutput:
         if name not in self.readers:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import defaultdict
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from lamina.errors import ConfigError
 from lamina.fusion.base import LayerView
 from lamina.layers import select
+from lamina.layers.hooks import token_mask, watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,41 +35,41 @@ class StackPass:
         stack: The stack that is read.
         readers: Name -> reader, all of them on this stack.
         grad: Whether gradients of the readers are wanted.
+
+    Attributes:
+        layers: The layers that are needed, ascending.
+        mask: Of the tokens that the model reads, as the model was given it; None: all are real.
     """
 
     def __init__(self, stack: LayerStack, readers: Mapping[str, ReaderModule], *, grad: bool) -> None:
-        self.stack = stack
-        self.readers = readers
+        self.stack, self.readers = stack, readers
+        self.mask: Tensor | None = None
         self._grad = grad
         self._shape: torch.Size | None = None
         self._device: torch.device | None = None
-        with torch.set_grad_enabled(grad):
-            self._streams = self._start()
+        groups: dict[object, list[str]] = defaultdict(list)
+        for name, reader in readers.items():
+            group = reader.fusion.group()
+            groups[name if group is None else (type(reader.fusion), reader.layers, group)].append(name)
+        self._streams: list[tuple[list[str], Stream]] = []
         self._takers: dict[int, list[tuple[Stream, int]]] = defaultdict(list)
-        for names, stream in self._streams:
+        for names in groups.values():
+            fusions = [readers[name].fusion for name in names]
+            with torch.set_grad_enabled(grad):
+                stream = fusions[0].stream(fusions)
+            self._streams.append((names, stream))
             layers = readers[names[0]].layers
-            for index in sorted({index for name in names for index in readers[name].fusion.live()}):
+            for index in sorted({index for fusion in fusions for index in fusion.active_layers()}):
                 self._takers[layers[index]].append((stream, index))
         self.layers = sorted(self._takers)
 
-    def _start(self) -> list[tuple[list[str], Stream]]:
-        groups: dict[object, list[str]] = defaultdict(list)
-        for name, reader in self.readers.items():
-            group = reader.fusion.group()
-            groups[name if group is None else (type(reader.fusion), reader.layers, group)].append(name)
-        return [(names, self._stream(names)) for names in groups.values()]
-
-    def _stream(self, names: list[str]) -> Stream:
-        fusions = [self.readers[name].fusion for name in names]
-        return fusions[0].stream(fusions)
-
     @contextmanager
-    def follow(self) -> Iterator[None]:
-        """Let the fusions that need more of the pass than its states see it."""
+    def block_inputs(self) -> Iterator[None]:
+        """Let the fusions that need the inputs of the model's blocks see them."""
         with ExitStack() as watched:
             for reader in self.readers.values():
-                if reader.config.fusion.follows:
-                    watched.enter_context(reader.fusion.follow(self.stack))
+                if reader.config.fusion.needs_block_inputs:
+                    watched.enter_context(reader.fusion.block_inputs(self.stack))
             yield
 
     def take(self, layer: int, state: Tensor) -> bool:
@@ -81,16 +82,18 @@ class StackPass:
         return layer == self.layers[-1]
 
     def finish(
-        self, mask: Tensor | None, model: PreTrainedModel, labels: Mapping[str, Tensor] | None = None
+        self, model: PreTrainedModel, labels: Mapping[str, Tensor] | None = None
     ) -> dict[str, tuple[Tensor, Tensor]]:
         """Name -> logits and the mask `[batch, tokens]` they were computed under; alike heads run as one.
 
         Args:
-            mask: Of the tokens that the model read.
             model: The model.
             labels: Name -> labels, for heads that compute the logits of labelled positions alone.
+
+        Raises:
+            ConfigError: If no state was taken, or the mask is not one of these states.
         """
-        real = self._real(mask, model)
+        real = self._real(model)
         with torch.set_grad_enabled(self._grad):
             features = {
                 name: part
@@ -117,16 +120,16 @@ class StackPass:
         stacked = torch.stack([features[name] for name in names])
         return dict(zip(names, heads[0].many(heads, stacked, real), strict=True))
 
-    def _real(self, mask: Tensor | None, model: PreTrainedModel) -> Bool[Tensor, "batch tokens"]:
+    def _real(self, model: PreTrainedModel) -> Bool[Tensor, "batch tokens"]:
         """True at real tokens; a row without any keeps its first, so that its result is defined."""
         if self._shape is None:
             raise ConfigError(
-                f"bank: the pass never reached layer {self.layers[0]}; no state was read. Run the whole model."
+                f"bank: the pass never reached layer {self.layers[0]}, so no state was read; run the whole model."
             )
-        shape = self._shape[:2]
+        shape, mask = self._shape[:2], self.mask
         if mask is None:
             return torch.ones(shape, dtype=torch.bool, device=self._device)
-        if mask.ndim == 2 and len(mask) == shape[0] and mask.shape[1] != shape[1]:
+        if len(mask) == shape[0] and mask.shape[1] != shape[1]:
             mask = _frame_mask(mask, shape[1], model)
         if mask.shape != shape:
             raise ConfigError(
@@ -138,7 +141,7 @@ class StackPass:
         return real
 
 
-class Keeper:
+class StateRecorder:
     """Takes part in a pass only to keep the states of some layers.
 
     Args:
@@ -146,15 +149,55 @@ class Keeper:
         layers: Which layers.
     """
 
+    mask: Tensor | None = None
+
     def __init__(self, stack: LayerStack, layers: Sequence[int]) -> None:
         self.stack = stack
-        self.layers = select(list(layers), stack.layers, op="bank")
+        self.layers = select(list(layers), stack.layers, op="bank.record_states")
         self.states: dict[int, Tensor] = {}
+
+    @contextmanager
+    def block_inputs(self) -> Iterator[None]:
+        """Nothing but states is kept."""
+        yield
 
     def take(self, layer: int, state: Tensor) -> bool:
         """Keep one state; True once all were taken."""
         self.states[layer] = state
         return len(self.states) == len(self.layers)
+
+
+@contextmanager
+def attach(
+    passes: Sequence[StackPass | StateRecorder], batch: Mapping[str, Any], stop: BaseException | None = None
+) -> Iterator[None]:
+    """Let passes over several stacks take part in one run of the model.
+
+    Args:
+        passes: What reads the stacks.
+        batch: What the model will be called with.
+        stop: Raised once every pass has taken its last state; None: the model runs to its end.
+    """
+    left = len(passes)
+
+    def take(stack_pass: StackPass | StateRecorder, layer: int, state: Tensor) -> None:
+        nonlocal left
+        if stack_pass.take(layer, state):
+            left -= 1
+            if left == 0 and stop is not None:
+                raise stop
+
+    def start(stack_pass: StackPass | StateRecorder, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        if isinstance(stack_pass, StackPass):
+            stack_pass.mask = token_mask(stack_pass.stack, batch, args, kwargs)
+
+    with ExitStack() as hooks:
+        for stack_pass in passes:
+            hooks.enter_context(stack_pass.block_inputs())
+            hooks.enter_context(
+                watch(stack_pass.stack, stack_pass.layers, partial(take, stack_pass), partial(start, stack_pass))
+            )
+        yield
 
 
 def _frame_mask(mask: Tensor, frames: int, model: PreTrainedModel) -> Tensor:
@@ -164,23 +207,3 @@ def _frame_mask(mask: Tensor, frames: int, model: PreTrainedModel) -> Tensor:
     if convert is None or count is None or int(count(mask.shape[1])) != frames:
         return mask  # not a mask of samples, or the states are fewer than the model's own frames
     return convert(frames, mask)
-
-
-def mask_of(
-    stack: LayerStack, batch: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Tensor | None:
-    """The attention mask of a stack: from the batch, else from the call of the stack itself.
-
-    Args:
-        stack: The stack that is about to run.
-        batch: What the whole model was called with; empty where that is not known.
-        args: Positional arguments of the stack's own call.
-        kwargs: Keyword arguments of the stack's own call.
-    """
-    given = batch.get("decoder_attention_mask" if stack.name == "decoder" else "attention_mask")
-    if given is None:
-        given = kwargs.get("attention_mask")
-    if given is None and args:
-        names = inspect.signature(stack.scope.forward).parameters
-        given = dict(zip(names, args, strict=False)).get("attention_mask")
-    return given if isinstance(given, Tensor) and given.ndim == 2 else None

@@ -227,11 +227,11 @@ def _layers(model: PreTrainedModel) -> dict[str, int]:
 
 def _outputs(model: PreTrainedModel) -> dict[str, Tensor]:
     """The tensors that a model returns on a small random batch; if its head refuses that, those of its backbone."""
-    from lamina.layers.isolation import undisturbed
+    from lamina.layers.isolation import preserve_model
     from lamina.layers.probe_input import probe_input
 
     base: PreTrainedModel = getattr(model, "base_model", model)
-    with undisturbed(model):
+    with preserve_model(model):
         try:
             output = model(**probe_input(model, _TOKENS, _SEED).inputs, return_dict=True)
         except (RuntimeError, ValueError, TypeError):

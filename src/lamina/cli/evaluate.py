@@ -99,7 +99,7 @@ def _from_file(head: HeadConfig, path: Path, split: str, columns: dict[str, str 
     named: dict[str, Any] = {
         key: int(column) if column.lstrip("-").isdigit() else column for key, column in columns.items() if column
     }
-    task = Task.from_files(head.kind, test=path, labels=head.labels, problem=head.problem, **named)
+    task = Task.from_files(head.kind, test=path, labels=head.labels, problem=head.problem_type, **named)
     return replace(task, splits={split: task.splits["test"]})
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING
 
-from lamina.bank import is_held
 from lamina.errors import ConfigError
 from lamina.layers import default_stack, select
 
@@ -24,8 +22,7 @@ def check_editable(model: PreTrainedModel, op: str) -> None:
         op: The operation that asks, named in errors.
 
     Raises:
-        ConfigError: If it is no transformers model, is compiled or quantised, has weights that are not in memory, or
-            a bank that is still in use reads it.
+        ConfigError: If it is no transformers model, is compiled or quantised, or has weights that are not in memory.
     """
     if _is_compiled(model):
         raise ConfigError(
@@ -46,11 +43,6 @@ def check_editable(model: PreTrainedModel, op: str) -> None:
         raise ConfigError(
             f"{op}: parts of the model are offloaded; an edit there would be lost. Load it into memory as a whole."
         )
-    if _is_read(model):
-        raise ConfigError(
-            f"{op}: a ReaderBank reads this model; its readers were made for the layers as they are. "
-            "Edit the model before the bank is made, or let go of the bank (del bank) first."
-        )
 
 
 def _is_compiled(model: nn.Module) -> bool:
@@ -67,13 +59,6 @@ def _is_quantized(model: PreTrainedModel) -> bool:
 def _is_offloaded(model: PreTrainedModel) -> bool:
     """Whether accelerate keeps weights elsewhere; a model without any weights, on the meta device, is fine."""
     return hasattr(model, "hf_device_map") and any(parameter.is_meta for parameter in model.parameters())
-
-
-def _is_read(model: PreTrainedModel) -> bool:
-    if not is_held(model):
-        return False
-    gc.collect()  # a bank that nobody has any more may wait for its turn to be freed
-    return is_held(model)
 
 
 def chosen_blocks(model: PreTrainedModel, layers: object, stack: str | None, op: str) -> tuple[LayerStack, list[int]]:

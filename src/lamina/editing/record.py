@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, final
 
 from lamina.errors import StoreError
+from lamina.layers.discovery import EDITS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KINDS = ("insert", "merge", "reinit", "truncate", "freeze")
-_PLACE = "_lamina_edits"  # an attribute of the model object, so that copies of a model carry its record
 
 
 @final
@@ -59,15 +59,15 @@ class Edit:
 
 def edits(model: PreTrainedModel) -> list[Edit]:
     """The edits of a model, oldest first; a list of one's own."""
-    return list(getattr(model, _PLACE, ()))
+    return list(getattr(model, EDITS, ()))
 
 
 def record(model: PreTrainedModel, edit: Edit) -> Edit:
     """Add an edit to the model's record."""
-    setattr(model, _PLACE, (*edits(model), edit))
+    setattr(model, EDITS, (*edits(model), edit))
     return edit
 
 
 def restore(model: PreTrainedModel, done: Sequence[Edit]) -> None:
     """Give a model the record of edits that were made to it before it was saved."""
-    setattr(model, _PLACE, tuple(done))
+    setattr(model, EDITS, tuple(done))

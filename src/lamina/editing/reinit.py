@@ -12,7 +12,7 @@ from lamina.editing.checks import check_editable, chosen_blocks
 from lamina.editing.inserted import InsertedLayer
 from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError
-from lamina.layers.isolation import undisturbed
+from lamina.layers.isolation import preserve_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -166,7 +166,7 @@ def _as_built(model: PreTrainedModel, blocks: Sequence[nn.Module], changed: Sequ
     """Let the model initialise these parameters of some blocks, as it does with those that a checkpoint lacks."""
     before = [(parameter, parameter._version, parameter.detach().clone()) for parameter in changed]
     inside = {module for block in blocks for module in block.modules()}
-    with undisturbed(model), _flagged([*model.parameters(), *model.buffers()], changed):
+    with preserve_model(model), _flagged([*model.parameters(), *model.buffers()], changed):
         for module in model.modules():
             setattr(module, _FLAG, inside.isdisjoint(module.modules()))
         torch.manual_seed(seed)

@@ -99,7 +99,7 @@ class AdaLayersFusion(ProjectedFusion):
         """Share of each layer; sums to 1."""
         return self.weights().detach()
 
-    def penalty(self, head: nn.Module | None = None) -> Tensor | None:
+    def regularization(self, head: nn.Module | None = None) -> Tensor | None:
         """`entropy * mean_i(-p_i log p_i)`, after the cutoff."""
         del head
         if self.config.entropy == 0:

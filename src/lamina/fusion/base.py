@@ -27,7 +27,7 @@ class FusionConfig(ABC):
     """Settings of one fusion. Subclasses are frozen dataclasses, most of them with a `layers` selector."""
 
     streams: ClassVar[bool] = True  # False: needs every state at once, so the bank keeps them
-    follows: ClassVar[bool] = False  # True: needs more of the pass than its states, so stored states do not do
+    needs_block_inputs: ClassVar[bool] = False  # True: recorded states are not enough
 
     def selector(self) -> Selector:
         """Which layers are read; the `layers` field unless a subclass fixes them."""
@@ -98,11 +98,11 @@ class Fusion(nn.Module, ABC):
         """Fusions on the same layers with equal groups are computed as one operation; None: alone."""
         return None
 
-    def live(self) -> tuple[int, ...]:
+    def active_layers(self) -> tuple[int, ...]:
         """Indices of the states that can change the features now; the others (and their gradients) may be skipped."""
         return tuple(range(self.layers))
 
-    def penalty(self, head: nn.Module | None = None) -> Tensor | None:
+    def regularization(self, head: nn.Module | None = None) -> Tensor | None:
         """A scalar to add to the loss, or None.
 
         Args:
@@ -114,7 +114,7 @@ class Fusion(nn.Module, ABC):
     def check_head(self, head: nn.Module) -> None:
         """Raise ConfigError if `head` cannot read these features; most can."""
 
-    def advance(self, done: float, head: nn.Module) -> bool:
+    def on_epoch_end(self, done: float, head: nn.Module) -> bool:
         """Go on to the next stage of training, for fusions that have stages; called after each epoch.
 
         Args:
@@ -127,8 +127,8 @@ class Fusion(nn.Module, ABC):
         del done, head
         return False
 
-    def follow(self, stack: LayerStack) -> AbstractContextManager[None]:
-        """Watch a pass over `stack` for what its states do not tell; only for configs that say `follows`."""
+    def block_inputs(self, stack: LayerStack) -> AbstractContextManager[None]:
+        """Record how a pass calls the blocks of `stack`; only for configs with `needs_block_inputs`."""
         del stack
         return nullcontext()
 
@@ -157,12 +157,12 @@ class Fusion(nn.Module, ABC):
         if mask is None:
             mask = torch.ones(states[0].shape[:2], dtype=torch.bool, device=states[0].device)
         stream = self.stream([self])
-        for index in self.live():
+        for index in self.active_layers():
             stream.step(index, LayerView(states[index]))
         return stream.finish(mask.bool())[0]
 
 
-class Kept(Stream):
+class BufferedStream(Stream):
     """Keeps every state until the pass ends, for fusions that need them all at once (`streams = False`).
 
     Args:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import FusionConfig, Kept, Stream
+from lamina.fusion.base import BufferedStream, FusionConfig, Stream
 from lamina.fusion.gated import InputWeighted
 from lamina.utils import check_range
 
@@ -91,7 +91,7 @@ class DWAttFusion(InputWeighted):
     def stream(self, members: object) -> Stream:
         """Keep the states until the query's is there."""
         del members
-        return Kept(self._fuse)
+        return BufferedStream(self._fuse)
 
     def _fuse(
         self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from lamina.errors import ConfigError
 from lamina.fusion.base import Fusion, FusionConfig, Stream
-from lamina.layers.isolation import main_device, undisturbed
+from lamina.layers.hooks import watch
+from lamina.layers.isolation import main_device, preserve_model
 from lamina.layers.probe_input import probe_input
-from lamina.layers.watch import watch
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ExtraLayers(FusionConfig):
 
     n: int = 1
 
-    follows: ClassVar[bool] = True
+    needs_block_inputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range("extra_layers", "n", self.n, 1, 1000)
@@ -99,12 +99,12 @@ class ExtraLayersFusion(Fusion):
         self._follows, self._swap = follows, swap
         self._call: _Call | None = None
 
-    def live(self) -> tuple[int, ...]:
+    def active_layers(self) -> tuple[int, ...]:
         """The last state."""
         return (self.layers - 1,)
 
     @contextmanager
-    def follow(self, stack: LayerStack) -> Iterator[None]:
+    def block_inputs(self, stack: LayerStack) -> Iterator[None]:
         """Remember how the pass calls the stack's last block: mask, positions and whatever else there is."""
         if not self._follows:
             yield
@@ -136,7 +136,7 @@ class ExtraLayersFusion(Fusion):
         if self._call is None:
             raise ConfigError(
                 "extra_layers: the states came without the model's pass; these blocks are called as its own last one "
-                "is. Run the model through the bank, or under `fusion.follow(stack)`."
+                "is. Run the model through the bank, or under `fusion.block_inputs(stack)`."
             )
         if self._call.past:
             raise ConfigError(
@@ -329,8 +329,8 @@ def _rehearse(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) -> t
         seen["call"] = _Call.of(block, args, kwargs, stack.depth)  # a layer no cache has: what it holds is this text
         seen["output"] = output if isinstance(output, Tensor) else output[0]
 
-    with undisturbed(model), watch(stack, [layer], seen.__setitem__):
-        block.register_forward_hook(after, with_kwargs=True)  # `undisturbed` takes it off again
+    with preserve_model(model), watch(stack, [layer], seen.__setitem__):
+        block.register_forward_hook(after, with_kwargs=True)  # `preserve_model` takes it off again
         _run_model(model)
         call: _Call = seen["call"]
         swaps = [swap for swap in _SWAPS if _alike(_swapped(call.state, swap), seen[layer])]

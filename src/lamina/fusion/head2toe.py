@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
-from lamina.fusion.base import Fusion, FusionConfig, Kept, Stream
+from lamina.fusion.base import BufferedStream, Fusion, FusionConfig, Stream
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Head2ToeFusion(Fusion):
         self.register_buffer("selected", torch.zeros((), dtype=torch.bool))
         self.register_buffer("shares", torch.full((layers,), 1 / layers))
 
-    def live(self) -> tuple[int, ...]:
+    def active_layers(self) -> tuple[int, ...]:
         """Layers of which a feature is kept."""
         return tuple(self.kept.view(self.layers, -1).any(1).nonzero().flatten().tolist())
 
@@ -107,7 +107,7 @@ class Head2ToeFusion(Fusion):
     def stream(self, members: object) -> Stream:
         """Keep the states until the mask is known."""
         del members
-        return Kept(self.features)
+        return BufferedStream(self.features)
 
     def features(
         self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]
@@ -147,13 +147,13 @@ class Head2ToeFusion(Fusion):
                 "Set per_token=True."
             )
 
-    def penalty(self, head: nn.Module | None = None) -> Tensor | None:
+    def regularization(self, head: nn.Module | None = None) -> Tensor | None:
         """`group_lasso * sum_i ||W_i||` over the features, until they are chosen."""
         if head is None or self.config.group_lasso == 0 or bool(self.selected):
             return None
         return self.config.group_lasso * torch.linalg.vector_norm(_map_of(head).weight, dim=0).sum()
 
-    def advance(self, done: float, head: nn.Module) -> bool:
+    def on_epoch_end(self, done: float, head: nn.Module) -> bool:
         """Take the scores down; choose the features and start the head again once the first stage is over."""
         if bool(self.selected):
             return False

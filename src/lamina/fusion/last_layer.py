@@ -28,7 +28,7 @@ class LastLayer(FusionConfig):
 class LastLayerFusion(Fusion):
     """The module of `LastLayer`."""
 
-    def live(self) -> tuple[int, ...]:
+    def active_layers(self) -> tuple[int, ...]:
         """The last state."""
         return (self.layers - 1,)
 

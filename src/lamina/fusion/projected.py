@@ -69,7 +69,7 @@ class ProjectedFusion(Fusion):
         """Same shape, same settings, same place."""
         return (self.settings, self.width, self.training, self.projection.dtype, self.projection.device)
 
-    def live(self) -> tuple[int, ...]:
+    def active_layers(self) -> tuple[int, ...]:
         """Layers whose weight is not zero."""
         return tuple(self.weights().detach().nonzero().flatten().tolist())
 

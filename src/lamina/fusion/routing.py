@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import Fusion, FusionConfig, Kept, Stream
+from lamina.fusion.base import BufferedStream, Fusion, FusionConfig, Stream
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class RoutingFusion(Fusion):
     def stream(self, members: object) -> Stream:
         """Keep the states: routing reads them once per iteration."""
         del members
-        return Kept(self._fuse)
+        return BufferedStream(self._fuse)
 
     def _fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
         parts = [

@@ -69,7 +69,7 @@ class SingleLayerFusion(ProjectedFusion):
         del index
         return 0
 
-    def live(self) -> tuple[int, ...]:
+    def active_layers(self) -> tuple[int, ...]:
         """The layer that is read."""
         return (self.index,)
 

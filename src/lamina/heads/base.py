@@ -27,7 +27,7 @@ class HeadConfig(ABC):
     kind: ClassVar[str]  # the task kind it serves
 
     @property
-    def problem(self) -> str:
+    def problem_type(self) -> str:
         """What is predicted: "classification", "regression" or "multi_label"."""
         return "classification"
 
@@ -45,7 +45,7 @@ class Head(nn.Module, ABC):
     """Features -> logits, and the loss of logits against labels."""
 
     generator: torch.Generator | None = None  # source of dropout's random numbers; None is torch's own
-    narrows: ClassVar[bool] = False  # True: `forward` takes `keep`, the positions whose logits are wanted
+    logits_to_keep: ClassVar[bool] = False  # True: `forward` takes `logits_to_keep`, the positions that are wanted
 
     @abstractmethod
     def forward(self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]) -> Tensor:
@@ -54,6 +54,11 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Scalar mean over the labels that are given; 0 where none is."""
+
+    @property
+    @abstractmethod
+    def outputs(self) -> int:
+        """Number of scores per position: labels, or entries of a vocabulary."""
 
     def count(self, labels: Tensor) -> Tensor:
         """What `loss` divides by: how many labels are given, or their weight."""

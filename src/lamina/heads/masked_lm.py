@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from lamina.errors import ConfigError
 from lamina.heads.base import IGNORE, Head, HeadConfig, cross_entropy, label_names
-from lamina.layers.isolation import main_device, undisturbed
+from lamina.layers.isolation import main_device, preserve_model
 from lamina.layers.probe_input import NoInputError, probe_input
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class MaskedLMHead(Head):
         dim: Size of the features; one linear map more where the transform takes another size.
     """
 
-    narrows: ClassVar[bool] = True  # `forward` takes `keep`, so that only labelled positions are projected
+    logits_to_keep: ClassVar[bool] = True
 
     def __init__(self, projection: nn.Module, transform: _Transform, dim: int) -> None:
         super().__init__()
@@ -121,28 +121,33 @@ class MaskedLMHead(Head):
         self,
         features: Float[Tensor, "batch tokens dim"],
         mask: Bool[Tensor, "batch tokens"],
-        keep: Bool[Tensor, "batch tokens"] | None = None,
+        logits_to_keep: Bool[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens classes"] | Float[Tensor, "kept classes"]:
         """Logits of each token; those of padding mean nothing.
 
         Args:
             features: What the fusion gave.
             mask: Real tokens; not needed, every token stands for itself.
-            keep: Positions whose logits are wanted. The vocabulary is large, and only some 15 % of the positions have a
+            logits_to_keep: Positions whose logits are wanted. The vocabulary is large, and only some 15 % of the positions have a
                 label, so a loss needs no others.
 
         Returns:
             `[batch, tokens, classes]`, or `[kept, classes]` in row order; in the dtype of the base's projection.
         """
         del mask
-        if keep is not None:
-            features = features[keep]
+        if logits_to_keep is not None:
+            features = features[logits_to_keep]
         hidden = features.to(self.dense.weight.dtype)
         if self.enter is not None:
             hidden = self.enter(hidden)
         hidden = self.norm(self._activation(self.dense(hidden)))
         weight = cast("Tensor", self._projection[0].weight)
         return F.linear(hidden.to(weight.dtype), weight, self.bias.to(weight.dtype))
+
+    @property
+    def outputs(self) -> int:
+        """Size of the base's vocabulary."""
+        return len(cast("Tensor", self._projection[0].weight))
 
     def borrowed(self) -> dict[str, Tensor]:
         """The projection's weight."""
@@ -152,7 +157,7 @@ class MaskedLMHead(Head):
         """Mean cross-entropy over tokens whose label is not IGNORE.
 
         Args:
-            logits: `[batch, tokens, classes]`, or `[kept, classes]` for `keep = labels != IGNORE`.
+            logits: `[batch, tokens, classes]`, or `[kept, classes]` for `logits_to_keep = labels != IGNORE`.
             labels: Entries of the vocabulary, or IGNORE.
         """
         given = labels != IGNORE
@@ -227,7 +232,7 @@ def _first_equal(model: PreTrainedModel, projection: nn.Module, parts: Sequence[
         inputs = probe_input(model, _PROBE_TOKENS, 0).inputs
     except NoInputError:
         return None
-    with undisturbed(model):
+    with preserve_model(model):
         out: Any = model(**inputs, output_hidden_states=True, return_dict=True)
         states, logits = out.get("hidden_states"), out.get("logits", out.get("prediction_logits"))
         if states is None or logits is None:

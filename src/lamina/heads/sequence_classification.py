@@ -35,7 +35,7 @@ class SequenceClassification(HeadConfig):
         dropout: Probability, before pooling.
         pooling: "attention" (self-attention without residual, GELU, dropout, mean over real tokens: the paper's),
             "mean" (over real tokens) or "first" (the first real token).
-        problem: "classification", "regression" (one output, squared error) or "multi_label" (a sigmoid each).
+        problem_type: "classification", "regression" (one output, squared error) or "multi_label" (a sigmoid each).
         class_weights: One positive weight per label for the loss; None: all equal.
 
     Source:
@@ -46,18 +46,18 @@ class SequenceClassification(HeadConfig):
     attention_heads: int = 8
     dropout: float = 0.1
     pooling: Literal["attention", "mean", "first"] = "attention"
-    problem: Literal["classification", "regression", "multi_label"] = "classification"  # pyright: ignore[reportIncompatibleMethodOverride]
+    problem_type: Literal["classification", "regression", "multi_label"] = "classification"  # pyright: ignore[reportIncompatibleMethodOverride]
     class_weights: tuple[float, ...] | None = None
 
     kind: ClassVar[str] = "sequence_classification"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", label_names(self.kind, self.labels))
-        for name, value, known in (("pooling", self.pooling, POOLINGS), ("problem", self.problem, PROBLEMS)):
+        for name, value, known in (("pooling", self.pooling, POOLINGS), ("problem_type", self.problem_type, PROBLEMS)):
             if value not in known:
                 raise UnknownNameError(op=self.kind, got=value, known=known, what=name)
         check_range(self.kind, "dropout", self.dropout, 0, 1, open_high=True)
-        if self.problem == "regression" and len(self.labels) != 1:
+        if self.problem_type == "regression" and len(self.labels) != 1:
             raise ConfigError(f"{self.kind}: {len(self.labels)} labels for a regression; it has one. Name one label.")
         object.__setattr__(self, "class_weights", checked_weights(self.kind, self.class_weights, len(self.labels)))
 
@@ -78,6 +78,11 @@ class SequenceClassificationHead(Head):
         self.output = nn.Linear(dim, len(config.labels))
         weights = None if config.class_weights is None else torch.tensor(config.class_weights)
         self.register_buffer("class_weights", weights, persistent=False)
+
+    @property
+    def outputs(self) -> int:
+        """Number of labels."""
+        return self.output.out_features
 
     def group(self) -> Hashable:
         """Same shape, same settings, same place."""
@@ -118,16 +123,16 @@ class SequenceClassificationHead(Head):
             labels: `[batch]` class indices (IGNORE: none), `[batch]` floats (NaN: none), or `[batch, classes]`
                 zeros and ones (a negative: none).
         """
-        if self.config.problem == "classification":
+        if self.config.problem_type == "classification":
             return cross_entropy(logits, labels, cast("Tensor | None", self.class_weights))
-        if self.config.problem == "regression":
+        if self.config.problem_type == "regression":
             logits = logits.squeeze(-1)
         if labels.shape != logits.shape:
             raise ConfigError(
-                f"{self.config.kind}: labels are {tuple(labels.shape)} for a {self.config.problem} with outputs "
+                f"{self.config.kind}: labels are {tuple(labels.shape)} for a {self.config.problem_type} with outputs "
                 f"{tuple(logits.shape)}; both must have one shape. Reshape the labels."
             )
-        if self.config.problem == "regression":
+        if self.config.problem_type == "regression":
             given = ~labels.isnan()
             error = F.mse_loss(logits.float(), labels.nan_to_num().float(), reduction="none")
         else:
@@ -139,6 +144,6 @@ class SequenceClassificationHead(Head):
 
     def count(self, labels: Tensor) -> Tensor:
         """Number (or weight) of the labels that are given."""
-        if self.config.problem == "classification":
+        if self.config.problem_type == "classification":
             return counted(labels, cast("Tensor | None", self.class_weights))
-        return (~labels.isnan() if self.config.problem == "regression" else labels >= 0).sum()
+        return (~labels.isnan() if self.config.problem_type == "regression" else labels >= 0).sum()

@@ -72,6 +72,11 @@ class TokenClassificationHead(Head):
         weights = None if config.class_weights is None else torch.tensor(config.class_weights)
         self.register_buffer("class_weights", weights, persistent=False)
 
+    @property
+    def outputs(self) -> int:
+        """Number of labels."""
+        return self.output.out_features
+
     def group(self) -> Hashable:
         """Same shape, same settings, same place."""
         weight, config = self.output.weight, self.config

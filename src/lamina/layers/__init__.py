@@ -5,9 +5,9 @@ knows a family by name; `stacks` runs the model on a tiny input and looks.
 """
 
 from lamina.layers.discovery import default_stack, stacks
+from lamina.layers.hooks import watch
 from lamina.layers.selectors import select
 from lamina.layers.stack import LayerStack, TapPoint
 from lamina.layers.taps import tap
-from lamina.layers.watch import watch
 
 __all__ = ["LayerStack", "TapPoint", "default_stack", "select", "stacks", "tap", "watch"]

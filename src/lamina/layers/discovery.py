@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast, final
 
 from torch import nn
 
-from lamina.errors import UnknownNameError, UnsupportedModelError
-from lamina.layers.isolation import main_device, undisturbed
+from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
+from lamina.layers.isolation import main_device, preserve_model
 from lamina.layers.look import UnreadableError, look
 from lamina.layers.stack import LayerStack, TapPoint, by_path
 
@@ -62,7 +63,7 @@ def _look(model: nn.Module) -> dict[str, LayerStack]:
         reason = "it is no transformers model: it has no config"
         raise UnsupportedModelError(op="stacks", model_type=family, reason=reason, hint="Load it with AutoModel.")
     try:
-        with undisturbed(model):
+        with preserve_model(model):
             return look(model)
     except UnreadableError as error:
         raise UnsupportedModelError(op="stacks", model_type=family, reason=error.reason, hint=error.hint) from error
@@ -146,3 +147,67 @@ def same_stacks(model: nn.Module, copy: nn.Module) -> None:
     """
     stacks(model)
     _known[copy] = replace(_known[model], modules=tuple(weakref.ref(module) for module in copy.modules()))
+
+
+EDITS = "_lamina_edits"  # an attribute of the model object, so that copies of a model carry the record of its edits
+
+
+@final
+class LayerGuard:
+    """Tells whether a model's layers are still those that were found; a check takes microseconds.
+
+    Args:
+        model: The model.
+        found: Its stacks.
+    """
+
+    def __init__(self, model: nn.Module, found: Mapping[str, LayerStack]) -> None:
+        paths = {module: path for path, module in by_path(model).items()}
+        blocks = {paths[block].rpartition(".")[0] for stack in found.values() for block in stack.blocks}
+        self._children: dict[str, dict[str, nn.Module]] = {parent: {} for parent in blocks}
+        for stack in found.values():
+            for module in (*stack.blocks, *(point.module for point in stack.points), stack.scope):
+                parent, _, name = paths[module].rpartition(".")
+                if name:
+                    self._children.setdefault(parent, {})[name] = module
+        self._lists = {path: len(_children(model.get_submodule(path))) for path in blocks}
+        owners = (model, getattr(model, "base_model", model), *(stack.scope for stack in found.values()))
+        self._edits = {owner: getattr(owner, EDITS, ()) for owner in owners}
+
+    def check(self, model: nn.Module, op: str) -> None:
+        """Compare.
+
+        Args:
+            model: The model.
+            op: The operation that asks, named in errors.
+
+        Raises:
+            ConfigError: If a block was replaced, added or taken out, or an edit was recorded.
+        """
+        changed = self._change(model)
+        if changed is not None:
+            raise ConfigError(
+                f"{op}: the model's layers are no longer those that were found: {changed}. Its readers were made for "
+                "the layers before; make a new bank for the edited model."
+            )
+
+    def _change(self, model: nn.Module) -> str | None:
+        for owner, known in self._edits.items():
+            done: tuple[Any, ...] = getattr(owner, EDITS, ())
+            if done is not known:
+                return f"it was edited ({', '.join(edit.kind for edit in done[len(known) :]) or 'undone'})"
+        for path, known in self._children.items():
+            try:
+                children = _children(model.get_submodule(path))
+            except AttributeError:
+                return f"there is no '{path}'"
+            for name, module in known.items():
+                if children.get(name) is not module:
+                    return f"'{path}.{name}' is another module".replace("'.", "'")
+            if len(children) != self._lists.get(path, len(children)):
+                return f"'{path}' has {len(children)} blocks, not {self._lists[path]}"
+        return None
+
+
+def _children(module: nn.Module) -> dict[str, nn.Module]:
+    return dict(cast("Iterable[tuple[str, nn.Module]]", module.named_children()))

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Generator[None]:
+def preserve_model(model: nn.Module) -> Generator[None]:
     """Put the model in eval mode without gradients, and put everything back at the end.
 
     Back come: the mode of each module, its parameters, buffers (and their values), submodules, hooks and plain
@@ -76,7 +76,7 @@ def _same_randomness(model: nn.Module) -> Generator[None]:
         np.random.set_state(numpy)
 
 
-class WithoutValues(TorchFunctionMode):
+class MetaValues(TorchFunctionMode):
     """Answer questions about values that do not exist (on the meta device) with 0, so that models run on.
 
     Models look at values to warn, or to choose a faster way to the same result.

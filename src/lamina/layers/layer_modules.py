@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lamina.layers.discovery import stacks
-from lamina.layers.isolation import WithoutValues, undisturbed
+from lamina.layers.isolation import MetaValues, preserve_model
 from lamina.layers.probe_input import probe_input
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _after_blocks(model: PreTrainedModel, stack: LayerStack, around: list[nn.Mod
     inputs = probe_input(base, _TOKENS, seed=1).inputs
     bare = {key: value for key, value in inputs.items() if not key.endswith("attention_mask")}
     order: list[nn.Module] = []
-    with undisturbed(model), WithoutValues():
+    with preserve_model(model), MetaValues():
         for module in (*around, stack.blocks[0]):
             module.register_forward_pre_hook(lambda module, _args: order.append(module))
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,12 +10,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lamina.layers.isolation import WithoutValues, main_device
+from lamina.layers.hooks import watch
+from lamina.layers.isolation import MetaValues, main_device
 from lamina.layers.matching import find_blocks, find_run, find_scope, places
 from lamina.layers.probe_input import NoInputError, Probe, probe_input
 from lamina.layers.stack import LayerStack, TapPoint
 from lamina.layers.trace import Event, Trace, traced
-from lamina.layers.watch import watch
 
 _FIRST, _SECOND = 7, 11  # lengths of the two probe inputs: odd and different
 _HIDDEN = {"main": "hidden_states", "encoder": "encoder_hidden_states", "decoder": "decoder_hidden_states"}
@@ -66,7 +65,7 @@ class _Sight:
 def _look_without_weights(model: nn.Module, probe: Probe) -> dict[str, LayerStack]:
     """Tell states by identity alone; models that do not run with a mask are tried without."""
     bare = {key: value for key, value in probe.inputs.items() if not key.endswith("attention_mask")}
-    with WithoutValues():
+    with MetaValues():
         trace, _, states = _first_run(model, [probe, Probe(bare, probe.rows)])
     sights = {name: _sight(model, name, entries, trace, probe.rows) for name, entries in states.items()}
     return {
@@ -81,7 +80,7 @@ def _first_run(model: nn.Module, probes: Sequence[Probe]) -> tuple[Trace, nn.Mod
     for target in dict.fromkeys((model, cast("nn.Module", getattr(model, "base_model", model)))):
         for probe in probes:
             try:
-                with traced(model, _mask_of) as trace:
+                with traced(model) as trace:
                     states = _states(_run(target, probe, output_hidden_states=True, return_dict=True))
             except UnreadableError as error:
                 failures.append(error)
@@ -226,11 +225,3 @@ def _alike(value: Tensor, state: Tensor) -> bool:
     if value.shape != state.shape:
         return False
     return torch.equal(value, state) or bool((value - state).abs().max() <= 1e-2 * state.abs().max())
-
-
-def _mask_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    mask: object = kwargs.get("attention_mask")
-    if mask is None and args:
-        names = inspect.signature(module.forward).parameters
-        mask = dict(zip(names, args, strict=False)).get("attention_mask")
-    return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from lamina.layers.discovery import default_stack
+from lamina.layers.hooks import watch
 from lamina.layers.selectors import Selector, select
-from lamina.layers.watch import watch
 
 
 @contextmanager
@@ -31,8 +31,8 @@ def tap(model: nn.Module, layers: Selector = "all", stack: str | None = None) ->
         LayerIndexError: If it has no such layer.
         ConfigError: If `layers` is no selector.
     """
-    found = default_stack(model, stack, op="tap")
+    source = default_stack(model, stack, op="tap")
     states: dict[int, Tensor] = {}
-    chosen = select(layers, found.layers, op="tap")
-    with watch(found, chosen, states.__setitem__, on_start=lambda _args, _kwargs: states.clear()):
+    chosen = select(layers, source.layers, op="tap")
+    with watch(source, chosen, states.__setitem__, on_start=lambda _args, _kwargs: states.clear()):
         yield states

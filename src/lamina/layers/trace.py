@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from lamina.layers.hooks import argument
 from lamina.layers.stack import Side, by_path
 
 if TYPE_CHECKING:
@@ -77,9 +78,7 @@ class Trace:
 
 
 @contextmanager
-def traced(
-    model: nn.Module, mask_of: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Tensor | None]
-) -> Generator[Trace]:
+def traced(model: nn.Module) -> Generator[Trace]:
     """Record every module's calls while the model runs."""
     trace, open_calls = Trace(), list[Call]()
     numbers: Counter[str] = Counter()
@@ -89,7 +88,9 @@ def traced(
 
     def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         path = paths[module]
-        call = Call(module, path, numbers[path], next(clock), mask=mask_of(module, args, kwargs))
+        mask = argument(module, "attention_mask", args, kwargs)
+        mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+        call = Call(module, path, numbers[path], next(clock), mask=mask)
         numbers[path] += 1
         trace.calls.append(call)
         open_calls.append(call)

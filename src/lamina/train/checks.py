@@ -40,11 +40,11 @@ def check_tasks(bank: ReaderBank, tasks: Mapping[str, Task], *, parts: Sequence[
         head = bank[name].config.head
         for what, has, needs in (
             ("kind", head.kind, task.kind),
-            ("problem", head.problem, task.problem),
+            ("problem_type", head.problem_type, task.problem),
             ("labels", head.labels, task.labels),
         ):
             if has != needs:
                 raise ConfigError(
                     f"task {task.name}: its {what} is {needs}, reader '{name}' was made for {has}; they must agree. "
-                    f"Build the head from the task: labels=task.labels, problem=task.problem."
+                    f"Build the head from the task: labels=task.labels, problem_type=task.problem."
                 )

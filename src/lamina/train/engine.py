@@ -154,7 +154,14 @@ class BankTrainer(Trainer):
         del args, kwargs
         names = tuple(inputs["readers"])
         self.lr_scheduler.active = (*names, BASE) if self.bank.train_base else names
-        return model(**inputs).loss
+        shares, states = inputs.pop("shares"), inputs.pop("states", None)
+        if states is None:
+            out = model(**inputs)
+        else:
+            with self.accelerator.autocast():
+                labels = inputs.pop("labels")
+                out = self.bank.read_states(states, inputs, readers=inputs.pop("readers"), labels=labels)
+        return torch.stack([out[name].loss * shares[name] for name in names if out[name].loss is not None]).sum()
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Forward and backward; then every process has the gradients of all."""
@@ -220,7 +227,7 @@ class BankTrainer(Trainer):
         """Let a reader whose training has stages go on to the next, which an early stop brings forward."""
         done = (epoch + 1) / self.plan.epochs[name]
         reader = self.bank[name]
-        if not reader.advance(math.nextafter(1, 0) if stopped and done < 1 else done):
+        if not reader.on_epoch_end(math.nextafter(1, 0) if stopped and done < 1 else done):
             return False
         for parameter in reader.parameters():
             cast("torch.optim.Optimizer", self.optimizer).state.pop(parameter, None)

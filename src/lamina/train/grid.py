@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 METHOD = "fusion"
 OWN = ("stack", "seed")  # fields of the reader itself
 RUN = ("learning_rate", "epochs")  # of its training
-_OF_THE_TASK = ("labels", "problem")  # fields of a head that no grid may change
+_OF_THE_TASK = ("labels", "problem_type")  # fields of a head that no grid may change
 
 
 @dataclass(frozen=True)

@@ -185,8 +185,11 @@ def collect(
     with asking(bank):
         for rows in bar(length_batches(encoded.lengths, batch_size), progress):
             inputs = collate([encoded.features[row] for row in rows], bank.processor)
-            known = {} if states is None else {"states": states.batch(rows)}
-            out = bank(**_placed(inputs, bank), **known, readers=names)
+            inputs = _placed(inputs, bank)
+            if states is None:
+                out = bank(**inputs, readers=names)
+            else:
+                out = bank.read_states(states.batch(rows), inputs, readers=names)
             for name in names:
                 if name in masked:
                     put(out[name].logits, rows, encoded, places[name], answers[name], shrink=best_tokens)

@@ -117,7 +117,7 @@ class States:
             return "the model is trained too, so its states change"
         for name in names:
             reader = bank[name]
-            if reader.config.fusion.follows:
+            if reader.config.fusion.needs_block_inputs:
                 return f"reader '{name}' needs more of the model's pass than its states"
             if reader.config.head.kind == "masked_lm":
                 return f"reader '{name}' has its texts masked anew in each epoch"
@@ -238,7 +238,7 @@ class States:
         inputs = collate([self._encoded.features[row] for row in rows], self._bank.processor)
         inputs = {key: value.to(self._bank.device) for key, value in inputs.items()}
         with torch.no_grad(), _autocast(self._bank.device, self._settings.precision):
-            return self._bank(**inputs, readers=[], keep=self.layout.layers).states
+            return self._bank.record_states(self.layout.layers, inputs)
 
     def _await_device(self) -> None:
         if self._bank.device.type == "cuda":

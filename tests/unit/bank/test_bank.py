@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -9,9 +11,13 @@ import torch
 from tests.support.formulas import stir_
 from tests.support.tiny import FAMILIES
 
-from lamina.bank import BankOutput, Reader, ReaderBank
+from lamina.bank import BankOutput, Reader, ReaderBank, is_held
+from lamina.editing.insert import insert_
+from lamina.editing.reinit import reinit_
+from lamina.editing.truncate import truncate_
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError
 from lamina.fusion.ada_layers import AdaLayers
+from lamina.fusion.extra_layers import ExtraLayers
 from lamina.fusion.mean import Mean
 from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
@@ -146,7 +152,9 @@ def test_a_bank_is_a_mapping_of_readers(bank: ReaderBank):
 def test_names_that_can_be(bank: ReaderBank, batch: dict[str, torch.Tensor], name: str):
     bank.add(name, Reader(AdaLayers(dim=8), TWO))
     assert bank(**batch)[name].logits.shape == (2, 2)
-    assert any(key.startswith(f"readers.{name}.") for key in bank.state_dict())
+    assert name in list(bank)
+    assert bank.training is bank[name].training is False
+    assert any(key.startswith((f"readers.{name}.", f"readers.{name}:.")) for key in bank.state_dict())
     bank.remove(name)
     assert name not in bank
 
@@ -362,3 +370,194 @@ def test_labels_of_a_reader_that_does_not_run_are_refused(bank: ReaderBank, batc
     one, other = list(bank)[:2]
     with pytest.raises(ConfigError, match=f"labels for '{other}', which is not"):
         bank(**batch, readers=[one], labels={other: torch.zeros(2, dtype=torch.long)})
+
+
+# Copies
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda bank: pickle.loads(pickle.dumps(bank))], ids=["copy", "pickle"])
+def test_a_copied_bank_reads_its_own_copy_of_the_model(way: Any, bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    bank.add("type", Reader(AdaLayers(dim=8), TokenClassification(("a", "b"), feedforward=8)))
+    bank.train()(**batch)  # the readers now have generators of their own
+    expected = bank.eval()(**batch)
+    twin = way(bank)
+    assert list(twin) == list(bank)
+    assert all(torch.equal(twin(**batch)[name].logits, expected[name].logits) for name in bank)
+    assert twin.model is not bank.model
+    with torch.no_grad():
+        for parameter in twin.model.parameters():
+            parameter.zero_()
+    assert not torch.equal(twin(**batch)["ada"].logits, expected["ada"].logits)
+    assert torch.equal(bank(**batch)["ada"].logits, expected["ada"].logits)
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda bank: pickle.loads(pickle.dumps(bank))], ids=["copy", "pickle"])
+def test_a_copied_reader_goes_on_with_the_same_random_numbers(
+    way: Any, bank: ReaderBank, batch: dict[str, torch.Tensor]
+):
+    bank.train()(**batch)
+    twin = way(bank)
+    assert torch.equal(twin(**batch)["ada"].logits, bank(**batch)["ada"].logits)
+    states = torch.randn(3, 2, 7, 32)
+    mask = batch["attention_mask"].bool()
+    module = way(bank["ada"].eval())
+    assert torch.equal(
+        module.head(module.fusion(states, mask), mask), bank["ada"].head(bank["ada"].fusion(states, mask), mask)
+    )
+
+
+# Who reads a model, and edits under a bank
+
+
+def test_a_model_is_held_for_as_long_as_a_bank_lives():
+    model = FAMILIES["bert-SequenceClassification"].build()
+    assert not is_held(model)
+    first, second = ReaderBank(model), ReaderBank(model.base_model)
+    assert is_held(model)
+    assert is_held(model.base_model)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert not is_held(copied)
+    twin = copy.deepcopy(first)
+    assert is_held(twin.model)
+    del second
+    assert is_held(model.base_model)
+    del first
+    assert not is_held(model)
+    assert is_held(twin.model)
+
+
+def without_the_last_block(model: Any) -> None:
+    model.encoder.layer = model.encoder.layer[:-1]
+
+
+def append_a_block(model: Any) -> None:
+    model.encoder.layer.append(copy.deepcopy(model.encoder.layer[0]))
+
+
+def replace_a_block(model: Any) -> None:
+    model.encoder.layer[1] = copy.deepcopy(model.encoder.layer[1])
+
+
+def take_the_encoder_out(model: Any) -> None:
+    del model.encoder
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (without_the_last_block, r"'encoder\.layer\.2' is another module"),
+        (append_a_block, r"'encoder\.layer' has 4 blocks, not 3"),
+        (replace_a_block, r"'encoder\.layer\.1' is another module"),
+        (take_the_encoder_out, "there is no 'encoder"),
+        (lambda model: truncate_(model, 2), r"it was edited \(truncate\)"),
+        (lambda model: reinit_(model, [1]), r"it was edited \(reinit\)"),
+        (lambda model: insert_(model, "ffn", layers=[1]), r"it was edited \(insert\)"),
+    ],
+)
+def test_an_edit_under_a_bank_is_told_at_the_next_pass(
+    edit: Any, told: str, bank: ReaderBank, batch: dict[str, torch.Tensor]
+):
+    bank(**batch)
+    edit(bank.model)
+    expected = f"bank: the model's layers are no longer those that were found: {told}.*make a new bank"
+    with pytest.raises(ConfigError, match=expected):
+        bank(**batch)
+    with pytest.raises(ConfigError, match=expected), bank.listen():
+        pass
+    with pytest.raises(ConfigError, match=expected):
+        bank.record_states({"main": [1]}, batch)
+
+
+def test_an_edit_of_a_part_of_the_model_is_told_too():
+    family = FAMILIES["bert-SequenceClassification"]
+    model = family.build()
+    bank = ReaderBank(model)
+    bank.add("r", Reader(AdaLayers(dim=8), TWO))
+    reinit_(model.base_model, [1])
+    with pytest.raises(ConfigError, match="it was edited"):
+        bank(**family.inputs(model))
+
+
+# States that are recorded and read
+
+
+def test_reading_recorded_states_is_running_the_model(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    labels = {"ada": torch.tensor([0, 1])}
+    states = bank.record_states({"main": [1, 2, 3]}, batch)
+    counts, _ = runs(bank.model)
+    read = bank.read_states(states, batch, labels=labels)
+    assert counts == [0, 0, 0]
+    expected = bank(**batch, labels=labels)
+    assert list(read) == list(expected)
+    assert all(torch.equal(read[name].logits, expected[name].logits) for name in bank)
+    assert all(torch.equal(read[name].mask, expected[name].mask) for name in bank)
+    assert torch.equal(read.loss, expected.loss)
+    assert list(bank.read_states(states, batch, readers=["low"])) == ["low"]
+
+
+def test_recorded_states_are_the_models_own(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    expected = bank.model(**batch, output_hidden_states=True).hidden_states
+    counts, _ = runs(bank.model)
+    states = bank.record_states({"main": [2, 0]}, batch)["main"]
+    assert sorted(states) == [0, 2]
+    assert all(torch.equal(state, expected[layer]) for layer, state in states.items())
+    assert counts == [1, 1, 0]
+    assert not any(state.requires_grad for state in states.values())
+    with pytest.raises(UnknownNameError, match="bank: unknown stack 'encoder'; known: main"):
+        bank.record_states({"encoder": [1]}, batch)
+    with pytest.raises(LayerIndexError, match=r"bank\.record_states: layer 4 does not exist"):
+        bank.record_states({"main": [4]}, batch)
+
+
+def test_states_that_are_not_there_are_named(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    states = bank.record_states({"main": [1, 3]}, batch)
+    with pytest.raises(ConfigError, match=r"no state of layer 2 of the stack 'main' .* need the layers 1, 2, 3"):
+        bank.read_states(states, batch)
+    bank.add("more", Reader(ExtraLayers(), TWO))
+    with pytest.raises(ConfigError, match=r"bank\.read_states: reader 'more' needs more of the model's pass"):
+        bank.read_states(states, batch, readers=["more"])
+
+
+# Labels that are not there
+
+
+def test_a_loss_over_no_labels_is_nothing(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    bank.add("words", Reader(Mean(), TokenClassification(("a", "b"), feedforward=8)))
+    bank.add("score", Reader(Mean(), SequenceClassification(("s",), problem_type="regression")))
+    bank.add("both", Reader(Mean(), SequenceClassification(("a", "b"), problem_type="multi_label")))
+    labels = {
+        "ada": torch.full((2,), -100),
+        "words": torch.full((2, 7), -100),
+        "score": torch.full((2,), torch.nan),
+        "both": torch.full((2, 2), -1),
+    }
+    out = bank.train()(**batch, labels=labels)
+    out.loss.backward()
+    for name in labels:
+        assert out[name].loss.item() == 0
+        gradients = [parameter.grad for parameter in bank[name].parameters() if parameter.grad is not None]
+        assert gradients
+        assert not any(gradient.any() for gradient in gradients)
+
+
+# Modes
+
+
+@pytest.mark.parametrize("train_base", [False, True])
+def test_listening_gives_every_mode_back(model: Any, batch: dict[str, torch.Tensor], train_base: bool):
+    bank = ReaderBank(model, train_base=train_base)
+    for name in ("a", "b"):
+        bank.add(name, Reader(AdaLayers(dim=8), TWO))
+    bank.train()
+    bank["b"].eval()
+    bank["a"].head.eval()
+    model.embeddings.eval()
+    modules = {**dict(bank.named_modules(prefix="bank")), **dict(model.named_modules(prefix="model"))}
+    before = {path: module.training for path, module in modules.items()}
+    with bank.listen() as heard:
+        model(**batch)
+        assert not any(module.training for module in modules.values())
+    assert {path: module.training for path, module in modules.items()} == before
+    assert list(heard) == ["a", "b"]
+    heard.clear()
+    assert len(heard) == 0

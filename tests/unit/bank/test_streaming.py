@@ -9,12 +9,13 @@ import torch
 from tests.support.tiny import FAMILIES
 
 from lamina.bank import Reader, ReaderBank
-from lamina.bank.streaming import StackPass, mask_of
+from lamina.bank.streaming import StackPass
 from lamina.errors import ConfigError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.layers import stacks
+from lamina.layers.hooks import token_mask
 
 TWO = SequenceClassification(("a", "b"))
 
@@ -52,8 +53,9 @@ def test_a_mask_of_another_shape_is_refused(shape: tuple[int, int]):
     one = bank._passes(["r"], grad=False)[0]
     for layer in one.layers:
         one.take(layer, torch.randn(2, 7, 32))
+    one.mask = torch.ones(shape)
     with pytest.raises(ConfigError, match=r"bank: the attention mask is .*; the states have batch and tokens \(2, 7\)"):
-        one.finish(torch.ones(shape), bank.model)
+        one.finish(bank.model)
 
 
 def test_the_mask_of_sound_is_that_of_its_frames():
@@ -68,7 +70,7 @@ def test_the_mask_of_sound_is_that_of_its_frames():
 def test_a_pass_that_never_reached_its_layers_says_so():
     bank, batch = bank_of("bart-Seq2SeqLM", "encoder")
     encoded = bank.model.get_encoder()(batch["input_ids"], attention_mask=batch["attention_mask"])
-    with pytest.raises(ConfigError, match="bank: the pass never reached layer 1; no state was read"):
+    with pytest.raises(ConfigError, match="bank: the pass never reached layer 1, so no state was read"):
         bank(
             encoder_outputs=encoded, attention_mask=batch["attention_mask"], decoder_input_ids=torch.tensor([[3], [3]])
         )
@@ -86,11 +88,29 @@ def test_a_decoder_has_the_decoders_mask():
 def test_where_a_mask_is_found():
     stack = stacks(FAMILIES["bert"].build())["main"]
     mask, other = torch.ones(2, 3), torch.zeros(2, 3)
-    assert mask_of(stack, {"attention_mask": mask}, (), {"attention_mask": other}) is mask
-    assert mask_of(stack, {}, (), {"attention_mask": other}) is other
-    assert mask_of(stack, {}, (torch.ones(2, 3, dtype=torch.long), other), {}) is other  # after input_ids
-    assert mask_of(stack, {}, (), {}) is None
-    assert mask_of(stack, {"attention_mask": torch.ones(2, 1, 3, 3)}, (), {}) is None
+    assert token_mask(stack, {"attention_mask": mask}, (), {"attention_mask": other}) is mask
+    assert token_mask(stack, {}, (), {"attention_mask": other}) is other
+    assert token_mask(stack, {}, (torch.ones(2, 3, dtype=torch.long), other), {}) is other  # after input_ids
+    assert token_mask(stack, {}, (), {}) is None
+    square = torch.ones(2, 1, 3, 3)
+    assert token_mask(stack, {"input_ids": mask}, (), {"attention_mask": square}) is None  # made by the model
+    assert token_mask(stack, {"attention_mask": mask}, (), {"attention_mask": square}) is mask
+
+
+@pytest.mark.parametrize(
+    ("mask", "form"),
+    [
+        (torch.ones(2, 1, 3, 3), r"torch\.float32 \[2, 1, 3, 3\]"),
+        (torch.tensor([[0.0, -1e9]]), r"torch\.float32 \[1, 2\]"),
+        ({"full_attention": None}, "dict"),
+    ],
+    ids=["4-D", "additive", "mapping"],
+)
+def test_a_mask_that_cannot_be_understood_is_refused(mask: Any, form: str):
+    stack = stacks(FAMILIES["bert"].build())["main"]
+    for batch, kwargs in (({"attention_mask": mask}, {}), ({}, {"attention_mask": mask})):
+        with pytest.raises(ConfigError, match=f"mask: the attention mask is {form}; it must be \\[batch, tokens\\]"):
+            token_mask(stack, batch, (), kwargs)
 
 
 def test_only_layers_that_count_are_asked_for():

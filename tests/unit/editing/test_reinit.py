@@ -8,7 +8,6 @@ import torch
 from tests.support.stored import tiny_model
 from tests.support.tiny import FAMILIES
 
-from lamina.bank import ReaderBank
 from lamina.editing.insert import insert_
 from lamina.editing.record import edits
 from lamina.editing.reinit import reinit_
@@ -231,13 +230,3 @@ def test_offloaded_models_and_wrappers_are_refused():
     model.encoder.layer[2].to("meta")
     with pytest.raises(ConfigError, match="parts of the model are offloaded"):
         reinit_(model, 1)
-
-
-def test_a_model_that_a_bank_reads_is_refused():
-    model, other = tiny_model(), tiny_model()
-    bank = ReaderBank(model)
-    with pytest.raises(ConfigError, match="a ReaderBank reads this model"):
-        reinit_(model, 1)
-    assert reinit_(other, 1)
-    del bank
-    assert reinit_(model, 1)

@@ -32,7 +32,7 @@ def test_the_default_leaves_the_embeddings_out():
 
 def test_the_entropy_of_24_equal_layers():
     fusion = AdaLayers(entropy=0.5).build(24, 8)
-    penalty = fusion.penalty()
+    penalty = fusion.regularization()
     assert penalty is not None
     assert penalty.item() == pytest.approx(0.5 * 3.178054 / 24, rel=1e-6)
 
@@ -41,7 +41,7 @@ def test_the_entropy_of_unequal_layers():
     fusion = AdaLayers(entropy=2.0, alpha=1.0).build(3, 8)
     with torch.no_grad():
         fusion.scores.copy_(torch.log(torch.tensor([0.5, 0.25, 0.25])))
-    penalty = fusion.penalty()
+    penalty = fusion.regularization()
     assert penalty is not None
     assert penalty.item() == pytest.approx(2.0 * 1.5 * math.log(2) / 3, rel=1e-6)
     penalty.backward()
@@ -53,7 +53,7 @@ def test_the_entropy_is_that_after_the_cutoff():
     fusion = AdaLayers(entropy=1.0, alpha=1.0, cutoff=0.3).build(3, 8)
     with torch.no_grad():
         fusion.scores.copy_(torch.log(torch.tensor([0.4, 0.4, 0.2])))
-    penalty = fusion.penalty()
+    penalty = fusion.regularization()
     assert penalty is not None
     assert penalty.item() == pytest.approx(math.log(2) / 3, rel=1e-6)  # two halves and a zero
     penalty.backward()
@@ -65,7 +65,7 @@ def test_the_entropy_of_a_layer_whose_share_underflows_has_a_gradient():
     fusion = AdaLayers(entropy=1.0).build(3, 8)
     with torch.no_grad():
         fusion.scores.copy_(torch.tensor([1.0, 1.0, -2.0]))  # times alpha 64: exp(-192) is 0
-    penalty = fusion.penalty()
+    penalty = fusion.regularization()
     assert penalty is not None
     penalty.backward()
     assert fusion.scores.grad is not None
@@ -73,7 +73,7 @@ def test_the_entropy_of_a_layer_whose_share_underflows_has_a_gradient():
 
 
 def test_no_entropy_is_no_penalty():
-    assert AdaLayers().build(3, 8).penalty() is None
+    assert AdaLayers().build(3, 8).regularization() is None
 
 
 def test_the_cutoff_removes_a_layer_at_its_very_value():
@@ -83,7 +83,7 @@ def test_the_cutoff_removes_a_layer_at_its_very_value():
     expected = torch.softmax(fusion.scores.detach(), 0)
     assert float(expected[1]) == 0.25
     assert fusion.importance().tolist() == [1, 0, 0]
-    assert fusion.live() == (0,)
+    assert fusion.active_layers() == (0,)
 
 
 def test_importances_are_shared_anew_after_the_cutoff():
@@ -109,7 +109,7 @@ def test_a_cutoff_that_would_remove_every_layer_is_refused(cutoff: float):
 
 
 def test_the_largest_cutoff_that_can_be_is_taken():
-    assert AdaLayers(cutoff=0.2499).build(4, 8).live() == (0, 1, 2, 3)
+    assert AdaLayers(cutoff=0.2499).build(4, 8).active_layers() == (0, 1, 2, 3)
 
 
 def test_alpha_makes_scores_count_for_more():

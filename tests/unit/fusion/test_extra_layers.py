@@ -110,7 +110,7 @@ def test_plain_blocks_are_berts():
 
 def test_only_the_last_state_is_read():
     assert ExtraLayers().selector() == -1
-    assert ExtraLayers().build(3, 12).live() == (2,)
+    assert ExtraLayers().build(3, 12).active_layers() == (2,)
 
 
 @pytest.mark.parametrize(("width", "heads"), [(12, 1), (64, 1), (100, 1), (200, 2), (384, 6), (1024, 16)])
@@ -150,7 +150,7 @@ def test_the_size_is_the_papers():
 
 def test_plain_blocks_follow_nothing():
     fusion, found = ExtraLayers().build(1, 32).eval(), stacks(model_of("bert"))["main"]
-    with fusion.follow(found):
+    with fusion.block_inputs(found):
         assert not found.blocks[-1]._forward_pre_hooks
         fusion(torch.randn(1, 2, 3, 32))
 
@@ -170,7 +170,7 @@ def test_a_new_block_with_the_last_ones_weights_gives_what_the_last_one_gave(nam
     gave: list[Tensor] = []
     handle = last.register_forward_hook(lambda _m, _a, out: gave.append(out if isinstance(out, Tensor) else out[0]))
     batch = family.inputs(model, batch=3, tokens=12, seed=5)
-    with fusion.follow(found):
+    with fusion.block_inputs(found):
         out = model(**batch, output_hidden_states=True)
         handle.remove()
         below = out["hidden_states" if stack is None else f"{stack}_hidden_states"][-2]
@@ -363,7 +363,7 @@ def test_a_pass_is_forgotten_at_its_end_even_when_it_fails():
     bank, found = bank_of(model), stacks(model)["main"]
     bank(**FAMILIES["bert"].inputs(model))
     assert bank["r"].fusion._call is None
-    following = bank["r"].fusion.follow(found)
+    following = bank["r"].fusion.block_inputs(found)
     following.__enter__()
     model(**FAMILIES["bert"].inputs(model))
     assert bank["r"].fusion._call is not None

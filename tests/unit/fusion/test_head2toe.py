@@ -113,14 +113,14 @@ def test_a_linear_head_reads_exactly_the_features(pooling: Any):
 def test_the_penalty_is_the_length_of_every_features_column():
     fusion, head = scored(group_lasso=0.5)
     lengths = [sum(float(w) ** 2 for w in head.output.weight.detach()[:, i]) ** 0.5 for i in range(24)]
-    assert fusion.penalty(head).item() == pytest.approx(0.5 * sum(lengths), rel=1e-5)
+    assert fusion.regularization(head).item() == pytest.approx(0.5 * sum(lengths), rel=1e-5)
 
 
 def test_the_penalty_draws_whole_columns_and_stands_still_at_zero():
     fusion, head = scored(group_lasso=1.0)
     with torch.no_grad():
         head.output.weight[:, 5] = 0
-    fusion.penalty(head).backward()
+    fusion.regularization(head).backward()
     weight = head.output.weight
     expected = weight / weight.norm(dim=0, keepdim=True).clamp(min=1e-12)
     torch.testing.assert_close(weight.grad, expected.detach())
@@ -129,8 +129,8 @@ def test_the_penalty_draws_whole_columns_and_stands_still_at_zero():
 
 def test_there_is_no_penalty_without_weight_or_head():
     fusion, head = scored(group_lasso=0.0)
-    assert fusion.penalty(head) is None
-    assert scored()[0].penalty() is None
+    assert fusion.regularization(head) is None
+    assert scored()[0].regularization() is None
 
 
 def test_the_best_features_are_kept_and_the_head_starts_again():
@@ -139,16 +139,16 @@ def test_the_best_features_are_kept_and_the_head_starts_again():
     full = fusion(states, mask)
     before = head.output.weight.clone()
     torch.manual_seed(5)
-    assert fusion.advance(0.5, head) is True
+    assert fusion.on_epoch_end(0.5, head) is True
     torch.manual_seed(5)
     assert torch.equal(head.output.weight, linear_head(24).output.weight)
     assert not torch.equal(head.output.weight, before)
     assert fusion.kept.nonzero().flatten().tolist() == [1, 7, 20]
-    assert fusion.penalty(head) is None
+    assert fusion.regularization(head) is None
     kept = fusion(states, mask)
     assert torch.equal(kept[..., [1, 7, 20]], full[..., [1, 7, 20]])
     assert int(kept[0, 0].count_nonzero()) == 3
-    assert fusion.live() == (0, 1, 3)
+    assert fusion.active_layers() == (0, 1, 3)
     assert fusion.importance().tolist() == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3])
 
 
@@ -159,27 +159,27 @@ def test_features_are_scored_by_squares_over_all_classes():
         head.output.weight.zero_()
         head.output.weight[0, 2] = -5
         head.output.weight[:, 9] = 2.8
-    fusion.advance(0.5, head)
+    fusion.on_epoch_end(0.5, head)
     assert fusion.kept.nonzero().flatten().tolist() == [2]
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(1e-6, 1), (0.1, 2), (0.5, 12), (1.0, 24)])
 def test_the_fraction_is_of_all_features(fraction: float, count: int):
     fusion, head = scored(fraction)
-    fusion.advance(0.5, head)
+    fusion.on_epoch_end(0.5, head)
     assert int(fusion.kept.sum()) == count
 
 
 def test_features_are_chosen_once_at_the_first_epoch_that_ends_the_first_stage():
     fusion, head = scored(score_share=0.6)
-    assert fusion.advance(0.25, head) is False
-    assert fusion.advance(0.5, head) is False
+    assert fusion.on_epoch_end(0.25, head) is False
+    assert fusion.on_epoch_end(0.5, head) is False
     assert not bool(fusion.selected)
-    assert fusion.advance(0.75, head) is True
+    assert fusion.on_epoch_end(0.75, head) is True
     kept = fusion.kept.clone()
     with torch.no_grad():
         head.output.weight[:, 11] = 99
-    assert fusion.advance(1.0, head) is False
+    assert fusion.on_epoch_end(1.0, head) is False
     assert torch.equal(fusion.kept, kept)
 
 
@@ -187,7 +187,7 @@ def test_without_an_epoch_left_the_head_stays_and_it_is_said(caplog: pytest.LogC
     fusion, head = scored()
     before = head.output.weight.clone()
     with caplog.at_level(logging.WARNING):
-        assert fusion.advance(1.0, head) is False
+        assert fusion.on_epoch_end(1.0, head) is False
     assert "head2toe: training ended before features were chosen; all are kept" in caplog.text
     assert torch.equal(head.output.weight, before)
     assert bool(fusion.kept.all())
@@ -198,23 +198,23 @@ def test_importances_are_shares_of_the_score_while_features_are_scored():
     assert fusion.importance().tolist() == pytest.approx([0.25] * 4)
     with torch.no_grad():
         head.output.weight.zero_()
-    fusion.advance(0.1, head)
+    fusion.on_epoch_end(0.1, head)
     assert fusion.importance().tolist() == pytest.approx([0.25] * 4)  # no score to share
     with torch.no_grad():
         head.output.weight[0, 0], head.output.weight[1, 23] = 3, 1
-    fusion.advance(0.2, head)
+    fusion.on_epoch_end(0.2, head)
     assert fusion.importance().tolist() == pytest.approx([0.9, 0, 0, 0.1])
 
 
 def test_the_stage_is_saved():
     fusion, head = scored(fraction=0.3)
-    fusion.advance(0.5, head)
+    fusion.on_epoch_end(0.5, head)
     other = Head2Toe(fraction=0.3).build(4, 6)
     other.load_state_dict(fusion.state_dict())
     states, mask = states_and_mask()
     assert torch.equal(other(states, mask), fusion(states, mask))
-    assert other.penalty(head) is None
-    assert other.advance(0.6, head) is False
+    assert other.regularization(head) is None
+    assert other.on_epoch_end(0.6, head) is False
     assert torch.equal(other.importance(), fusion.importance())
 
 
@@ -230,10 +230,10 @@ def test_two_stages_find_the_layer_that_knows():
         optimizer = torch.optim.Adam(head.parameters(), lr=0.05)
         for _ in range(40):
             optimizer.zero_grad()
-            penalty = fusion.penalty(head)
+            penalty = fusion.regularization(head)
             (head.loss(head(fusion(states, mask), mask), labels) + (0 if penalty is None else penalty)).backward()
             optimizer.step()
-        fusion.advance(epoch / 4, head)
+        fusion.on_epoch_end(epoch / 4, head)
     assert bool(fusion.kept[2 * 8 + 5])
     assert int(fusion.kept.sum()) == 2
     assert float((head(fusion(states, mask), mask).argmax(1) == labels).float().mean()) > 0.95

@@ -12,7 +12,7 @@ def test_the_last_layer_comes_back_bit_for_bit():
     fusion = LastLayer().build(4, 8)
     states = torch.randn(4, 2, 3, 8)
     assert torch.equal(fusion(states), states[-1])
-    assert fusion.live() == (3,)
+    assert fusion.active_layers() == (3,)
     assert LastLayer().selector() == -1
 
 

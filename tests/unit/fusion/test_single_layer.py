@@ -18,13 +18,13 @@ def test_it_selects_one_layer():
 @pytest.mark.parametrize(("layer", "index"), [(0, 0), (2, 2), (-1, 3), (-4, 0)])
 def test_given_more_states_it_picks_its_layer(layer: int, index: int):
     fusion = SingleLayer(layer=layer).build(4, 8)
-    assert fusion.live() == (index,)
+    assert fusion.active_layers() == (index,)
     assert fusion.weights().tolist() == [float(i == index) for i in range(4)]
 
 
 @pytest.mark.parametrize("layer", [0, 3, -1])
 def test_given_its_one_state_it_reads_that(layer: int):
-    assert SingleLayer(layer=layer).build(1, 8).live() == (0,)
+    assert SingleLayer(layer=layer).build(1, 8).active_layers() == (0,)
 
 
 def test_it_is_ada_layers_of_one_layer():

@@ -60,14 +60,14 @@ def test_classification_loss():
 
 
 def test_regression_loss():
-    head = head_of(labels=("score",), problem="regression")
+    head = head_of(labels=("score",), problem_type="regression")
     logits, labels = torch.randn(3, 1), torch.tensor([0.5, float("nan"), 2.0])
     expected = ((logits[[0, 2], 0] - torch.tensor([0.5, 2.0])) ** 2).mean()
     torch.testing.assert_close(head.loss(logits, labels), expected)
 
 
 def test_multi_label_loss():
-    head = head_of(problem="multi_label", class_weights=(1.0, 2.0))
+    head = head_of(problem_type="multi_label", class_weights=(1.0, 2.0))
     logits, labels = torch.randn(3, 2), torch.tensor([[1, 0], [0, 1], [-1, 1]])
     wrong = -torch.stack([F.logsigmoid(logits), F.logsigmoid(-logits)])
     chosen = torch.where(labels == 1, wrong[0], wrong[1]) * torch.tensor([1.0, 2.0])
@@ -90,9 +90,13 @@ def test_dropout_is_on_while_training_only():
             UnknownNameError,
             "unknown pooling 'frist'; known: attention, mean, first. Did you mean 'first'",
         ),
-        ({"problem": "ranking"}, UnknownNameError, "unknown problem 'ranking'; known: classification, regression"),
+        (
+            {"problem_type": "ranking"},
+            UnknownNameError,
+            "unknown problem_type 'ranking'; known: classification, regression",
+        ),
         ({"dropout": 1.0}, ConfigError, "sequence_classification: dropout is 1.0"),
-        ({"problem": "regression"}, ConfigError, "2 labels for a regression; it has one"),
+        ({"problem_type": "regression"}, ConfigError, "2 labels for a regression; it has one"),
         ({"labels": ()}, ConfigError, "at least one is needed"),
         ({"class_weights": (1.0,)}, ConfigError, "one positive weight per label"),
     ],
@@ -112,9 +116,9 @@ def test_a_number_of_labels_names_them():
     assert SequenceClassification(3).labels == ("0", "1", "2")  # pyright: ignore
 
 
-@pytest.mark.parametrize("problem", ["regression", "multi_label"])
+@pytest.mark.parametrize("problem_type", ["regression", "multi_label"])
 def test_labels_that_would_be_stretched_are_refused(problem: str):
-    head = head_of(labels=("score",) if problem == "regression" else ("a", "b"), problem=problem)
+    head = head_of(labels=("score",) if problem == "regression" else ("a", "b"), problem_type=problem)
     logits = torch.zeros(3, 1 if problem == "regression" else 2)
     with pytest.raises(ConfigError, match=r"labels are \(3, 1\) for a .* both must have one shape"):
         head.loss(logits, torch.zeros(3, 1))

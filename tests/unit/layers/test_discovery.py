@@ -10,7 +10,7 @@ from torch import nn
 
 from lamina.errors import UnknownNameError, UnsupportedModelError
 from lamina.layers import default_stack, stacks, tap
-from lamina.layers.isolation import undisturbed
+from lamina.layers.isolation import preserve_model
 
 SEEN_WITHOUT_WEIGHTS = ["bert", "roberta-MaskedLM", "deberta-v2", "albert", "xlm", "gpt2", "llama"]
 SEEN_WITHOUT_WEIGHTS += ["bart", "t5", "vit", "wav2vec2"]
@@ -175,7 +175,7 @@ class TestUndisturbed:
         seed()
         expected = draw()
         seed()
-        with undisturbed(model):
+        with preserve_model(model):
             draw()
         assert draw() == expected
 

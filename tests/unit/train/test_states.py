@@ -59,7 +59,8 @@ def opened(bank: ReaderBank, folder: Path, encoded: Encoded | None = None, **cha
 def outputs(bank: ReaderBank, encoded: Encoded, rows: list[int], states: States | None) -> dict[str, torch.Tensor]:
     inputs = collate([encoded.features[row] for row in rows], bank.processor)
     with torch.no_grad():
-        out = bank.eval()(**inputs, states=None if states is None else states.batch(rows))
+        bank.eval()
+        out = bank(**inputs) if states is None else bank.read_states(states.batch(rows), inputs)
     return {name: out[name].logits for name in out}
 
 
@@ -133,7 +134,7 @@ def test_states_recorded_by_hand_in_any_order(tmp_path: Path):
     assert states.begin()
     for rows in ([3, 0, 11, 6], [9, 1, 8, 2], [4, 7, 10, 5]):
         inputs = collate([encoded.features[row] for row in rows], bank.processor)
-        states.record(rows, bank(**inputs, keep=states.layout.layers).states)
+        states.record(rows, bank.record_states(states.layout.layers, inputs))
     assert states.finish()
     assert states.ready
     cached = outputs(bank, encoded, [2, 9], states)
@@ -147,7 +148,7 @@ def test_what_is_not_whole_is_not_published(tmp_path: Path):
     states = states_of(bank, encoded, tmp_path)
     assert states.begin()
     inputs = collate(encoded.features[:3], bank.processor)
-    states.record([0, 1, 2], bank(**inputs, keep=states.layout.layers).states)
+    states.record([0, 1, 2], bank.record_states(states.layout.layers, inputs))
     assert not states.finish()
     assert not states.ready
     assert not states_of(bank, encoded, tmp_path).ready

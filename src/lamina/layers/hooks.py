@@ -1,14 +1,16 @@
-"""Hand each layer's state on at the moment it is computed, and change nothing."""
+"""Hooks on a running model: hand on each layer's state when it is computed, stop the forward, find the mask."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import inspect
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeGuard, final
 
 from torch import Tensor, nn
 
+from lamina.errors import ConfigError
 from lamina.layers.selectors import select
 from lamina.layers.stack import LayerStack, Side, TapPoint, pick, pick_argument
 
@@ -41,14 +43,14 @@ def watch(
     handles: list[RemovableHandle] = []
 
     def start(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        for each in watches:
-            each.count = 0
+        for watched in watches:
+            watched.count = 0
         if on_start is not None:
             on_start(args, kwargs)
 
     try:
         handles.append(stack.scope.register_forward_pre_hook(start, with_kwargs=True, prepend=True))
-        handles.extend(each.register() for each in watches)
+        handles.extend(watched.register() for watched in watches)
         yield
     finally:
         for handle in handles:
@@ -93,3 +95,76 @@ def _on_output(seen: _Watch, _module: nn.Module, _args: tuple[object, ...], outp
     seen.count += 1
     for layer, point in wanted or ():
         seen.on_state(layer, pick(point, output))
+
+
+@final
+class StopForward(BaseException):
+    """Raised by a hook to end a model's forward; `run_until_stopped` catches it, and nothing in between does."""
+
+
+def run_until_stopped(model: nn.Module, batch: Mapping[str, Any], stop: StopForward) -> Any:
+    """Run a model until a hook raises `stop`.
+
+    Args:
+        model: The model.
+        batch: What it is called with.
+        stop: The exception that ends this run; those of other runs pass through.
+
+    Returns:
+        The model's output, or None if it was stopped.
+    """
+    try:
+        return model(**batch)
+    except StopForward as raised:
+        if raised is not stop:
+            raise
+        return None
+
+
+def token_mask(
+    stack: LayerStack,
+    batch: Mapping[str, Any],
+    args: tuple[object, ...] = (),
+    kwargs: Mapping[str, object] | None = None,
+) -> Tensor | None:
+    """Find which tokens of a pass over a stack are real.
+
+    Args:
+        stack: The stack.
+        batch: What the whole model was called with; empty if that is not known.
+        args: Positional arguments of the call of `stack.scope`.
+        kwargs: Keyword arguments of that call.
+
+    Returns:
+        The batch's own mask `[batch, tokens]`, else the one the stack was called with; None if there is neither, so
+        that every token is real.
+
+    Raises:
+        ConfigError: If the mask does not say for each token whether it is real.
+    """
+    mask = batch.get("decoder_attention_mask" if stack.name == "decoder" else "attention_mask")
+    if mask is None:
+        mask = argument(stack.scope, "attention_mask", args, kwargs or {})
+        if batch and not is_token_mask(mask):
+            return None  # the model made it for its attention, out of a batch without a mask
+    if mask is not None and not is_token_mask(mask):
+        form = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise ConfigError(
+            f"mask: the attention mask is {form}; it must be [batch, tokens], 1 (or True) at real tokens and 0 at "
+            "padding, so that readers can tell which tokens are real."
+        )
+    return mask
+
+
+def is_token_mask(mask: object) -> TypeGuard[Tensor]:
+    """Whether a value is a mask `[batch, tokens]` of zeros and ones, not one that is added to attention scores."""
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        return False
+    return not mask.is_floating_point() or mask.is_meta or bool((mask >= 0).all())
+
+
+def argument(module: nn.Module, name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
+    """One argument of a module's call by its name; None if it was not given."""
+    if name in kwargs or not args:
+        return kwargs.get(name)
+    return dict(zip(inspect.signature(module.forward).parameters, args, strict=False)).get(name)
