@@ -62,7 +62,9 @@ def arguments_of(edit: str) -> type[BaseModel]:
         name: (f"{one.annotation} | None", None) for name, one in parameters.items() if name not in _GIVEN
     }
     made = create_model(edit, __base__=Strict, **given)
-    made.model_rebuild(_types_namespace={"Literal": Literal, "Selector": Annotated[Any, AfterValidator(check_selector)]})
+    made.model_rebuild(
+        _types_namespace={"Literal": Literal, "Selector": Annotated[Any, AfterValidator(check_selector)]}
+    )
     return made
 
 
@@ -79,9 +81,7 @@ def check_edit(edit: str, arguments: Mapping[str, Any]) -> None:
 def missing_arguments(edit: str, arguments: Mapping[str, Any]) -> list[str]:
     """Arguments that an edit needs and was not given."""
     parameters = inspect.signature(EDITS[edit]).parameters
-    return [
-        name for name, one in parameters.items() if name not in (*_GIVEN, *arguments) and one.default is one.empty
-    ]
+    return [name for name, one in parameters.items() if name not in (*_GIVEN, *arguments) and one.default is one.empty]
 
 
 def is_left_out(edit: str, arguments: Mapping[str, Any]) -> bool:

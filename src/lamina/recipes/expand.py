@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from lamina.bank import Reader  # noqa: TC001  (a field's type)
+from lamina.bank import Reader
 from lamina.errors import ConfigError, LaminaError, UnknownNameError
 from lamina.recipes.edits import is_left_out, missing_arguments
 from lamina.recipes.schema import MethodRecipe, ReaderRecipe, parse_recipe, slug
@@ -146,7 +146,10 @@ def _method_settings(method: MethodRecipe, where: str) -> list[_Setting]:
         options = {key: value for key, value in chosen.items() if "." not in key and key != "seed"}
         edits = []
         for name, given in (pair for edit in method.edits for pair in edit.items()):
-            arguments = {**given, **{key.partition(".")[2]: chosen[key] for key in chosen if key.startswith(f"{name}.")}}
+            arguments = {
+                **given,
+                **{key.partition(".")[2]: chosen[key] for key in chosen if key.startswith(f"{name}.")},
+            }
             if missing := missing_arguments(name, arguments):
                 raise ConfigError(f"recipe, {where}, {name}: no '{missing[0]}' was given; it is required.")
             if not is_left_out(name, arguments):

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, UnknownNameError
 from lamina.tasks import kind_of
 from lamina.tasks.presets import find_preset
 from lamina.tasks.sampling import SampleSize
-from lamina.tasks.split import HELD_OUT, Split, held_out
+from lamina.tasks.split import HELD_OUT, Split
 from lamina.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -69,17 +69,12 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
         }
         task = Task.from_files(recipe.kind, **parts, **columns, name=name, **limits)
     task = task.masked_lm() if recipe.masked_lm else task
-    task = _held_out(task) if recipe.hold_out else task
-    return task if recipe.metric is None else replace(task, metric=task.check_metric(recipe.metric))
-
-
-def _held_out(task: Task) -> Task:
-    """Validate on a tenth of the training rows, and test on what was published for one or the other."""
-    kind = kind_of(task.kind)
-    stratify = kind.single_label(task.problem_type)
-    train, validation = held_out(task.split("train"), stratify=stratify, seed=0, last=kind.sequential)
-    test = task.splits.get("test", task.split("validation"))
-    return replace(task, splits={"train": train, "validation": validation, "test": test})
+    task = task.held_out() if recipe.hold_out else task
+    if recipe.metric is None:
+        return task
+    if recipe.metric not in task.metrics:
+        raise UnknownNameError(op=f"task {name}", got=recipe.metric, known=task.metrics, what="metric")
+    return replace(task, metric=recipe.metric)
 
 
 def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:
@@ -87,9 +82,7 @@ def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:
     sample = recipe.subsample
     if sample is None:
         return [task]
-    return [
-        task.subsample(**sample.size(), stratified=sample.stratified, seed=seed) for seed in range(sample.repeats)
-    ]
+    return [task.subsample(**sample.size(), stratified=sample.stratified, seed=seed) for seed in range(sample.repeats)]
 
 
 @dataclass(frozen=True)
@@ -151,12 +144,14 @@ class TaskStats:
         train = task.split("train")
         texts = [train.texts[row] for row in range(0, len(train), max(1, len(train) // _LOOKED_AT))]
         pairs = [(text,) if isinstance(text, str) else text for text in texts]
-        words = 0 if kind_of(task.kind).processor != "tokenizer" else sum(len(part.split()) for pair in pairs for part in pair)
+        words = (
+            0
+            if kind_of(task.kind).processor != "tokenizer"
+            else sum(len(part.split()) for pair in pairs for part in pair)
+        )
         tokens = 2 + 4 / 3 * words / max(1, len(texts))
         sizes = {part: len(split) for part, split in task.splits.items()}
         return cls(
             task.kind, task.problem_type, tuple(task.labels), len(train), sizes.get("validation", 0),
             sizes.get("test", 0), max(3, tokens),
         )  # fmt: skip
-
-

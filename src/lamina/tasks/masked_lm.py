@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import TYPE_CHECKING, Any, final
 
 import regex
@@ -200,6 +201,12 @@ class MaskedLMKind(Kind):
 
     def targets(self, task: TaskLike, split: Split, inputs: Any) -> None:
         """The inputs make them."""
+
+    def model_rows(self, rows: int, tokens: float, max_length: int, config: Any) -> tuple[int, int]:
+        """Blocks of the joined texts."""
+        del config
+        total = ceil(rows * tokens)
+        return ceil(total / max_length), min(max_length, total)
 
     def batch_size(self, asked: int, inputs: Any, outputs: int) -> int:
         """Few enough rows for scores of the whole vocabulary to fit."""

@@ -184,6 +184,10 @@ class TextToTextKind(Kind):
         """Tokens of sources and targets."""
         return PairInputs.of(split, processor, options)
 
+    def target_tokens(self, max_target_length: int) -> int:
+        """The longest text that is written."""
+        return max_target_length
+
     def targets(self, task: TaskLike, split: Split, inputs: Any) -> None:
         """The inputs make them."""
 
