@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from lamina.store.edited import save
     from lamina.store.loading import load
     from lamina.tasks.task import Task
-    from lamina.train import FitResult, fit, predict
-    from lamina.train.evaluation import evaluate
-    from lamina.train.finetune import finetune
+    from lamina.train import FitResult, evaluate, finetune, fit, predict
 
 _WHERE = {
     "AdaLayers": "fusion.ada_layers",
@@ -63,8 +61,8 @@ _WHERE = {
     "Task": "tasks.task",
     "TokenClassification": "heads.token_classification",
     "edits": "editing.record",
-    "evaluate": "train.evaluation",
-    "finetune": "train.finetune",
+    "evaluate": "train",
+    "finetune": "train",
     "fit": "train",
     "freeze_": "editing.freeze",
     "insert_": "editing.insert",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from tests.support.training import LENGTH, WORDS, tiny_tokenizer
 from tokenizers import processors
 
 from lamina import evaluate, finetune
+from lamina.tasks.images import ImageColumn, LazyImage
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
 
@@ -20,10 +22,9 @@ transformers: Any = _transformers  # the stubs of its configs lack most of their
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from PIL import Image
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-    from lamina.train.fit import FitResult
+    from lamina.train import FitResult
 
 SIZE = {
     "vocab_size": len(WORDS),
@@ -121,7 +122,7 @@ def pairs(*, train: int = 80, validation: int = 30) -> Task:
     for part, count in (("train", train), ("validation", validation)):
         words = [rng.choices(["good", "bad"], k=2) for _ in range(count)]
         texts = tuple((f"the film is {one}", f"{other} film .") for one, other in words)
-        splits[part] = Split(texts, tuple(int(other == "good") for _, other in words))
+        splits[part] = Split.of(texts, [int(other == "good") for _, other in words])
     metrics = ("accuracy", "f1", "mcc")
     return Task("sequence_classification", "classification", ("no", "yes"), "accuracy", metrics, splits, "pairs")
 
@@ -129,7 +130,7 @@ def pairs(*, train: int = 80, validation: int = 30) -> Task:
 def running_text(*, train: int = 40, validation: int = 20) -> Task:
     """Hidden tokens of a text that says the same again and again."""
     line = "the film is good and anna was in paris ."
-    splits = {part: Split((line,) * n, (None,) * n) for part, n in (("train", train), ("validation", validation))}
+    splits = {part: Split.of([line] * n) for part, n in (("train", train), ("validation", validation))}
     return Task("masked_lm", "classification", ("token",), "perplexity", ("perplexity", "accuracy"), splits, "lines")
 
 
@@ -140,19 +141,16 @@ def copies(kind: str = "summarization", *, train: int = 60, validation: int = 12
     splits = {}
     for part, count in (("train", train), ("validation", validation)):
         texts = tuple(orders[number % len(orders)] for number in range(count))
-        splits[part] = Split(texts, texts)
+        splits[part] = Split.of(texts, texts)
     metrics = ("rougeL", "rouge1") if kind == "summarization" else ("bleu", "chrf")
     return Task(kind, "generation", ("text",), metrics[0], metrics, splits, f"copies, {kind}")
 
 
-class Made:
-    """A picture that is made when it is opened."""
-
-    def __init__(self, label: int, seed: int) -> None:
-        self.label, self.seed = label, seed
-
-    def open(self) -> Image.Image:
-        return picture(40 + 85 * self.label, seed=self.seed)
+def drawn(label: int, seed: int) -> LazyImage:
+    """A picture of some shade, as the bytes of a file."""
+    data = io.BytesIO()
+    picture(40 + 85 * label, seed=seed).save(data, format="PNG")
+    return LazyImage(f"shade {label}-{seed}", data=data.getvalue())
 
 
 def shades(*, train: int = 30, validation: int = 15) -> Task:
@@ -160,8 +158,8 @@ def shades(*, train: int = 30, validation: int = 15) -> Task:
     splits = {}
     for part, count in (("train", train), ("validation", validation)):
         numbers = [number % 3 for number in range(count)]
-        made = tuple(Made(label, 100 * len(part) + row) for row, label in enumerate(numbers))
-        splits[part] = Split(made, tuple(numbers))
+        images = [drawn(label, 100 * len(part) + row) for row, label in enumerate(numbers)]
+        splits[part] = ImageColumn.of(images).split(numbers)
     return Task("image_classification", "classification", CLASSES, "accuracy", ("accuracy", "f1"), splits, "shades")
 
 

@@ -67,5 +67,5 @@ def running(*, train: int = 60, validation: int = 20, seed: int = 0) -> Task:
         lines = (
             " ".join(word for _ in range(rng.randint(3, 9)) for word in (rng.choice(words), ".")) for _ in range(count)
         )
-        splits[part] = Split(tuple(lines), (None,) * count)
+        splits[part] = Split.of(lines)
     return Task("masked_lm", "classification", ("token",), "perplexity", ("perplexity", "accuracy"), splits, "running")

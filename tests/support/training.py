@@ -93,7 +93,7 @@ def reader(task: Task | None = None, *, dim: int = 8, dropout: float = 0.0, seed
     if task is not None and task.kind == "token_classification":
         head: Any = TokenClassification(task.labels, attention_heads=2, feedforward=12, dropout=dropout)
     else:
-        labels, problem = (task.labels, task.problem) if task else (("no", "yes"), "classification")
+        labels, problem = (task.labels, task.problem_type) if task else (("no", "yes"), "classification")
         head = SequenceClassification(labels, attention_heads=2, dropout=dropout, problem_type=problem)  # pyright: ignore
     return Reader(fusion, head, seed=seed)
 
@@ -121,7 +121,7 @@ def _parts(train: int, validation: int, seed: int, **lengths: int) -> dict[str, 
 
 
 def _split(rows: list[list[str]], labels: Sequence[Any]) -> Split:
-    return Split(tuple(" ".join(row) for row in rows), tuple(labels))
+    return Split.of([" ".join(row) for row in rows], labels)
 
 
 def yes_no(*, train: int = 40, validation: int = 20, seed: int = 0) -> Task:
@@ -162,7 +162,7 @@ def names(*, metric: str = "span_f1", train: int = 40, validation: int = 20, see
         for row in rows:
             ends = [len(" ".join(row[: at + 1])) for at in range(len(row))]
             spans.append(tuple((end - len(word), end) for end, word in zip(ends, row, strict=True)))
-        splits[part] = Split(tuple(" ".join(row) for row in rows), tuple(tags), tuple(spans))
+        splits[part] = Split.of([" ".join(row) for row in rows], tags, spans)
     return _task("token_classification", "classification", TAGS, metrics, splits)
 
 

@@ -1,6 +1,8 @@
-"""Training, scoring and use of readers: one engine, on `transformers.Trainer`."""
+"""Training, scoring and predicting: one engine for the readers of a bank and for whole models."""
 
-from lamina.train.fit import FitResult, fit
-from lamina.train.inference import evaluate, predict
+from lamina.train.evaluate import evaluate
+from lamina.train.fit import finetune, fit
+from lamina.train.predict import predict
+from lamina.train.results import FitResult
 
-__all__ = ["FitResult", "evaluate", "fit", "predict"]
+__all__ = ["FitResult", "evaluate", "finetune", "fit", "predict"]

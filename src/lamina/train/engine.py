@@ -1,330 +1,352 @@
-"""The trainer of readers: `transformers.Trainer`, with everything that is decided per reader decided per reader."""
+"""The engine: trains any number of learners, step by step, on accelerate's `Accelerator`."""
 
 from __future__ import annotations
 
-import json
 import math
+import random
 import statistics
-from dataclasses import asdict
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_callback import PrinterCallback
+from accelerate import Accelerator
 
-from lamina.errors import ConfigError
-from lamina.tasks.kinds import LOWER
-from lamina.train.inference import score
-from lamina.train.parallel import add_gradients, own_part
-from lamina.train.runs import EpochProgress, MarkComplete
-from lamina.train.state import BASE, ReaderState, Schedules, snapshot
-from lamina.utils import world_size
+from lamina.errors import ConfigError, MissingExtraError
+from lamina.tasks.metrics import LOWER
+from lamina.train.learner import BASE
+from lamina.train.plan import batches, parts_of
+from lamina.train.scoring import autocast, score
+from lamina.utils import barrier, derive_seed, rank, world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from torch import Tensor, nn
-    from transformers import TrainerControl, TrainerState
 
-    from lamina.bank import ReaderBank
     from lamina.tasks.task import Task
+    from lamina.train.checkpoint import Checkpoints
+    from lamina.train.learner import Learner
     from lamina.train.options import FitOptions
     from lamina.train.plan import Group, Plan, Step
+    from lamina.train.subjects import Subject
 
-PROGRESS = "readers.json"
-BEST = "best.safetensors"
-BASE_NOW = "base.safetensors"
+_SHOWN = 6  # learners in a line of progress
 
 
-class Batches:
-    """The plan as a loader: every batch is made when it is asked for, so a reader that stops costs nothing more.
+def start_accelerator(options: FitOptions, output: Path | None) -> Accelerator:
+    """The device, the processes of the run, and its trackers.
 
-    Attributes:
-        current: The step whose batch came last.
-        ends_epoch: Whether it is the last of its epoch.
+    Mixed precision is the engine's own (`autocast`), since accelerate fixes it once for a whole process.
+
+    Raises:
+        ConfigError: If the precision needs a GPU and there is none, or events have nowhere to go.
+        MissingExtraError: If TensorBoard is not installed.
     """
+    if options.precision == "float16" and not torch.cuda.is_available():
+        raise ConfigError(
+            "fit: precision is 'float16' and there is no GPU; only there it is faster and safe. Use 'bfloat16'."
+        )
+    if not options.tensorboard:
+        return Accelerator(cpu=not torch.cuda.is_available())
+    if output is None:
+        raise ConfigError("fit: tensorboard is set but no output folder; events are written there.")
+    try:
+        import tensorboard  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError.of(error, op="fit", extra="tensorboard") from error
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), log_with="tensorboard", project_dir=output)
+    accelerator.init_trackers("events")
+    return accelerator
 
-    def __init__(self, plan: Plan, bank: ReaderBank, state: Mapping[str, int]) -> None:
-        self._plan, self._bank, self._state = plan, bank, state
-        self.current: Step | None = None
-        self.ends_epoch = False
 
-    def __len__(self) -> int:
-        return len(self._plan)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for step, ends_epoch in self._plan.walk(self._state["done"]):
-            self.current, self.ends_epoch = step, ends_epoch
-            names = self._plan.active(step.group, step.epoch)
-            batch = self._plan.groups[step.group].batch(step.rows, names, self._bank.processor, epoch=step.epoch)
-            yield own_part(batch, {name: self._bank[name].head for name in names})
-
-
-class BankTrainer(Trainer):
-    """Trains readers; clipping, schedule, best weights and early stop are each reader's own.
+class Engine:
+    """Trains learners; clipping, schedule, best weights and early stop are each learner's own.
 
     Args:
-        bank: The readers and their model.
-        tasks: Reader name -> task.
-        plan: The order of the texts.
-        validation: Groups of the validation texts.
-        rates: Reader name -> highest learning rate.
+        subject: What is trained.
+        learners: Its learners, a base that is trained along last.
+        plan: The order of the rows.
+        validation: Labelled rows to choose the best epoch by.
         options: Everything else.
-        arguments: The trainer's own arguments.
+        accelerator: Device, processes, trackers.
+        checkpoints: Where checkpoints go; None: there are none.
+
+    Attributes:
+        history: One row per learner and epoch, with every score.
+        importances: One row per learner, epoch and layer, for fusions that mix layers.
+        steps: Steps taken.
     """
 
     def __init__(
         self,
-        bank: ReaderBank,
-        tasks: Mapping[str, Task],
+        subject: Subject,
+        learners: Sequence[Learner],
         plan: Plan,
-        validation: list[Group],
-        rates: dict[str, float],
+        validation: Sequence[Group],
         *,
         options: FitOptions,
-        arguments: TrainingArguments,
+        accelerator: Accelerator,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
-        self.bank, self.tasks, self.plan, self.validation = bank, tasks, plan, validation
-        self.rates, self.options = rates, options
-        self.states = {name: ReaderState(task.metric) for name, task in tasks.items()}
-        self.base = ReaderState("mean")  # of the readers' scores; only for a base that is trained too
+        self.subject, self.plan, self.validation, self.options = subject, plan, validation, options
+        self.base = next((one for one in learners if one.name == BASE), None)
+        self.learners = {one.name: one for one in learners if one.name != BASE}
+        self.tasks: dict[str, Task] = {name: task for group in plan.groups for name, task in group.tasks.items()}
         self.history: list[dict[str, Any]] = []
         self.importances: list[dict[str, Any]] = []
-        self.walked = {"done": 0}
-        self.batches = Batches(plan, bank, self.walked)
-        super().__init__(model=bank, args=arguments)
-        self.model_accepts_loss_kwargs = False  # the bank's keywords are the model's inputs
-        # Processes add up their gradients themselves (`parallel`): readers take turns, and a base is no submodule.
-        self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
-        self.remove_callback(PrinterCallback)
-        self.add_callback(_Flow(self))
-        self.add_callback(MarkComplete())
-        if options.progress:
-            self.add_callback(EpochProgress(self.history, {name: task.metric for name, task in tasks.items()}))
+        self.steps = 0
+        self._accelerator, self._checkpoints = accelerator, checkpoints
+        self._epoch, self._at = 0, 0
+        self._scaler = torch.amp.GradScaler(subject.device.type) if options.precision == "float16" else None
 
-    def get_train_dataloader(self) -> Any:
-        """The plan's batches, made one by one on the main thread."""
-        return self.batches
+    @property
+    def everyone(self) -> list[Learner]:
+        """All learners, a base that is trained along last."""
+        return [*self.learners.values(), *([] if self.base is None else [self.base])]
 
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], None]:
-        """The next batch; ends the run where the plan ends, which early stops may bring forward."""
-        del num_batches, device
-        batch = next(epoch_iterator, None)
-        if batch is None:
-            self.control.should_training_stop = True
-            return [], None
-        return [batch], None
+    def run(self) -> None:
+        """Train to the end, and put the weights that are kept in place."""
+        if self._checkpoints is not None:
+            found = self._checkpoints.begin(resume=self.options.resume)
+            if found is not None:
+                self._restore(*found)
+        with _kept_randomness(), _put_back(self.everyone, self.subject.modules), self._bar() as bar:
+            while self._epoch < self.plan.last_epoch():
+                self._run_epoch(bar)
+        for learner in self.everyone:
+            learner.load(learner.best)
 
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """One optimiser; two parameter groups per reader (and the base), of which only the one of matrices decays."""
-        del model
-        if self.optimizer is None:
-            kind = torch.optim.AdamW if self.options.optimizer == "adamw" else torch.optim.Adam
-            groups: list[dict[str, Any]] = []
-            for name, module in self._trained().items():
-                parameters = [p for p in module.parameters() if p.requires_grad]
-                for decays in (True, False):
-                    chosen = [p for p in parameters if (p.ndim >= 2) is decays]
-                    decay = self.options.weight_decay if decays else 0.0
-                    if chosen:
-                        groups.append({"params": chosen, "weight_decay": decay, "reader": name})
-            fused = self.bank.device.type in ("cpu", "cuda")
-            self.optimizer = kind(groups, lr=max(self.rates.values()), fused=fused)
-        return self.optimizer
-
-    def _trained(self) -> dict[str, nn.Module]:
-        """Everything that learns: name -> module."""
-        readers: dict[str, nn.Module] = {name: self.bank[name] for name in self.tasks}
-        return {**readers, BASE: self.bank.model} if self.bank.train_base else readers
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Each reader's schedule over its own steps."""
-        del num_training_steps, optimizer
-        totals = {name: self.plan.steps_of(name) for name in self.tasks} | {BASE: len(self.plan)}
-        states, rates = {**self.states, BASE: self.base}, {**self.rates, BASE: self.options.base_learning_rate}
-        optimizer = cast("torch.optim.Optimizer", self.optimizer)
-        self.lr_scheduler: Any = Schedules(optimizer, states, rates, totals, self.options)
-        return self.lr_scheduler
-
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
-        """Sum of the readers' losses; they share no parameter, so each gets the gradient of its own."""
-        del args, kwargs
-        names = tuple(inputs["readers"])
-        self.lr_scheduler.active = (*names, BASE) if self.bank.train_base else names
-        shares, states = inputs.pop("shares"), inputs.pop("states", None)
-        if states is None:
-            out = model(**inputs)
-        else:
-            with self.accelerator.autocast():
-                labels = inputs.pop("labels")
-                out = self.bank.read_states(states, inputs, readers=inputs.pop("readers"), labels=labels)
-        return torch.stack([out[name].loss * shares[name] for name in names if out[name].loss is not None]).sum()
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Forward and backward; then every process has the gradients of all."""
-        if self.bank.train_base:
-            self.bank.model.zero_grad()  # no submodule of the bank, whose gradients the trainer clears
-        loss = super().training_step(*args, **kwargs)
-        trained = self._trained()
-        add_gradients(p for name in self.lr_scheduler.active for p in trained[name].parameters())
-        return loss
-
-    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
-        """Clip each reader by itself, for which the trainer has no public place; returns the largest norm."""
-        del model
-        self.accelerator.unscale_gradients()
-        trained = self._trained()
-        norms = [
-            torch.nn.utils.clip_grad_norm_(trained[name].parameters(), self.options.clip)
-            for name in self.lr_scheduler.active
+    def _run_epoch(self, bar: Any) -> None:
+        steps = self.plan.epoch(self._epoch)
+        active = {number: self.plan.active(number, self._epoch) for number in range(len(self.plan.groups))}
+        parts = [self._parts(step.rows) for step in steps[self._at :]]
+        jobs = [
+            (self.plan.groups[step.group].inputs, rows, step.epoch)
+            for step, some in zip(steps[self._at :], parts, strict=True)
+            for rows, _ in some
         ]
-        return torch.stack(norms).max()
+        made = batches(jobs, self.options.num_workers)
+        for module in self.subject.modules:
+            module.train()
+        for step, some in zip(steps[self._at :], parts, strict=True):
+            self.step(step, active[step.group], [(rows, counts, next(made)) for rows, counts in some])
+            self.steps, self._at = self.steps + 1, self._at + 1
+            bar.update()
+            if self.options.save_steps and self.steps % self.options.save_steps == 0 and self._at < len(steps):
+                self.save()
+        if steps:
+            self.score({name for names in active.values() for name in names}, bar)
+        self._epoch, self._at = self._epoch + 1, 0
+        if steps:
+            self.save()
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Score every reader that learned in this epoch, and let each draw its own conclusions."""
-        del args, kwargs
-        epoch = cast("Step", self.batches.current).epoch
+    def _parts(self, rows: Sequence[int]) -> list[tuple[list[int], bool]]:
+        count = self.options.gradient_accumulation_steps * world_size()
+        return parts_of(rows, count, rank(), world_size())
+
+    def step(self, step: Step, names: tuple[str, ...], parts: list[tuple[list[int], bool, dict[str, Tensor]]]) -> None:
+        """Take one step of the learners of a group.
+
+        Args:
+            step: Which.
+            names: The learners that take part.
+            parts: This process's rows, whether they count, and their batch.
+        """
+        group, learners = self.plan.groups[step.group], [self.learners[name] for name in names]
+        if self.base is not None:
+            learners.append(self.base)
+        if self.subject.draws:  # so that a run that resumes needs no record of torch's random numbers
+            _seed(derive_seed(self.options.seed, "step", self.steps, rank()))
+        labels = [group.labels(rows, batch.pop("labels", None), names) for rows, _, batch in parts]
+        weights = self._weights(names, labels, [counts for _, counts, _ in parts], len(step.rows))
+        for number, (rows, _, batch) in enumerate(parts):
+            states = None if group.states is None else group.states.batch(rows)
+            with autocast(self.subject.device, self.options.precision):
+                losses = torch.stack(self.subject.losses(batch, labels[number], names, states))
+                loss = losses.sum() if weights is None else (losses * weights[number].to(losses)).sum()
+            (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+        self._add_gradients(learners)
+        for learner in learners:
+            self._update(learner)
+        if self._scaler is not None:
+            self._scaler.update()
+
+    def _weights(
+        self, names: Sequence[str], labels: Sequence[Mapping[str, Tensor]], counts: Sequence[bool], rows: int
+    ) -> Tensor | None:
+        """Share of the step's labels `[parts, learners]` that each part holds; None where one part holds them all."""
+        parts = self.options.gradient_accumulation_steps * world_size()
+        if parts == 1:
+            return None
+        found = torch.tensor(
+            [
+                [self.subject.count(name, some[name]) if valid else 0.0 for name in names]
+                for some, valid in zip(labels, counts, strict=True)
+            ]
+        )
+        total = found.sum(0)
+        if world_size() > 1:
+            total = self._accelerator.reduce(total.to(self._accelerator.device), "sum").cpu()  # pyright: ignore
+        even = torch.tensor([[float(valid) / min(parts, rows)] for valid in counts])  # of a step without labels
+        return torch.where(total > 0, found / total.clamp(min=1e-30), even)
+
+    def _add_gradients(self, learners: Sequence[Learner]) -> None:
+        """Sum the gradients of all processes, in place; all of them have the same ones."""
+        if world_size() == 1:
+            return
+        gradients = [one.grad for learner in learners for one in learner.parameters if one.grad is not None]
+        flat: Any = self._accelerator.reduce(torch.cat([one.flatten() for one in gradients]), "sum")
+        for gradient, total in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
+            gradient.copy_(total.view_as(gradient))
+
+    def _update(self, learner: Learner) -> None:
+        if self._scaler is not None:
+            self._scaler.unscale_(learner.optimizer)
+        if self.options.max_grad_norm:
+            torch.nn.utils.clip_grad_norm_(learner.parameters, self.options.max_grad_norm)
+        learner.step(self._scaler)
+
+    # After an epoch
+
+    def score(self, names: set[str], bar: Any) -> None:
+        """Score every learner that learnt in this epoch, and let each draw its own conclusions."""
         found: dict[str, dict[str, float]] = {}
         for group in self.validation:
-            names = [n for n in group.names if self._learned(n, epoch)]
-            if names:
-                size = self.options.eval_batch_size or 2 * self.options.batch_size
-                found |= score(self.bank, group, self.tasks, names, batch_size=size)
+            if learnt := [name for name in group.names if name in names]:
+                with autocast(self.subject.device, self.options.precision):
+                    found |= score(
+                        self.subject,
+                        group,
+                        learnt,
+                        batch_size=self.options.scoring_batch_size,
+                        num_workers=self.options.num_workers,
+                    )
         for name, scores in found.items():
-            self._note(name, epoch, scores)
-        if self.bank.train_base:
-            self._record_together(epoch, found)
-        else:
+            self.history.append({"reader": name, "epoch": self._epoch + 1, **scores})
+            for layer, share in self.subject.importance(name).items():
+                row = {"reader": name, "epoch": self._epoch + 1, "layer": layer, "importance": share}
+                self.importances.append(row)
+        self._conclude(found)
+        self._tell(found, bar)
+
+    def _conclude(self, found: Mapping[str, dict[str, float]]) -> None:
+        if self.base is not None:
+            self._conclude_together(self.base, found)
+            return
+        for name, scores in found.items():
+            learner = self.learners[name]
+            learner.record(self._epoch, scores)
+            if self._end_epoch(name, stopped=learner.progress.stopped is not None):
+                learner.begin_stage()
+            if learner.progress.stopped is not None:
+                self.plan.stopped[name] = learner.progress.stopped
+
+    def _conclude_together(self, base: Learner, found: Mapping[str, dict[str, float]]) -> None:
+        """Where the base is trained too there is one best epoch, and one stop: by the mean of the readers' scores."""
+        metrics = {name: self.learners[name].metric for name in found}
+        signed = [found[name][metric] * (-1 if metric in LOWER else 1) for name, metric in metrics.items()]
+        if base.record(self._epoch, {"mean": statistics.fmean(signed)}):
             for name, scores in found.items():
-                self._record(name, epoch, scores)
-        self.lr_scheduler.apply()
-        metrics = {f"eval_{name}_{key}": value for name, scores in found.items() for key, value in scores.items()}
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+                self.learners[name].keep(self._epoch, scores)
+        stopped = base.progress.stopped is not None
+        if advanced := {name for name in found if self._end_epoch(name, stopped=stopped)}:
+            for learner in self.everyone:
+                learner.begin_stage(schedule=learner.name in advanced)
+        for name in found:
+            progress = self.learners[name].progress
+            progress.scale, progress.stopped = base.progress.scale, base.progress.stopped
+            if base.progress.stopped is not None:
+                self.plan.stopped[name] = base.progress.stopped
 
-    def _learned(self, name: str, epoch: int) -> bool:
-        return epoch < self.plan.epochs[name] and epoch <= self.plan.stopped.get(name, epoch)
-
-    def _note(self, name: str, epoch: int, scores: dict[str, float]) -> None:
-        self.history.append({"reader": name, "epoch": epoch + 1, **scores})
-        for layer, share in self.bank[name].importance().items():
-            self.importances.append({"reader": name, "epoch": epoch + 1, "layer": layer, "importance": share})
-
-    def _record(self, name: str, epoch: int, scores: dict[str, float]) -> None:
-        reader, state = self.bank[name], self.states[name]
-        if state.record(epoch, scores, self.options, self.rates[name]):
-            state.weights = snapshot(reader)
-        if self._advance(name, epoch, stopped=state.stopped is not None):
-            state.begin_stage()
-        if state.stopped is not None:
-            self.plan.stopped[name] = state.stopped
-
-    def _advance(self, name: str, epoch: int, *, stopped: bool) -> bool:
-        """Let a reader whose training has stages go on to the next, which an early stop brings forward."""
-        done = (epoch + 1) / self.plan.epochs[name]
-        reader = self.bank[name]
-        if not reader.on_epoch_end(math.nextafter(1, 0) if stopped and done < 1 else done):
+    def _end_epoch(self, name: str, *, stopped: bool) -> bool:
+        """Let a learner whose training has stages go on to the next, which an early stop brings forward."""
+        done = (self._epoch + 1) / self.plan.epochs[name]
+        if not self.subject.end_epoch(name, math.nextafter(1, 0) if stopped and done < 1 else done):
             return False
-        for parameter in reader.parameters():
-            cast("torch.optim.Optimizer", self.optimizer).state.pop(parameter, None)
+        self.learners[name].forget()
         return True
 
-    def _record_together(self, epoch: int, found: dict[str, dict[str, float]]) -> None:
-        """Where the base is trained too there is one best epoch, and one stop: by the mean of the readers' scores."""
-        metrics = {name: self.tasks[name].metric for name in found}
-        signed = [found[name][one] * (-1 if one in LOWER else 1) for name, one in metrics.items()]
-        if self.base.record(epoch, {"mean": statistics.fmean(signed)}, self.options, self.options.base_learning_rate):
-            self.base.weights = snapshot(self.bank.model)
-            for name, scores in found.items():
-                state = self.states[name]
-                state.scores, state.best_epoch, state.weights = dict(scores), epoch + 1, snapshot(self.bank[name])
-        stopped = self.base.stopped is not None
-        if advanced := {name for name in found if self._advance(name, epoch, stopped=stopped)}:
-            for name, state in {**self.states, BASE: self.base}.items():
-                state.begin_stage(schedule=name in advanced)
-        for name in found:
-            self.states[name].scale = self.base.scale
-            if self.base.stopped is not None:
-                self.states[name].stopped = self.plan.stopped[name] = self.base.stopped
+    # What is told and kept
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the readers, their best weights and their progress; safetensors and JSON."""
-        del _internal_call
-        if not self.args.should_save:
+    @contextmanager
+    def _bar(self) -> Iterator[Any]:
+        from tqdm.auto import tqdm
+
+        hidden = not self.options.progress or rank() > 0
+        with tqdm(total=len(self.plan), initial=self.steps, disable=hidden, unit="step") as bar:
+            yield bar
+
+    def _tell(self, found: Mapping[str, dict[str, float]], bar: Any) -> None:
+        values = {f"{name}/{key}": value for name, scores in found.items() for key, value in scores.items()}
+        self._accelerator.log(values, step=self.steps)
+        if not bar.disable:
+            shown = [f"{name} {scores[self.learners[name].metric]:.3f}" for name, scores in found.items()]
+            more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+            bar.write(f"epoch {self._epoch + 1}: {', '.join(shown[:_SHOWN])}{more}", file=sys.stderr)
+
+    def save(self) -> None:
+        """Write a checkpoint, where they are kept."""
+        if self._checkpoints is None:
             return
-        folder = Path(output_dir or self.args.output_dir or ".")
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(self.bank.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
-        states = {**self.states, BASE: self.base}
-        save_file({f"{n}/{k}": v for n, state in states.items() for k, v in state.weights.items()}, folder / BEST)
-        if self.bank.train_base:
-            save_file(snapshot(self.bank.model), folder / BASE_NOW)
-        for name, state in self.states.items():
-            state.step = self.bank[name].step
-        progress = {
-            "run": self._run(),
-            "states": {name: state.to_json() for name, state in states.items()},
-            "history": self.history,
-            "importances": self.importances,
-        }
-        (folder / PROGRESS).write_text(json.dumps(progress))
+        if rank() == 0:
+            tensors = {f"{one.name}/{key}": value for one in self.everyone for key, value in one.to_tensors().items()}
+            progress = {
+                "position": [self._epoch, self._at, self.steps],
+                "learners": {one.name: one.to_json() for one in self.everyone},
+                "stopped": self.plan.stopped,
+                "history": self.history,
+                "importances": self.importances,
+                "scaler": None if self._scaler is None else self._scaler.state_dict(),
+            }
+            self._checkpoints.save(self.steps, tensors, progress)
+        barrier()
 
-    def _run(self) -> dict[str, Any]:
-        """What must be the same for a checkpoint to fit."""
-        plan = self.plan
-        texts = [len(group.encoded.features) for group in plan.groups]
-        free = ("epochs", "learning_rate", "resume", "progress", "tensorboard", "save_steps", "eval_batch_size")
-        free += ("cache_dir",)
-        settings = {key: value for key, value in asdict(self.options).items() if key not in free}
-        labels = {name: list(task.labels) for name, task in self.tasks.items()}
-        what = {"epochs": dict(plan.epochs), "rates": self.rates, "labels": labels, "windows": texts}
-        return {**what, "train_base": self.bank.train_base, "processes": world_size(), **settings}
-
-    def restore(self, checkpoint: Path) -> None:
-        """Take up the readers' progress from a checkpoint; the trainer itself restores weights and optimiser.
-
-        Raises:
-            ConfigError: If the checkpoint is of a run with other readers, epochs, batch size, seed or texts.
-        """
-        progress = json.loads((checkpoint / PROGRESS).read_text())
-        for name, now in self._run().items():
-            if (before := progress["run"].get(name)) != now:
-                raise ConfigError(
-                    f"fit: the checkpoint in {checkpoint} was made with {name} {before}, and this run has {now}; a run "
-                    "resumes as it began. Use the same settings, or train without resume."
-                )
+    def _restore(self, tensors: Mapping[str, Tensor], progress: Mapping[str, Any]) -> None:
+        self._epoch, self._at, self.steps = progress["position"]
         self.history[:], self.importances[:] = progress["history"], progress["importances"]
-        best = load_file(checkpoint / BEST)
-        if self.bank.train_base:
-            self.bank.model.load_state_dict(load_file(checkpoint / BASE_NOW))
-        for name, fields in progress["states"].items():
-            weights = {k.removeprefix(f"{name}/"): v for k, v in best.items() if k.startswith(f"{name}/")}
-            state = self.base if name == BASE else self.states[name]
-            state.__dict__.update(fields, weights=weights)  # in place: the schedules hold the same objects
-            if name != BASE:
-                self.bank[name].step = fields["step"]
-                if fields["stopped"] is not None:
-                    self.plan.stopped[name] = fields["stopped"]
+        self.plan.stopped.update(progress["stopped"])
+        if self._scaler is not None and progress["scaler"]:
+            self._scaler.load_state_dict(progress["scaler"])
+        for learner in self.everyone:
+            start = f"{learner.name}/"
+            own = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+            learner.from_tensors(own, progress["learners"][learner.name])
 
 
-class _Flow(TrainerCallback):
-    """Scores and saves where the plan's epochs end."""
+def _seed(seed: int) -> None:
+    """Seed every generator that a model may draw from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
-    def __init__(self, trainer: BankTrainer) -> None:
-        self._trainer = trainer
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        del args, control, kwargs
-        self._trainer.walked["done"] = state.global_step
+@contextmanager
+def _kept_randomness() -> Iterator[None]:
+    """Give the global generators back as they were."""
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        yield
+    random.setstate(before[0])
+    np.random.set_state(before[1])
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        del args, kwargs
-        ends = self._trainer.batches.ends_epoch
-        every = self._trainer.options.save_steps
-        control.should_log = control.should_evaluate = ends
-        saves = self._trainer.args.save_only_model is False
-        control.should_save = saves and (ends or (every is not None and state.global_step % every == 0))
+
+@contextmanager
+def _put_back(learners: Sequence[Learner], modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Give modules back as they were, but for their weights; meanwhile nothing but what is learnt has gradients."""
+    modes = [(one, one.training) for module in modules for one in module.modules()]
+    parameters = [one for module in modules for one in module.parameters()]
+    flags = [one.requires_grad for one in parameters]
+    learnt = {id(one) for learner in learners for one in learner.parameters}
+    for parameter in parameters:
+        parameter.requires_grad_(id(parameter) in learnt)
+    try:
+        yield
+    finally:
+        for one, mode in modes:
+            one.training = mode
+        for parameter, flag in zip(parameters, flags, strict=True):
+            parameter.requires_grad_(flag)
+            parameter.grad = None

@@ -1,223 +1,225 @@
-"""Train readers on tasks, all of them in one pass of the model."""
+"""Train readers on tasks, all of them in one pass of the model; or a whole model on one."""
 
 from __future__ import annotations
 
-import json
-import time
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
-from lamina.data.encode import length_limit
-from lamina.errors import ConfigError
-from lamina.layers.fingerprints import fingerprint_of
-from lamina.train.checks import check_tasks
-from lamina.train.grid import expand_into
-from lamina.train.memory import check_memory
 from lamina.train.options import FitOptions
-from lamina.train.plan import Plan, group_tasks
-from lamina.train.runs import begin, checkpoint_folder, own_randomness, put_back
-from lamina.train.states import CacheSettings, States, open_states
-from lamina.train.tables import IMPORTANCES, table, write_parquet
-from lamina.utils import barrier, rank, write_text
+from lamina.train.run import train
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
-    from transformers import TrainingArguments
+    from transformers import PreTrainedModel
 
     from lamina.bank import ReaderBank
     from lamina.tasks.task import Task
-    from lamina.train.engine import BankTrainer
-    from lamina.train.plan import Group
+    from lamina.train.results import FitResult
 
 
-@dataclass(frozen=True)
-class FitResult:
-    """What a training run found.
-
-    Attributes:
-        best: Reader name -> its best epoch and all scores at it; those weights are in the bank.
-        history: One row per reader and epoch, with every score.
-        importances: One row per reader, epoch and layer, for fusions that mix layers.
-        truncated: Reader name -> how many training texts lost their end.
-        table: One row per reader, best validation score first: its settings in the grid, score, best epoch, epochs run,
-            parameters and importances; see `lamina.train.tables.table`.
-        test: Name -> scores of the best weights on the test part, where `finetune` was asked for them.
-        steps: Training steps taken.
-        seconds: Wall-clock time.
-        folder: Where the bank was saved, or None.
-    """
-
-    best: dict[str, dict[str, float]]
-    history: list[dict[str, Any]]
-    importances: list[dict[str, Any]]
-    truncated: dict[str, int] = field(default_factory=dict)
-    table: list[dict[str, Any]] = field(default_factory=list)
-    test: dict[str, dict[str, float]] = field(default_factory=dict)
-    steps: int = 0
-    seconds: float = 0.0
-    folder: Path | None = None
-
-
-def fit(
-    bank: ReaderBank,
-    tasks: Mapping[str, Task],
+def fit(  # noqa: PLR0913
+    bank_or_model: ReaderBank | PreTrainedModel,
+    tasks: Mapping[str, Task] | Task,
     *,
     grid: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
+    processor: Any = None,
     output: str | Path | None = None,
-    **options: Any,
+    epochs: int | Mapping[str, int] = 3,
+    batch_size: int = 32,
+    learning_rate: float | Mapping[str, float] | None = None,
+    base_learning_rate: float = 2e-5,
+    layer_decay: float = 1.0,
+    layer_rates: Mapping[str | int, float] | None = None,
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw",
+    momentum: float = 0.9,
+    adam_epsilon: float = 1e-8,
+    weight_decay: float = 0.0,
+    schedule: Literal["linear", "cosine", "plateau", "constant"] = "linear",
+    warmup_ratio: float = 0.0,
+    warmup_steps: int | None = None,
+    plateau_factor: float = 0.5,
+    plateau_patience: int = 5,
+    min_learning_rate: float = 1e-6,
+    max_grad_norm: float = 1.0,
+    early_stopping_patience: int | None = None,
+    keep: Literal["best", "last"] = "best",
+    max_steps: int | None = None,
+    gradient_accumulation_steps: int = 1,
+    seed: int = 0,
+    max_length: int | None = None,
+    stride: int | None = None,
+    eval_batch_size: int | None = None,
+    precision: Literal["float32", "bfloat16", "float16"] = "float32",
+    prefix: str = "",
+    max_target_length: int = 128,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+    augment: bool = True,
+    test: bool = False,
+    cache: Literal["off", "auto", "on"] = "off",
+    cache_dtype: Literal["float16", "float32"] = "float16",
+    cache_dir: str | Path | None = None,
+    num_workers: int = 0,
+    save_steps: int | None = None,
+    resume: bool = False,
+    tensorboard: bool = False,
+    progress: bool = True,
+    **unknown: object,
 ) -> FitResult:
-    """Train readers. The bank ends with every reader at its best epoch.
+    """Train the readers of a bank, or a whole model; both end with the weights of their best epoch.
 
-    Tasks over the same texts share every pass; others take turns. Each reader has its own gradient clipping,
-    learning-rate schedule, early stop and choice of best epoch, so what it learns does not depend on its neighbours.
-    (A bank with `train_base` has one best epoch and one stop, by the mean of its readers' scores.)
+    Tasks over the same examples share every pass; others take turns. Each reader has its own gradient clipping,
+    learning-rate schedule, early stop and choice of best epoch, so what it learns does not depend on its neighbours. A
+    bank with `train_base` has one best epoch and one stop, by the mean of its readers' scores. A whole model is trained
+    with the head it has; what is frozen stays as it is (`freeze_`), and inserted layers are trained with the rest.
 
-    Started under `torchrun`, every process takes its share of each batch, and process 0 saves.
+    Started under `torchrun`, every process takes its share of each step, and process 0 saves.
 
     Args:
-        bank: The readers and their model; readers without a task are left alone.
-        tasks: Reader name -> task with "train" and "validation" parts.
+        bank_or_model: The readers and their model (readers without a task are left alone); or a transformers model with
+            a head for the task, such as those of `AutoModelForSequenceClassification`. A head without names for its
+            classes gets the task's.
+        tasks: Reader name -> task with "train" and "validation" parts. For a whole model its one task.
         grid: Reader name -> key -> values, such as `{"cola": {"fusion.alpha": [1, 8], "seed": [0, 1]}}`: the reader
             makes room for one reader per combination, "cola_0001" and so on, all trained in the same passes. Keys are
             fields of the fusion and the head, "fusion" (whole methods), "seed", "learning_rate" and "epochs".
-        output: Folder for the bank, `history.json`, `table.parquet`, `importances.parquet` and checkpoints to resume
-            from; None: nothing is written.
-        **options: See `FitOptions`: epochs, batch_size, learning_rate, patience, seed, cache, resume ...
+        processor: Tokenizer or image processor; None: the bank's, or the one that belongs to `model.name_or_path`.
+        output: Folder for the bank or model, `history.json`, `table.parquet`, `importances.parquet` and checkpoints to
+            resume from; None: nothing is written.
+        epochs: How often each reader (or the model) goes through its rows; a mapping has a number per reader.
+        batch_size: Rows per pass: windows, blocks or images.
+        learning_rate: The highest learning rate, perhaps per reader; None: 1e-3 for readers, 2e-5 for a whole model.
+        base_learning_rate: That of the model in a bank that trains it too, over all steps of the run.
+        layer_decay: Of a model that is trained: the rate of every layer is that of the layer above it times this; the
+            top block of a stack, and what is in no layer (pooler, head), have the full one.
+        layer_rates: Layer selector -> learning rate, in place of the others; the last that names a layer holds. "head"
+            names what is in no layer, "inserted" the inserted layers. Rate 0 leaves a layer as it is.
+        optimizer: "adamw", "adam" (weight decay as a part of the gradient) or "sgd" (with `momentum`).
+        momentum: See `optimizer`.
+        adam_epsilon: Of AdamW and Adam.
+        weight_decay: On matrices only: not on layer scores, biases and norms.
+        schedule: "linear" (to 0 over the learner's own steps), "cosine" (to 0), "plateau" (times `plateau_factor` when
+            its score has not risen for `plateau_patience` epochs) or "constant".
+        warmup_ratio: Share of a learner's steps over which its learning rate rises from 0.
+        warmup_steps: The same as a number of steps; in place of the share.
+        plateau_factor: See `schedule`.
+        plateau_patience: In epochs.
+        min_learning_rate: The plateau schedule goes no lower.
+        max_grad_norm: Largest gradient norm, of each learner by itself; 0: none.
+        early_stopping_patience: Stop a learner whose score has not risen for so many epochs; None: never.
+        keep: Which weights a learner ends with: those of its "best" or of its "last" epoch.
+        max_steps: End after so many steps of each learner, whatever the epochs; None: not.
+        gradient_accumulation_steps: So many batches make a step.
+        seed: Decides the order of the rows, hidden tokens and crops, and a trained model's dropout. (A reader's own
+            seed decides its start and dropout.)
+        max_length: Tokens per window; None: what the model allows.
+        stride: Tokens two windows of a long text share; None: a quarter of the window.
+        eval_batch_size: Rows per pass when scoring; None: twice `batch_size`.
+        precision: "float32", "bfloat16" or "float16" (mixed).
+        prefix: Stands before every text that is to be summarised or translated.
+        max_target_length: Tokens of a text to write.
+        num_beams: Of the search for it when scoring; 1 is greedy.
+        length_penalty: Of a search with beams: above 0 favours longer texts.
+        augment: Crop and flip training images at random.
+        test: Score the kept weights on the "test" part.
+        cache: Keep the hidden states of a frozen model on disk and read them in place of its passes: "on", "off", or
+            "auto", where reading takes less time than computing and there is room.
+        cache_dtype: "float16" or "float32", of the files.
+        cache_dir: Where; None: `$LAMINA_CACHE`, else the user's folder for caches.
+        num_workers: Processes that make batches ahead, such as decoding images; 0: none. The batches are the same.
+        save_steps: Also save a checkpoint every so many steps, not only after epochs; None: not.
+        resume: Go on from the newest checkpoint in the output folder, if there is one.
+        tensorboard: Write TensorBoard events into the output folder.
+        progress: Show a progress bar.
+        **unknown: Refused, with the nearest option.
 
     Returns:
         Scores, their history, and the history of the importances.
 
     Raises:
         UnknownNameError: If an option, a reader or a key of a grid does not exist.
-        ConfigError: If an option cannot be, a task does not fit its reader, or kept states do not fit in memory.
+        ConfigError: If an option is out of range, a task does not fit its reader or the model, a bank reads the model,
+            or kept states do not fit in memory.
+        LayerIndexError: If a learning rate names a layer that does not exist.
         CacheError: If states are to be cached and cannot be.
     """
-    chosen = FitOptions.of(options)
-    check_tasks(bank, tasks, parts=("train", "validation"))
-    if chosen.resume and output is None:
-        raise ConfigError("fit: resume is set but no output folder; checkpoints are kept in one. Give `output`.")
-    sweep = expand_into(bank, tasks, grid or {}, chosen)
-    _check_epochs(bank, sweep.epochs)
-    limit = length_limit(bank.model, bank.processor, chosen.max_length)
-    groups = group_tasks(sweep.tasks, "train", bank.processor, max_length=limit, stride=chosen.stride)
-    validation = group_tasks(sweep.tasks, "validation", bank.processor, max_length=limit, stride=chosen.stride)
-    check_memory(bank, groups, chosen.batch_size)
-    start = time.perf_counter()
-    _open_states(bank, [*groups, *validation], chosen, passes=max(sweep.epochs.values()))
-    plan = Plan(groups, sweep.epochs, chosen.batch_size, chosen.seed)
-    with own_randomness(), checkpoint_folder(output) as checkpoints:
-        from lamina.train.engine import BankTrainer
-
-        arguments = _arguments(chosen, checkpoints, keep=output is not None)
-        trainer = BankTrainer(
-            bank, sweep.tasks, plan, validation, sweep.learning_rate, options=chosen, arguments=arguments
-        )
-        _train(trainer, checkpoints, resume=chosen.resume)
-    _keep_best(trainer, limit)
-    result = FitResult(
-        best={name: {"epoch": state.best_epoch, **state.scores} for name, state in trainer.states.items()},
-        history=trainer.history,
-        importances=trainer.importances,
-        truncated={name: group.cut(name) for group in groups for name in group.names},
-        steps=trainer.state.global_step,
-        seconds=time.perf_counter() - start,
-        folder=None if output is None else Path(output),
-    )
-    result = replace(result, table=table(sweep.members, result, sweep.tasks, bank))
-    if output is not None and rank() == 0:
-        _write(bank, result, Path(output))
-    barrier()
-    return result
+    options = _options(locals(), "fit")
+    return train(bank_or_model, tasks, options, grid=grid, processor=processor, output=output)
 
 
-def _check_epochs(bank: ReaderBank, epochs: Mapping[str, int]) -> None:
-    if bank.train_base and len(set(epochs.values())) > 1:
-        raise ConfigError(
-            f"fit: the readers have {sorted(set(epochs.values()))} epochs; with train_base they share the model that "
-            "is trained, so all must end together. Give one number of epochs."
-        )
+def finetune(  # noqa: D417, PLR0913
+    model: PreTrainedModel,
+    task: Task,
+    *,
+    processor: Any = None,
+    output: str | Path | None = None,
+    epochs: int = 3,
+    batch_size: int = 32,
+    learning_rate: float | None = None,
+    base_learning_rate: float = 2e-5,
+    layer_decay: float = 1.0,
+    layer_rates: Mapping[str | int, float] | None = None,
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw",
+    momentum: float = 0.9,
+    adam_epsilon: float = 1e-8,
+    weight_decay: float = 0.0,
+    schedule: Literal["linear", "cosine", "plateau", "constant"] = "linear",
+    warmup_ratio: float = 0.0,
+    warmup_steps: int | None = None,
+    plateau_factor: float = 0.5,
+    plateau_patience: int = 5,
+    min_learning_rate: float = 1e-6,
+    max_grad_norm: float = 1.0,
+    early_stopping_patience: int | None = None,
+    keep: Literal["best", "last"] = "best",
+    max_steps: int | None = None,
+    gradient_accumulation_steps: int = 1,
+    seed: int = 0,
+    max_length: int | None = None,
+    stride: int | None = None,
+    eval_batch_size: int | None = None,
+    precision: Literal["float32", "bfloat16", "float16"] = "float32",
+    prefix: str = "",
+    max_target_length: int = 128,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+    augment: bool = True,
+    test: bool = False,
+    cache: Literal["off", "auto", "on"] = "off",
+    cache_dtype: Literal["float16", "float32"] = "float16",
+    cache_dir: str | Path | None = None,
+    num_workers: int = 0,
+    save_steps: int | None = None,
+    resume: bool = False,
+    tensorboard: bool = False,
+    progress: bool = True,
+    **unknown: object,
+) -> FitResult:
+    """Fine-tune a whole model with a head of its own, in place: `fit` for a model and its one task.
+
+    Every option means what it means in `fit`; those of caches and of a bank's base have no use here.
+
+    Args:
+        model: A transformers model with a head for the task; plain or edited.
+        task: The task.
+        processor: Its tokenizer or image processor; None: the one that belongs to `model.name_or_path`.
+        output: Folder for the model (as `lamina.save` writes it) and its scores; None: nothing is written.
+
+    Returns:
+        Scores and their history; the task's name stands where `fit` has a reader's.
+
+    Raises:
+        UnknownNameError: If an option does not exist.
+        ConfigError: If an option is out of range, the model does not fit the task, or a bank reads the model.
+        LayerIndexError: If a learning rate names a layer that does not exist.
+    """
+    options = _options(locals(), "finetune")
+    return train(model, task, options, op="finetune", processor=processor, output=output)
 
 
-def _write(bank: ReaderBank, result: FitResult, folder: Path) -> None:
-    bank.save_pretrained(folder)
-    facts = {"best": result.best, "history": result.history, "importances": result.importances}
-    write_text(folder / "history.json", json.dumps(facts, indent=1))
-    write_parquet(result.table, folder / "table.parquet")
-    write_parquet(result.importances, folder / "importances.parquet", IMPORTANCES)
-
-
-def _open_states(bank: ReaderBank, groups: list[Group], options: FitOptions, *, passes: int) -> None:
-    """Let groups read their states from the cache, where that was asked for."""
-    if options.cache == "off":
-        return
-    settings = CacheSettings(
-        mode=options.cache,
-        dtype=options.cache_dtype,
-        folder=options.cache_dir,
-        precision=options.precision,
-        batch_size=options.eval_batch_size or 2 * options.batch_size,
-        passes=passes,
-        progress=options.progress,
-    )
-    readable = [group for group in groups if States.obstacle(bank, group.names, group.encoded) is None]
-    used = {bank[name].stack for group in readable for name in group.names}
-    marks = {name: fingerprint_of(stack) for name, stack in bank.stacks.items() if name in used}
-    for group in groups:
-        group.states = open_states(bank, group.encoded, group.names, fingerprints=marks, settings=settings)
-
-
-def _train(trainer: BankTrainer, checkpoints: Path, *, resume: bool) -> None:
-    newest = begin(checkpoints, resume=resume)
-    if newest is not None:
-        trainer.restore(newest)
-    with put_back(trainer.bank):
-        trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
-
-
-def _keep_best(trainer: BankTrainer, max_length: int) -> None:
-    """Put every reader's (and a trained base's) best weights in place, and note where they came from."""
-    if trainer.bank.train_base:
-        trainer.bank.model.load_state_dict(trainer.base.weights)
-    for name, state in trainer.states.items():
-        task, reader = trainer.tasks[name], trainer.bank[name]
-        reader.load_state_dict(state.weights)
-        reader.info = {
-            "task": task.name,
-            "metric": task.metric,
-            "scores": state.scores,
-            "epoch": state.best_epoch,
-            "rows": len(task.split("train")),
-            "pair": not isinstance(task.split("train").texts[0], str),
-            "max_length": max_length,
-            "stride": trainer.options.stride,
-        }
-
-
-def _arguments(options: FitOptions, folder: Path, *, keep: bool) -> TrainingArguments:
-    from transformers import TrainingArguments
-
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        num_train_epochs=1,  # the plan holds every epoch
-        per_device_train_batch_size=options.batch_size,
-        max_grad_norm=options.clip,
-        seed=options.seed,
-        bf16=options.precision == "bfloat16",
-        fp16=options.precision == "float16",
-        use_cpu=not torch.cuda.is_available(),
-        eval_strategy="no",
-        save_strategy="no",
-        logging_strategy="no",
-        save_only_model=not keep,
-        save_total_limit=2,
-        ignore_data_skip=True,
-        remove_unused_columns=False,
-        report_to=["tensorboard"] if options.tensorboard else "none",
-        disable_tqdm=True,
-    )
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # one process, one device; several processes each bring their own
-    return arguments
+def _options(given: Mapping[str, Any], op: str) -> FitOptions:
+    """The options among the arguments of a call."""
+    named = {key: value for key, value in given.items() if key in FitOptions.model_fields}
+    rates = {} if named["layer_rates"] is None else named["layer_rates"]
+    return FitOptions.of({**named, "layer_rates": rates, **given["unknown"]}, op)

@@ -1,4 +1,4 @@
-"""Grids: one reader as a template, and a member of the same run for every combination of settings."""
+"""Grids: one reader as a template, and a reader of the same run for every combination of settings."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from lamina.bank import Reader
 from lamina.errors import ConfigError, LaminaError, UnknownNameError
 from lamina.fusion import FUSIONS
 from lamina.fusion.base import FusionConfig
-from lamina.train.options import FitOptions, each
+from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from lamina.bank import ReaderBank
-    from lamina.tasks.task import Task
 
 METHOD = "fusion"
 OWN = ("stack", "seed")  # fields of the reader itself
@@ -28,62 +27,46 @@ _OF_THE_TASK = ("labels", "problem_type")  # fields of a head that no grid may c
 
 
 @dataclass(frozen=True)
-class Member:
-    """One reader of a sweep.
+class RunSpec:
+    """One thing that is trained: a reader, or a whole model.
 
     Attributes:
-        name: Its name in the bank.
-        reader: What is trained.
-        settings: What the grid set, by full key ("fusion.alpha").
+        name: Its name in the bank, in histories and tables.
+        task: Name of its task; of a reader of a grid, that of the reader it is made from.
+        reader: The reader; None: a whole model.
+        settings: What a grid set, by full key ("fusion.alpha").
         learning_rate: Its own, or None: that of the run.
         epochs: Its own, or None: those of the run.
-        template: The reader that it is made from.
     """
 
     name: str
-    reader: Reader
+    task: str
+    reader: Reader | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     learning_rate: float | None = None
     epochs: int | None = None
-    template: str = ""
 
 
-class Expanded(NamedTuple):
-    """What `fit` needs to know of a sweep; each by reader name, those without a grid among them.
-
-    Attributes:
-        tasks: Their tasks.
-        epochs: Their epochs.
-        learning_rate: Their highest learning rates.
-        members: Every reader, with its settings.
-    """
-
-    tasks: dict[str, Task]
-    epochs: dict[str, int]
-    learning_rate: dict[str, float]
-    members: dict[str, Member]
-
-
-def expand(reader: Reader, grid: Mapping[str, Sequence[Any]], *, name: str = "reader") -> list[Member]:
-    """Make a member for every combination of a grid's values, the last key's values changing fastest.
+def expand(reader: Reader, grid: Mapping[str, Sequence[Any]], *, name: str = "reader") -> list[RunSpec]:
+    """Make a reader for every combination of a grid's values, the last key's values changing fastest.
 
     Args:
         reader: The template.
         grid: Key to the values it takes. "fusion.<field>" and "head.<field>" are fields of the two configs ("alpha"
             alone will do where only one has it); "fusion" takes whole methods: names, fields with a "name", or
             configs; "seed" and "stack" belong to the reader, "learning_rate" and "epochs" to its training.
-        name: Of the template; members are called "<name>_0001" and so on.
+        name: Of the template; readers are called "<name>_0001" and so on.
 
     Raises:
         UnknownNameError: If a method has no such key.
-        ConfigError: If a key has no values, or one cannot be; names the member.
+        ConfigError: If a key has no values, or one cannot be; names the reader.
     """
     methods = [_method(value, name) for value in _values(METHOD, grid[METHOD], name)] if METHOD in grid else None
     axes = _axes(reader, grid, methods, name)
     combinations = list(itertools.product(*axes.values()))
     digits = max(4, len(str(len(combinations))))
     return [
-        _member(reader, dict(zip(axes, values, strict=True)), f"{name}_{number:0{digits}}", name)
+        _spec(reader, dict(zip(axes, values, strict=True)), f"{name}_{number:0{digits}}", name)
         for number, values in enumerate(combinations, start=1)
     ]
 
@@ -152,7 +135,7 @@ def _axes(
             op = f"grid of '{name}', {type(fusion).__name__}"
             found = full_key(key, keys_of(fusion, reader.head), op)
         if found in axes:
-            raise ConfigError(f"grid of '{name}': '{found}' is there twice; a key has one list. Leave one out.")
+            raise ConfigError(f"grid of '{name}': '{found}' is there twice; a key has one list.")
         axes[found] = _values(found, values, name)
     return axes
 
@@ -162,10 +145,10 @@ def _values(key: str, values: Any, name: str) -> list[Any]:
         raise ConfigError(f"grid of '{name}': {key} is {values!r}; a grid lists the values. Write [{values!r}].")
     listed = list(values)
     if not listed:
-        raise ConfigError(f"grid of '{name}': {key} has no values; a grid lists at least one. Add one, or drop it.")
+        raise ConfigError(f"grid of '{name}': {key} has no values; a grid lists at least one.")
     twice = [value for value, count in Counter(map(repr, listed)).items() if count > 1]
     if twice:
-        raise ConfigError(f"grid of '{name}': {key} has {twice[0]} twice; each value makes a member. Leave one out.")
+        raise ConfigError(f"grid of '{name}': {key} has {twice[0]} twice; each value makes a reader.")
     return listed
 
 
@@ -177,33 +160,31 @@ def _method(value: Any, name: str) -> Any:
         with _named(f"grid of '{name}'", f"fusion {dict(value)}"):
             return FUSIONS.from_dict({key: _frozen(item) for key, item in value.items()})
     if not isinstance(value, FusionConfig):
-        raise ConfigError(
-            f"grid of '{name}': fusion is {value!r}; it must be a name, fields with a name, or a config. Change it."
-        )
+        raise ConfigError(f"grid of '{name}': fusion is {value!r}; it must be a name, fields with a name, or a config.")
     return value
 
 
-def _member(reader: Reader, settings: dict[str, Any], member: str, template: str) -> Member:
-    made = {part: getattr(reader, part) for part in ("fusion", "head")}
+def _spec(reader: Reader, settings: dict[str, Any], name: str, template: str) -> RunSpec:
+    parts = {part: getattr(reader, part) for part in ("fusion", "head")}
     own: dict[str, Any] = {}
     shown = {key: _shown(value) for key, value in settings.items()}
-    with _named(f"grid of '{template}'", f"member {member}: {_listed(shown)}"):
+    with _named(f"grid of '{template}'", f"reader {name}: {_listed(shown)}"):
         for key, value in settings.items():
             part, _, option = key.partition(".")
             if key == METHOD:
-                made[METHOD] = value
+                parts[METHOD] = value
             elif option:
-                made[part] = replace(made[part], **{option: _frozen(value)})
+                parts[part] = replace(parts[part], **{option: _frozen(value)})
             elif key in OWN:
                 own[key] = _checked_seed(value) if key == "seed" else value
         extra = {key: settings[key] for key in RUN if key in settings}
-        FitOptions(**extra)  # sees that they can be
-        return Member(member, replace(reader, **made, **own), shown, template=template, **extra)
+        FitOptions.of(extra)
+        return RunSpec(name, template, replace(reader, **parts, **own), shown, **extra)
 
 
 def _checked_seed(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"reader: seed is {value!r}; it must be a whole number. Change it.")
+        raise ConfigError(f"reader: seed is {value!r}; it must be a whole number.")
     return value
 
 
@@ -216,7 +197,7 @@ def _named(op: str, what: str) -> Iterator[None]:
         error.add_note(what)
         raise
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{op}: {what}; {error}. Correct the value.") from error
+        raise ConfigError(f"{op}: {what}; {error}.") from error
 
 
 def _frozen(value: Any) -> Any:
@@ -239,54 +220,52 @@ def _listed(settings: Mapping[str, Any]) -> str:
 
 
 def expand_into(
-    bank: ReaderBank, tasks: Mapping[str, Task], grid: Mapping[str, Mapping[str, Sequence[Any]]], options: FitOptions
-) -> Expanded:
-    """Put the members of grids into a bank, in the places of their templates.
+    bank: ReaderBank,
+    names: Iterable[str],
+    grid: Mapping[str, Mapping[str, Sequence[Any]]],
+    rates: Mapping[str, float],
+    epochs: Mapping[str, int],
+) -> dict[str, RunSpec]:
+    """Put the readers of grids into a bank, in the places of their templates.
 
-    The bank is left as it was if a member cannot be built, say because its cutoff would remove every layer.
+    The bank is left as it was if one cannot be built, say because its cutoff would remove every layer.
 
     Args:
-        bank: Holds the templates, which are taken out; members start anew from their configs.
-        tasks: Reader name -> task.
-        grid: Reader name -> its grid; readers without one are trained as they are.
-        options: Epochs and learning rates of those that name none.
+        bank: Holds the templates, which are taken out; the readers made from them start anew.
+        names: The readers that are trained; those without a grid as they are.
+        grid: Reader name -> its grid.
+        rates: Reader name -> learning rate of those that name none.
+        epochs: Reader name -> epochs of those that name none.
+
+    Returns:
+        Every reader, by name.
 
     Raises:
         UnknownNameError: If a reader or a key does not exist.
-        ConfigError: If a value cannot be; names the member.
+        ConfigError: If a value is out of range; names the reader.
     """
+    names = list(names)
     for name in grid:
-        if name not in tasks:
-            raise UnknownNameError(op="grid", got=name, known=tasks, what="reader")
-    names = list(tasks)
-    epochs, rates = each(options.epochs, names, "epochs"), each(options.learning_rate, names, "learning_rate")
-    found: dict[str, Member] = {}
+        if name not in names:
+            raise UnknownNameError(op="grid", got=name, known=names, what="reader")
+    specs: dict[str, RunSpec] = {}
     for name in names:
-        made = expand(bank[name].config, grid[name], name=name) if name in grid else None
-        found |= {one.name: one for one in made or [Member(name, bank[name].config, template=name)]}
-    for name, one in found.items():
-        own = one.template
-        found[name] = replace(
-            one,
-            epochs=epochs[own] if one.epochs is None else one.epochs,
-            learning_rate=rates[own] if one.learning_rate is None else one.learning_rate,
-        )
-    _swap(bank, [one for one in found.values() if one.template in grid], list(grid))
-    return Expanded(
-        {name: tasks[one.template] for name, one in found.items()},
-        {name: cast("int", one.epochs) for name, one in found.items()},
-        {name: cast("float", one.learning_rate) for name, one in found.items()},
-        found,
-    )
+        config = bank[name].config
+        for spec in expand(config, grid[name], name=name) if name in grid else [RunSpec(name, name, config)]:
+            rate = rates[name] if spec.learning_rate is None else spec.learning_rate
+            rounds = epochs[name] if spec.epochs is None else spec.epochs
+            specs[spec.name] = replace(spec, learning_rate=rate, epochs=rounds)
+    _swap(bank, [spec for spec in specs.values() if spec.task in grid], list(grid))
+    return specs
 
 
-def _swap(bank: ReaderBank, members: Sequence[Member], templates: Sequence[str]) -> None:
+def _swap(bank: ReaderBank, specs: Sequence[RunSpec], templates: Sequence[str]) -> None:
     added: list[str] = []
     try:
-        for one in members:
-            with _named(f"grid of '{one.template}'", f"member {one.name}: {_listed(one.settings)}"):
-                bank.add(one.name, one.reader)
-            added.append(one.name)
+        for spec in specs:
+            with _named(f"grid of '{spec.task}'", f"reader {spec.name}: {_listed(spec.settings)}"):
+                bank.add(spec.name, cast("Reader", spec.reader))
+            added.append(spec.name)
     except LaminaError:
         for name in added:
             bank.remove(name)

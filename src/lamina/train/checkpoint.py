@@ -1,0 +1,114 @@
+"""Checkpoints: one folder per saved step, safetensors and JSON, there as a whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import load_file, save_file
+
+from lamina.errors import ConfigError, StoreError
+from lamina.utils import barrier, rank
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+TENSORS, PROGRESS = "tensors.safetensors", "progress.json"
+_KEPT = 2
+
+
+@dataclass
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Attributes:
+        folder: Where they are, each in a folder "checkpoint-<step>".
+        op: Named in errors.
+        run: What must be the same for a run to go on from a checkpoint, JSON-ready.
+    """
+
+    folder: Path
+    op: str
+    run: dict[str, Any] = field(default_factory=dict)
+
+    def newest(self) -> Path | None:
+        """The newest, or None."""
+        return max(self.folder.glob("checkpoint-*"), key=_step, default=None)
+
+    def begin(self, *, resume: bool) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Clear the folder for a run, and read where it goes on.
+
+        Args:
+            resume: Go on from the newest checkpoint; else all are removed.
+
+        Returns:
+            Its tensors and its progress; None: the run starts.
+
+        Raises:
+            ConfigError: If the checkpoint is of another run, or of a version that wrote others.
+            StoreError: If it cannot be read.
+        """
+        barrier()
+        newest = self.newest() if resume else None
+        found = None if newest is None else self._read(newest)
+        barrier()
+        if rank() == 0:
+            for path in self.folder.glob(".checkpoint-*" if resume else "*checkpoint-*"):
+                shutil.rmtree(path)
+        barrier()
+        return found
+
+    def _read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        if not (path / PROGRESS).is_file():
+            raise ConfigError(
+                f"{self.op}: the checkpoint in {path} was written by an older version in another format; it cannot be "
+                "resumed. Train without resume."
+            )
+        try:
+            progress = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
+            tensors = load_file(path / TENSORS)
+        except Exception as error:  # safetensors raises a class of its own
+            raise StoreError(
+                f"{self.op}: the checkpoint in {path} is damaged ({error}). Remove it to go on from the one before."
+            ) from error
+        before = progress.pop("run")
+        for name, now in json.loads(json.dumps(self.run, default=str)).items():
+            if before.get(name) != now:
+                raise ConfigError(
+                    f"{self.op}: the checkpoint in {path} was made with {name} {before.get(name)}, and this run has "
+                    f"{now}; a run resumes as it began. Use the same settings, or train without resume."
+                )
+        return tensors, progress
+
+    def save(self, step: int, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
+        """Write a checkpoint under a temporary name, move it into place, and remove all but the newest two.
+
+        Raises:
+            StoreError: If it cannot be written.
+        """
+        place, beside = self.folder / f"checkpoint-{step}", self.folder / f".checkpoint-{step}"
+        try:
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir(parents=True)
+            save_file(tensors, beside / TENSORS, metadata={"format": "pt"})
+            text = json.dumps({"run": self.run, **progress}, default=str)
+            (beside / PROGRESS).write_text(text, encoding="utf-8")
+            if place.exists():
+                shutil.rmtree(place)
+            beside.replace(place)
+        except OSError as error:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise StoreError(
+                f"{self.op}: a checkpoint cannot be written to {self.folder} ({error.strerror or error}); those before "
+                "are whole. Make room there and resume."
+            ) from error
+        for old in sorted(self.folder.glob("checkpoint-*"), key=_step)[:-_KEPT]:
+            shutil.rmtree(old)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])

@@ -1,0 +1,127 @@
+"""Score the readers of a bank, or a whole model, on a part of their tasks."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Literal
+
+from lamina.bank import ReaderBank
+from lamina.errors import UnknownNameError
+from lamina.tasks.task import Task
+from lamina.train.model import ModelSubject
+from lamina.train.options import FitOptions
+from lamina.train.run import groups_of, open_subject
+from lamina.train.scoring import autocast, score
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+
+def evaluate(  # noqa: PLR0913
+    bank_or_model: ReaderBank | PreTrainedModel,
+    tasks: Mapping[str, Task] | Task,
+    *,
+    split: str = "validation",
+    processor: Any = None,
+    batch_size: int = 64,
+    per_class: bool = False,
+    max_length: int | None = None,
+    stride: int | None = None,
+    precision: Literal["float32", "bfloat16", "float16"] = "float32",
+    prefix: str = "",
+    max_target_length: int = 128,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+    num_workers: int = 0,
+    progress: bool = False,
+    **unknown: object,
+) -> dict[str, dict[str, Any]]:
+    """Score the readers of a bank, or a model with a head of its own, on a part of their tasks.
+
+    Readers whose tasks have the same examples share every pass.
+
+    Args:
+        bank_or_model: The readers and their model; or a whole model.
+        tasks: Reader name -> task; for a model any name -> task that its head is for, or the task.
+        split: "train", "validation" or "test".
+        processor: Tokenizer or image processor; None: the bank's, or the one that belongs to `model.name_or_path`.
+        batch_size: Rows per pass.
+        per_class: Add "per_class", a list of rows with label, precision, recall, F1 and count.
+        max_length: Tokens per window; None: what the readers were trained with, or what the model allows.
+        stride: Tokens two windows share; None: what the readers were trained with, or a quarter of the window.
+        precision: "float32", "bfloat16" or "float16".
+        prefix: Stands before every text that is to be summarised or translated.
+        max_target_length: Tokens of a text to write.
+        num_beams: Of the search for it.
+        length_penalty: Of a search with beams.
+        num_workers: Processes that make batches ahead.
+        progress: Show a progress bar.
+        **unknown: Refused, with the nearest option.
+
+    Returns:
+        Reader name (or the name given) -> metric -> value.
+
+    Raises:
+        UnknownNameError: If a reader, the part or an option does not exist.
+        ConfigError: If a task does not fit its reader, or the model.
+    """
+    known = ("split", "processor", "batch_size", "per_class", "max_length", "stride", "precision", "prefix")
+    known += ("max_target_length", "num_beams", "length_penalty", "num_workers", "progress")
+    for name in unknown:
+        raise UnknownNameError(op="evaluate", got=name, known=known, what="option")
+    tasks = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks)
+    given = {
+        "max_length": max_length,
+        "stride": stride,
+        "precision": precision,
+        "prefix": prefix,
+        "max_target_length": max_target_length,
+        "num_beams": num_beams,
+        "length_penalty": length_penalty,
+        "eval_batch_size": batch_size,
+        "num_workers": num_workers,
+        "progress": progress,
+    }
+    options = FitOptions.of(given, "evaluate")
+    scores: dict[str, dict[str, Any]] = {}
+    for some in [tasks] if isinstance(bank_or_model, ReaderBank) else [{name: task} for name, task in tasks.items()]:
+        scores |= _scores(bank_or_model, some, split, processor, options, per_class=per_class)
+    return {name: scores[name] for name in tasks}
+
+
+def _scores(
+    target: ReaderBank | PreTrainedModel,
+    tasks: Mapping[str, Task],
+    split: str,
+    processor: Any,
+    options: FitOptions,
+    *,
+    per_class: bool,
+) -> dict[str, dict[str, Any]]:
+    subject = open_subject(target, tasks, "evaluate", processor, options)
+    subject.check(tasks, (split,))
+    trained = {name: subject.trained_with(list(tasks), name) for name in ("max_length", "stride")}
+    trained |= {name: value for name in trained if (value := getattr(options, name)) is not None}
+    options = options.model_copy(update=trained)
+    scores: dict[str, dict[str, Any]] = {}
+    for group in groups_of(subject, tasks, split, options):
+        if isinstance(subject, ModelSubject):
+            subject.fit_head(group, keep=False)
+        for name in group.names:
+            if cut := group.truncated(name):
+                logger.warning("evaluate: %s saw only the start of %d texts that are longer than it reads", name, cut)
+        with autocast(subject.device, options.precision):
+            scores |= score(
+                subject,
+                group,
+                group.names,
+                batch_size=options.scoring_batch_size,
+                num_workers=options.num_workers,
+                per_class=per_class,
+                progress=options.progress,
+            )
+    return scores

@@ -1,0 +1,223 @@
+"""Whatever is trained: its parameters and their rates, its schedule, its best epoch, its stop."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lamina.bank import ReaderModule
+from lamina.tasks.metrics import better
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from lamina.train.options import FitOptions
+
+BASE = ".base"  # the learner of a base that is trained along; no reader's name has a dot
+
+
+@dataclass
+class Progress:
+    """How far a learner has come, JSON-ready.
+
+    Attributes:
+        scores: All metrics of the weights that are kept.
+        best_epoch: Their epoch, counted from 1; 0 before the first score.
+        top: The best score so far.
+        stalled: Epochs since the score last rose.
+        cooled: Epochs since the score last rose or the plateau schedule last acted.
+        scale: What the plateau schedule has multiplied the learning rate by.
+        done: Optimiser steps taken.
+        began: Of those, the ones before the present stage (see `Fusion.on_epoch_end`).
+        stopped: The epoch (from 0) after which it stopped early; None while it goes on.
+        step: A reader's count of training passes, which fixes its dropout.
+    """
+
+    scores: dict[str, float] = field(default_factory=dict)
+    best_epoch: int = 0
+    top: float | None = None
+    stalled: int = 0
+    cooled: int = 0
+    scale: float = 1.0
+    done: int = 0
+    began: int = 0
+    stopped: int | None = None
+    step: int = 0
+
+
+class Learner:
+    """A module that is trained.
+
+    Args:
+        name: What it is called in histories and checkpoints.
+        module: A reader, a base that is trained along, or a whole model.
+        groups: Its parameter groups, each with its highest rate as "lr".
+        metric: The metric that picks the best epoch; `lamina.tasks.metrics.better` knows its direction.
+        total: Steps it takes if it does not stop early.
+        options: Optimiser and schedule.
+
+    Attributes:
+        parameters: What is trained.
+        progress: How far it has come.
+        best: Its tensors at the epoch that is kept; empty with `keep="last"`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        groups: Sequence[dict[str, Any]],
+        *,
+        metric: str,
+        total: int,
+        options: FitOptions,
+    ) -> None:
+        self.name, self.module, self.metric, self.total = name, module, metric, total
+        self._options = options
+        self.parameters: list[nn.Parameter] = [one for group in groups for one in group["params"]]
+        self.rates = [float(group["lr"]) for group in groups]
+        self.optimizer = _optimizer(groups, options)
+        self.progress = Progress()
+        self.best: dict[str, Tensor] = {}
+        learnt = {id(one) for one in self.parameters}
+        every = module.named_parameters(remove_duplicate=False)
+        self._frozen = {key for key, one in every if id(one) not in learnt}
+
+    def factor(self) -> float:
+        """The share of its highest rates that it takes its next step with."""
+        options, progress = self._options, self.progress
+        total, done = self.total - progress.began, progress.done - progress.began
+        rise = int(total * options.warmup_ratio) if options.warmup_steps is None else options.warmup_steps
+        if done < rise:
+            return (done + 1) / rise
+        if options.schedule == "linear":
+            return max(0.0, (total - done) / max(1, total - rise))
+        if options.schedule == "cosine":
+            return (1 + math.cos(math.pi * min(1.0, (done - rise) / max(1, total - rise)))) / 2
+        return progress.scale
+
+    def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
+        """Take a step with the gradients that are there, and let them go; `scaler` undoes what it did to them."""
+        factor = self.factor()
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.progress.done += 1
+
+    def record(self, epoch: int, scores: dict[str, float]) -> bool:
+        """Take in the scores after `epoch` (from 0): whether to keep these weights, to slow down, or to stop.
+
+        Returns:
+            Whether these weights are those to keep.
+        """
+        progress, options = self.progress, self._options
+        score = scores[self.metric]
+        rose = progress.top is None or better(self.metric, score, progress.top)
+        if rose:
+            progress.top, progress.stalled, progress.cooled = score, 0, 0
+        else:
+            progress.stalled += 1
+            progress.cooled += 1
+            if options.schedule == "plateau" and progress.cooled > options.plateau_patience:
+                lowest = min(1.0, options.min_learning_rate / max(self.rates))
+                progress.scale, progress.cooled = max(progress.scale * options.plateau_factor, lowest), 0
+            if options.early_stopping_patience is not None and progress.stalled >= options.early_stopping_patience:
+                progress.stopped = epoch
+        if rose or options.keep == "last":
+            self.keep(epoch, scores)
+            return True
+        return False
+
+    def keep(self, epoch: int, scores: dict[str, float]) -> None:
+        """Keep the weights as they are now."""
+        self.progress.scores, self.progress.best_epoch = dict(scores), epoch + 1
+        self.best = self.tensors() if self._options.keep == "best" else {}
+
+    def begin_stage(self, *, schedule: bool = True) -> None:
+        """Start afresh, but for the count of steps: what was best before does not compare with what follows.
+
+        Args:
+            schedule: Whether the learning rate starts again as well.
+        """
+        done, began = self.progress.done, self.progress.began
+        self.progress = Progress(done=done, began=done if schedule else began)
+        self.best = {}
+
+    def forget(self) -> None:
+        """Drop the optimiser's state, whose parameters were started afresh."""
+        self.optimizer.state.clear()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """A copy, on the CPU, of every tensor that training may change."""
+        state = self.module.state_dict()
+        return {key: value.detach().clone().cpu() for key, value in state.items() if key not in self._frozen}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Put back what `tensors` gave."""
+        if tensors:
+            self.module.load_state_dict(tensors, strict=False)
+
+    # For checkpoints
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Everything but the progress: weights, the best ones, and the optimiser's state."""
+        found = {f"now/{key}": value for key, value in self.tensors().items()}
+        found |= {f"best/{key}": value for key, value in self.best.items()}
+        for number, state in self.optimizer.state_dict()["state"].items():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    found[f"optimizer/{number}/{key}"] = value.detach().cpu().clone()
+        return found
+
+    def from_tensors(self, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
+        """Take up what a checkpoint holds."""
+        parts: dict[str, dict[str, Tensor]] = {"now": {}, "best": {}, "optimizer": {}}
+        for key, value in tensors.items():
+            part, _, rest = key.partition("/")
+            parts[part][rest] = value
+        self.load(parts["now"])
+        self.best = parts["best"]
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in parts["optimizer"].items():
+            number, _, name = key.partition("/")
+            state.setdefault(int(number), {})[name] = value
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        self.progress = Progress(**progress)
+        if isinstance(self.module, ReaderModule):
+            self.module.step = self.progress.step
+
+    def to_json(self) -> dict[str, Any]:
+        """The progress."""
+        if isinstance(self.module, ReaderModule):
+            self.progress.step = self.module.step
+        return asdict(self.progress)
+
+
+def _optimizer(groups: Sequence[dict[str, Any]], options: FitOptions) -> Optimizer:
+    device = groups[0]["params"][0].device.type
+    fused = device in ("cpu", "cuda")
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(list(groups), momentum=options.momentum, fused=fused)
+    kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
+    return kind(list(groups), eps=options.adam_epsilon, fused=fused)
+
+
+def reader_groups(module: nn.Module, rate: float, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameter groups of a module with one rate; only matrices decay, not layer scores, biases and norms."""
+    parameters = [one for one in module.parameters() if one.requires_grad]
+    groups = [
+        {"params": [one for one in parameters if one.ndim >= 2], "lr": rate, "weight_decay": weight_decay},
+        {"params": [one for one in parameters if one.ndim < 2], "lr": rate, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]

@@ -1,0 +1,282 @@
+"""A whole model with a head of its own as what is trained and scored: a reader without a fusion."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lamina.bank import is_held
+from lamina.data.windows import IGNORED
+from lamina.errors import ConfigError, LaminaError
+from lamina.store.models import load_processor
+from lamina.tasks import KINDS, kind_of
+from lamina.tasks.base import GenerationOptions
+from lamina.train.learner import Learner
+from lamina.train.rates import parameter_groups
+from lamina.train.scoring import eval_mode
+from lamina.train.subjects import check_parts, placed, refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
+
+    from lamina.tasks.base import Kind, TaskLike
+    from lamina.tasks.task import Task
+    from lamina.train.options import FitOptions
+    from lamina.train.plan import Group, Plan
+
+
+@dataclass(frozen=True)
+class ModelTask:
+    """What a model's own config says of its task; a `TaskLike`."""
+
+    kind: str
+    problem_type: str
+    labels: tuple[str, ...]
+
+
+class ModelSubject:
+    """A whole model with a head of its own.
+
+    Args:
+        model: The model.
+        task: What it is for.
+        op: The operation, named in errors.
+        processor: Tokenizer or image processor; None: the one that belongs to `model.name_or_path`.
+        generation: How texts are written.
+
+    Raises:
+        ConfigError: If there is no processor.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        task: TaskLike,
+        op: str,
+        processor: Any = None,
+        generation: GenerationOptions | None = None,
+    ) -> None:
+        self.model, self.task, self.op = model, task, op
+        self.kind: Kind = kind_of(task.kind)
+        self.processor = find_processor(model, op) if processor is None else processor
+        self.generation = GenerationOptions() if generation is None else generation
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The model."""
+        return (self.model,)
+
+    @property
+    def base(self) -> PreTrainedModel:
+        """The model."""
+        return self.model
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.device
+
+    draws = True
+
+    def to(self, device: torch.device) -> None:
+        """Put the model on a device."""
+        self.model.to(device)  # pyright: ignore[reportArgumentType]
+
+    def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
+        """See that there is one task, with these parts."""
+        if len(tasks) != 1:
+            raise ConfigError(f"{self.op}: {len(tasks)} tasks were given; a whole model is trained on one.")
+        check_parts(next(iter(tasks.values())), parts)
+
+    def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
+        """See that the model can be trained on the task, and give its classes the task's names.
+
+        Raises:
+            ConfigError: If a bank reads the model, it has weights in float16, or its head does not fit.
+        """
+        del passes
+        refuse(self.op, options, "cache", "base_learning_rate", where="a whole model")
+        if is_held(self.model):
+            raise ConfigError(
+                f"{self.op}: a bank reads this model and keeps it as it is; fine-tuning changes it. "
+                "Load the model a second time, or train it with the bank: ReaderBank(model, train_base=True)."
+            )
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and parameter.dtype == torch.float16:
+                raise ConfigError(
+                    f"{self.op}: '{name}' is in float16, in which steps are lost; what is trained is in float32 or "
+                    "bfloat16. Call model.float(), and set precision='float16' for mixed precision."
+                )
+        parameter_groups(self.model, options, 1.0, self.op)
+        self.fit_head(groups[0])
+
+    def fit_head(self, group: Group, *, keep: bool = True) -> None:
+        """See that the head fits the task by running it on its two shortest rows.
+
+        Args:
+            group: Some of the task's rows.
+            keep: Leave the classes' names, and the kind of loss, in the model's config; else it is as before.
+
+        Raises:
+            ConfigError: If it does not; the model is then as it was.
+        """
+        config: Any = self.model.config
+        before = dict(vars(config))
+        try:
+            if reason := self.kind.model_problem(self.model):
+                raise self._no_head(reason)
+            self.kind.configure(config, self.task)
+            self._try(group)
+        except LaminaError:
+            keep = False
+            raise
+        finally:
+            if not keep:
+                vars(config).clear()
+                vars(config).update(before)
+
+    def _try(self, group: Group) -> None:
+        inputs, lengths = group.inputs, group.inputs.lengths
+        shortest = heapq.nsmallest(2, range(len(lengths)), key=lengths.__getitem__)
+        batch = inputs.batch(shortest)
+        labels = group.labels(shortest, batch.pop("labels", None), group.names)
+        try:
+            with eval_mode(self.model):
+                out = self._forward(batch, labels[group.names[0]])
+        except Exception as error:  # each model raises what it likes
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            values = batch.get(self.model.main_input_name)
+            if values is not None and values.ndim > 2:
+                size = " x ".join(map(str, values.shape[-2:]))
+                raise ConfigError(
+                    f"{self.op}: {type(self.model).__name__} fails on images of {size} ({reason}); it needs a head for "
+                    f"classes, and images of its size. Load it with {self.kind.auto_class}, and set the processor's "
+                    "size."
+                ) from error
+            raise self._no_head(reason) from error
+        if getattr(out, "loss", None) is None:
+            raise self._no_head("it gives no loss")
+        if reason := self.kind.output_problem(out, self.task):
+            raise self._no_head(reason)
+
+    def _no_head(self, reason: str) -> ConfigError:
+        return ConfigError(
+            f"{self.op}: {type(self.model).__name__} has no head for a task of kind {self.task.kind} "
+            f"({reason.rstrip('.')}). Load one with {self.kind.auto_class}."
+        )
+
+    def learners(
+        self, tasks: Mapping[str, Task], plan: Plan, rates: Mapping[str, float], options: FitOptions
+    ) -> list[Learner]:
+        """The model, with a group per learning rate and weight decay."""
+        ((name, task),) = tasks.items()
+        groups = parameter_groups(self.model, options, rates[name], self.op)
+        total = plan.steps_of(name)
+        return [Learner(name, self.model, groups, metric=task.metric, total=total, options=options)]
+
+    def _forward(self, batch: Mapping[str, Tensor], labels: Tensor) -> Any:
+        labels = self.kind.model_labels(labels, self.task).to(self.device)
+        return self.model(**placed(batch, self.device), labels=labels)  # pyright: ignore[reportCallIssue]
+
+    def losses(
+        self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: Any
+    ) -> list[Tensor]:
+        """The loss of the model's own head; without any label the mean over none, which is no number, becomes 0."""
+        del states
+        (name,) = names
+        out = self._forward(batch, labels[name])
+        return [out.loss if self.count(name, labels[name]) else out.logits.sum() * 0.0]
+
+    def count(self, name: str, labels: Tensor) -> float:
+        """All numbers, or the labels that are given."""
+        del name
+        return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
+
+    def outputs(
+        self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: Any
+    ) -> dict[str, Any]:
+        """As the kind takes them from a model."""
+        del labels, states
+        batch = placed(batch, self.device)
+        return {name: self.kind.outputs(self.model, batch, self.processor, self.generation) for name in names}
+
+    def outputs_per_position(self, name: str) -> int:
+        """Classes, or entries of the vocabulary."""
+        del name
+        if self.kind.has_classes:
+            return len(self.task.labels)
+        return int(getattr(self.model.config.get_text_config(), "vocab_size", 1))
+
+    def note(self, name: str, info: dict[str, Any]) -> None:
+        """A model keeps no notes."""
+        del name, info
+
+    def trained_with(self, names: Sequence[str], option: str) -> int | None:
+        """A model does not say."""
+        del names, option
+
+    def importance(self, name: str) -> dict[int, float]:
+        """A model mixes no layers."""
+        del name
+        return {}
+
+    def end_epoch(self, name: str, done: float) -> bool:
+        """A model has no stages."""
+        del name, done
+        return False
+
+
+def find_processor(model: PreTrainedModel, op: str) -> Any:
+    """The tokenizer or image processor that belongs to a model.
+
+    Raises:
+        ConfigError: If none is where the model came from.
+    """
+    found = load_processor(model.name_or_path, model) if model.name_or_path else None
+    if found is None:
+        raise ConfigError(
+            f"{op}: no processor was given, and none is where the model came from ('{model.name_or_path}'). "
+            "Give processor=..., a tokenizer or an image processor."
+        )
+    return found
+
+
+_PROBLEM_TYPES = {"regression": "regression", "multi_label_classification": "multi_label"}
+
+
+def task_of(model: PreTrainedModel, kind: str | None = None) -> ModelTask:
+    """What a model's head is for, as its class and its config say.
+
+    Args:
+        model: The model.
+        kind: Kind of task; None: the first whose auto class has models of this class.
+
+    Raises:
+        UnknownNameError: If there is no such kind.
+        ConfigError: If the model has a head for none.
+    """
+    import transformers
+
+    config: Any = model.config
+    if kind is None:
+        for name in KINDS.names():
+            classes = getattr(transformers, kind_of(name).auto_class)._model_mapping.get(type(config), ())
+            if isinstance(model, classes):
+                kind = name
+                break
+        else:
+            raise ConfigError(
+                f"predict: {type(model).__name__} has no head for any kind of task; known: {', '.join(KINDS.names())}."
+            )
+    found = kind_of(kind)
+    labels = tuple(str(config.id2label[number]) for number in range(config.num_labels)) if found.has_classes else ()
+    default = "regression" if labels and len(labels) == 1 and "regression" in found.problem_types else None
+    problem = _PROBLEM_TYPES.get(getattr(config, "problem_type", None) or "", default)
+    problem = problem if problem in found.problem_types else next(iter(found.problem_types))
+    return ModelTask(kind, problem, labels)

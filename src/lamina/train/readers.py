@@ -1,0 +1,218 @@
+"""The readers of a bank as what is trained and scored, and its base where that is trained along."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+
+from lamina.errors import ConfigError, UnknownNameError
+from lamina.layers.fingerprints import fingerprint_of
+from lamina.train.learner import BASE, Learner, reader_groups
+from lamina.train.rates import parameter_groups
+from lamina.train.subjects import check_parts, placed, refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
+
+    from lamina.bank import ReaderBank
+    from lamina.tasks.task import Task
+    from lamina.train.options import FitOptions
+    from lamina.train.plan import Group, Plan
+
+GIB = 1 << 30
+
+
+class BankSubject:
+    """The readers of a bank, and its base where that is trained along."""
+
+    def __init__(self, bank: ReaderBank, op: str, processor: Any = None) -> None:
+        self.bank, self.op = bank, op
+        self.processor = bank.processor if processor is None else processor
+        if self.processor is None:
+            raise ConfigError(
+                f"{op}: the bank has no processor; it is needed to read examples. Use ReaderBank(model, processor=...)."
+            )
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The bank, and a base that is trained along."""
+        return (self.bank, self.bank.model) if self.bank.train_base else (self.bank,)
+
+    @property
+    def base(self) -> PreTrainedModel:
+        """The model that is read."""
+        return self.bank.model
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.bank.device
+
+    @property
+    def draws(self) -> bool:
+        """A base that is trained along does; readers have generators of their own."""
+        return self.bank.train_base
+
+    def to(self, device: torch.device) -> None:
+        """Put the readers and their model on a device."""
+        self.bank.to(device)
+
+    def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
+        """See that every task fits its reader.
+
+        Raises:
+            UnknownNameError: If a reader, or a part of a task, does not exist.
+            ConfigError: If there is no task, or one does not fit its reader's head.
+        """
+        if not tasks:
+            raise ConfigError(f"{self.op}: no task was given; at least one is needed, as {{reader name: task}}.")
+        for name, task in tasks.items():
+            if name not in self.bank:
+                raise UnknownNameError(op=self.op, got=name, known=self.bank, what="reader")
+            check_parts(task, parts)
+            head = self.bank[name].config.head
+            for what in ("kind", "problem_type", "labels"):
+                has, needs = getattr(head, what), getattr(task, what)
+                if tuple(has) != tuple(needs):
+                    raise ConfigError(
+                        f"task {task.name}: its {what} is {needs}, reader '{name}' was made for {has}; they must "
+                        "agree. Build the head from the task: labels=task.labels, problem_type=task.problem_type."
+                    )
+
+    def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
+        """See that the states that some fusions keep fit in memory, and open the cache where it is asked for.
+
+        Raises:
+            ConfigError: If they do not fit.
+            CacheError: If states are to be cached and cannot be.
+        """
+        if not self.bank.train_base:
+            refuse(self.op, options, "layer_decay", "layer_rates", where="a bank whose base is frozen")
+        for group in groups:
+            if group.part == "train":
+                self._check_memory(group, options.batch_size)
+        if options.cache == "off":
+            return
+        from lamina.data.cache import CacheSettings, obstacle, open_states
+
+        settings = CacheSettings(
+            mode=options.cache,
+            dtype=options.cache_dtype,
+            folder=options.cache_dir,
+            precision=options.precision,
+            batch_size=options.scoring_batch_size,
+            passes=passes,
+            progress=options.progress,
+        )
+        readable = [group for group in groups if obstacle(self.bank, group.names, group.inputs) is None]
+        used = {self.bank[name].stack for group in readable for name in group.names}
+        marks = {name: fingerprint_of(stack) for name, stack in self.bank.stacks.items() if name in used}
+        for group in groups:
+            group.states = open_states(self.bank, group.inputs, group.names, fingerprints=marks, settings=settings)
+
+    def kept_bytes(self, names: Sequence[str], tokens: int) -> int:
+        """Bytes that the readers whose fusions need all states at once hold for one batch, at least.
+
+        The states themselves are shared; while training every such reader also keeps what it computed from each.
+
+        Args:
+            names: Which readers.
+            tokens: Rows in a batch times the length of the longest.
+        """
+        bank = self.bank
+        buffered = [bank[name] for name in names if not bank[name].config.fusion.streams]
+        layers = {(reader.stack, layer) for reader in buffered for layer in reader.layers}
+        shared = sum(bank.stacks[stack].width for stack, _ in layers) * bank.model.dtype.itemsize
+        own = sum(len(reader.layers) * bank.stacks[reader.stack].width * 4 for reader in buffered)
+        return tokens * (shared + own)
+
+    def _check_memory(self, group: Group, batch_size: int) -> None:
+        lengths = group.inputs.lengths
+        count, longest = min(batch_size, len(lengths)), int(max(lengths))
+        needed, free = self.kept_bytes(group.names, count * longest), free_bytes(self.device)
+        if needed > free:
+            names = ", ".join(name for name in group.names if not self.bank[name].config.fusion.streams)
+            raise ConfigError(
+                f"{self.op}: the fusions of {names} need all layers' states at once, {needed / GIB:.1f} GiB for "
+                f"{count} windows of {longest} tokens; {free / GIB:.1f} GiB are free. Use a smaller batch_size or "
+                "max_length, fewer layers or readers, or a fusion that streams."
+            )
+
+    def learners(
+        self, tasks: Mapping[str, Task], plan: Plan, rates: Mapping[str, float], options: FitOptions
+    ) -> list[Learner]:
+        """The readers, each with its own rate; then the base, over all steps of the run."""
+        found = [
+            Learner(
+                name,
+                self.bank[name],
+                reader_groups(self.bank[name], rates[name], options.weight_decay),
+                metric=task.metric,
+                total=plan.steps_of(name),
+                options=options,
+            )
+            for name, task in tasks.items()
+        ]
+        if self.bank.train_base:
+            groups = parameter_groups(self.bank.model, options, options.base_learning_rate, self.op)
+            found.append(Learner(BASE, self.bank.model, groups, metric="mean", total=len(plan), options=options))
+        return found
+
+    def _run(self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: Any) -> Any:
+        batch = placed(batch, self.device)
+        if states is not None:
+            return self.bank.read_states(states, batch, readers=names, labels=labels)
+        return self.bank(**batch, readers=names, labels=labels)
+
+    def losses(
+        self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: Any
+    ) -> list[Tensor]:
+        """Each reader's loss and its regularisation."""
+        out = self._run(batch, placed(labels, self.device), names, states)
+        return [out[name].loss for name in names]
+
+    def count(self, name: str, labels: Tensor) -> float:
+        """As its head counts."""
+        return float(self.bank[name].head.count(labels.to(self.device)))
+
+    def outputs(
+        self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: Any
+    ) -> dict[str, Any]:
+        """The readers' logits; where the inputs make the labels, perhaps of labelled positions alone."""
+        given = {} if labels is None else dict.fromkeys(names, labels)
+        out = self._run(batch, given, names, states)
+        return {name: out[name].logits for name in names}
+
+    def outputs_per_position(self, name: str) -> int:
+        """What the head says."""
+        return self.bank[name].head.outputs
+
+    def note(self, name: str, info: dict[str, Any]) -> None:
+        """Kept with the reader."""
+        self.bank[name].info = info
+
+    def trained_with(self, names: Sequence[str], option: str) -> int | None:
+        """The largest value of an option that readers were trained with; None where one does not say."""
+        values = [self.bank[name].info.get(option) for name in names]
+        known = [int(value) for value in values if value is not None]
+        return max(known) if len(known) == len(values) else None
+
+    def importance(self, name: str) -> dict[int, float]:
+        """As its fusion says."""
+        return self.bank[name].importance()
+
+    def end_epoch(self, name: str, done: float) -> bool:
+        """As its fusion says."""
+        return self.bank[name].on_epoch_end(done)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free on a device now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
