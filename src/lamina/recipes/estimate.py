@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.errors import LaminaError, ModelNotFoundError
 from lamina.recipes.architecture import config_of
-from lamina.recipes.expand import expand_recipe
+from lamina.recipes.expand import expand_recipe, grid_of
 from lamina.recipes.loading import TaskStats
 from lamina.recipes.model_size import edit_size, model_size, reader_size
 from lamina.store import load_config
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig
 
-    from lamina.recipes.expand import RunSpec
     from lamina.recipes.model_size import ReaderSize
     from lamina.recipes.schema import Recipe
+    from lamina.train.grid import RunSpec
 
 FORWARD, TRAINING = 2, 6  # operations per parameter and token; gradients take twice a forward's
 STATE_BYTES, CACHED_BYTES = 4, 2  # of a weight, and of an entry of a cached state
@@ -136,7 +136,7 @@ class _Planned:
         try:
             if spec.reader is None:
                 self.model = model_size(config, kind.auto_class, stats.labels if kind.has_classes else ())
-                where = f"recipe, methods.{spec.method}"
+                where = f"recipe, methods.{spec.settings['method']}"
                 self.added, self.frozen, self.deep = edit_size(self.model, spec.edits, where=where)
             else:
                 heads = [kind_of(task.outline().kind).base_class for task in recipe.tasks.values()]
@@ -256,7 +256,7 @@ def _rows(planned: Iterable[_Planned]) -> list[dict[str, Any]]:
     """One row per task, method and setting."""
     rows: dict[str, dict[str, Any]] = {}
     for run in planned:
-        about = {"task": run.spec.task, "method": run.spec.method, "settings": run.spec.grid}
+        about = {"task": run.spec.task, "method": run.spec.settings["method"], "settings": grid_of(run.spec)}
         sizes = {key: getattr(run, key) for key in ("epochs", "steps", "parameters", "added", "trained")}
         row = rows.setdefault(json.dumps(list(about.values())), {**about, "count": 0, **sizes, "flops": 0})
         row["count"] += 1

@@ -3,71 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lamina.bank import Reader
 from lamina.errors import ConfigError, LaminaError, UnknownNameError
 from lamina.recipes.edits import is_left_out, missing_arguments
 from lamina.recipes.schema import MethodRecipe, ReaderRecipe, parse_recipe, slug
-from lamina.train.grid import expand, full_key, swept
+from lamina.train.grid import RunSpec, expand, full_key, swept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from lamina.recipes.schema import Recipe
     from lamina.tasks.base import TaskLike
-
-Edits = tuple[tuple[str, dict[str, Any]], ...]
-
-
-@dataclass(frozen=True)
-class RunSpec:
-    """One thing to train: a reader, or the model itself.
-
-    Attributes:
-        name: "<task>-<method>-<seed>", with the numbers of setting and repeat where there are several.
-        task: Name of its task.
-        repeat: Which subsample of the rows it learns from, from 0.
-        settings: "method", the values of the grid, "seed", and with a subsample "repeat".
-        options: Of `lamina.fit`, as the closest place in the recipe gives them.
-        reader: What is trained; None: the model.
-        edits: Name and arguments of what is done to the model beforehand.
-    """
-
-    name: str
-    task: str
-    repeat: int
-    settings: dict[str, Any]
-    options: dict[str, Any]
-    reader: Reader | None = None
-    edits: Edits = ()
-
-    @property
-    def method(self) -> str:
-        """Name of the reader or method in the recipe."""
-        return self.settings["method"]
-
-    @property
-    def seed(self) -> int:
-        """Decides how new parameters start, the edits' random numbers, and dropout."""
-        return self.settings["seed"]
-
-    @property
-    def grid(self) -> dict[str, Any]:
-        """The settings that come from a grid."""
-        return {key: value for key, value in self.settings.items() if key not in ("method", "seed", "repeat")}
-
-
-class _Setting(NamedTuple):
-    """One combination of a grid's values, and what it makes of a reader or method."""
-
-    values: dict[str, Any]
-    options: dict[str, Any]
-    reader: Reader | None = None
-    edits: Edits = ()
 
 
 def expand_recipe(
@@ -81,7 +31,8 @@ def expand_recipe(
         tasks: Its tasks by name, whose labels the readers' heads get; None: what the recipe itself tells of them.
 
     Returns:
-        Name -> run.
+        Name -> run, "<task>-<method>-<seed>", with the numbers of setting and repeat where there are several. Its
+        settings are "method", the values of the grid, "seed", and with a subsample "repeat".
 
     Raises:
         UnknownNameError: If a fusion, or a key of a fusion, head or grid, does not exist.
@@ -93,69 +44,77 @@ def expand_recipe(
         own = {key: value for key in ("epochs", "learning_rate") if (value := getattr(task, key)) is not None}
         for method, body in (recipe.methods or task.readers).items():
             where = f"methods.{method}" if recipe.methods else f"tasks.{name}.readers.{method}"
-            for spec in _specs(recipe, name, method, _settings(body, known, where)):
+            template = RunSpec(f"{slug(name)}-{slug(method)}", name, options={**options, **own})
+            for spec in _repeated(recipe, method, _settings(body, known, template, where)):
                 if spec.name in found:
                     raise ConfigError(
                         f"recipe, {where}: '{spec.name}' is the name of another run too; names are made of the task's "
                         "and the method's letters and digits. Rename one of them."
                     )
-                seed = {} if spec.reader else {"seed": spec.seed}
-                found[spec.name] = replace(spec, options={**options, **own, **spec.options, **seed})
+                found[spec.name] = spec
     return found
 
 
-def _specs(recipe: Recipe, task: str, method: str, settings: Sequence[_Setting]) -> Iterator[RunSpec]:
+def _repeated(recipe: Recipe, method: str, settings: Sequence[RunSpec]) -> Iterator[RunSpec]:
     """A run per setting, seed and repeat; every repeat has a seed of its own."""
-    subsample = recipe.tasks[task].subsample
-    count = 1 if subsample is None else subsample.repeats
-    for number, setting in enumerate(settings, start=1):
-        numbered = f"_{number:04}" if setting.values else ""
-        seeds = [setting.values["seed"]] if "seed" in setting.values else recipe.seeds
+    for setting in settings:
+        subsample = recipe.tasks[setting.task].subsample
+        count = 1 if subsample is None else subsample.repeats
+        seeds = [setting.settings["seed"]] if "seed" in setting.settings else recipe.seeds
         for seed, repeat in itertools.product(seeds, range(count)):
-            own, name = seed * count + repeat, f"{slug(task)}-{slug(method)}{numbered}-{seed}"
-            values = {"method": method, **setting.values, "seed": own}
+            own, name = seed * count + repeat, f"{setting.name}-{seed}"
+            values = {"method": method, **setting.settings, "seed": own}
             if subsample is not None:
                 name, values["repeat"] = f"{name}-{repeat}", repeat
-            reader = None if setting.reader is None else replace(setting.reader, seed=own)
-            yield RunSpec(name, task, repeat, values, setting.options, reader, setting.edits)
+            spec = replace(setting, name=name, settings=values, repeat=repeat)
+            if spec.reader is None:
+                yield replace(spec, options={**spec.options, "seed": own})
+            else:
+                yield replace(spec, reader=replace(spec.reader, seed=own))
 
 
-def _settings(body: ReaderRecipe | MethodRecipe, task: TaskLike, where: str) -> list[_Setting]:
+def _settings(body: ReaderRecipe | MethodRecipe, task: TaskLike, template: RunSpec, where: str) -> list[RunSpec]:
     """What a grid makes of a reader or method; without one, a single setting."""
+    if isinstance(body, MethodRecipe):
+        return _method_settings(body, template, where)
     try:
-        if isinstance(body, MethodRecipe):
-            return _method_settings(body, where)
-        own = {} if body.learning_rate is None else {"learning_rate": body.learning_rate}
-        members = expand(body.template(task), body.grid, name="setting")
+        specs = expand(body.template(task), body.grid, name=template.name)
     except LaminaError as error:
         error.add_note(f"recipe, {where}")
         raise
-    more = [{"epochs": one.epochs, "learning_rate": one.learning_rate} for one in members]
-    return [
-        _Setting(one.settings, {**own, **{key: value for key, value in given.items() if value is not None}}, one.reader)
-        for one, given in zip(members, more, strict=True)
-    ]
+    found = []
+    for spec in specs:
+        own = {"epochs": spec.epochs, "learning_rate": spec.learning_rate or body.learning_rate}
+        options = {**template.options, **{key: value for key, value in own.items() if value is not None}}
+        name = spec.name if body.grid else template.name
+        found.append(replace(template, name=name, reader=spec.reader, settings=spec.settings, options=options))
+    return found
 
 
-def _method_settings(method: MethodRecipe, where: str) -> list[_Setting]:
+def _method_settings(method: MethodRecipe, template: RunSpec, where: str) -> list[RunSpec]:
     keys = method.keys()
     grid = {full_key(key, keys, where): values for key, values in method.grid.items()}
     found = []
-    for values in itertools.product(*grid.values()):
+    for number, values in enumerate(itertools.product(*grid.values()), start=1):
         chosen = dict(zip(grid, values, strict=True))
-        options = {key: value for key, value in chosen.items() if "." not in key and key != "seed"}
+        own = {key: value for key, value in chosen.items() if "." not in key and key != "seed"}
         edits = []
         for name, given in (pair for edit in method.edits for pair in edit.items()):
-            arguments = {
-                **given,
-                **{key.partition(".")[2]: chosen[key] for key in chosen if key.startswith(f"{name}.")},
-            }
+            changed = {key.partition(".")[2]: value for key, value in chosen.items() if key.startswith(f"{name}.")}
+            arguments = {**given, **changed}
             if missing := missing_arguments(name, arguments):
                 raise ConfigError(f"recipe, {where}, {name}: no '{missing[0]}' was given; it is required.")
             if not is_left_out(name, arguments):
                 edits.append((name, arguments))
-        found.append(_Setting(chosen, {**method.fit, **options}, None, tuple(edits)))
+        name = f"{template.name}_{number:04}" if grid else template.name
+        options = {**template.options, **method.fit, **own}
+        found.append(replace(template, name=name, settings=chosen, options=options, edits=tuple(edits)))
     return found
+
+
+def grid_of(spec: RunSpec) -> dict[str, Any]:
+    """The settings of a run that come from a grid."""
+    return {key: value for key, value in spec.settings.items() if key not in ("method", "seed", "repeat")}
 
 
 def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[Any]]) -> Recipe:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from lamina.bank import Reader
-    from lamina.recipes.expand import Edits
 
 _IN_PLACE = ("insert", "reinit", "freeze")  # edits after which the blocks are where they were
 
@@ -141,7 +140,7 @@ def _active(modules: Iterable[nn.Module]) -> int:
     return sum({id(one): one.numel() for part in parts for one in part.parameters(recurse=False)}.values())
 
 
-def edit_size(size: ModelSize, edits: Edits, *, where: str) -> EditSize:
+def edit_size(size: ModelSize, edits: Sequence[tuple[str, Any]], *, where: str) -> EditSize:
     """What edits do to a model.
 
     Args:

@@ -43,6 +43,8 @@ class TaskOutline:
 def check_options(given: dict[str, Any]) -> dict[str, Any]:
     """Check options of `lamina.fit`, each by itself and all together."""
     for key, value in given.items():
+        if key in ("epochs", "learning_rate") and isinstance(value, dict):
+            fail((key,), ConfigError(f"{key} is {value}; give one number here, and tasks and readers their own"))
         attempt((key,), (), lambda key=key, value=value: FitOptions.of({key: value}))
     attempt((), given, lambda: FitOptions.of(given))
     return given
