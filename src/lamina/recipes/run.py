@@ -145,7 +145,7 @@ class _Session:
         for row in result.table:
             name, metric = row["reader"], row["metric"]
             spec, tests = specs[name], result.test.get(name, {})
-            row = {"task": spec.task, "reader": name, **spec.settings, **row, "task": spec.task}
+            row = {"task": spec.task, "reader": name, **spec.settings} | {**row, "task": spec.task}
             rows.append(row | {"test" if key == metric else f"test_{key}": value for key, value in tests.items()})
         if not isinstance(target, ReaderBank):
             self._keep(target, processor, rows[0], before or [])
@@ -174,8 +174,9 @@ class _Session:
             if checkpoints is not None and rank() == 0:
                 shutil.rmtree(checkpoints, ignore_errors=True)
         joined = {key: [row for one in done for row in one[key]] for key in ("rows", "importances")}
-        sums = {key: sum(one[key] for one in done) for key in ("steps", "seconds")}
-        return Run(**joined, **sums, truncated={task: n for one in done for task, n in one["truncated"].items()})
+        steps, seconds = (sum(one[key] for one in done) for key in ("steps", "seconds"))
+        cut = {task: count for one in done for task, count in one["truncated"].items()}
+        return Run([], joined["rows"], joined["importances"], steps, seconds, cut)
 
     def _load(self, specs: dict[str, RunSpec], tasks: dict[str, Task]) -> tuple[ReaderBank | PreTrainedModel, Any]:
         """A fresh bank with the readers, or a fresh model, edited; and its processor."""

@@ -97,7 +97,8 @@ class ReaderRecipe(Strict):
 
     def _check_grid(self, task: TaskLike) -> None:
         for member in expand(self.template(task), self.grid):
-            check_selector(member.reader.fusion.selector())
+            if member.reader is not None:
+                check_selector(member.reader.fusion.selector())
 
     def _head_of(self, task: TaskLike) -> dict[str, Any]:
         known = {field.name for field in fields(HEADS.get(task.kind)) if field.init}
