@@ -124,6 +124,6 @@ def _run(rows: list[dict[str, Any]]) -> tuple[object, ...]:
     spans = ([min(row[key] for row in rows), max(row[key] for row in rows)] for key in columns)
     return (
         *(rows[0]["task"], rows[0]["method"], ", ".join(settings), sum(row["count"] for row in rows)),
-        *(low if low == high else f"{low:,} to {high:,}" for low, high in spans),
+        *(low if low == high else f"{readable(low)} to {readable(high)}" for low, high in spans),
         readable(sum(row["flops"] for row in rows)),
     )
