@@ -479,6 +479,8 @@ def _reading_nothing_wide(model: Any) -> ReaderBank:
     bank.add("r", Reader(FUSIONS.get("single_layer")(dim=16), SequenceClassification(("a", "b"), pooling="mean")))
 
     class Nothing(Head):
+        outputs = 1
+
         def forward(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             return features.sum(1)
 

@@ -15,7 +15,7 @@ from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
 from lamina.bank.streaming import StackPass, StateRecorder, attach
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers import stacks
-from lamina.layers.discovery import LayerGuard
+from lamina.layers.guard import LayerGuard
 from lamina.layers.hooks import StopForward, run_until_stopped, token_mask
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ class ReaderBank(nn.Module):
             for layer in stack_pass.layers:
                 if layer not in given:
                     raise ConfigError(
-                        f"bank.read_states: no state of layer {layer} of the stack '{stack_pass.stack.name}' was given; "
+                        f"bank.read_states: no state of layer {layer} of the stack '{stack_pass.stack.name}' came; "
                         f"the readers need the layers {', '.join(map(str, stack_pass.layers))}."
                     )
                 stack_pass.take(layer, given[layer])

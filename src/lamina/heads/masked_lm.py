@@ -128,8 +128,8 @@ class MaskedLMHead(Head):
         Args:
             features: What the fusion gave.
             mask: Real tokens; not needed, every token stands for itself.
-            logits_to_keep: Positions whose logits are wanted. The vocabulary is large, and only some 15 % of the positions have a
-                label, so a loss needs no others.
+            logits_to_keep: Positions whose logits are wanted. The vocabulary is large, and only some 15 % of the
+                positions have a label, so a loss needs no others.
 
         Returns:
             `[batch, tokens, classes]`, or `[kept, classes]` in row order; in the dtype of the base's projection.

@@ -49,7 +49,7 @@ def test_a_part_there_is_not_or_that_is_empty():
     ("made_for", "message"),
     [
         (names(), "its kind is sequence_classification, reader 'r' was made for token_classification; they must agree"),
-        (length_of_text(), "its problem is classification, reader 'r' was made for regression"),
+        (length_of_text(), "its problem_type is classification, reader 'r' was made for regression"),
         (
             dataclasses.replace(TASK, labels=("yes", "no")),
             r"its labels is \('no', 'yes'\), reader 'r' was made for \('yes', 'no'\)",

@@ -246,7 +246,7 @@ def test_what_does_not_change_the_states_does_not_change_the_key(tmp_path: Path)
 class Following(Mean):
     """A fusion that needs more of a pass than its states."""
 
-    follows: ClassVar[bool] = True
+    needs_block_inputs: ClassVar[bool] = True
 
 
 def test_obstacles():
