@@ -1,42 +1,42 @@
-"""Run a recipe: every reader of every task and seed, and a table of what came out."""
+"""Run a recipe: every reader or method of every task and seed, and a table of what came out."""
 
 from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass, replace
+import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, LaminaError
-from lamina.recipes.members import load_task, plan, trials
-from lamina.recipes.methods import load_for, plan_methods
+from lamina.recipes.edits import apply_edits
+from lamina.recipes.expand import expand_recipe
+from lamina.recipes.loading import load_tasks
 from lamina.recipes.schema import slug
-from lamina.store.edited import save
-from lamina.store.loading import load
-from lamina.tasks.kinds import MASKED, better
-from lamina.train import evaluate
-from lamina.train.finetune import finetune
-from lamina.train.fit import fit
-from lamina.train.intervals import Summary, summarise
-from lamina.train.tables import IMPORTANCES, sort_key, table, write_parquet
-from lamina.utils import rank, write_text
+from lamina.recipes.summary import markdown, summaries
+from lamina.store import load, save
+from lamina.tasks import kind_of
+from lamina.tasks.metrics import better
+from lamina.train.options import FitOptions
+from lamina.train.results import IMPORTANCES, sorted_rows, write_parquet
+from lamina.train.run import RATES, train
+from lamina.utils import derive_seed, rank, write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from transformers import PreTrainedModel
 
-    from lamina.recipes.members import Planned
-    from lamina.recipes.methods import Variant
     from lamina.recipes.schema import Recipe
     from lamina.tasks.task import Task
-
-    One = Planned | Variant
+    from lamina.train.grid import RunSpec
+    from lamina.train.plan import Encodings
 
 logger = logging.getLogger(__name__)
 
-_FREE = ("resume", "progress", "tensorboard")  # options that change nothing of what is learnt
+_FREE = {"resume", "progress", "tensorboard", "save_steps", "num_workers", "cache_dir"}  # change nothing that is learnt
 
 
 @dataclass(frozen=True)
@@ -44,23 +44,22 @@ class Run:
     """What a recipe gave.
 
     Attributes:
-        table: One row per task, method and setting: mean and spread (sample standard deviation) of the best validation
-            scores over seeds and trials, half the width of their 95 % t interval, every run, number of parameters,
-            mean best epoch; "test" in short, if the recipe asks for it. Settings of a grid are sorted, best first.
-        rows: One row per reader; see `lamina.train.tables.table`.
+        table: One row per task, method and setting; see `lamina.recipes.summary.summaries`.
+        rows: One row per reader or fine-tuned model: settings, every validation score at the best epoch, with
+            `evaluate: test` every test score ("test" by the task's metric, "test_f1" and so on), parameters.
         importances: One row per reader, epoch and layer.
         steps: Training steps.
         seconds: Wall-clock time.
         truncated: Task -> how many training texts lost their end.
-        bank: Every reader, at its best epoch; None if they were trained separately.
+        bank: Every reader, at its best epoch; None if each was trained separately.
     """
 
-    table: list[dict[str, Any]]
-    rows: list[dict[str, Any]]
-    importances: list[dict[str, Any]]
-    steps: int
-    seconds: float
-    truncated: dict[str, int]
+    table: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    importances: list[dict[str, Any]] = field(default_factory=list)
+    steps: int = 0
+    seconds: float = 0.0
+    truncated: dict[str, int] = field(default_factory=dict)
     bank: ReaderBank | None = None
 
 
@@ -76,23 +75,19 @@ def run_recipe(
         output: Folder for the bank, checkpoints, `table.json` and `table.md` (a row per method), `table.parquet` (a
             row per reader) and `importances.parquet` (their history). Readers trained separately leave no bank; of a
             recipe with methods the best model of each task is saved in `models`, see `Recipe.keep`.
-        **options: Override the recipe's `fit` options, e.g. resume or progress.
+        **options: Override the recipe's `fit` options, e.g. resume or progress. With resume, runs that ended are not
+            repeated, and the one that was killed goes on from its checkpoint.
 
     Raises:
         LaminaError: If the recipe does not fit the model or the data.
     """
-    fit_options = {**recipe.fit, **options}
-    tasks = {name: load_task(name, task, data) for name, task in recipe.tasks.items()}
-    _check_test(recipe, tasks)
-    drawn = {name: trials(recipe.tasks[name], task) for name, task in tasks.items()}
+    chosen = {**recipe.fit, **options, **({"test": True} if recipe.evaluate else {})}
+    tasks = load_tasks(recipe, data)
+    specs = expand_recipe(recipe, chosen, {name: copies[0] for name, copies in tasks.items()})
     folder = None if output is None else Path(output)
-    if recipe.methods:
-        variants = plan_methods(recipe, fit_options)
-        run = _one_by_one(_Tuning(recipe, _drawn(variants, drawn), fit_options), variants, folder)
-    else:
-        planned = plan(recipe, tasks, fit_options)
-        job = _Job(recipe, _drawn(planned, drawn), fit_options)
-        run = _one_by_one(job, planned, folder) if recipe.separately else job.run(planned, folder)
+    session = _Session(recipe, tasks, folder)
+    run = session.one_by_one(specs) if recipe.alone else session.train(specs, output=folder)
+    run.table.extend(summaries(run.rows, specs, {name: copies[0].metrics for name, copies in tasks.items()}))
     if folder is not None and rank() == 0:
         write_text(folder / "table.json", json.dumps(run.table, indent=1))
         write_text(folder / "table.md", markdown(run.table))
@@ -101,229 +96,143 @@ def run_recipe(
     return run
 
 
-def _drawn(planned: Mapping[str, One], drawn: Mapping[str, list[Task]]) -> dict[str, Task]:
-    """The task of each reader or variant, with the rows that it learns from."""
-    return {name: drawn[one.task][one.trial] for name, one in planned.items()}
-
-
-def _check_test(recipe: Recipe, tasks: Mapping[str, Task]) -> None:
-    for name, task in tasks.items():
-        if recipe.evaluate is not None and recipe.evaluate not in task.splits:
-            raise ConfigError(
-                f"recipe: evaluate is {recipe.evaluate}, but task '{name}' has only {', '.join(task.splits)}. "
-                "Give it a test part, set hold_out, or leave evaluate out."
-            )
-
-
 @dataclass(frozen=True)
-class _Job:
-    """What all readers of a run have in common, and the task of each."""
+class _Session:
+    """What all runs of a recipe share: their data, read and encoded once, and their folder."""
 
     recipe: Recipe
-    tasks: dict[str, Task]
-    options: dict[str, Any]
+    tasks: dict[str, list[Task]]
+    folder: Path | None
+    encodings: Encodings = field(default_factory=dict)
 
-    def facts(self, one: Planned) -> dict[str, Any]:
-        """What decides what a reader of its own run learns, JSON-ready."""
-        settings = {key: value for key, value in self.options.items() if key not in (*_FREE, "epochs", "learning_rate")}
-        found = {"model": self.recipe.model, **one.member.settings, "reader": repr(one.member.reader), **settings}
-        found |= {"epochs": one.member.epochs, "learning_rate": one.member.learning_rate}
-        return json.loads(json.dumps(found, default=str))
+    def train(
+        self,
+        specs: dict[str, RunSpec],
+        *,
+        output: Path | None = None,
+        checkpoints: Path | None = None,
+        before: list[dict[str, Any]] | None = None,
+    ) -> Run:
+        """Train some readers in one pass, or one model, on a fresh base.
 
-    def one(self, name: str, planned: Planned, _output: Path | None, _before: list[dict[str, Any]]) -> Run:
-        """Train one reader by itself; its run resumes as a whole or not at all."""
-        return replace(self, options={**self.options, "resume": False}).run({name: planned}, None)
+        Args:
+            specs: What is trained.
+            output: Folder that gets everything.
+            checkpoints: Folder of this run's checkpoints alone.
+            before: Rows of the runs before; a model that is better than they are is kept.
+        """
+        tasks = {name: self.tasks[spec.task][spec.repeat] for name, spec in specs.items()}
+        options = {name: FitOptions.of(spec.options) for name, spec in specs.items()}
+        target, processor = self._load(specs, tasks)
+        (shared, *_) = options.values()
+        if isinstance(target, ReaderBank):
+            rates = {name: one.learning_rate or RATES[True] for name, one in options.items()}
+            shared = shared.model_copy(
+                update={"epochs": {name: one.epochs for name, one in options.items()}, "learning_rate": rates}
+            )
+        if output is None and checkpoints is None:
+            shared = shared.model_copy(update={"resume": False})
+        result = train(
+            target,
+            tasks,
+            shared,
+            processor=processor,
+            output=output,
+            checkpoints=checkpoints,
+            encodings=self.encodings,
+        )
+        rows = []
+        for row in result.table:
+            name, metric = row["reader"], row["metric"]
+            spec, tests = specs[name], result.test.get(name, {})
+            row = {"task": spec.task, "reader": name, **spec.settings} | {**row, "task": spec.task}
+            rows.append(row | {"test" if key == metric else f"test_{key}": value for key, value in tests.items()})
+        if not isinstance(target, ReaderBank):
+            self._keep(target, processor, rows[0], before or [])
+        cut = {specs[name].task: count for name, count in result.truncated.items()}
+        bank = target if isinstance(target, ReaderBank) else None
+        return Run([], sorted_rows(rows), result.importances, result.steps, result.seconds, cut, bank)
 
-    def run(self, planned: Mapping[str, Planned], output: Path | None) -> Run:
-        """Train some of the readers in one pass, on a fresh model."""
-        masked = any(self.tasks[name].kind == MASKED for name in planned)
-        head = "AutoModelForMaskedLM" if masked else "AutoModel"
-        model, processor = load(self.recipe.model, head, revision=self.recipe.revision)
-        bank = ReaderBank(model, processor, train_base=self.recipe.train_base)
-        for name, one in planned.items():
+    def one_by_one(self, specs: dict[str, RunSpec]) -> Run:
+        """Train each by itself; with an output folder, what was ended goes on where it was."""
+        done: list[dict[str, Any]] = []
+        for number, (name, spec) in enumerate(specs.items(), start=1):
+            place = None if self.folder is None else self.folder / "separate" / f"{name}.json"
+            checkpoints = None if place is None else place.with_suffix(".checkpoints")
+            if spec.options.get("resume") and place is not None and place.is_file():
+                done.append(_read(place, self._facts(spec)))
+            else:
+                logger.info("%s, %d of %d", name, number, len(specs))
+                before = [row for one in done for row in one["rows"]]
+                run = self.train({name: spec}, checkpoints=checkpoints, before=before)
+                done.append(
+                    {key: getattr(run, key) for key in ("rows", "importances", "steps", "seconds", "truncated")}
+                )
+                if place is not None and rank() == 0:
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    write_text(place, json.dumps({"run": self._facts(spec), **done[-1]}))
+            if checkpoints is not None and rank() == 0:
+                shutil.rmtree(checkpoints, ignore_errors=True)
+        joined = {key: [row for one in done for row in one[key]] for key in ("rows", "importances")}
+        steps, seconds = (sum(one[key] for one in done) for key in ("steps", "seconds"))
+        cut = {task: count for one in done for task, count in one["truncated"].items()}
+        return Run([], joined["rows"], joined["importances"], steps, seconds, cut)
+
+    def _load(self, specs: dict[str, RunSpec], tasks: dict[str, Task]) -> tuple[ReaderBank | PreTrainedModel, Any]:
+        """A fresh bank with the readers, or a fresh model, edited; and its processor."""
+        (first, *_), recipe = specs.values(), self.recipe
+        kinds = {name: kind_of(task.kind) for name, task in tasks.items()}
+        if first.reader is None:
+            kind = kinds[first.name]
+            labels = tasks[first.name].labels if kind.has_classes else None
+            with torch.random.fork_rng():
+                torch.manual_seed(derive_seed(first.settings["seed"], "head"))
+                model, processor = load(recipe.model, kind.auto_class, labels=labels, revision=recipe.revision)
+            where = f"recipe, methods.{first.settings['method']}"
+            apply_edits(model, first.edits, seed=first.settings["seed"], where=where)
+            return model, processor
+        base = next((kind.base_class for kind in kinds.values() if kind.base_class != "AutoModel"), "AutoModel")
+        model, processor = load(recipe.model, base, revision=recipe.revision)
+        bank = ReaderBank(model, processor, train_base=recipe.train_base)
+        for name, spec in specs.items():
             try:
-                bank.add(name, one.member.reader)
+                bank.add(name, spec.reader)  # pyright: ignore[reportArgumentType]
             except LaminaError as error:
                 error.add_note(f"reader {name}")
                 raise
-        tasks = {name: self.tasks[name] for name in planned}
-        own = {
-            "epochs": {name: one.member.epochs for name, one in planned.items()},
-            "learning_rate": {name: one.member.learning_rate for name, one in planned.items()},
-        }
-        result = fit(bank, tasks, output=output, **{**self.options, **own})
-        rows = table({name: one.member for name, one in planned.items()}, result, tasks, bank)
-        if self.recipe.evaluate is not None:
-            scores = evaluate(bank, tasks, split=self.recipe.evaluate)
-            for row in rows:
-                row["test"] = scores[row["reader"]][row["metric"]]
-        cut = {planned[name].task: count for name, count in result.truncated.items()}
-        return Run(summaries(rows, planned), rows, result.importances, result.steps, result.seconds, cut, bank)
+        return bank, processor
 
-
-@dataclass(frozen=True)
-class _Tuning:
-    """What all fine-tuning runs of a recipe have in common, and the task of each."""
-
-    recipe: Recipe
-    tasks: dict[str, Task]
-    options: dict[str, Any]
-
-    def facts(self, variant: Variant) -> dict[str, Any]:
-        """What decides what a variant learns, JSON-ready."""
-        settings = {key: value for key, value in variant.options.items() if key not in _FREE}
-        rows = {part: len(split) for part, split in self.tasks[variant.name].splits.items()}
-        found = {"model": self.recipe.model, "revision": self.recipe.revision, "rows": rows, **variant.settings}
-        found |= {"edits": list(variant.edits), **settings}
-        return json.loads(json.dumps(found, default=str))
-
-    def one(self, name: str, variant: Variant, output: Path | None, before: list[dict[str, Any]]) -> Run:
-        """Fine-tune a fresh model, and save it if it is to be kept.
-
-        Args:
-            name: Of the run.
-            variant: What is done.
-            output: Folder whose "models" the model goes to.
-            before: Rows of the runs that came before.
-        """
-        task = self.tasks[name]
-        model, processor = load_for(self.recipe, variant, kind=task.kind, labels=task.labels)
-        options = {**variant.options, "resume": False, "test": self.recipe.evaluate is not None}
-        result = finetune(model, task, processor=processor, **options)
-        (row,) = result.table
-        row = {**row, "task": variant.task, "reader": name, **variant.settings, "importances": {}}
-        if result.test:
-            row["test"] = result.test[task.name][task.metric]
-        if output is not None and rank() == 0 and (folder := self._folder(row, before)) is not None:
-            save(model, output / "models" / folder, processor)
-        cut = {variant.task: sum(result.truncated.values())}
-        return Run(summaries([row], {name: variant}), [row], [], result.steps, result.seconds, cut)
-
-    def _folder(self, row: dict[str, Any], before: list[dict[str, Any]]) -> str | None:
-        """Where a model is kept; None if it is not."""
-        if self.recipe.keep != "best":
-            return row["reader"] if self.recipe.keep == "all" else None
+    def _keep(self, model: PreTrainedModel, processor: Any, row: dict[str, Any], before: list[dict[str, Any]]) -> None:
+        """Save a model if it is to be kept."""
+        name, keep = slug(row["task"]), self.recipe.keep
         others = [one["score"] for one in before if one["task"] == row["task"]]
         best = all(better(row["metric"], row["score"], other) for other in others)
-        return slug(row["task"]) if best else None
+        if self.folder is not None and rank() == 0 and (keep == "all" or (keep == "best" and best)):
+            save(model, self.folder / "models" / (name if keep == "best" else row["reader"]), processor)
 
-
-def _one_by_one(job: _Job | _Tuning, planned: Mapping[str, Any], output: Path | None) -> Run:
-    """Train one by one; with an output folder, a run that was ended goes on with the next."""
-    found: list[dict[str, Any]] = []
-    for number, (name, one) in enumerate(planned.items(), start=1):
-        done = None if output is None else output / "separate" / f"{name}.json"
-        if job.options.get("resume") and done is not None and done.is_file():
-            found.append(_read(done, job.facts(one)))
-            continue
-        logger.info("%s, %d of %d", name, number, len(planned))
-        run = job.one(name, one, output, [row for each in found for row in each["rows"]])
-        kept = {key: getattr(run, key) for key in ("rows", "importances", "steps", "seconds", "truncated")}
-        found.append(kept)
-        if done is not None and rank() == 0:
-            done.parent.mkdir(parents=True, exist_ok=True)
-            write_text(done, json.dumps({"run": job.facts(one), **kept}))
-    rows = [row for one in found for row in one["rows"]]
-    importances = [row for one in found for row in one["importances"]]
-    cut = {task: count for one in found for task, count in one["truncated"].items()}
-    steps, seconds = sum(one["steps"] for one in found), sum(one["seconds"] for one in found)
-    return Run(summaries(rows, planned), rows, importances, steps, seconds, cut)
+    def _facts(self, spec: RunSpec) -> dict[str, Any]:
+        """What decides what a run learns, JSON-ready."""
+        recipe, task = self.recipe, self.tasks[spec.task][spec.repeat]
+        facts = {"model": recipe.model, "revision": recipe.revision, "train_base": recipe.train_base, **spec.settings}
+        facts |= {"reader": repr(spec.reader), "edits": list(spec.edits), "metric": task.metric}
+        facts |= {"rows": {part: len(split) for part, split in task.splits.items()}}
+        return json.loads(json.dumps(facts | FitOptions.of(spec.options).model_dump(exclude=_FREE), default=str))
 
 
 def _read(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """What a reader that was trained before gave.
+    """What a run that ended before gave.
 
     Raises:
-        ConfigError: If it was trained in another way.
+        ConfigError: If it was another run.
     """
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    before = kept.pop("run")
+    done = json.loads(path.read_text(encoding="utf-8"))
+    before = done.pop("run")
     for key, now in facts.items():
         if before.get(key) != now:
             raise ConfigError(
                 f"recipe: {path} is of a run whose {key} is {before.get(key)}, here {now}; a run goes on as it began. "
                 "Give another output folder, or leave resume out."
             )
-    for row in kept["rows"]:
+    for row in done["rows"]:
         row["importances"] = {int(layer): share for layer, share in row["importances"].items()}
-    return kept
-
-
-def summaries(rows: list[dict[str, Any]], planned: Mapping[str, One]) -> list[dict[str, Any]]:
-    """One row per task, method and setting, in the recipe's order; settings of a grid best first.
-
-    Args:
-        rows: One per reader or variant.
-        planned: The same readers or variants.
-    """
-    by_reader = {row["reader"]: row for row in rows}
-    groups: dict[str, list[dict[str, Any]]] = {}
-    settings: dict[str, dict[str, Any]] = {}
-    for name, one in planned.items():
-        grid = {key: value for key, value in one.settings.items() if key not in ("method", "seed", "draw")}
-        key = json.dumps([one.task, one.settings["method"], grid])
-        groups.setdefault(key, []).append(by_reader[name])
-        settings[key] = grid
-    found = [_summary(group, settings[key]) for key, group in groups.items()]
-    if any(row["settings"] for row in found):
-        order = list(dict.fromkeys(row["task"] for row in found))
-        found.sort(key=lambda row: (order.index(row["task"]), sort_key(row["metric"], row["mean"])))
-    return found
-
-
-def _summary(rows: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
-    first = rows[0]
-    score = summarise([row["score"] for row in rows])
-    keys = ("reader", "seed", "draw", "score", "test", "best_epoch")
-    summary = {
-        **{key: first[key] for key in ("task", "method", "metric", "parameters")},
-        "settings": settings,
-        **_figures(score),
-        "runs": [{key: row[key] for key in keys if key in row} for row in rows],
-        "best_epoch": fmean(row["best_epoch"] for row in rows),
-    }
-    if "test" in first:
-        summary["test"] = _figures(summarise([row["test"] for row in rows]))
-    return summary
-
-
-def _figures(summary: Summary) -> dict[str, Any]:
-    return {"mean": summary.mean, "spread": summary.spread, "interval": summary.interval}
-
-
-def columns_of(table: list[dict[str, Any]]) -> list[str]:
-    """Columns that every printed form of a table has: those of settings and test scores only where there are any."""
-    extra = [key for row in table for key in row["settings"]]
-    tested = ["test"] if any("test" in row for row in table) else []
-    return ["task", "method", *dict.fromkeys(extra), "metric", "mean", "spread", *tested, "runs", "parameters"]
-
-
-def cell(row: dict[str, Any], column: str) -> str:
-    """One cell of a printed table; means with half the width of their 95 % interval."""
-    if column in row["settings"]:
-        return str(row["settings"][column])
-    if column == "mean":
-        return plus_minus(row)
-    if column == "test":
-        return plus_minus(row["test"]) if "test" in row else ""
-    if column == "spread":
-        return f"{row['spread']:.3f}"
-    if column == "runs":
-        return str(len(row["runs"]))
-    value = row.get(column, "")
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def plus_minus(figures: Mapping[str, Any]) -> str:
-    """A mean with half the width of its interval, where there is one."""
-    if figures["interval"] is None:
-        return f"{figures['mean']:.3f}"
-    return f"{figures['mean']:.3f} ± {figures['interval']:.3f}"
-
-
-def markdown(table: list[dict[str, Any]]) -> str:
-    """The table as Markdown; means with half the width of their 95 % interval."""
-    columns = columns_of(table)
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(cell(row, column) for column in columns) + " |" for row in table]
-    return "\n".join(lines) + "\n"
+    return done

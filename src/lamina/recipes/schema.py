@@ -1,37 +1,56 @@
-"""Recipes: YAML files that say what to train; unknown keys are errors."""
+"""Recipes: YAML files that say what to train, checked down to the options before data or a model is loaded."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, field_validator, model_validator
 
-from lamina.errors import ConfigError, DataError, UnknownNameError
-from lamina.registry import Registry
+from lamina.bank import Reader
+from lamina.errors import ConfigError, UnknownNameError
+from lamina.fusion import FUSIONS
+from lamina.heads import HEADS
+from lamina.recipes.architecture import config_of
+from lamina.recipes.edits import arguments_of, check_edit, check_selector
+from lamina.recipes.located import Strict, attempt, fail, raise_first
+from lamina.recipes.yaml_lines import read_yaml
+from lamina.tasks import kind_of
+from lamina.tasks.presets import find_preset
+from lamina.train.grid import expand, full_key, keys_of
+from lamina.train.options import FitOptions
+
+if TYPE_CHECKING:
+    from lamina.registry import Registry
+    from lamina.tasks.base import TaskLike
+    from lamina.tasks.presets import Preset
+
+MASKED_LM = "masked_lm"  # the key of a task that is also the kind it then has
+_OF_FILES = ("kind", "text", "text_pair", "label", "labels", "problem_type")  # a preset has its own
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+@dataclass(frozen=True)
+class TaskOutline:
+    """What is known of a task before its data is read; see `lamina.tasks.base.TaskLike`."""
+
+    kind: str
+    problem_type: str
+    labels: tuple[str, ...]
 
 
-def _named(value: Any) -> Any:
-    """Allow a bare method name where fields are expected."""
-    return {"name": value} if isinstance(value, str) else value
+def check_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Check options of `lamina.fit`, each by itself and all together."""
+    for key, value in given.items():
+        if key in ("epochs", "learning_rate") and isinstance(value, dict):
+            fail((key,), ConfigError(f"{key} is {value}; give one number here, and tasks and readers their own"))
+        attempt((key,), (), lambda key=key, value=value: FitOptions.of({key: value}))
+    attempt((), given, lambda: FitOptions.of(given))
+    return given
 
 
-class ReaderRecipe(_Strict):
+class ReaderRecipe(Strict):
     """One reader, or with a `grid` one for every combination of its values.
 
     Attributes:
@@ -48,28 +67,76 @@ class ReaderRecipe(_Strict):
     learning_rate: PositiveFloat | None = None
     grid: dict[str, list[Any]] = Field(default_factory=dict)
 
-    _fusion_name = field_validator("fusion", mode="before")(_named)
+    @field_validator("fusion", mode="before")
+    @classmethod
+    def _fusion_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    def template(self, task: TaskLike) -> Reader:
+        """The reader before its grid, for a task.
+
+        Raises:
+            UnknownNameError: If the fusion, or a key of the fusion or the head, does not exist.
+            ConfigError: If a value does not fit.
+        """
+        return Reader(_build(FUSIONS, self.fusion), _build(HEADS, self._head_of(task)), self.stack)
+
+    def keys(self, kind: str) -> list[str]:
+        """Every key that the grid may have."""
+        return keys_of(FUSIONS.get(str(self.fusion.get("name"))), HEADS.get(kind))
+
+    def check(self, task: TaskLike) -> None:
+        """Build everything that the reader and its grid name.
+
+        Raises:
+            ValidationError: If something does not exist or does not fit, with its place.
+        """
+        attempt(("fusion",), self.fusion, lambda: _build(FUSIONS, self.fusion))
+        attempt(("head",), self.head, lambda: _build(HEADS, self._head_of(task)))
+        attempt(("grid",), self.grid, lambda: self._check_grid(task))
+
+    def _check_grid(self, task: TaskLike) -> None:
+        for member in expand(self.template(task), self.grid):
+            if member.reader is not None:
+                check_selector(member.reader.fusion.selector())
+
+    def _head_of(self, task: TaskLike) -> dict[str, Any]:
+        known = {field.name for field in fields(HEADS.get(task.kind)) if field.init}
+        given: dict[str, Any] = {"problem_type": task.problem_type}
+        if kind_of(task.kind).has_classes:
+            given["labels"] = task.labels
+        return {"name": task.kind, **{key: value for key, value in given.items() if key in known}, **self.head}
 
 
-class DrawRecipe(_Strict):
-    """A few of the training rows, drawn uniformly without replacement: exactly one of the first three says how many.
+def _build(registry: Registry, given: dict[str, Any]) -> Any:
+    """Build a config from a recipe's fields; lists become tuples."""
+    try:
+        return registry.from_dict({key: tuple(v) if isinstance(v, list) else v for key, v in given.items()})
+    except TypeError as error:
+        texts = [key for key, value in given.items() if isinstance(value, str) and key != "name"]
+        what = f"{texts[0]} is {given[texts[0]]!r}; it must be a number, such as 0.001" if texts else str(error)
+        raise ConfigError(f"{given['name']}: {what}.") from error
+
+
+class SubsampleRecipe(Strict):
+    """Fewer training rows, taken at random without replacement: exactly one of the first three says how many.
 
     Attributes:
         per_class: So many times the number of classes.
         fraction: A share of all rows.
         rows: So many.
-        stratified: Draw class by class.
-        trials: Repeat with the seeds 0, 1, ...; every trial has rows and readers of its own.
+        stratified: Class by class.
+        repeats: Repeat with the seeds 0, 1, ...; every repeat has rows and runs of its own.
     """
 
     per_class: PositiveInt | None = None
     fraction: float | None = Field(default=None, gt=0, le=1)
     rows: PositiveInt | None = None
     stratified: bool = False
-    trials: PositiveInt = 1
+    repeats: PositiveInt = 1
 
     @model_validator(mode="after")
-    def _one_size(self) -> DrawRecipe:
+    def _one_size(self) -> SubsampleRecipe:
         if len(self.size()) != 1:
             raise ValueError("give one of 'per_class', 'fraction' and 'rows'")
         return self
@@ -79,41 +146,57 @@ class DrawRecipe(_Strict):
         return {key: value for key in ("per_class", "fraction", "rows") if (value := getattr(self, key)) is not None}
 
 
-class MethodRecipe(_Strict):
+class MethodRecipe(Strict):
     """One way to fine-tune the model itself, or with a `grid` one for every combination of its values.
 
     Attributes:
         edits: What is done to the model beforehand, in this order: each a name ("insert", "reinit", "truncate",
             "freeze", "merge") with the arguments of `lamina.insert_` and the like.
-        fit: Options of `lamina.finetune`, in place of the run's.
+        fit: Options of `lamina.fit`, in place of the run's.
         grid: Key to the values it takes: "insert.layers" and the like (null as layers leaves the edit out), or an
-            option of `lamina.finetune`.
+            option of `lamina.fit`.
     """
 
     edits: list[dict[str, dict[str, Any]]] = Field(default_factory=list)
     fit: dict[str, Any] = Field(default_factory=dict)
     grid: dict[str, list[Any]] = Field(default_factory=dict)
 
-    @field_validator("grid")
-    @classmethod
-    def _some_values(cls, grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        for key, values in grid.items():
-            if not values:
-                raise ValueError(f"'{key}' has no values; give it some, or leave it out")
-        return grid
+    _options = field_validator("fit")(check_options)
 
     @field_validator("edits")
     @classmethod
-    def _one_each(cls, edits: list[dict[str, dict[str, Any]]]) -> list[dict[str, dict[str, Any]]]:
-        if any(len(edit) != 1 for edit in edits):
-            raise ValueError("each edit is one name with its arguments; start a new line with '-' for the next")
+    def _check_edits(cls, edits: list[dict[str, dict[str, Any]]]) -> list[dict[str, dict[str, Any]]]:
+        for number, edit in enumerate(edits):
+            if len(edit) != 1:
+                fail((number,), ConfigError("each edit is one name with its arguments; the next starts with '-'"))
+            for name, arguments in edit.items():
+                attempt((number, name), (), lambda name=name, given=arguments: check_edit(name, given))
         return edits
 
+    @model_validator(mode="after")
+    def _check_grid(self) -> MethodRecipe:
+        for key, values in self.grid.items():
+            place = ("grid", key)
+            full = attempt(place, (), lambda key=key: full_key(key, self.keys(), "grid"))
+            if not values:
+                fail(place, ConfigError(f"'{key}' has no values"))
+            edit, dot, argument = full.partition(".")
+            for number, value in enumerate(values):
+                check = (lambda e=edit, a=argument, v=value: check_edit(e, {a: v})) if dot else (
+                    lambda k=full, v=value: FitOptions.of({k: v})
+                )  # fmt: skip
+                attempt((*place, number), (), check)
+        return self
 
-_OF_FILES = ("kind", "text", "text_pair", "label", "labels", "problem")  # a preset has its own
+    def keys(self, kind: str = "") -> list[str]:
+        """Every key that the grid may have."""
+        del kind
+        names = dict.fromkeys(name for edit in self.edits for name in edit)
+        places = [f"{name}.{argument}" for name in names for argument in arguments_of(name).model_fields]
+        return [*places, *FitOptions.model_fields]
 
 
-class TaskRecipe(_Strict):
+class TaskRecipe(Strict):
     """One task: a preset, or files with their columns; and the readers that learn it, unless the run has methods.
 
     Attributes:
@@ -124,8 +207,8 @@ class TaskRecipe(_Strict):
         limit_validation: At most so many validation rows.
         hold_out: Choose by a tenth of the training rows; the published validation part becomes the test part, where
             there is none with labels.
-        draw: Learn from a few of the training rows.
-        masked_lm: Guess hidden tokens of the texts instead.
+        subsample: Learn from fewer of the training rows.
+        masked_lm: Predict hidden tokens of the texts instead.
         epochs: By default the run's.
         learning_rate: By default the run's.
         readers: Method -> reader.
@@ -133,50 +216,93 @@ class TaskRecipe(_Strict):
 
     preset: str | None = None
     kind: str = "sequence_classification"
-    files: dict[str, str | list[str]] | None = None
+    files: dict[Literal["train", "validation", "test"], str | list[str]] | None = None
     text: str | int = "sentence"
     text_pair: str | int | None = None
     label: str | int = "label"
     labels: list[str] | None = None
     metric: str | None = None
-    problem: str | None = None
+    problem_type: str | None = None
     limit: PositiveInt | None = None
     limit_validation: PositiveInt | None = None
     hold_out: bool = False
-    draw: DrawRecipe | None = None
+    subsample: SubsampleRecipe | None = None
     masked_lm: bool = False
     epochs: PositiveInt | None = None
     learning_rate: PositiveFloat | None = None
     readers: dict[str, ReaderRecipe] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _one_source(self) -> TaskRecipe:
+    def _check(self) -> TaskRecipe:
         if (self.preset is None) == (self.files is None):
             raise ValueError("give either 'preset' or 'files', and not both")
         extra = [key for key in _OF_FILES if key in self.model_fields_set]
         if self.preset is not None and extra:
-            raise ValueError(f"'{extra[0]}' is for files; the preset '{self.preset}' has its own. Leave it out")
+            raise ValueError(f"'{extra[0]}' is for files; the preset '{self.preset}' has its own")
+        attempt(("preset",), (), self.known_preset)
+        attempt(("kind",), (), lambda: kind_of(self.kind))
+        outline = self.outline()
+        kind = kind_of(outline.kind)
+        types = kind.problem_types
+        if self.problem_type is not None and self.problem_type not in types:
+            unknown = UnknownNameError(op="recipe", got=self.problem_type, known=types, what="problem type")
+            fail(("problem_type",), unknown)
+        self._check_metric(outline)
+        if self.readers and not kind.readers:
+            raise ValueError(f"tasks of kind {outline.kind} have no readers; give the run 'methods'")
+        for name, reader in self.readers.items():
+            attempt(("readers", name), (), lambda reader=reader: reader.check(outline))
         return self
 
+    def _check_metric(self, outline: TaskOutline) -> None:
+        preset, types = self.known_preset(), kind_of(outline.kind).problem_types
+        if preset is not None and not self.masked_lm:
+            known = preset.metrics
+        else:
+            chosen = types if self.problem_type is None else [self.problem_type]
+            known = tuple(dict.fromkeys(metric for one in chosen for metric in types[one]))
+        if self.metric is not None and self.metric not in known:
+            fail(("metric",), UnknownNameError(op="recipe", got=self.metric, known=known, what="metric"))
 
-class Recipe(_Strict):
+    def known_preset(self) -> Preset | None:
+        """The preset; None for files.
+
+        Raises:
+            UnknownNameError: If there is none of that name.
+        """
+        return None if self.preset is None else find_preset(self.preset)[1]
+
+    def outline(self) -> TaskOutline:
+        """What is known of the task before its data is read; of files that say no labels, two stand for them."""
+        preset = self.known_preset()
+        if self.masked_lm or preset is None:
+            kind = MASKED_LM if self.masked_lm else self.kind
+            problem_type = self.problem_type or next(iter(kind_of(kind).problem_types))
+            weights = (reader.head.get("class_weights") for reader in self.readers.values())
+            count = 1 if problem_type == "regression" else len(next(filter(None, weights), (0, 0)))
+            labels = self.labels or map(str, range(count))
+            return TaskOutline(kind, problem_type, tuple(labels))
+        return TaskOutline(preset.kind, preset.problem_type, preset.class_names)
+
+
+class Recipe(Strict):
     """A training run.
 
     Attributes:
         model: Hub id, local folder, or "minilm" for the packaged model.
         revision: Of the model, on the hub.
-        architecture: Settings of the model's config ("model_type" first), for dry runs that cannot reach the hub.
+        architecture: Settings of the model's config ("model_type" first), for estimates that cannot reach the hub.
         train_base: Fine-tune the model with the readers.
         separately: Train every reader in a run of its own, on a fresh model: what a comparison of fine-tuned methods
             needs, since readers of one run share their base.
-        seeds: Every reader is trained once per seed.
+        seeds: Every reader or method is trained once per seed.
         evaluate: "test": score the best epochs on the test parts too.
         tasks: Name -> task and its readers.
         methods: Method -> how the model itself is fine-tuned, on each of the tasks, which then have no readers; every
             method, task and seed starts with a fresh model.
         keep: Which fine-tuned models are saved in the output folder: of each task the "best" (by its validation part),
             "all", or "none".
-        fit: Options of `lamina.fit`, or with methods of `lamina.finetune`.
+        fit: Options of `lamina.fit`.
     """
 
     model: str
@@ -191,11 +317,14 @@ class Recipe(_Strict):
     keep: Literal["best", "all", "none"] = "best"
     fit: dict[str, Any] = Field(default_factory=dict)
 
-    @model_validator(mode="after")
-    def _family(self) -> Recipe:
-        if self.architecture is not None and "model_type" not in self.architecture:
-            raise ValueError("'architecture' has no 'model_type'; it says which family the settings are of")
-        return self
+    _options = field_validator("fit")(check_options)
+
+    @field_validator("architecture")
+    @classmethod
+    def _check_architecture(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        if given is not None:
+            attempt((), given, lambda: config_of(given))
+        return given
 
     @model_validator(mode="after")
     def _readers_or_methods(self) -> Recipe:
@@ -203,77 +332,52 @@ class Recipe(_Strict):
         if self.methods and read:
             raise ValueError(f"task '{read[0]}' has readers and the run has methods; give one or the other")
         if self.methods and (self.train_base or self.separately):
-            raise ValueError(
-                "'train_base' and 'separately' are for readers; methods always train the model, each alone"
-            )
+            raise ValueError("'train_base' and 'separately' are for readers; methods train the model, each alone")
         bare = [name for name in self.tasks if name not in read]
         if bare and not self.methods:
             raise ValueError(f"task '{bare[0]}' has no readers; give it some, or give the run 'methods'")
+        places = {("fit",): self.fit, **{("methods", name, "fit"): method.fit for name, method in self.methods.items()}}
+        for place, given in places.items() if self.methods else ():
+            if "seed" in given:
+                fail((*place, "seed"), ConfigError(f"seed is {given['seed']}; methods take theirs from 'seeds'"))
         return self
+
+    @property
+    def alone(self) -> bool:
+        """Whether every run is by itself, on a fresh model."""
+        return self.separately or bool(self.methods)
 
 
 def load_recipe(path: str | Path) -> Recipe:
     """Read a recipe.
 
     Raises:
-        DataError: If the file is missing, not UTF-8, or not YAML.
-        UnknownNameError: If a key does not exist.
-        ConfigError: If a value cannot be.
+        DataError: If the file is missing, not UTF-8 or not YAML, or has a key twice.
+        UnknownNameError: If a key, method, edit, option or metric does not exist; names the line and the nearest.
+        ConfigError: If a value does not fit; names the line.
     """
-    path = Path(path)
+    file = read_yaml(Path(path), op="recipe", needs="'model' and 'tasks'")
+    return parse_recipe(file.fields, op=f"recipe {path}", file=file)
+
+
+def parse_recipe(given: dict[str, Any], *, op: str = "recipe", file: Any = None) -> Recipe:
+    """Check a recipe's fields.
+
+    Args:
+        given: The fields.
+        op: What is read, named in errors.
+        file: The `YamlFile` that they come from, for the line numbers; None: from none.
+
+    Raises:
+        UnknownNameError: If a key, method, edit, option or metric does not exist.
+        ConfigError: If a value does not fit.
+    """
     try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(
-            f"recipe: {path} cannot be read ({error.strerror}); a recipe is a YAML file. Check the path."
-        ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"recipe: {path} is not YAML; {reason}. Correct it there.", path=str(path)) from error
-    if not isinstance(fields, dict):
-        raise DataError(f"recipe: {path} holds no keys; it needs 'model' and 'tasks'. Add them.", path=str(path))
-    try:
-        return Recipe.model_validate(fields)
+        return Recipe.model_validate(given)
     except ValidationError as error:
-        raise _plain(error, path) from error
-
-
-def _plain(error: ValidationError, path: Path) -> Exception:
-    """The first thing that is wrong, in one sentence."""
-    found = error.errors()
-    unknown = [one for one in found if one["type"] == "extra_forbidden"]  # a misspelt key leaves another missing
-    first = (unknown or found)[0]
-    where = [str(part) for part in first["loc"]]
-    if first["type"] == "extra_forbidden":
-        known = _keys(where[:-1])
-        return UnknownNameError(
-            op=f"recipe {path}, {'.'.join(where[:-1]) or 'top level'}", got=where[-1], known=known, what="key"
-        )
-    said = first["msg"].removeprefix("Value error, ")
-    return ConfigError(
-        f"recipe: {path}, {'.'.join(where) or 'top level'}: {said[0].lower()}{said[1:]}. Correct it there."
-    )
-
-
-def _keys(where: list[str]) -> list[str]:
-    """The keys of what is at a place in a recipe."""
-    if not where:
-        return list(Recipe.model_fields)
-    if where[-1] == "draw":
-        return list(DrawRecipe.model_fields)
-    if where[0] == "methods":
-        return list(MethodRecipe.model_fields)
-    return list((ReaderRecipe if "readers" in where else TaskRecipe).model_fields)
-
-
-def build(registry: Registry, fields: dict[str, Any], where: str) -> Any:
-    """Build a method's config from a recipe's fields, with the place in the recipe added to errors."""
-    try:
-        return registry.from_dict({k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
-    except TypeError as error:
-        raise ConfigError(f"recipe, {where}: {error}. Correct the value there.") from error
+        raise_first(error, op=op, file=file)
 
 
 def slug(name: str) -> str:
-    """A reader's name from a free text: "last layer + linear" -> "last-layer-linear"."""
+    """A run's name from a free text: "last layer + linear" -> "last-layer-linear"."""
     return re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")

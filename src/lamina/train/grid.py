@@ -37,6 +37,9 @@ class RunSpec:
         settings: What a grid set, by full key ("fusion.alpha").
         learning_rate: Its own, or None: that of the run.
         epochs: Its own, or None: those of the run.
+        options: Options of `fit` that it alone is trained with, in recipes.
+        edits: Name and arguments of what is done to a whole model beforehand, in recipes.
+        repeat: Which subsample of the examples it learns from, from 0, in recipes.
     """
 
     name: str
@@ -45,6 +48,9 @@ class RunSpec:
     settings: dict[str, Any] = field(default_factory=dict)
     learning_rate: float | None = None
     epochs: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    edits: tuple[tuple[str, dict[str, Any]], ...] = ()
+    repeat: int = 0
 
 
 def expand(reader: Reader, grid: Mapping[str, Sequence[Any]], *, name: str = "reader") -> list[RunSpec]:

@@ -1,0 +1,103 @@
+"""The table of a recipe: means over seeds and repeats, with how far they can be trusted."""
+
+from __future__ import annotations
+
+import json
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from lamina.recipes.expand import grid_of
+from lamina.train.results import sort_key, summarise
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from lamina.train.grid import RunSpec
+
+Rows = list[dict[str, Any]]
+
+
+def summaries(rows: Rows, specs: Mapping[str, RunSpec], metrics: Mapping[str, Sequence[str]]) -> Rows:
+    """One row per task, method and setting, in the recipe's order; settings of a grid best first.
+
+    Args:
+        rows: One per run.
+        specs: The same runs.
+        metrics: Task -> all its metrics.
+
+    Returns:
+        Rows with "task", "method", "settings", "metric", "parameters"; "mean", "spread" (sample standard deviation) and
+        "interval" (half the width of the 95 % t interval, None for a single run) of the best validation scores; the
+        same three of every other metric in "scores"; of test scores in "test" and "test_scores"; all "runs"; and the
+        mean "best_epoch".
+    """
+    by_name = {row["reader"]: row for row in rows}
+    groups: dict[str, list[RunSpec]] = {}
+    for spec in specs.values():
+        groups.setdefault(json.dumps([spec.task, spec.settings["method"], grid_of(spec)]), []).append(spec)
+    found = [
+        _summary([by_name[spec.name] for spec in group], grid_of(group[0]), metrics[group[0].task])
+        for group in groups.values()
+    ]
+    if any(row["settings"] for row in found):
+        order = list(dict.fromkeys(row["task"] for row in found))
+        found.sort(key=lambda row: (order.index(row["task"]), sort_key(row["metric"], row["mean"])))
+    return found
+
+
+def _summary(rows: Rows, settings: dict[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
+    first = rows[0]
+    others = [metric for metric in metrics if metric in first and metric != first["metric"]]
+    shown = ("reader", "seed", "repeat", "score", *others, "test", *(f"test_{metric}" for metric in others))
+    summary = {
+        **{key: first[key] for key in ("task", "method", "metric", "parameters")},
+        "settings": settings,
+        **_figures(rows, "score"),
+        "scores": {metric: _figures(rows, metric) for metric in others},
+        "runs": [{key: row[key] for key in shown if key in row} for row in rows],
+        "best_epoch": fmean(row["best_epoch"] for row in rows),
+    }
+    if "test" in first:
+        summary["test"] = _figures(rows, "test")
+        summary["test_scores"] = {metric: _figures(rows, f"test_{metric}") for metric in others}
+    return summary
+
+
+def _figures(rows: Rows, key: str) -> dict[str, Any]:
+    summary = summarise([row[key] for row in rows])
+    return {"mean": summary.mean, "spread": summary.spread, "interval": summary.interval}
+
+
+def cells(row: dict[str, Any]) -> dict[str, str]:
+    """Column -> cell of a printed table; means with half the width of their 95 % interval."""
+    given = {"task": row["task"], "method": row["method"], **{key: str(v) for key, v in row["settings"].items()}}
+    given |= {"metric": row["metric"], "mean": plus_minus(row), "spread": f"{row['spread']:.3f}"}
+    given |= {metric: plus_minus(figures) for metric, figures in row["scores"].items()}
+    if "test" in row:
+        given["test"] = plus_minus(row["test"])
+        given |= {f"test {metric}": plus_minus(figures) for metric, figures in row["test_scores"].items()}
+    return given | {"runs": str(len(row["runs"])), "parameters": f"{row['parameters']:,}"}
+
+
+def columns_of(table: Rows) -> list[str]:
+    """Columns that every printed form of a table has: those of settings, metrics and tests only where there are any."""
+    scores = [key for row in table for key in row["scores"]]
+    tests = [name for row in table for name in cells(row) if name.partition(" ")[0] == "test"]
+    settings = [key for row in table for key in row["settings"]]
+    names = ["task", "method", *settings, "metric", "mean", "spread", *scores, *tests, "runs", "parameters"]
+    return list(dict.fromkeys(names))
+
+
+def plus_minus(figures: Mapping[str, Any]) -> str:
+    """A mean with half the width of its interval, where there is one."""
+    if figures["interval"] is None:
+        return f"{figures['mean']:.3f}"
+    return f"{figures['mean']:.3f} ± {figures['interval']:.3f}"
+
+
+def markdown(table: Rows) -> str:
+    """The table as Markdown."""
+    columns = columns_of(table)
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(cells(row).get(column, "") for column in columns) + " |" for row in table]
+    return "\n".join(lines) + "\n"
