@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lamina.layers import stacks, tap
     from lamina.store.edited import load, save
     from lamina.tasks.task import Task
-    from lamina.train import FitResult, evaluate, finetune, fit, predict
+    from lamina.train import FitResult, evaluate, finetune, fit, predict, predict_file
 
 _WHERE = {
     "AdaLayers": "fusion.ada_layers",
@@ -68,6 +68,7 @@ _WHERE = {
     "load": "store.edited",
     "merge_": "editing.merge",
     "predict": "train",
+    "predict_file": "train",
     "reinit_": "editing.reinit",
     "save": "store.edited",
     "stacks": "layers",
@@ -107,6 +108,7 @@ __all__ = [
     "load",
     "merge_",
     "predict",
+    "predict_file",
     "reinit_",
     "save",
     "stacks",
