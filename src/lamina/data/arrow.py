@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import os
+import re
+import shutil
 import tempfile
 import uuid
 import weakref
@@ -13,6 +17,8 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import pyarrow as pa
 
+from lamina.errors import DataError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -20,6 +26,12 @@ if TYPE_CHECKING:
 
 CHUNK = 1000  # rows that are made, or read, at a time
 SPILL_BYTES = 64 << 20  # columns larger than this go to a file
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def encodable(text: str) -> str:
+    """The text with a sign in place of half characters, as broken JSON escapes leave them: nothing can encode these."""
+    return _LONE_SURROGATE.sub("\ufffd", text)
 
 
 def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
@@ -27,6 +39,9 @@ def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
 
     Args:
         tables: At least one, all of the same schema.
+
+    Raises:
+        DataError: If the file cannot be written.
     """
     import datasets
 
@@ -45,15 +60,44 @@ def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
 def _on_disk(tables: Iterator[pa.Table]) -> datasets.Dataset:
     import datasets
 
-    folder = tempfile.TemporaryDirectory(prefix="lamina-", ignore_cleanup_errors=True)
-    path = Path(folder.name) / "rows.arrow"
-    first = next(tables)
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, first.schema) as writer:
-        for table in itertools.chain([first], tables):
-            writer.write_table(table)
-    dataset = datasets.Dataset.from_file(str(path))
-    weakref.finalize(dataset.data, folder.cleanup)  # copies of the data set share `data`
+    holder, first = _TemporaryFile(), next(tables)
+    try:
+        with pa.OSFile(holder.path, "wb") as file, pa.ipc.new_stream(file, first.schema) as writer:
+            for table in itertools.chain([first], tables):
+                writer.write_table(table)
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"data: {holder.path} cannot be written ({reason}); TMPDIR names another folder.") from error
+    dataset = datasets.Dataset.from_file(holder.path)
+    vars(dataset)["_lamina_file"] = holder
     return dataset
+
+
+@final
+class _TemporaryFile:
+    """A file that is removed with the last data set that holds this; copies share it, pickled ones leave it alone."""
+
+    def __init__(self) -> None:
+        folder = tempfile.mkdtemp(prefix="lamina-")
+        self.path = str(Path(folder) / "rows.arrow")
+        weakref.finalize(self, _remove, folder, os.getpid())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _TemporaryFile:
+        return self
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+
+def _remove(folder: str, process: int) -> None:
+    if os.getpid() == process:  # workers that were forked off hold copies
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def derived(made: datasets.Dataset, rows: datasets.Dataset) -> datasets.Dataset:
+    """A data set that was made of another's rows, and keeps the file that they are in."""
+    vars(made)["_lamina_file"] = vars(rows).get("_lamina_file")
+    return made
 
 
 def chunks(items: Iterable[Any], size: int = CHUNK) -> Iterator[list[Any]]:
@@ -72,10 +116,10 @@ class Column(Sequence[Any]):
     Args:
         rows: The data set.
         names: Its columns.
-        decode: Makes an item of the cells of a row, in the order of `names`.
+        decode: Makes an item of the cells of a row, in the order of `names`; None: the cell, or the tuple of cells.
     """
 
-    def __init__(self, rows: datasets.Dataset, names: Sequence[str], decode: Callable[..., Any]) -> None:
+    def __init__(self, rows: datasets.Dataset, names: Sequence[str], decode: Callable[..., Any] | None = None) -> None:
         self._rows, self._names, self._decode = rows.select_columns(list(names)), list(names), decode
 
     def __len__(self) -> int:
@@ -91,7 +135,10 @@ class Column(Sequence[Any]):
         if not len(rows):
             return ()
         cells = self._rows[rows if isinstance(rows, range) else [int(row) for row in rows]]
-        return tuple(self._decode(*row) for row in zip(*(cells[name] for name in self._names), strict=True))
+        if self._decode is None and len(self._names) == 1:
+            return tuple(cells[self._names[0]])
+        items = zip(*(cells[name] for name in self._names), strict=True)
+        return tuple(items) if self._decode is None else tuple(self._decode(*item) for item in items)
 
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), CHUNK):
@@ -111,3 +158,46 @@ class Column(Sequence[Any]):
     def __repr__(self) -> str:
         shown = ", ".join(map(repr, self.take(range(min(3, len(self))))))
         return f"Column([{shown}{', ...' if len(self) > 3 else ''}], {len(self)} rows)"
+
+
+@final
+class Ragged:
+    """A column of lists of numbers, row by row without a copy.
+
+    Args:
+        column: Of an Arrow table; rows are read from its memory, or from the file that it is mapped to.
+
+    Attributes:
+        lengths: Numbers in each row.
+    """
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        chunks = [chunk for chunk in column.chunks if len(chunk)]
+        self._values = [chunk.values.to_numpy(zero_copy_only=True) for chunk in chunks]
+        self._edges = [chunk.offsets.to_numpy(zero_copy_only=True) for chunk in chunks]
+        self._starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
+        edges = [np.diff(edges) for edges in self._edges]
+        self.lengths = np.concatenate(edges).astype(np.int64) if edges else np.zeros(0, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> np.ndarray[Any, Any]:
+        chunk = int(np.searchsorted(self._starts, row, side="right")) - 1 if len(self._values) > 1 else 0
+        edges, at = self._edges[chunk], row - self._starts[chunk]
+        return self._values[chunk][edges[at] : edges[at + 1]]
+
+    def padded(self, rows: Sequence[int], fill: int) -> np.ndarray[Any, Any]:
+        """Some rows `[rows, longest]` in int64, padded on the right."""
+        numbers = [self[row] for row in rows]
+        padded = np.full((len(numbers), max(map(len, numbers), default=0)), fill, dtype=np.int64)
+        for row, values in zip(padded, numbers, strict=True):
+            row[: len(values)] = values
+        return padded
+
+    def digest(self) -> bytes:
+        """Equal for equal rows, however they are stored."""
+        digest = hashlib.blake2b(np.ascontiguousarray(self.lengths).tobytes(), digest_size=16)
+        for edges, values in zip(self._edges, self._values, strict=True):
+            digest.update(np.ascontiguousarray(values[edges[0] : edges[-1]]).tobytes())
+        return digest.digest()

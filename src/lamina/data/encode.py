@@ -6,13 +6,14 @@ lies and which of the text's tokens it starts with, so that a token which severa
 
 from __future__ import annotations
 
+import itertools
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from lamina.data.arrow import CHUNK, chunks
+from lamina.data.arrow import CHUNK, chunks, encodable
 from lamina.data.batches import tokenizer_of
 from lamina.data.windows import TOKEN_KEYS, Encoded, Run, window_table
 from lamina.errors import ConfigError
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 _UNLIMITED = 10**9  # a tokenizer without a limit says 1e30
 _FALLBACK_TOKENS = 512
 _POSITIONS = re.compile(r"(^|\.)(position_embeddings?|embed_positions?|pos_embeddings?|wpe)$")
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def length_limit(
@@ -152,17 +152,28 @@ def blocks(texts: Sequence[str], processor: PreTrainedTokenizerBase | ProcessorM
         Every block as a text of its own, without offsets.
     """
     tokenizer = tokenizer_of(processor)
-    joined: dict[str, list[int]] = {}
     with _unchanged(tokenizer, windows=False):
-        for part in chunks(texts):
-            raw = _call(tokenizer, part, {"truncation": False})
-            for key in TOKEN_KEYS:
-                if key in raw:
-                    joined.setdefault(key, []).extend(token for row in raw[key] for token in row)
-    starts = range(0, len(joined.get("input_ids", ())), max_length)
-    features = [{key: tokens[at : at + max_length] for key, tokens in joined.items()} for at in starts]
-    runs = [Run(0, len(feature["input_ids"]), 0) for feature in features]
-    return Encoded.of(features, list(range(len(features))), [0] * len(features), [[] for _ in features], runs)
+        return Encoded.join(_blocks(tokenizer, texts, max_length))
+
+
+def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iterator[pa.Table]:
+    joined: dict[str, list[int]] = {}
+    count = 0
+    for part in itertools.chain(chunks(texts), [None]):
+        for key, rows in _call(tokenizer, part or (), {"truncation": False}).items():
+            if key in TOKEN_KEYS:
+                joined.setdefault(key, []).extend(token for row in rows for token in row)
+        length = len(joined["input_ids"])
+        whole = length if part is None else length - length % max_length
+        features = [
+            {key: tokens[at : at + max_length] for key, tokens in joined.items()} for at in range(0, whole, max_length)
+        ]
+        joined = {key: tokens[whole:] for key, tokens in joined.items()}
+        if features or (part is None and not count):
+            runs = [Run(0, len(feature["input_ids"]), 0) for feature in features]
+            numbers = range(count, count + len(features))
+            yield window_table(features, numbers, [0] * len(runs), [[] for _ in runs], runs)
+        count += len(features)
 
 
 def _check_windows(tokenizer: Tokenizer, *, pairs: bool) -> None:
@@ -207,15 +218,10 @@ def _unchanged(tokenizer: Tokenizer, *, windows: bool) -> Iterator[None]:
 
 def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, Any]) -> Mapping[str, Any]:
     if texts and not isinstance(texts[0], str):
-        columns = [[_clean(text[i]) for text in texts] for i in (0, 1)]
+        columns = [[encodable(text[i]) for text in texts] for i in (0, 1)]
     else:
-        columns = [[_clean(str(text)) for text in texts]]
+        columns = [[encodable(str(text)) for text in texts]]
     return tokenizer(*columns, return_attention_mask=True, verbose=False, **options)
-
-
-def _clean(text: str) -> str:
-    """Half a character, as broken JSON escapes leave it, cannot be tokenised: one sign takes its place."""
-    return _LONE_SURROGATE.sub("\ufffd", text)
 
 
 def _count_truncated(tokenizer: Tokenizer, texts: Sequence[Text], ids: Sequence[list[int]], max_length: int) -> int:

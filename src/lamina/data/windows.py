@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from lamina.data.arrow import Column, dataset_of
+from lamina.data.arrow import Column, Ragged, dataset_of
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,6 +51,15 @@ def window_table(
     return pa.table({**columns, **{name: pa.array(values, kind) for (name, kind), values in places}})
 
 
+def pairs_of(flat: Sequence[int]) -> list[tuple[int, int]]:
+    """Spans from their edges, as lists of lists are stored."""
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _feature(keys: Sequence[str], *cells: Any) -> dict[str, Any]:
+    return dict(zip(keys, cells, strict=True))
+
+
 @final
 class Encoded:
     """Texts as windows of tokens, in the order of the texts; in Arrow.
@@ -58,24 +67,33 @@ class Encoded:
     Args:
         rows: A row per window, as `window_table` makes them.
         truncated: How many texts lost tokens; 0 with windows.
-
-    Attributes:
-        features: Per window `input_ids`, `attention_mask` and, where the model takes them, `token_type_ids`.
-        lengths: Tokens of each window.
-        text: Per window the text it belongs to.
-        window: Per window its number in that text.
-        offsets: Per window and token the character span in the (first) text; (0, 0) for special tokens and those of
-            the second text. Empty lists if the tokenizer is a slow one or no offsets were asked for.
-        runs: Per window where the tokens of the (first) text are.
     """
 
     def __init__(self, rows: datasets.Dataset, truncated: int = 0) -> None:
-        self.truncated = truncated
-        self._rows, self._arrow = rows, rows.with_format("arrow")
+        self.truncated, self._rows = truncated, rows
         self.keys = tuple(key for key in TOKEN_KEYS if key in rows.column_names)
-        columns = rows.data
-        self.text, self.window = (columns.column(name).to_numpy() for name in ("text", "window"))
-        self.lengths: np.ndarray[Any, Any] = _lengths(columns.column("input_ids"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in ("truncated", "_rows", "keys")}
+
+    @cached_property
+    def _tokens(self) -> dict[str, Ragged]:
+        return {key: Ragged(self._rows.data.column(key)) for key in self.keys}
+
+    @property
+    def lengths(self) -> np.ndarray[Any, Any]:
+        """Tokens of each window."""
+        return self._tokens["input_ids"].lengths
+
+    @cached_property
+    def text(self) -> np.ndarray[Any, Any]:
+        """Per window the text it belongs to."""
+        return self._rows.data.column("text").to_numpy()
+
+    @cached_property
+    def window(self) -> np.ndarray[Any, Any]:
+        """Per window its number in that text."""
+        return self._rows.data.column("window").to_numpy()
 
     @classmethod
     def of(cls, *columns: Any, truncated: int = 0) -> Encoded:
@@ -97,13 +115,17 @@ class Encoded:
 
     @property
     def features(self) -> Column:
-        """Per window its tokens."""
-        return Column(self._rows, self.keys, lambda *cells: dict(zip(self.keys, cells, strict=True)))
+        """Per window `input_ids`, `attention_mask` and, where the model takes them, `token_type_ids`."""
+        return Column(self._rows, self.keys, partial(_feature, self.keys))
 
     @property
     def offsets(self) -> Column:
-        """Per window the character spans of its tokens."""
-        return Column(self._rows, ["offsets"], lambda flat: list(zip(flat[::2], flat[1::2], strict=True)))
+        """Per window and token the character span in the (first) text.
+
+        (0, 0) for special tokens and those of the second text; empty lists if the tokenizer is a slow one or no offsets
+        were asked for.
+        """
+        return Column(self._rows, ["offsets"], pairs_of)
 
     @cached_property
     def runs(self) -> list[Run]:
@@ -114,14 +136,7 @@ class Encoded:
     @cached_property
     def digest(self) -> str:
         """Equal for equal tokens in equal windows."""
-        digest = hashlib.blake2b(digest_size=16)
-        for start in range(0, len(self), 1000):
-            table = self._arrow[start : start + 1000]
-            for key in self.keys:
-                column = table.column(key)
-                for part in (_lengths(column), _flat(column)):
-                    digest.update(np.ascontiguousarray(part).tobytes())
-        return digest.hexdigest()
+        return hashlib.blake2b(b"".join(self._tokens[key].digest() for key in self.keys), digest_size=16).hexdigest()
 
     def batch(self, rows: Sequence[int], fill: Mapping[str, int]) -> dict[str, Tensor]:
         """Some windows `[batch, tokens]`, padded on the right.
@@ -130,25 +145,7 @@ class Encoded:
             rows: Which, at least one.
             fill: Key -> what it is padded with; 0 where none is named.
         """
-        rows = [int(row) for row in rows]
-        table, lengths = self._arrow[rows], self.lengths[rows]
-        real = np.arange(lengths.max()) < lengths[:, None]
-        batch: dict[str, Tensor] = {}
-        for key in self.keys:
-            padded = np.full(real.shape, fill.get(key, 0), dtype=np.int64)
-            padded[real] = _flat(table.column(key))
-            batch[key] = torch.from_numpy(padded)
-        return batch
-
-
-def _lengths(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    import pyarrow.compute as pc
-
-    return pc.list_value_length(column).to_numpy().astype(np.int64)
-
-
-def _flat(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    return np.concatenate([chunk.flatten().to_numpy() for chunk in column.chunks] or [np.zeros(0, np.int64)])
+        return {key: torch.from_numpy(self._tokens[key].padded(rows, fill.get(key, 0))) for key in self.keys}
 
 
 def owners(encoded: Encoded) -> list[list[bool]]:
@@ -197,12 +194,6 @@ def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) ->
     Raises:
         ConfigError: If there are no offsets, or the texts are not as many.
     """
-    offsets = list(encoded.offsets)
-    if any(len(spans) != length for spans, length in zip(offsets, encoded.lengths, strict=True)):
-        raise ConfigError(
-            "word_labels: there are no character offsets; words are found by them. "
-            "Use a fast tokenizer, and encode with offsets."
-        )
     if encoded.texts != len(words):
         raise ConfigError(
             f"word_labels: {encoded.texts} texts and words of {len(words)}; both must be of the same rows."
@@ -210,13 +201,18 @@ def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) ->
     words = list(words)
     found: list[list[tuple[int, int] | None]] = [[None] * len(spans) for spans in words]
     following = [0] * len(words)
-    for window, owned in enumerate(owners(encoded)):
-        text, run = int(encoded.text[window]), encoded.runs[window]
-        for at in range(run.start, run.stop):
+    texts, runs = encoded.text.tolist(), encoded.runs
+    for window, (owned, spans) in enumerate(zip(owners(encoded), encoded.offsets, strict=True)):
+        if len(spans) != len(owned):
+            raise ConfigError(
+                "word_labels: there are no character offsets; words are found by them. "
+                "Use a fast tokenizer, and encode with offsets."
+            )
+        text = texts[window]
+        for at in range(runs[window].start, runs[window].stop):
             if owned[at]:
-                word = _word_at(words[text], offsets[window][at], following[text])
-                following[text] = word
-                _claim(found[text], words[text], word, offsets[window][at], (window, at))
+                following[text] = word = _word_at(words[text], spans[at], following[text])
+                _claim(found[text], words[text], word, spans[at], (window, at))
     return found
 
 

@@ -7,15 +7,18 @@ of `Kind`, and one line in the registry `KINDS`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from lamina.data.arrow import Column
 from lamina.data.read import Table, read_table
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import datasets
     from torch import Tensor
@@ -146,7 +149,7 @@ class Targets(Protocol):
 
 
 class Results(Protocol):
-    """Collects outputs batch by batch, and tells what they amount to."""
+    """Collects outputs batch by batch, and tells what they amount to; what a subclass leaves out is empty."""
 
     def add(self, rows: Sequence[int], outputs: Any, labels: Tensor | None = None) -> None:
         """Take in a batch.
@@ -160,15 +163,35 @@ class Results(Protocol):
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
         """Metric -> score, in the order asked; never NaN."""
-        ...
+        return {}
 
     def per_class(self) -> list[dict[str, Any]]:
         """A row per class with label, precision, recall, F1 and count; empty where there are no classes."""
-        ...
+        return []
 
     def predictions(self) -> list[Any]:
         """Per example a JSON-ready answer."""
-        ...
+        return []
+
+
+def cells_of(rows: datasets.Dataset, column: str, spec: ColumnSpec) -> Any:
+    """A column of a data set; ids become names where the column has names for them that are all among the labels."""
+    names = class_names(rows, column)
+    named = names is not None and set(names) <= set(spec.labels or ())
+    return Column(rows, [column], partial(_by_name, names) if named else None)
+
+
+def class_names(rows: datasets.Dataset, column: str | int) -> tuple[str, ...] | None:
+    """The class names that a column of a data set has, in the order of their ids; None if it has none."""
+    feature = rows.features.get(str(column))
+    names = getattr(getattr(feature, "feature", feature), "names", None)
+    return None if names is None else tuple(names)
+
+
+def _by_name(names: tuple[str, ...], cell: Any) -> Any:
+    if isinstance(cell, list):
+        return [_by_name(names, part) for part in cell]
+    return names[cell] if isinstance(cell, int) and 0 <= cell < len(names) else cell
 
 
 class Kind(ABC):
@@ -235,15 +258,16 @@ class Kind(ABC):
         """The columns that are meant where none was named and there is none of the usual name."""
         return spec
 
-    def from_rows(self, name: str, rows: datasets.Dataset, spec: ColumnSpec) -> Table:
-        """A part that is a data set of the `datasets` library.
+    def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[Any]], spec: ColumnSpec) -> Table:
+        """A part that is at hand.
 
         Args:
             name: What messages call it.
-            rows: The data set.
+            rows: A data set of the `datasets` library, or columns of equal length.
             spec: Its columns.
         """
-        return Table(name, {column: rows[column] for column in rows.column_names}, range(1, len(rows) + 1))
+        columns = rows if isinstance(rows, Mapping) else {key: cells_of(rows, key, spec) for key in rows.column_names}
+        return Table(name, dict(columns), range(1, len(next(iter(columns.values()), ())) + 1))
 
     @abstractmethod
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
@@ -294,6 +318,25 @@ class Kind(ABC):
             outputs: Scores per position: classes, or entries of a vocabulary.
         """
         return asked
+
+    # For estimates, before there is a model
+
+    def model_rows(self, rows: int, tokens: float, max_length: int, config: Any) -> tuple[int, int]:
+        """How many rows of how many tokens a model reads of some examples.
+
+        Args:
+            rows: Examples.
+            tokens: Of a usual example.
+            max_length: Tokens that the model reads at most.
+            config: Of the model.
+        """
+        del config
+        return rows, min(round(tokens), max_length)
+
+    def target_tokens(self, max_target_length: int) -> int:
+        """Tokens that a model writes per example, at most; 0: none."""
+        del max_target_length
+        return 0
 
     # Whole models
 

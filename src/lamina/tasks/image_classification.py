@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -15,13 +16,13 @@ from PIL import Image
 from lamina.data.read import Table, parquet_rows
 from lamina.errors import ConfigError
 from lamina.tasks import labels as lab
-from lamina.tasks.base import Kind
-from lamina.tasks.images import ImageColumn, LazyImage, read_images
+from lamina.tasks.base import Kind, cells_of
+from lamina.tasks.images import ImageColumn, LazyImage, image_dataset, read_images
 from lamina.tasks.inputs import ClassResults, RowTargets, configure_classes, label_array, logits_problem
 from lamina.utils import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import datasets
     from torch import Tensor
@@ -60,11 +61,13 @@ class ImageClassificationKind(Kind):
         """Images are in column "image"."""
         return replace(spec, text="image") if spec.text == "sentence" else spec
 
-    def from_rows(self, name: str, rows: datasets.Dataset, spec: ColumnSpec) -> Table:
+    def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[Any]], spec: ColumnSpec) -> Table:
         """The columns of images, none of which is opened, and of labels."""
         column = "image" if spec.text == "sentence" else str(spec.text)
+        if isinstance(rows, Mapping):
+            rows = image_dataset(name, rows, column, str(spec.label))
         columns: dict[str, Any] = {column: ImageColumn.from_dataset(rows, column)}
-        columns |= {label: rows[label] for label in rows.column_names if label == spec.label}
+        columns |= {label: cells_of(rows, label, spec) for label in rows.column_names if label == spec.label}
         return Table(name, columns, range(1, len(rows) + 1))
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
@@ -72,13 +75,17 @@ class ImageClassificationKind(Kind):
         labels = spec.labels or lab.class_labels(tables, spec.label)
         spec = replace(spec, problem_type="classification", labels=labels)
         return spec, {
-            name: table.columns[str(spec.text)].split(lab.class_ids(table, spec.label, labels))
-            for name, table in tables.items()
+            name: _images(table, spec).split(lab.class_ids(table, spec.label, labels)) for name, table in tables.items()
         }
 
     def encode(self, split: Split, processor: Any, options: EncodeOptions) -> ImageInputs:
         """Pixels, augmented in the train part if that is wanted."""
         return ImageInputs(split, processor, augment=options.augment and options.part == "train", seed=options.seed)
+
+    def model_rows(self, rows: int, tokens: float, max_length: int, config: Any) -> tuple[int, int]:
+        """A token per patch and one more; without patches, as many as usual."""
+        side, patch = (getattr(config, name, None) for name in ("image_size", "patch_size"))
+        return rows, (side // patch) ** 2 + 1 if isinstance(side, int) and isinstance(patch, int) else round(tokens)
 
     def targets(self, task: TaskLike, split: Split, inputs: Any) -> RowTargets:
         """An image's class."""
@@ -105,6 +112,11 @@ class ImageClassificationKind(Kind):
     def answers(self, task: TaskLike, split: Split, inputs: Any, processor: Any) -> ClassResults:
         """A label with probabilities."""
         return self.results(task, split, inputs)
+
+
+def _images(table: Table, spec: ColumnSpec) -> Any:
+    """The column of images, none of which is opened."""
+    return table.columns.get(str(spec.text)) or table.column(spec.text)
 
 
 def _image(row: int, entry: Any) -> LazyImage:

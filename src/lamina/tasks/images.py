@@ -11,6 +11,7 @@ import stat
 import tarfile
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, final
@@ -18,13 +19,13 @@ from typing import TYPE_CHECKING, Any, final
 import pyarrow as pa
 from PIL import Image, ImageOps
 
-from lamina.data.arrow import Column, dataset_of
+from lamina.data.arrow import Column, dataset_of, derived
 from lamina.data.read import Table
 from lamina.errors import DataError
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import datasets
 
@@ -112,14 +113,7 @@ class ImageColumn:
     def of(cls, images: Sequence[LazyImage]) -> ImageColumn:
         """From images."""
         cells = [asdict(image) for image in images]
-        fields = {
-            "name": pa.string(),
-            "path": pa.string(),
-            "offset": pa.int64(),
-            "size": pa.int64(),
-            "data": pa.binary(),
-        }
-        table = {"text": pa.array(cells, pa.struct(fields)), "row": pa.array(range(len(cells)), pa.int64())}
+        table = {"text": pa.array(cells, pa.struct(_CELL)), "row": pa.array(range(len(cells)), pa.int64())}
         return cls(dataset_of([pa.table(table)]), _from_cell)
 
     @classmethod
@@ -145,13 +139,9 @@ class ImageColumn:
                 column=column,
             )
         plain = rows.with_format(None).select_columns([column]).cast_column(column, datasets.Image(decode=False))
-        plain = plain.rename_column(column, "text").add_column("row", range(len(rows)))  # pyright: ignore
-
-        def open_text(cell: Any, row: int) -> LazyImage:
-            cell = cell or {}
-            return LazyImage(f"row {row} of column '{column}'", cell.get("path"), data=cell.get("bytes"))
-
-        return cls(plain, open_text)
+        plain = plain if column == "text" else plain.rename_column(column, "text")
+        plain = plain.add_column("row", range(len(rows)))  # pyright: ignore[reportArgumentType]
+        return cls(plain, partial(_from_column, column))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -162,11 +152,35 @@ class ImageColumn:
     def split(self, labels: Sequence[int] | None) -> Split:
         """The images with their class ids."""
         column = pa.nulls(len(self)) if labels is None else pa.array(labels, pa.int64())
-        return Split(self.rows.add_column("label", column), self.open_text)  # pyright: ignore[reportArgumentType]
+        rows = self.rows.add_column("label", column)  # pyright: ignore[reportArgumentType]
+        return Split(derived(rows, self.rows), self.open_text)
 
 
 def _from_cell(cell: Any, _row: int) -> LazyImage:
     return LazyImage(**cell)
+
+
+def _from_column(column: str, cell: Any, row: int) -> LazyImage:
+    cell = cell or {}
+    return LazyImage(f"row {row} of column '{column}'", cell.get("path"), data=cell.get("bytes"))
+
+
+def image_dataset(name: str, columns: Mapping[str, list[Any]], image: str, label: str) -> datasets.Dataset:
+    """A data set of two columns, one of images: by their paths, bytes (as `{"bytes": ...}`) or as images of Pillow.
+
+    Raises:
+        DataError: If a cell is nothing of that.
+    """
+    import datasets
+
+    try:
+        rows = datasets.Dataset.from_dict({key: columns[key] for key in (image, label) if key in columns})
+        return rows.cast_column(image, datasets.Image()) if image in columns else rows
+    except (pa.ArrowException, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(
+            f"images: {name} cannot be read ({reason}); an image is a path, bytes or an image of Pillow.", path=name
+        ) from error
 
 
 def _decoded(data: bytes, name: str) -> Image.Image:

@@ -14,6 +14,7 @@ from lamina.data.encode import encode
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError
 from lamina.tasks import metrics as score
+from lamina.tasks.base import Results
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,18 +28,33 @@ if TYPE_CHECKING:
 _CACHED = {"input_ids", "attention_mask", "token_type_ids"}
 
 
-@final
 @dataclass(frozen=True)
-class TextInputs:
-    """Windows of texts as rows that a model reads; an `Inputs`.
+class Windows:
+    """What inputs of tokens have in common.
 
     Attributes:
-        encoded: The windows.
-        processor: The tokenizer, or a processor that holds one.
+        encoded: What is read: windows of texts, or blocks.
+        processor: The tokenizer, or a processor that holds one; it says what rows are padded with.
     """
 
     encoded: Encoded
     processor: Any
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of each row."""
+        return self.encoded.lengths  # pyright: ignore[reportReturnType]
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal tokens in equal rows."""
+        return self.encoded.digest
+
+
+@final
+@dataclass(frozen=True)
+class TextInputs(Windows):
+    """Windows of texts as rows that a model reads; an `Inputs`."""
 
     @classmethod
     def of(cls, split: Split, processor: Any, options: EncodeOptions) -> TextInputs:
@@ -59,16 +75,6 @@ class TextInputs:
             ),
             processor,
         )
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """Tokens of each window."""
-        return self.encoded.lengths  # pyright: ignore[reportReturnType]
-
-    @property
-    def digest(self) -> str:
-        """Equal for equal tokens in equal windows."""
-        return self.encoded.digest
 
     @property
     def uncacheable(self) -> str | None:
@@ -130,7 +136,7 @@ def label_array(split: Split) -> np.ndarray[Any, Any]:
 
 
 @final
-class ClassResults:
+class ClassResults(Results):
     """Logits of whole examples, their scores and answers; a `Results`.
 
     Args:

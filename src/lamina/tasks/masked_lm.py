@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import TYPE_CHECKING, Any, final
 
 import regex
@@ -15,8 +16,8 @@ from lamina.data.read import read_table
 from lamina.data.windows import IGNORED, word_tokens
 from lamina.errors import ConfigError
 from lamina.tasks import labels as lab
-from lamina.tasks.base import Kind
-from lamina.tasks.inputs import TextInputs, check_tokenizer, checked_texts
+from lamina.tasks.base import Kind, Results
+from lamina.tasks.inputs import TextInputs, Windows, check_tokenizer, checked_texts
 from lamina.tasks.metrics import TokenSums
 from lamina.tasks.split import Split
 from lamina.utils import derive_seed
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lamina.data.read import Table
-    from lamina.data.windows import Encoded
     from lamina.tasks.base import ColumnSpec, EncodeOptions, TaskLike
 
 LABELS = ("token",)  # the classes are the model's vocabulary, which no task lists
@@ -110,34 +110,20 @@ class Masking:
 
 @final
 @dataclass(frozen=True)
-class MaskedInputs:
+class MaskedInputs(Windows):
     """Blocks of running text with some tokens hidden; an `Inputs`.
 
     Which tokens are hidden depends on the row alone, and in the train part on seed and epoch too.
 
     Attributes:
-        encoded: The blocks.
-        processor: The tokenizer, or a processor that holds one.
         masking: How tokens are hidden.
         seed: Of the train part; None: the same tokens in every run and epoch.
         part: "train", "validation" or "test".
     """
 
-    encoded: Encoded
-    processor: Any
     masking: Masking
     seed: int | None
     part: str
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """Tokens of each block."""
-        return self.encoded.lengths  # pyright: ignore[reportReturnType]
-
-    @property
-    def digest(self) -> str:
-        """Equal for equal tokens in equal blocks."""
-        return self.encoded.digest
 
     @property
     def uncacheable(self) -> str | None:
@@ -201,6 +187,12 @@ class MaskedLMKind(Kind):
     def targets(self, task: TaskLike, split: Split, inputs: Any) -> None:
         """The inputs make them."""
 
+    def model_rows(self, rows: int, tokens: float, max_length: int, config: Any) -> tuple[int, int]:
+        """Blocks of the joined texts."""
+        del config
+        total = ceil(rows * tokens)
+        return ceil(total / max_length), min(max_length, total)
+
     def batch_size(self, asked: int, inputs: Any, outputs: int) -> int:
         """Few enough rows for scores of the whole vocabulary to fit."""
         return max(1, min(asked, _MOST_SCORES // max(1, int(max(inputs.lengths, default=1)) * outputs)))
@@ -220,7 +212,7 @@ class MaskedLMKind(Kind):
 
 
 @final
-class TokenResults:
+class TokenResults(Results):
     """Perplexity and accuracy; a `Results` that keeps nothing but sums."""
 
     def __init__(self) -> None:
@@ -237,14 +229,6 @@ class TokenResults:
         """Metric -> score."""
         return self._sums.scores(metrics)
 
-    def per_class(self) -> list[dict[str, Any]]:
-        """A vocabulary has no table."""
-        return []
-
-    def predictions(self) -> list[Any]:
-        """None: see `FilledMasks`."""
-        return []
-
 
 def best_tokens(logits: Float[Tensor, "... classes"]) -> Float[Tensor, "... best 2"]:
     """The five likeliest entries of the vocabulary (all, if it is smaller), best first: number and probability."""
@@ -253,7 +237,7 @@ def best_tokens(logits: Float[Tensor, "... classes"]) -> Float[Tensor, "... best
 
 
 @final
-class FilledMasks:
+class FilledMasks(Results):
     """What may stand at the mask tokens of texts; a `Results`."""
 
     def __init__(self, split: Split, inputs: TextInputs, processor: Any) -> None:
@@ -271,14 +255,6 @@ class FilledMasks:
         for at, row in enumerate(rows):
             for position, text, number in self._places.get(int(row), ()):
                 self._best[text][number] = best_tokens(outputs[at, position]).tolist()
-
-    def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        """None: there are no labels."""
-        return {}
-
-    def per_class(self) -> list[dict[str, Any]]:
-        """None: there are no labels."""
-        return []
 
     def predictions(self) -> list[Any]:
         """Per text a list with an entry per mask token."""

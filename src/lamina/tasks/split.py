@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-import re
 from collections import defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
 import pyarrow as pa
 
-from lamina.data.arrow import Column, chunks, dataset_of
+from lamina.data.arrow import Column, chunks, dataset_of, derived, encodable
+from lamina.data.windows import pairs_of
 from lamina.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import datasets
 
 HELD_OUT = 0.1
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-_TYPES = {bool: pa.int64(), int: pa.int64(), float: pa.float64(), str: pa.string(), type(None): pa.null()}
 
 
 @final
@@ -61,30 +59,27 @@ class Split:
             labels: As in the attribute; None: there are none.
             words: As in the attribute.
         """
-        labels = itertools.repeat(None) if labels is None else labels
-        spans = itertools.repeat(None) if words is None else words
-        return cls(dataset_of(_tables(zip(texts, labels, spans, strict=False))))
+        given = {"text": texts, "label": labels, "words": words}
+        return cls(dataset_of(_tables({name: cells for name, cells in given.items() if cells is not None})))
 
-    @property
+    @cached_property
     def texts(self) -> Column:
         """A text each, or a pair of texts."""
         if "text_pair" in self.rows.column_names:
-            return Column(self.rows, ["text", "text_pair"], lambda *pair: pair)
+            return Column(self.rows, ["text", "text_pair"])
         if self._open_text is not None:
             return Column(self.rows, ["text", "row"], self._open_text)
-        return Column(self.rows, ["text"], lambda text: text)
+        return Column(self.rows, ["text"])
 
-    @property
+    @cached_property
     def labels(self) -> Column:
         """A label each."""
-        return Column(self.rows, ["label"], lambda label: tuple(label) if isinstance(label, list) else label)
+        return Column(self.rows, ["label"], _as_tuple)
 
-    @property
+    @cached_property
     def words(self) -> Column | None:
         """The character spans of the words."""
-        if "words" not in self.rows.column_names:
-            return None
-        return Column(self.rows, ["words"], lambda flat: tuple(zip(flat[::2], flat[1::2], strict=True)))
+        return Column(self.rows, ["words"], _as_spans) if "words" in self.rows.column_names else None
 
     @property
     def pairs(self) -> bool:
@@ -116,7 +111,7 @@ class Split:
 
     def take(self, rows: Sequence[int]) -> Split:
         """The rows named, in the order named."""
-        return Split(self.rows.select(rows), self._open_text)
+        return Split(derived(self.rows.select(rows), self.rows), self._open_text)
 
     def without_labels(self) -> Split:
         """The texts alone, those of a pair one after the other; blank ones are left out."""
@@ -124,23 +119,33 @@ class Split:
         return Split.of(part for part in parts if part.strip())
 
 
-def _tables(examples: Iterable[tuple[Any, Any, Any]]) -> Iterator[pa.Table]:
+def _as_tuple(label: Any) -> Any:
+    return tuple(label) if isinstance(label, list) else label
+
+
+def _as_spans(flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    return tuple(pairs_of(flat))
+
+
+def _tables(columns: dict[str, Iterable[Any]]) -> Iterator[pa.Table]:
     label_type: pa.DataType | None = None
     pairs = False
-    for part in chunks(examples):
-        texts, labels, spans = (list(column) for column in zip(*part, strict=True)) if part else ([], [], [])
+    for part in chunks(zip(*columns.values(), strict=True)):
+        cells = dict(zip(columns, zip(*part, strict=True) if part else [()] * len(columns), strict=True))
+        texts, labels = cells["text"], cells.get("label", [None] * len(part))
         if label_type is None:
             label_type = _type_of(labels)
             pairs = bool(texts) and not isinstance(texts[0], str)
-        columns = [[pair[0] for pair in texts], [pair[1] for pair in texts]] if pairs else [texts]
-        names = ("text", "text_pair")
-        table = {
-            name: pa.array([_LONE_SURROGATE.sub("\ufffd", text) for text in column], pa.string())
-            for name, column in zip(names, columns, strict=False)
-        }
-        table["label"] = pa.array(labels, label_type)
-        if spans and spans[0] is not None:
-            flat = [[edge for span in words for edge in span] for words in spans]
+        sides = (
+            {"text": [pair[0] for pair in texts], "text_pair": [pair[1] for pair in texts]}
+            if pairs
+            else {"text": texts}
+        )
+        table = {name: pa.array(map(encodable, side), pa.string()) for name, side in sides.items()}
+        strings = pa.types.is_string(label_type)
+        table["label"] = pa.array(map(encodable, labels) if strings else labels, label_type)
+        if "words" in cells:
+            flat = [[edge for span in words for edge in span] for words in cells["words"]]
             table["words"] = pa.array(flat, pa.list_(pa.int32()))
         yield pa.table(table)
 
@@ -148,7 +153,10 @@ def _tables(examples: Iterable[tuple[Any, Any, Any]]) -> Iterator[pa.Table]:
 def _type_of(labels: Sequence[Any]) -> pa.DataType:
     """The Arrow type of a column of labels, as its first one tells."""
     first = labels[0] if labels else None
-    return pa.list_(pa.int64()) if isinstance(first, list | tuple) else _TYPES[type(first)]
+    if isinstance(first, list | tuple):
+        return pa.list_(pa.int64())
+    kind = pa.scalar(first).type
+    return pa.int64() if pa.types.is_boolean(kind) else kind
 
 
 def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit") -> Split:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.tasks import kind_of
-from lamina.tasks.base import PARTS, ColumnSpec
+from lamina.tasks.base import PARTS, ColumnSpec, class_names
 from lamina.tasks.presets import fetch, find_preset, published_files
 from lamina.tasks.sampling import SampleSize, subsample_rows
 from lamina.tasks.split import Split, held_out, limited
@@ -226,7 +226,8 @@ class Task:
         Args:
             kind: As in `from_files`.
             dataset: Part ("train", "validation", "test") to rows: a `datasets.DatasetDict`, or a mapping of
-                `datasets.Dataset`s or of lists of dicts.
+                `datasets.Dataset`s or of lists (or other iterables) of dicts. Images stand in a column of
+                `datasets.Image`, or in dicts as paths or images of Pillow.
             text: Column of the text; of the list of words in a token task; of the image.
             text_pair: Column of the second text of sentence-pair tasks.
             label: Column of the label; of the list of tags in a token task; of the text to write.
@@ -244,12 +245,18 @@ class Task:
             UnknownNameError: If there is no such kind, problem type, metric or part.
             ConfigError: If a limit is below 1, labels are named twice, or a part holds no rows of a known form.
         """
+        if not isinstance(dataset, Mapping):
+            raise ConfigError(
+                f"task: the dataset is {type(dataset).__name__}; it must map parts to rows, as in {{'train': ...}}."
+            )
         _check_parts(name, dataset)
-        parts = {part: _as_dataset(part, rows) for part, rows in dataset.items()}
+        parts = {part: _rows(part, rows) for part, rows in dataset.items()}
         if not parts:
             raise DataError("task: the dataset has no parts; a task needs rows. Give 'train', 'validation' or 'test'.")
-        names = tuple(labels) if labels is not None else _feature_names(next(iter(parts.values())), label)
-        spec = ColumnSpec(kind, text, label, text_pair, names, problem_type)
+        first = next(iter(parts.values()))
+        if labels is None and kind_of(kind).has_classes and not isinstance(first, Mapping):
+            labels = class_names(first, label)
+        spec = ColumnSpec(kind, text, label, text_pair, None if labels is None else tuple(labels), problem_type)
         tables = {part: kind_of(kind).from_rows(f"{name}/{part}", rows, spec) for part, rows in parts.items()}
         return _assemble(spec, tables, metrics=metric, name=name, limits=(limit, limit_validation), seed=seed)
 
@@ -286,7 +293,7 @@ class Task:
         spec = ColumnSpec(preset.kind, text, label, pair, preset.labels or None, preset.problem_type)
         if files is None:
             parts = fetch(short, preset)
-            spec = replace(spec, labels=preset.labels or _feature_names(parts[preset.parts[0]], label))
+            spec = replace(spec, labels=preset.labels or class_names(parts[preset.parts[0]], label))
             tables = {part: kind.from_rows(f"{preset.hub}/{part}", rows, spec) for part, rows in parts.items()}
         else:
             sources = files if isinstance(files, Mapping) else published_files(short, preset, Path(files))
@@ -302,23 +309,22 @@ def _check_parts(name: str, parts: Mapping[str, Any]) -> None:
             raise UnknownNameError(op=f"task {name}", got=part, known=PARTS, what="split")
 
 
-def _as_dataset(part: str, rows: Any) -> Any:
+def _rows(part: str, given: Any) -> Any:
+    """One part as a data set, or (of dicts) as columns."""
     import datasets
 
+    rows = given.with_format(None) if isinstance(given, datasets.Dataset) else given
+    if not isinstance(rows, datasets.Dataset):
+        rows = list(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping) else [None]
+        if not all(isinstance(row, Mapping) for row in rows):
+            raise ConfigError(
+                f"task: part '{part}' is {type(given).__name__}; it must be a Dataset or a list of dicts."
+            )
+    if len(rows) == 0:
+        raise DataError(f"task: part '{part}' is empty; it needs at least one row.")
     if isinstance(rows, datasets.Dataset):
         return rows
-    if isinstance(rows, str | Mapping) or not all(isinstance(row, Mapping) for row in rows):
-        raise ConfigError(f"task: part '{part}' is {type(rows).__name__}; it must be a Dataset or a list of dicts.")
-    if not rows:
-        raise DataError(f"task: part '{part}' is empty; it needs at least one row.")
-    return datasets.Dataset.from_list(list(rows))
-
-
-def _feature_names(rows: Any, column: str | int) -> tuple[str, ...] | None:
-    """The class names that a column of a data set has, in the order of their ids; None if it has none."""
-    feature = rows.features.get(column)
-    names = getattr(getattr(feature, "feature", feature), "names", None)
-    return None if names is None else tuple(names)
+    return {key: [row.get(key) for row in rows] for key in dict.fromkeys(key for row in rows for key in row)}
 
 
 def _assemble(

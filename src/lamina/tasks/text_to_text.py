@@ -13,8 +13,8 @@ from lamina.data.read import read_pair, read_table
 from lamina.data.windows import IGNORED
 from lamina.errors import DataError
 from lamina.tasks import labels as lab
-from lamina.tasks.base import Kind
-from lamina.tasks.inputs import check_tokenizer, checked_texts
+from lamina.tasks.base import Kind, Results
+from lamina.tasks.inputs import Windows, check_tokenizer, checked_texts
 from lamina.tasks.split import Split
 from lamina.tasks.text_metrics import score_texts
 
@@ -36,18 +36,14 @@ LABELS = ("text",)  # texts are written, which have no classes
 
 @final
 @dataclass(frozen=True)
-class PairInputs:
+class PairInputs(Windows):
     """Tokenised sources and, where there are any, targets; an `Inputs`.
 
     Attributes:
-        sources: What is read.
         targets: What is to be written; None: that is not known.
-        processor: The tokenizer, or a processor that holds one; it says what sources are padded with.
     """
 
-    sources: Encoded
-    targets: Encoded | None
-    processor: Any
+    targets: Encoded | None = None
 
     @classmethod
     def of(cls, split: Split, processor: Any, options: EncodeOptions) -> PairInputs:
@@ -68,20 +64,10 @@ class PairInputs:
         texts = [options.prefix + text for text in split.texts]
         sources = encode(texts, processor, max_length=options.max_length, offsets=False)
         if not split.labelled:
-            return cls(sources, None, processor)
+            return cls(sources, processor)
         targets = [_text(row, label) for row, label in enumerate(split.labels)]
         length = options.max_target_length
-        return cls(sources, encode(targets, _Writer.of(processor), max_length=length, offsets=False), processor)
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """Tokens of each source."""
-        return self.sources.lengths  # pyright: ignore[reportReturnType]
-
-    @property
-    def digest(self) -> str:
-        """Equal for equal sources."""
-        return self.sources.digest
+        return cls(sources, processor, encode(targets, _Writer.of(processor), max_length=length, offsets=False))
 
     @property
     def uncacheable(self) -> str | None:
@@ -93,7 +79,7 @@ class PairInputs:
 
         The model itself makes the inputs of its decoder from the labels, by shifting them.
         """
-        read = self.sources.batch(rows, padding_of(self.processor))
+        read = self.encoded.batch(rows, padding_of(self.processor))
         batch = {key: read[key] for key in ("input_ids", "attention_mask")}
         if self.targets is not None:
             batch["labels"] = self.targets.batch(rows, {"input_ids": IGNORED})["input_ids"]
@@ -184,12 +170,16 @@ class TextToTextKind(Kind):
         """Tokens of sources and targets."""
         return PairInputs.of(split, processor, options)
 
+    def target_tokens(self, max_target_length: int) -> int:
+        """The longest text that is written."""
+        return max_target_length
+
     def targets(self, task: TaskLike, split: Split, inputs: Any) -> None:
         """The inputs make them."""
 
     def truncated(self, inputs: Any) -> int:
         """Sources that lost their end."""
-        return inputs.sources.truncated
+        return inputs.encoded.truncated
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
         """It must have an encoder and a decoder, and write."""
@@ -236,7 +226,7 @@ class TranslationKind(TextToTextKind):
 
 
 @final
-class WrittenTexts:
+class WrittenTexts(Results):
     """Texts that a model wrote; a `Results`."""
 
     def __init__(self, split: Split) -> None:
@@ -250,10 +240,6 @@ class WrittenTexts:
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
         """Metric -> score."""
         return score_texts(metrics, self._texts, list(self._split.labels))
-
-    def per_class(self) -> list[dict[str, Any]]:
-        """Texts have no classes."""
-        return []
 
     def predictions(self) -> list[Any]:
         """Per example its "text"."""

@@ -13,7 +13,7 @@ from lamina.data.read import read_table
 from lamina.data.windows import word_labels, word_tokens
 from lamina.errors import DataError
 from lamina.tasks import labels as lab
-from lamina.tasks.base import Kind
+from lamina.tasks.base import Kind, Results
 from lamina.tasks.inputs import RowTargets, TextInputs, checked_texts, configure_classes, logits_problem
 from lamina.tasks.metrics import class_table, score_tags, span_table
 from lamina.tasks.split import Split
@@ -134,7 +134,7 @@ class TokenClassificationKind(Kind):
 
 
 @final
-class TagResults:
+class TagResults(Results):
     """Logits of every word, their scores and the spans they mark; a `Results`.
 
     A word that has no token of its own gets the label "O", or else the first.
