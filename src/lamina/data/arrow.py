@@ -144,7 +144,7 @@ class Column(Sequence[Any]):
         for start in range(0, len(self), CHUNK):
             yield from self.take(range(start, min(start + CHUNK, len(self))))
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, np.dtype[Any]]:
         del copy
         return np.asarray(list(self), dtype=dtype)
 
@@ -182,12 +182,12 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, row: int) -> np.ndarray[Any, Any]:
+    def __getitem__(self, row: int) -> np.ndarray[Any, np.dtype[Any]]:
         chunk = int(np.searchsorted(self._starts, row, side="right")) - 1 if len(self._values) > 1 else 0
         edges, at = self._edges[chunk], row - self._starts[chunk]
         return self._values[chunk][edges[at] : edges[at + 1]]
 
-    def padded(self, rows: Sequence[int], fill: int) -> np.ndarray[Any, Any]:
+    def padded(self, rows: Sequence[int], fill: int) -> np.ndarray[Any, np.dtype[Any]]:
         """Some rows `[rows, longest]` in int64, padded on the right."""
         numbers = [self[row] for row in rows]
         padded = np.full((len(numbers), max(map(len, numbers), default=0)), fill, dtype=np.int64)
