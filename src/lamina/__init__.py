@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from lamina.train import FitResult as FitResult
     from lamina.train import fit as fit
     from lamina.train import predict as predict
+    from lamina.train import predict_file as predict_file
     from lamina.train import evaluate as evaluate
     from lamina.train import finetune as finetune
 
@@ -76,6 +77,7 @@ _WHERE = {
     "load": "store.loading",
     "merge_": "editing.merge",
     "predict": "train",
+    "predict_file": "train",
     "reinit_": "editing.reinit",
     "save": "store.edited",
     "stacks": "layers",

@@ -61,26 +61,3 @@ def test_two_processes_train_as_one_does(tmp_path: Path, extra: tuple[str, ...])
     one, two = (json.loads((tmp_path / folder / "run" / "history.json").read_text()) for folder in ("one", "two"))
     assert [row["epoch"] for row in one["history"]] == [row["epoch"] for row in two["history"]]
     assert (tmp_path / "two" / "run" / "lamina.json").is_file()
-
-
-def test_shares_of_labels_add_up(monkeypatch: pytest.MonkeyPatch):
-    from lamina.heads.token_classification import TokenClassification
-    from lamina.train import parallel
-
-    head = TokenClassification(2, class_weights=(1.0, 3.0)).build(8)
-    labels = torch.tensor([[0, 1, -100], [1, 1, 1], [-100, -100, -100]])
-    batch = {"input_ids": torch.arange(9).view(3, 3), "labels": {"t": labels}, "readers": ["t"]}
-    parts = []
-    for rank in range(4):
-        monkeypatch.setattr(parallel, "rank", lambda rank=rank: rank)
-        monkeypatch.setattr(parallel, "world_size", lambda: 4)
-        parts.append(parallel.own_part(batch, {"t": head}))
-    assert [part["shares"]["t"] for part in parts] == pytest.approx([4 / 13, 9 / 13, 0.0, 0.0])
-    assert [part["input_ids"].tolist() for part in parts[:2]] == [[[0, 1, 2]], [[3, 4, 5]]]
-    assert len(parts[3]["input_ids"]) == 1  # nothing was left for it: it has a row that counts for nothing
-    logits = torch.randn(3, 3, 2)
-    whole = head.loss(logits, labels)
-    added = sum(
-        head.loss(logits[rank : rank + 1], parts[rank]["labels"]["t"]) * parts[rank]["shares"]["t"] for rank in range(3)
-    )
-    torch.testing.assert_close(added, whole)

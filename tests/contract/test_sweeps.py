@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GRID = {"fusion.dim": [4, 8], "fusion.alpha": [1.0, 8.0], "fusion.entropy": [0.0, 0.1], "learning_rate": [1e-3, 3e-3]}
-OPTIONS: dict[str, Any] = {"epochs": 5, "batch_size": 8, "progress": False, "patience": 2}
+OPTIONS: dict[str, Any] = {"epochs": 5, "batch_size": 8, "progress": False, "early_stopping_patience": 2}
 
 
 def without_key_bias(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

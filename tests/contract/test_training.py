@@ -29,15 +29,16 @@ from tests.support.training import (
 )
 
 from lamina.bank import Reader, ReaderBank
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, StoreError
 from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.mean import Mean
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.tasks.task import Task
-from lamina.train.engine import BankTrainer
-from lamina.train.runs import COMPLETE, newest_checkpoint
+from lamina.train.checkpoint import Checkpoints
+from lamina.train.engine import Engine
+from lamina.train.learner import Learner
 
 ROOT = Path(__file__).parents[2]
 
@@ -103,7 +104,7 @@ def effective(bank: ReaderBank, name: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(("schedule", "dropout"), [("linear", 0.0), ("plateau", 0.3)])
 def test_a_reader_is_the_same_beside_fifteen_others(schedule: str, dropout: float):
     task = yes_no(train=200)
-    options: dict[str, Any] = {"schedule": schedule, "weight_decay": 0.1, "clip": 0.5, "warmup": 0.1}
+    options: dict[str, Any] = {"schedule": schedule, "weight_decay": 0.1, "max_grad_norm": 0.5, "warmup_ratio": 0.1}
     alone = tiny_bank({"one": reader(task, dropout=dropout)})
     assert train(alone, {"one": task}, **options).steps == 50
     readers, tasks = crowd(task, dropout)
@@ -115,11 +116,15 @@ def test_a_reader_is_the_same_beside_fifteen_others(schedule: str, dropout: floa
     assert largest_difference(effective(alone, "one"), effective(beside, "one")) <= 1e-4
 
 
+def newest_checkpoint(folder: Path) -> Path | None:
+    return Checkpoints(folder, "fit").newest()
+
+
 def test_clipping_is_each_readers_own():
     """A neighbour whose gradient is enormous would use up a norm they shared."""
     task, wild = yes_no(), length_of_text(scale=1e6)
-    assert task.split("train").texts == wild.split("train").texts
-    options: dict[str, Any] = {"clip": 0.05, "epochs": 3}
+    assert task.split("train").key == wild.split("train").key
+    options: dict[str, Any] = {"max_grad_norm": 0.05, "epochs": 3}
     alone = tiny_bank({"one": reader(task)})
     train(alone, {"one": task}, **options)
     beside = tiny_bank({"one": reader(task), "wild": reader(wild, seed=1)})
@@ -129,7 +134,7 @@ def test_clipping_is_each_readers_own():
 
 def test_an_early_stop_is_each_readers_own():
     task = yes_no(train=60)
-    options: dict[str, Any] = {"epochs": 6, "patience": 2, "schedule": "plateau", "plateau_patience": 0}
+    options: dict[str, Any] = {"epochs": 6, "early_stopping_patience": 2, "schedule": "plateau", "plateau_patience": 0}
     alone = tiny_bank({"one": reader(task)})
     found = train(alone, {"one": task}, learning_rate=0.03, **options)
     beside = tiny_bank({"one": reader(task), "still": reader(task, seed=1), "far": reader(yes_no(seed=9), seed=2)})
@@ -147,16 +152,16 @@ def test_a_neighbour_that_stopped_moves_no_more():
     task = yes_no()
     bank = tiny_bank({"still": reader(task), "one": reader(task, seed=1)})
     final: dict[str, dict[str, torch.Tensor]] = {}
-    record = BankTrainer._record
+    record = Learner.record
 
-    def spy(self: BankTrainer, name: str, epoch: int, scores: dict[str, float]) -> None:
-        record(self, name, epoch, {**scores, "accuracy": float(epoch) if name == "one" else 0.5})
-        final[f"{name}{epoch}"] = weights(self.bank, name)
-        final[f"still beside {name}{epoch}"] = weights(self.bank, "still")
+    def spy(self: Learner, epoch: int, scores: dict[str, float]) -> bool:
+        final[f"{self.name}{epoch}"] = weights(bank, self.name)
+        final[f"still beside {self.name}{epoch}"] = weights(bank, "still")
+        return record(self, epoch, {**scores, "accuracy": float(epoch) if self.name == "one" else 0.5})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BankTrainer, "_record", spy)
-        train(bank, {"still": task, "one": task}, epochs=4, patience=1, weight_decay=0.5)
+        patch.setattr(Learner, "record", spy)
+        train(bank, {"still": task, "one": task}, epochs=4, early_stopping_patience=1, weight_decay=0.5)
     assert "still1" in final
     assert "still2" not in final
     assert same(final["still1"], final["still beside one3"])
@@ -195,8 +200,8 @@ OPTIONS: dict[str, Any] = {
     "learning_rate": {"one": 0.01, "two": 1e-9, "three": 0.01},
     "schedule": "plateau",
     "plateau_patience": 0,
-    "patience": 2,
-    "warmup": 0.1,
+    "early_stopping_patience": 2,
+    "warmup_ratio": 0.1,
     "weight_decay": 0.01,
     "save_steps": 3,
 }
@@ -213,17 +218,20 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, torch.Ten
     return weights(bank), result
 
 
-def kill_after(patch: pytest.MonkeyPatch, method: str, count: int) -> None:
-    """Raise in the middle of call number `count` (from 0) of a method of the trainer."""
-    calls = iter(range(10**6))
-    original = getattr(BankTrainer, method)
+DYING: dict[str, type[Any]] = {"step": Engine, "record": Learner, "save": Checkpoints}
 
-    def dying(self: BankTrainer, *args: Any, **kwargs: Any) -> Any:
+
+def kill_after(patch: pytest.MonkeyPatch, method: str, count: int) -> None:
+    """Raise in the middle of call number `count` (from 0) of a method of the engine."""
+    calls = iter(range(10**6))
+    original = getattr(DYING[method], method)
+
+    def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
         if next(calls) == count:
             raise Killed
         return original(self, *args, **kwargs)
 
-    patch.setattr(BankTrainer, method, dying)
+    patch.setattr(DYING[method], method, dying)
 
 
 def killed(folder: Path, method: str, count: int, options: dict[str, Any] = OPTIONS) -> None:
@@ -238,11 +246,11 @@ def killed(folder: Path, method: str, count: int, options: dict[str, Any] = OPTI
 @pytest.mark.parametrize(
     ("method", "count"),
     [
-        ("compute_loss", 1),  # before the first checkpoint
-        ("compute_loss", 5),  # after one that is in the middle of the first epoch, when no epoch was scored yet
-        ("compute_loss", 3 * PER_EPOCH + 2),  # when a reader has stopped
-        ("_record", 4),  # between the readers' scores
-        ("save_model", 3),
+        ("step", 1),  # before the first checkpoint
+        ("step", 5),  # after one that is in the middle of the first epoch, when no epoch was scored yet
+        ("step", 3 * PER_EPOCH + 2),  # when a reader has stopped
+        ("record", 4),  # between the readers' scores
+        ("save", 3),
     ],
 )
 def test_a_killed_run_resumes_to_the_same_weights(
@@ -260,33 +268,29 @@ def test_a_killed_run_resumes_to_the_same_weights(
 
 def test_a_run_that_is_killed_again_and_again_resumes(whole: tuple[dict[str, torch.Tensor], Any], tmp_path: Path):
     for _ in range(4):
-        killed(tmp_path, "compute_loss", 6, {**OPTIONS, "resume": True})
+        killed(tmp_path, "step", 6, {**OPTIONS, "resume": True})
     bank, tasks = three()
     train(bank, tasks, output=tmp_path, resume=True, **OPTIONS)
     assert same(weights(bank), whole[0])
 
 
 def test_a_killed_run_resumes_under_the_linear_schedule(tmp_path: Path):
-    options = {"epochs": 3, "schedule": "linear", "warmup": 0.2, "optimizer": "adam"}
+    options = {"epochs": 3, "schedule": "linear", "warmup_ratio": 0.2, "optimizer": "adam"}
     expected, tasks = three()
     train(expected, tasks, **options)
-    killed(tmp_path, "compute_loss", PER_EPOCH + 2, options)
+    killed(tmp_path, "step", PER_EPOCH + 2, options)
     bank, _ = three()
     train(bank, tasks, output=tmp_path, resume=True, **options)
     assert same(weights(bank), weights(expected))
 
 
 def test_resuming_really_goes_on_and_does_not_start_anew(tmp_path: Path):
-    killed(tmp_path, "compute_loss", 2 * PER_EPOCH + 1)
+    killed(tmp_path, "step", 2 * PER_EPOCH + 1)
     steps = []
-    compute = BankTrainer.compute_loss
+    step = Engine.step
     bank, tasks = three()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            BankTrainer,
-            "compute_loss",
-            lambda self, *a, **k: steps.append(self.state.global_step) or compute(self, *a, **k),
-        )
+        patch.setattr(Engine, "step", lambda self, *a, **k: steps.append(self.steps) or step(self, *a, **k))
         result = train(bank, tasks, output=tmp_path, resume=True, **OPTIONS)
     assert steps[0] == 2 * PER_EPOCH
     assert steps == list(range(2 * PER_EPOCH, result.steps))
@@ -308,19 +312,71 @@ def test_without_a_checkpoint_a_resumed_run_starts(whole: tuple[dict[str, torch.
     assert same(weights(bank), whole[0])
 
 
+@pytest.mark.parametrize("written", ["save_file", "write_text", "replace"])
 def test_a_checkpoint_that_was_not_written_to_its_end_is_ignored(
-    whole: tuple[dict[str, torch.Tensor], Any], tmp_path: Path
+    written: str, whole: tuple[dict[str, torch.Tensor], Any], tmp_path: Path
 ):
-    killed(tmp_path, "compute_loss", PER_EPOCH + 2)
-    folder = tmp_path / "checkpoints"
-    newest = newest_checkpoint(folder)
-    assert newest is not None
-    (newest / COMPLETE).unlink()
-    (newest / "readers.json").write_text("{")
-    assert newest_checkpoint(folder) != newest
+    """The run dies while it writes a checkpoint's tensors, its progress, or moves it into place."""
+    from lamina.train import checkpoint
+
+    place: Any = checkpoint if written == "save_file" else Path
+    original, calls = getattr(place, written), []
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 4:
+            raise Killed
+        return original(*args, **kwargs)
+
+    bank, tasks = three()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(place, written, dying)
+        with pytest.raises(Killed):
+            train(bank, tasks, output=tmp_path, **OPTIONS)
+    left = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert any(name.startswith(".") for name in left)
     bank, tasks = three()
     train(bank, tasks, output=tmp_path, resume=True, **OPTIONS)
     assert same(weights(bank), whole[0])
+    assert not any(path.name.startswith(".") for path in (tmp_path / "checkpoints").iterdir())
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path):
+    killed(tmp_path, "step", PER_EPOCH + 2)
+    newest = newest_checkpoint(tmp_path / "checkpoints")
+    assert newest is not None
+    (newest / "tensors.safetensors").write_bytes(b"{")
+    bank, tasks = three()
+    with pytest.raises(StoreError, match=r"fit: the checkpoint in .* is damaged"):
+        train(bank, tasks, output=tmp_path, resume=True, **OPTIONS)
+
+
+def test_a_checkpoint_of_the_older_format_is_refused(tmp_path: Path):
+    (tmp_path / "checkpoints" / "checkpoint-3").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "checkpoint-3" / "readers.json").write_text("{}")
+    bank, tasks = three()
+    with pytest.raises(ConfigError, match=r"checkpoint-3 was written by an older version in another format"):
+        train(bank, tasks, output=tmp_path, resume=True)
+    train(bank, tasks, output=tmp_path)
+    assert not (tmp_path / "checkpoints" / "checkpoint-3" / "readers.json").exists()
+
+
+def test_a_disk_that_is_full_leaves_whole_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from lamina.train import checkpoint
+
+    original, calls = checkpoint.save_file, []
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        original(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    bank, tasks = three()
+    with pytest.raises(StoreError, match="cannot be written to .*No space left on device.*those before are whole"):
+        train(bank, tasks, output=tmp_path, **OPTIONS)
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
 
 def test_what_another_run_left_in_the_folder_is_not_resumed(tmp_path: Path):
@@ -330,7 +386,7 @@ def test_what_another_run_left_in_the_folder_is_not_resumed(tmp_path: Path):
     options = {"epochs": 2, "learning_rate": 0.02}
     expected, _ = three()
     train(expected, tasks, **options)
-    killed(tmp_path, "compute_loss", PER_EPOCH + 1, options)
+    killed(tmp_path, "step", PER_EPOCH + 1, options)
     bank, _ = three()
     result = train(bank, tasks, output=tmp_path, resume=True, **options)
     assert result.steps == 2 * PER_EPOCH
@@ -357,8 +413,7 @@ def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path: Path):
     assert newest_checkpoint(tmp_path) is None
     for step in (9, 100, 20):
         (tmp_path / f"checkpoint-{step}").mkdir()
-        (tmp_path / f"checkpoint-{step}" / COMPLETE).touch()
-    (tmp_path / "checkpoint-200").mkdir()
+    (tmp_path / ".checkpoint-200").mkdir()
     found = newest_checkpoint(tmp_path)
     assert found is not None
     assert found.name == "checkpoint-100"
@@ -367,14 +422,14 @@ def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path: Path):
 SCRIPT = """
 import os, signal, sys
 from tests.contract.test_training import OPTIONS, three, train
-from lamina.train.engine import BankTrainer
-compute, calls = BankTrainer.compute_loss, []
+from lamina.train.engine import Engine
+step, calls = Engine.step, []
 def dying(self, *args, **kwargs):
     calls.append(1)
     if len(calls) == 21:
         os.kill(os.getpid(), signal.SIGKILL)
-    return compute(self, *args, **kwargs)
-BankTrainer.compute_loss = dying
+    return step(self, *args, **kwargs)
+Engine.step = dying
 bank, tasks = three()
 train(bank, tasks, output=sys.argv[1], **OPTIONS)
 """

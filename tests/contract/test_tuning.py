@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ from tests.support.training import largest_difference, length_of_text, names, sa
 import lamina
 from lamina.editing.inserted import InsertedLayer
 from lamina.tasks.split import Split
-from lamina.tasks.task import Task
 
 ROOT = Path(__file__).parents[2]
 TOKEN, MASKED = "AutoModelForTokenClassification", "AutoModelForMaskedLM"
@@ -52,11 +52,11 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any], flo
     "multi-label": (lambda: bert(labels=3), lambda: several(train=240), {"epochs": 8, "learning_rate": 3e-3}, 0.85),
     "tags": (lambda: bert(TOKEN, 5), lambda: names(train=60), {"epochs": 6}, 0.8),
     "tags in windows": (lambda: bert(TOKEN, 5), lambda: names(train=20, validation=5, **LONG), {"epochs": 4}, 0.8),
-    "summaries": (t5, copies, {**WRITE, "epochs": 8, "beams": 3}, 0.6),
+    "summaries": (t5, copies, {**WRITE, "epochs": 8, "num_beams": 3}, 0.6),
     "translations": (
         t5,
         lambda: copies("translation"),
-        {**WRITE, "epochs": 8, "beams": 2, "length_penalty": 0.5, "prefix": "the "},
+        {**WRITE, "epochs": 8, "num_beams": 2, "length_penalty": 0.5, "prefix": "the "},
         20.0,
     ),
     "pictures": (vit, shades, {"epochs": 3, "processor": image_processor()}, 0.9),
@@ -216,9 +216,9 @@ STEPS: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any]]] = 
 def test_two_batches_a_step_are_one_of_twice_the_size(kind: str):
     build, make, options = STEPS[kind]
     task, whole, halves = make(), build(), build()
-    common = {**options, "learning_rate": 3e-4, "epsilon": 1e-4, "epochs": 2}
+    common = {**options, "learning_rate": 3e-4, "adam_epsilon": 1e-4, "epochs": 2}
     first = tune(whole, task, batch_size=16, **common)
-    second = tune(halves, task, batch_size=8, accumulate=2, **common)
+    second = tune(halves, task, batch_size=8, gradient_accumulation_steps=2, **common)
     assert first.steps == second.steps
     assert largest_difference(tensors(whole), tensors(build())) > 1e-4
     assert largest_difference(tensors(whole), tensors(halves)) <= 1e-5
@@ -235,8 +235,8 @@ def test_windows_without_words_that_count_do_no_harm():
 def test_a_step_without_labels():
     task = names(train=4, validation=3)
     train = task.split("train")
-    blank = Split(("", *train.texts), ((), *train.labels), ((), *(train.words or ())))
-    task = Task(**{**vars(task), "splits": {**task.splits, "train": blank}})
+    blank = Split.of(["", *train.texts], [(), *train.labels], [(), *(train.words or ())])
+    task = replace(task, splits={**task.splits, "train": blank})
     model = bert(TOKEN, 5)
     tune(model, task, batch_size=1)
     assert all(one.isfinite().all() for one in model.parameters())
@@ -251,15 +251,15 @@ def test_the_number_of_steps_is_limited():
 
 def scripted(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> list[dict[str, torch.Tensor]]:
     """Let the epochs have these scores; what comes back are the weights they had."""
-    from lamina.train import tuner
+    from lamina.train import engine
 
     kept: list[dict[str, torch.Tensor]] = []
 
-    def score(model: Any, *args: Any) -> dict[str, float]:
-        kept.append(tensors(model))
-        return {"accuracy": values[len(kept) - 1]}
+    def score(subject: Any, group: Any, names: list[str], **options: Any) -> dict[str, dict[str, float]]:
+        kept.append(tensors(subject.model))
+        return {names[0]: {"accuracy": values[len(kept) - 1]}}
 
-    monkeypatch.setattr(tuner, "score_model", score)
+    monkeypatch.setattr(engine, "score", score)
     return kept
 
 
@@ -275,10 +275,10 @@ def test_the_weights_are_those_of_the_best_epoch(monkeypatch: pytest.MonkeyPatch
 
 def test_patience_ends_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     kept = scripted(monkeypatch, [0.3, 0.7, 0.7, 0.2, 0.9])
-    result = tune(bert(), yes_no(), tmp_path, epochs=5, patience=2)
+    result = tune(bert(), yes_no(), tmp_path, epochs=5, early_stopping_patience=2)
     assert len(kept) == len(result.history) == 4
     assert result.table[0]["stopped"] is True
     assert result.table[0]["epochs_run"] == 4
-    again = tune(bert(), yes_no(), tmp_path, epochs=5, patience=2, resume=True)
+    again = tune(bert(), yes_no(), tmp_path, epochs=5, early_stopping_patience=2, resume=True)
     assert len(kept) == 4  # an ended run does not go on
     assert (again.history, again.best, again.steps) == (result.history, result.best, result.steps)

@@ -18,11 +18,11 @@ from tests.support.training import same, yes_no
 
 import lamina
 from lamina.errors import ConfigError
-from lamina.train.runs import newest_checkpoint
-from lamina.train.tuner import Tuner
+from lamina.train.checkpoint import Checkpoints
+from lamina.train.engine import Engine
 
 ROOT = Path(__file__).parents[2]
-OPTIONS: dict[str, Any] = {"epochs": 3, "batch_size": 4, "save_steps": 4, "warmup": 0.2, "weight_decay": 0.1}
+OPTIONS: dict[str, Any] = {"epochs": 3, "batch_size": 4, "save_steps": 4, "warmup_ratio": 0.2, "weight_decay": 0.1}
 PER_EPOCH = 10
 
 
@@ -41,19 +41,26 @@ class KilledError(Exception):
     pass
 
 
-def killed(output: Path, when: int, where: str = "training_step", /, **options: Any) -> None:
-    """A run that ends at call number `when` of one of the trainer's methods."""
-    model, task = job()
-    plain, calls = getattr(Tuner, where), []
+DYING: dict[str, type[Any]] = {"step": Engine, "score": Engine, "save": Checkpoints}
 
-    def dying(self: Tuner, *args: Any, **kwargs: Any) -> Any:
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    return Checkpoints(folder, "finetune").newest()
+
+
+def killed(output: Path, when: int, where: str = "step", /, **options: Any) -> None:
+    """A run that ends at call number `when` of one of the engine's methods."""
+    model, task = job()
+    plain, calls = getattr(DYING[where], where), []
+
+    def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
         calls.append(1)
         if len(calls) == when:
             raise KilledError
         return plain(self, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tuner, where, dying)
+        patch.setattr(DYING[where], where, dying)
         with pytest.raises(KilledError):
             tune(model, task, output, **{**OPTIONS, **options})
 
@@ -77,14 +84,12 @@ def test_a_killed_run_resumes(when: int, whole: Any, tmp_path: Path):
 @pytest.mark.parametrize("when", [1, 2])
 def test_a_run_that_is_killed_while_it_scores_resumes(when: int, every: int, whole: Any, tmp_path: Path):
     """The last step of an epoch is one of those that save."""
-    killed(tmp_path, when, "evaluate", save_steps=every)
+    killed(tmp_path, when, "score", save_steps=every)
     check_resumed(tmp_path, whole, save_steps=every)
 
 
 def test_a_run_that_is_killed_while_it_saves_resumes(whole: Any, tmp_path: Path):
-    killed(tmp_path, 4, "save_model")
-    (last,) = [path for path in (tmp_path / "checkpoints").iterdir() if not (path / "complete").exists()] or [None]
-    assert last is None or last != newest_checkpoint(tmp_path / "checkpoints")
+    killed(tmp_path, 4, "save")
     check_resumed(tmp_path, whole)
 
 
@@ -92,7 +97,7 @@ def test_an_ended_run_does_not_go_on(whole: Any, tmp_path: Path):
     model, task = job()
     tune(model, task, tmp_path, **OPTIONS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tuner, "training_step", None)
+        patch.setattr(Engine, "step", None)
         check_resumed(tmp_path, whole)
 
 
@@ -109,14 +114,14 @@ SCRIPT = """
 import os, signal, sys
 from pathlib import Path
 from tests.contract.test_tuning_resumes import OPTIONS, job, tune
-from lamina.train.tuner import Tuner
-plain, calls = Tuner.training_step, []
+from lamina.train.engine import Engine
+plain, calls = Engine.step, []
 def dying(self, *args, **kwargs):
     calls.append(1)
     if len(calls) == 16:
         os.kill(os.getpid(), signal.SIGKILL)
     return plain(self, *args, **kwargs)
-Tuner.training_step = dying
+Engine.step = dying
 model, task = job()
 tune(model, task, Path(sys.argv[1]), **OPTIONS)
 """
@@ -172,14 +177,12 @@ def test_what_is_written(tmp_path: Path):
     result = tune(model, task, tmp_path, **OPTIONS)
     assert {path.name for path in tmp_path.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
     kept = json.loads((tmp_path / "history.json").read_text())
-    assert kept == {"best": result.best, "test": {}, "history": result.history}
+    assert kept == {"best": result.best, "test": {}, "history": result.history, "importances": []}
     (row,) = parquet.read_table(tmp_path / "table.parquet").to_pylist()
     assert row == result.table[0]
     assert result.folder == tmp_path
-    assert not list(tmp_path.rglob("training_args.bin"))
-    pickles = {path.name for path in tmp_path.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".pkl")}
-    assert pickles <= {"optimizer.pt", "scheduler.pt", "rng_state.pth"}  # the trainer's own
-    assert not [path for path in tmp_path.iterdir() if path.suffix in (".pt", ".pth")]
+    kinds = {path.suffix for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
+    assert kinds == {".safetensors", ".json"}  # no pickles
 
 
 def test_without_an_output_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -15,7 +15,7 @@ from lamina.utils import rank
 
 def run(folder: Path, kind: str) -> None:
     """One batch has one row, so that one of two processes has none; epsilon keeps Adam from scaling up rounding."""
-    options = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "epsilon": 1e-4, "output": folder / "run"}
+    options = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "adam_epsilon": 1e-4, "output": folder / "run"}
     if kind == "tags":
         model = bert("AutoModelForTokenClassification", 5)
         task = names(train=33)
@@ -25,7 +25,7 @@ def run(folder: Path, kind: str) -> None:
     else:
         model, task = bert(), yes_no(train=33)
     if kind == "accumulated":
-        options |= {"batch_size": 4, "accumulate": 2}
+        options |= {"batch_size": 4, "gradient_accumulation_steps": 2}
     if kind == "frozen":
         lamina.insert_(model, "attention")
         lamina.freeze_(model, train="inserted")

@@ -70,7 +70,7 @@ def _sources(pairs: list[str]) -> dict[str, str]:
                 f"evaluate: --task {pair} is not READER=TASK; it names a reader and its task. Write ner=conll2003."
             )
         if reader in sources:
-            raise ConfigError(f"evaluate: --task names '{reader}' twice; each reader has one task. Leave one out.")
+            raise ConfigError(f"evaluate: --task names '{reader}' twice; each reader has one task.")
         sources[reader] = source
     return sources
 
@@ -99,7 +99,7 @@ def _from_file(head: HeadConfig, path: Path, split: str, columns: dict[str, str 
     named: dict[str, Any] = {
         key: int(column) if column.lstrip("-").isdigit() else column for key, column in columns.items() if column
     }
-    task = Task.from_files(head.kind, test=path, labels=head.labels, problem=head.problem_type, **named)
+    task = Task.from_files(head.kind, test=path, labels=head.labels, problem_type=head.problem_type, **named)
     return replace(task, splits={split: task.splits["test"]})
 
 

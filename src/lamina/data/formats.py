@@ -36,7 +36,7 @@ def read_records(path: Path, kind: str, header: Sequence[str] | None = None) -> 
 
     Args:
         path: The file.
-        kind: "tsv", "csv", "jsonl", "conll" or "lines".
+        kind: "tsv", "csv", "jsonl", "conll", "lines" (of which blank ones are no rows) or "all_lines".
         header: Names of the columns of a TSV or CSV file that has no first line with names.
     """
     lines = read_lines(path)
@@ -49,6 +49,8 @@ def read_records(path: Path, kind: str, header: Sequence[str] | None = None) -> 
             return _conll(path, lines)
         case "jsonl":
             return _per_line(lines, lambda number, text: _object(path, number, text) if text.strip() else None)
+        case "all_lines":
+            return _per_line(lines, lambda _, text: {"text": text})
         case _:
             return _per_line(lines, lambda _, text: {"text": text} if text.strip() else None)
 

@@ -126,7 +126,8 @@ def read_chunks(
     """Read a file some rows at a time, in memory that does not grow with the file.
 
     Args:
-        path: The file; endings as in `read_table`, and .txt for plain text, whose column is "text".
+        path: The file; endings as in `read_table`, and .txt for plain text, each line of which is a
+            row in column "text".
         columns: Which columns to hand out; every row has a value in each. None: all there are.
         rows: How many rows a chunk has; the last one has fewer.
         start: Leave out so many rows that an earlier reading handed out.
@@ -143,7 +144,7 @@ def read_chunks(
     """
     check_range("read", "rows", rows, 1, float("inf"))
     path = _existing(path)
-    kind = _kind(path, "lines" if path.suffix.lower() == ".txt" else None)
+    kind = _kind(path, "all_lines" if path.suffix.lower() == ".txt" else None)
     numbers: list[int] = []
     records: list[dict[str, Any]] = []
     problem: DataError | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from lamina.errors import ConfigError
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lamina.train.plan import Group, Plan
 
 
+@runtime_checkable
 class Subject(Protocol):
     """What is trained or scored.
 

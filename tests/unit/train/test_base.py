@@ -57,7 +57,7 @@ def test_gradients_are_those_of_the_whole_computation():
 
 
 def test_the_rates_are_separate():
-    options = {**OPTIONS, "schedule": "constant", "optimizer": "adam", "clip": 0.0, "epochs": 1, "batch_size": 64}
+    options = {**OPTIONS, "schedule": "constant", "optimizer": "adam", "max_grad_norm": 0.0, "epochs": 1, "batch_size": 64}
     bank, task = trained_bank("r"), yes_no(train=40)
     bank.model.config.hidden_dropout_prob = 0.0
     before, reader_before = weights(bank), bank["r"].fusion.projection.detach().clone()
@@ -75,7 +75,7 @@ def test_it_learns_as_a_loop_written_by_hand_does():
     bank = trained_bank(model=model)
     bank.add("r", Reader(LastLayer(), SequenceClassification(task.labels, pooling="mean", dropout=0.0)))
     head = copy.deepcopy(bank["r"].head.output)
-    rates = {"learning_rate": 1e-3, "base_learning_rate": 1e-3, "clip": 0.0, "schedule": "constant"}
+    rates = {"learning_rate": 1e-3, "base_learning_rate": 1e-3, "max_grad_norm": 0.0, "schedule": "constant"}
     result = fit(bank, {"r": task}, epochs=3, batch_size=64, optimizer="adam", progress=False, **rates)
     rows = task.split("train")
     encoded = tiny_tokenizer()(list(rows.texts), padding=True, return_tensors="pt")
@@ -108,7 +108,7 @@ def test_readers_and_base_end_at_one_best_epoch():
 def test_they_stop_together():
     bank = trained_bank("a", "b")
     tasks = {"a": yes_no(), "b": yes_no(seed=5)}
-    result = fit(bank, tasks, **{**OPTIONS, "epochs": 9, "patience": 1, "base_learning_rate": 1e-9})
+    result = fit(bank, tasks, **{**OPTIONS, "epochs": 9, "early_stopping_patience": 1, "base_learning_rate": 1e-9})
     lasts = [max(row["epoch"] for row in result.history if row["reader"] == name) for name in ("a", "b")]
     assert lasts[0] == lasts[1]
     assert lasts[0] < 9

@@ -192,7 +192,7 @@ def test_a_task_that_is_written_with_labels():
 
 
 def test_a_run_that_falls_apart_is_told(caplog: pytest.LogCaptureFixture):
-    result = tune(bert(labels=1), length_of_text(scale=1e30), learning_rate=1e30, clip=0.0, epochs=2)
+    result = tune(bert(labels=1), length_of_text(scale=1e30), learning_rate=1e30, max_grad_norm=0.0, epochs=2)
     assert all(abs(row["pearson"]) <= 1 for row in result.history)
     assert "finetune: the weights are no longer numbers; the learning rate is too high" in caplog.text
     caplog.clear()
@@ -269,7 +269,7 @@ def test_what_evaluate_does_not_know():
         scored(bert(), yes_no(), "train", tiny_tokenizer(), epochs=3)
     bank = ReaderBank(bert("AutoModel"), tiny_tokenizer())
     with pytest.raises(UnknownNameError, match="evaluate: unknown option of a bank's readers 'beams'"):
-        evaluate(bank, {"it": yes_no()}, beams=2)
+        evaluate(bank, {"it": yes_no()}, num_beams=2)
 
 
 def test_evaluate_leaves_the_config_as_it_is():

@@ -108,7 +108,7 @@ def test_the_rate_that_is_set_is_the_step_that_is_taken():
     task = yes_no(train=4, validation=4)
     bank = bank_for(a=task)
     before = weights(bank, "a")
-    train(bank, {"a": task}, learning_rate=0.004, schedule="constant", clip=0.0)
+    train(bank, {"a": task}, learning_rate=0.004, schedule="constant", max_grad_norm=0.0)
     moved = (weights(bank, "a")["head.output.bias"] - before["head.output.bias"]).abs()
     assert moved.tolist() == pytest.approx([0.004, 0.004], rel=1e-3)
 
@@ -152,10 +152,10 @@ def test_the_gradient_of_each_reader_is_clipped_to_the_norm_asked_for():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BankTrainer, "_clip_grad_norm", spy)
-        train(bank, {"a": TASK, "b": TASK}, clip=0.01)
+        train(bank, {"a": TASK, "b": TASK}, max_grad_norm=0.01)
         assert norms[0] == pytest.approx([0.01, 0.01], rel=1e-3)
         del norms[:]
-        train(bank, {"a": TASK, "b": TASK}, clip=0.0)
+        train(bank, {"a": TASK, "b": TASK}, max_grad_norm=0.0)
         assert norms == []
 
 

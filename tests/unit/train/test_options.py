@@ -18,7 +18,7 @@ def test_an_unknown_option_is_answered_with_the_nearest():
 
 
 def test_options_from_keywords():
-    options = FitOptions.of({"epochs": {"a": 2}, "clip": 0.0, "learning_rate": 1})
+    options = FitOptions.of({"epochs": {"a": 2}, "max_grad_norm": 0.0, "learning_rate": 1})
     assert (options.epochs, options.clip, options.learning_rate) == ({"a": 2}, 0.0, 1)
 
 
@@ -39,13 +39,13 @@ def test_a_choice_there_is_not(option: str, value: str, near: str):
         ("epochs", 0, "at least 1"),
         ("epochs", {"a": 0}, "at least 1"),
         ("weight_decay", -0.1, "0 or more"),
-        ("warmup", 1.0, "a share"),
-        ("warmup", -0.1, "a share"),
+        ("warmup_ratio", 1.0, "a share"),
+        ("warmup_ratio", -0.1, "a share"),
         ("plateau_factor", 0.0, "between 0 and 1"),
         ("plateau_factor", 1.0, "between 0 and 1"),
         ("plateau_patience", -1, "0 or more"),
-        ("clip", -1.0, "0 .none. or more"),
-        ("patience", 0, "at least 1, or None"),
+        ("max_grad_norm", -1.0, "0 .none. or more"),
+        ("early_stopping_patience", 0, "at least 1, or None"),
         ("save_steps", 0, "at least 1, or None"),
         ("eval_batch_size", 0, "at least 1, or None"),
         ("min_learning_rate", -1e-9, "0 or more"),
@@ -64,7 +64,7 @@ def test_a_value_that_cannot_be(option: str, value: Any, rule: str):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("clip", 0.0), ("warmup", 0.0), ("patience", 1), ("plateau_patience", 0), ("save_steps", 1), ("epochs", 1)],
+    [("max_grad_norm", 0.0), ("warmup_ratio", 0.0), ("early_stopping_patience", 1), ("plateau_patience", 0), ("save_steps", 1), ("epochs", 1)],
 )
 def test_the_last_value_that_can_be(option: str, value: Any):
     assert getattr(FitOptions(**{option: value}), option) == value
@@ -89,7 +89,7 @@ def test_one_value_for_all_or_one_for_each():
         ("epochs", {"a": 1}, "a whole number"),
         ("max_steps", 0, "at least 1, or None"),
         ("max_steps", 1.5, "a whole number"),
-        ("accumulate", 0, "at least 1"),
+        ("gradient_accumulation_steps", 0, "at least 1"),
         ("batch_size", 0, "at least 1"),
         ("learning_rate", 0.0, "positive"),
         ("learning_rate", "1e-3", "a number, such as 0.001"),
@@ -100,15 +100,15 @@ def test_one_value_for_all_or_one_for_each():
         ("layer_rates", {1: "1e-3"}, "a number, such as 0.001"),
         ("layer_rates", 1e-3, "a mapping of layers to rates"),
         ("momentum", 1.0, "from 0 up to but not 1"),
-        ("epsilon", 0.0, "positive"),
+        ("adam_epsilon", 0.0, "positive"),
         ("warmup_steps", -1, "0 or more, or None"),
-        ("warmup", 1.0, "a share"),
+        ("warmup_ratio", 1.0, "a share"),
         ("max_target_length", 0, "at least 1"),
-        ("beams", 0, "at least 1"),
+        ("num_beams", 0, "at least 1"),
         ("length_penalty", "long", "a number, such as 0.001"),
         ("learning_rate", float("nan"), "positive"),
         ("epochs", None, "a whole number"),
-        ("clip", None, "a number, such as 0.001"),
+        ("max_grad_norm", None, "a number, such as 0.001"),
         ("resume", "yes", "true or false"),
         ("augment", 1, "true or false"),
         ("prefix", 3, "a text"),
@@ -129,4 +129,4 @@ def test_options_of_readers_are_not_those_of_fine_tuning():
     with pytest.raises(UnknownNameError, match="finetune: unknown option 'cache'"):
         TuneOptions.of({"cache": "on"})
     with pytest.raises(UnknownNameError, match="fit: unknown option 'beams'"):
-        FitOptions.of({"beams": 2})
+        FitOptions.of({"num_beams": 2})

@@ -34,7 +34,7 @@ def test_it_chooses_between_the_stages_and_the_best_epoch_is_of_the_last():
 def test_an_early_stop_ends_the_stage_not_the_run():
     bank, task = tiny_bank({"r": choosing(score_share=0.9)}), yes_no()
     options = {**OPTIONS, "learning_rate": 1e-9}
-    result = fit(bank, {"r": task}, epochs=20, patience=2, **options)
+    result = fit(bank, {"r": task}, epochs=20, early_stopping_patience=2, **options)
     assert bool(bank["r"].fusion.selected)
     epochs = [row["epoch"] for row in result.history]
     assert epochs[-1] < 18  # both stages stalled at once

@@ -1,0 +1,400 @@
+"""Predict from a file of any size into another, at constant memory; a run that was killed goes on where it was.
+
+Rows are written as they come, as JSON lines, to a file beside the output; a small file next to it says how much of it
+is whole. At the end it is renamed to the output, or turned into CSV or Parquet.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lamina.data.read import read_chunks
+from lamina.errors import ConfigError, DataError, StoreError
+from lamina.tasks.base import GenerationOptions
+from lamina.train.predict import PredictOptions, Predictor
+from lamina.utils import check_range, write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from transformers import PreTrainedModel
+
+    from lamina.bank import ReaderBank
+
+logger = logging.getLogger(__name__)
+
+USUAL_COLUMNS = ("text", "sentence", "image")
+FORMATS = (".jsonl", ".csv", ".parquet")
+_SHOWN = 20  # rows that could not be read, of which each has a warning of its own
+
+
+@dataclass(frozen=True)
+class FileResult:
+    """What became of a file.
+
+    Attributes:
+        output: The file that was written.
+        rows: How many rows it has.
+        skipped: How many rows could not be read.
+    """
+
+    output: Path
+    rows: int
+    skipped: int
+
+
+def predict_file(  # noqa: PLR0913
+    bank_or_model: ReaderBank | PreTrainedModel,
+    source: str | Path,
+    output: str | Path,
+    *,
+    text: str | None = None,
+    text_pair: str | None = None,
+    readers: Sequence[str] | None = None,
+    kind: str | None = None,
+    processor: Any = None,
+    batch_size: int = 32,
+    chunk_rows: int = 1000,
+    prefix: str = "",
+    max_target_length: int = 128,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+    num_workers: int = 0,
+    skip_bad: bool = False,
+    resume: bool = True,
+    progress: bool = True,
+) -> FileResult:
+    """Predict from every row of a file, at constant memory.
+
+    A run that was killed goes on where it was when it is started again: no row is lost, and none is there twice.
+
+    Args:
+        bank_or_model: The readers and their model; or a whole model.
+        source: JSONL, CSV, TSV, Parquet, or plain text with a text per line.
+        output: JSONL, CSV or Parquet, by its ending; it appears when it is whole. A JSONL row has "row" (its line in
+            the source), "text" (a pair has a list) and "readers" (name -> answer, as `predict` gives it). CSV and
+            Parquet have a column for each part of an answer, such as "cola.label" and "cola.probabilities.yes"; lists
+            are JSON in them.
+        text: Column of the text, or of the path of the image; None: "text", "sentence", "image" or the only one.
+        text_pair: Column of the second text.
+        readers: Which readers; None: all.
+        kind: What a whole model is asked for; None: what its head is for.
+        processor: Tokenizer or image processor; None: the bank's, or the one that belongs to `model.name_or_path`.
+        batch_size: Rows per pass.
+        chunk_rows: Rows that are read, sorted by length and written at a time.
+        prefix: Stands before every text that is to be summarised or translated.
+        max_target_length: Tokens of a text to write.
+        num_beams: Of the search for it.
+        length_penalty: Of a search with beams.
+        num_workers: Processes that make batches ahead.
+        skip_bad: Leave out rows that cannot be read, and count them; else the first of them ends the run.
+        resume: Go on where a run with the same arguments was ended; else start anew.
+        progress: Show a progress bar.
+
+    Returns:
+        How many rows were written and skipped.
+
+    Raises:
+        DataError: If the file or a column is missing, or a row cannot be read; names it. The rows before it are kept
+            for a run with `skip_bad`.
+        ConfigError: If the output's ending is unknown, or what an earlier run left there is of other arguments.
+        UnknownNameError: If a reader does not exist.
+        StoreError: If the output cannot be written, say because the disk is full; what was whole is kept.
+    """
+    source, output = Path(source), Path(output)
+    if output.suffix.lower() not in FORMATS:
+        raise ConfigError(f"predict: the output {output} ends in '{output.suffix}'; it must be {', '.join(FORMATS)}.")
+    check_range("predict", "chunk_rows", chunk_rows, 1, float("inf"))
+    options = PredictOptions(batch_size, prefix, num_workers)
+    generation = GenerationOptions(
+        max_target_length=max_target_length, num_beams=num_beams, length_penalty=length_penalty
+    )
+    predictor = Predictor.of(
+        bank_or_model, readers=readers, kind=kind, processor=processor, options=options, generation=generation
+    )
+    columns = [text or usual_column(source), *([text_pair] if text_pair else [])]
+    stat = source.stat()
+    same = {
+        "source": str(source.resolve()),
+        "bytes": stat.st_size,
+        "modified": stat.st_mtime_ns,
+        "columns": columns,
+        "readers": list(predictor.names),
+        "weights": predictor.digest(),
+        "prefix": prefix,
+        **asdict(generation),
+    }
+    partial = Partial.open(output, same, resume=resume)
+    job = _Job(source, columns, predictor, chunk_rows, skip_bad=skip_bad)
+    job.run(partial, progress=progress)
+    partial.finish(output)
+    if partial.skipped:
+        logger.warning("predict: %d rows of %s could not be read and were left out", partial.skipped, source)
+    return FileResult(output, partial.rows, partial.skipped)
+
+
+def usual_column(source: Path) -> str:
+    """The column of the text where none is named: the only one, or one of a usual name.
+
+    Raises:
+        DataError: If there is none, or the file cannot be read.
+    """
+    first = next(iter(read_chunks(source, rows=1, bad=lambda _: None)))
+    names = list(first.columns)
+    found = names[0] if len(names) == 1 else next((name for name in USUAL_COLUMNS if name in names), None)
+    if found is None:
+        raise DataError(
+            f"read: {source} has no column {' or '.join(map(repr, USUAL_COLUMNS))}; its columns are: "
+            f"{', '.join(names)}. Name one of these.",
+            path=str(source),
+        )
+    return found
+
+
+def read_examples(
+    source: Path,
+    columns: Sequence[str],
+    *,
+    rows: int = 1000,
+    start: int = 0,
+    bad: Callable[[DataError], None] | None = None,
+) -> Iterator[tuple[list[int], list[Any], int]]:
+    """The examples of a file, in chunks.
+
+    Args:
+        source: The file.
+        columns: That of the text, and perhaps that of the second text.
+        rows: Rows per chunk.
+        start: Leave out so many rows of those that could be parsed.
+        bad: Called with what is wrong with a row; None: that is raised, after the rows before it were handed out.
+
+    Yields:
+        The lines of the examples, the examples, and how many rows were parsed for them.
+    """
+    for table in read_chunks(source, columns=columns, rows=rows, start=start, bad=bad):
+        lines: list[int] = []
+        examples: list[Any] = []
+        problem: DataError | None = None
+        cells = zip(table.rows, *(table.column(name) for name in columns), strict=True)
+        for line, *parts in cells:
+            wrong = next((at for at, part in enumerate(parts) if not isinstance(part, str)), None)
+            if wrong is None:
+                lines.append(line)
+                examples.append(parts[0] if len(parts) == 1 else tuple(parts))
+                continue
+            came = f"{type(parts[wrong]).__name__} in column '{columns[wrong]}'; a text is needed"
+            problem = DataError(
+                f"read: {source} row {line} has {came}.", path=str(source), row=line, column=columns[wrong]
+            )
+            if bad is None:
+                break
+            bad(problem)
+        yield lines, examples, len(lines) if problem is not None and bad is None else len(table)
+        if problem is not None and bad is None:
+            raise problem
+
+
+@dataclass
+class Partial:
+    """What was written so far, beside the output.
+
+    Attributes:
+        lines: The rows, as JSON lines.
+        note: Says how much of them is whole, and of what run they are.
+        same: What the run was started with.
+        size: Bytes of `lines` that are whole.
+        rows: How many rows those are.
+        read: How many rows of the source were parsed for them.
+        skipped: How many could not be read.
+    """
+
+    lines: Path
+    note: Path
+    same: dict[str, Any]
+    size: int = 0
+    rows: int = 0
+    read: int = 0
+    skipped: int = 0
+
+    @classmethod
+    def open(cls, output: Path, same: dict[str, Any], *, resume: bool) -> Partial:
+        """Begin, or go on where an earlier run was ended.
+
+        Raises:
+            ConfigError: If the earlier run had other arguments.
+            StoreError: If the folder cannot be written.
+        """
+        found = cls(output.with_name(f".{output.name}.partial"), output.with_name(f".{output.name}.partial.json"), same)
+        with found.writing():
+            output.parent.mkdir(parents=True, exist_ok=True)
+            if resume and found.note.is_file() and found.lines.is_file():
+                found._go_on(json.loads(found.note.read_text(encoding="utf-8")))
+            with found.lines.open("ab") as file:
+                file.truncate(found.size)
+        return found
+
+    def _go_on(self, kept: dict[str, Any]) -> None:
+        for name, now in self.same.items():
+            if (before := kept["same"].get(name)) != now:
+                raise ConfigError(
+                    f"predict: {self.lines} is of an earlier run whose {name} was {before}, and now it is {now}. "
+                    "Start anew with resume=False (--no-resume)."
+                )
+        self.size, self.rows, self.read, self.skipped = (kept[name] for name in ("size", "rows", "read", "skipped"))
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turn what the system says into one sentence."""
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(
+                f"predict: {self.lines.parent} cannot be written ({error.strerror or error}); {self.rows} rows are "
+                "kept there. Make room and start again to go on."
+            ) from error
+
+    def add(self, rows: Sequence[dict[str, Any]], *, read: int, skipped: int) -> None:
+        """Write rows, then take note of them."""
+        data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        with self.writing():
+            with self.lines.open("ab") as file:
+                file.truncate(self.size)
+                file.write(data)
+            size, count = self.size + len(data), self.rows + len(rows)
+            state = {"size": size, "rows": count, "read": self.read + read, "skipped": self.skipped + skipped}
+            write_text(self.note, json.dumps({"same": self.same, **state}))
+        self.size, self.rows, self.read, self.skipped = size, count, self.read + read, self.skipped + skipped
+
+    def finish(self, output: Path) -> None:
+        """Put the output in place."""
+        with self.writing():
+            if output.suffix.lower() == ".jsonl":
+                self.lines.replace(output)
+            else:
+                beside = output.with_name(f".{output.name}.whole")
+                try:
+                    (_to_csv if output.suffix.lower() == ".csv" else _to_parquet)(self._flat_rows(), beside)
+                    beside.replace(output)
+                finally:
+                    beside.unlink(missing_ok=True)
+            self.note.unlink(missing_ok=True)
+            self.lines.unlink(missing_ok=True)
+
+    def _flat_rows(self) -> Iterator[dict[str, Any]]:
+        with self.lines.open(encoding="utf-8") as file:
+            for line in file:
+                row = json.loads(line)
+                text = row["text"] if isinstance(row["text"], list) else [row["text"]]
+                yield {
+                    "row": row["row"],
+                    **dict(zip(("text", "text_pair"), text, strict=False)),
+                    **{key: cell for name, answer in row["readers"].items() for key, cell in _cells(name, answer)},
+                }
+
+
+def _cells(name: str, answer: Any) -> Iterator[tuple[str, Any]]:
+    """The columns of an answer."""
+    if isinstance(answer, dict):
+        for key, value in answer.items():
+            yield from _cells(f"{name}.{key}", value)
+    else:
+        yield name, json.dumps(answer, ensure_ascii=False) if isinstance(answer, list) else answer
+
+
+def _to_csv(rows: Iterator[dict[str, Any]], path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = None
+        for row in rows:
+            if writer is None:
+                writer = csv.DictWriter(file, list(row))
+                writer.writeheader()
+            writer.writerow(row)
+
+
+def _to_parquet(rows: Iterator[dict[str, Any]], path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    from lamina.data.arrow import chunks
+
+    parts = chunks(rows)
+    first = pa.Table.from_pylist(next(parts))
+    with parquet.ParquetWriter(path, first.schema) as writer:
+        writer.write_table(first)
+        for part in parts:
+            writer.write_table(pa.Table.from_pylist(part, schema=first.schema))
+
+
+class _Job:
+    """From the rows of a file to their answers."""
+
+    def __init__(
+        self, source: Path, columns: Sequence[str], predictor: Predictor, rows: int, *, skip_bad: bool
+    ) -> None:
+        self._source, self._columns, self._predictor, self._rows = source, columns, predictor, rows
+        self._skip_bad, self._skipped = skip_bad, 0
+
+    def run(self, partial: Partial, *, progress: bool) -> None:
+        """Write everything that is not there yet."""
+        from tqdm.auto import tqdm
+
+        bad = self._skip if self._skip_bad else None
+        chunks = read_examples(self._source, self._columns, rows=self._rows, start=partial.read, bad=bad)
+        self._told = partial.skipped
+        with tqdm(initial=partial.rows, disable=not progress, unit="row") as bar:
+            for lines, examples, read in chunks:
+                answered = list(self._answers(lines, examples))
+                rows = [row for row, _ in answered if row is not None]
+                problem = next((problem for _, problem in answered if problem is not None), None)
+                partial.add(rows, read=read if problem is None else len(rows), skipped=self._skipped)
+                self._skipped = 0
+                if problem is not None:
+                    raise problem
+                bar.update(len(answered))
+        if self._skipped:
+            partial.add([], read=0, skipped=self._skipped)
+
+    def _skip(self, problem: DataError) -> None:
+        self._skipped += 1
+        self._told += 1
+        if self._told <= _SHOWN:
+            logger.warning("%s", problem)
+        if self._told == _SHOWN:
+            logger.warning("predict: further rows that cannot be read are only counted")
+
+    def _answers(
+        self, lines: Sequence[int], examples: Sequence[Any]
+    ) -> Iterator[tuple[dict[str, Any] | None, DataError | None]]:
+        """The rows of a chunk; where one cannot be read, halves are tried until it is found.
+
+        Yields:
+            A row; or, last of all, what ends the run.
+        """
+        try:
+            answers = self._predictor(examples)
+        except DataError as error:
+            if len(examples) > 1:
+                half = len(examples) // 2
+                for row, problem in self._answers(lines[:half], examples[:half]):
+                    yield row, problem
+                    if problem is not None:
+                        return
+                yield from self._answers(lines[half:], examples[half:])
+                return
+            problem = DataError(
+                f"predict: {self._source} row {lines[0]}: {error}", path=str(self._source), row=lines[0]
+            )
+            if not self._skip_bad:
+                yield None, problem
+                return
+            self._skip(problem)
+            return
+        for line, example, answer in zip(lines, examples, answers, strict=True):
+            yield {"row": line, "text": example, "readers": answer}, None
