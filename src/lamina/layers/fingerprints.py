@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lamina.errors import ConfigError, UnknownNameError
-from lamina.layers import stacks
+from lamina.errors import ConfigError
+from lamina.layers import default_stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,10 +36,7 @@ def fingerprint(model: PreTrainedModel, stack_name: str) -> str:
         UnknownNameError: If the model has no such stack.
         ConfigError: If the model has an architecture but no weights.
     """
-    found = stacks(model)
-    if stack_name not in found:
-        raise UnknownNameError(op="fingerprint", got=stack_name, known=found, what="stack")
-    return fingerprint_of(found[stack_name])
+    return fingerprint_of(default_stack(model, stack_name, op="fingerprint"))
 
 
 def fingerprint_of(stack: LayerStack) -> str:
