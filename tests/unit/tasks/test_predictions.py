@@ -21,12 +21,12 @@ def test_classification():
 
 
 def test_regression():
-    assert decode(torch.tensor([2.5]), SequenceClassification(("s",), problem="regression"), "x", []) == {"value": 2.5}
+    assert decode(torch.tensor([2.5]), SequenceClassification(("s",), problem_type="regression"), "x", []) == {"value": 2.5}
 
 
 def test_multi_label():
     answer = decode(
-        torch.tensor([1.0, -1.0, 3.0]), SequenceClassification(("a", "b", "c"), problem="multi_label"), "x", []
+        torch.tensor([1.0, -1.0, 3.0]), SequenceClassification(("a", "b", "c"), problem_type="multi_label"), "x", []
     )
     assert answer["labels"] == ["a", "c"]
     assert answer["probabilities"] == pytest.approx({"a": 0.7311, "b": 0.2689, "c": 0.9526}, abs=1e-4)
