@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lamina.errors import ConfigError
 from lamina.layers import default_stack
+from lamina.layers.stack import saved_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -60,10 +61,7 @@ def fingerprint_of_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
 def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and saved buffers of floats that are the module's own, not those of modules inside."""
     yield from module.named_parameters(recurse=False)
-    unsaved = module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
-    for name, buffer in module.named_buffers(recurse=False):
-        if name not in unsaved and buffer.is_floating_point():
-            yield name, buffer
+    yield from ((name, buffer) for name, buffer in saved_buffers(module).items() if buffer.is_floating_point())
 
 
 def _bytes(tensor: Tensor) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from lamina.layers.stack import saved_buffers
 from lamina.layers.trace import Call, Event, Trace
 
 _NEVER = 1 << 62
@@ -91,9 +92,7 @@ def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...
 
 
 def _owns(module: nn.Module) -> bool:
-    unsaved: set[str] = vars(module)["_non_persistent_buffers_set"]
-    saved = any(name not in unsaved for name, _ in module.named_buffers(recurse=False))
-    return saved or next(module.parameters(recurse=False), None) is not None
+    return bool(saved_buffers(module)) or next(module.parameters(recurse=False), None) is not None
 
 
 def _calls(seen: Seen, side: str, since: int) -> list[Call]:

@@ -21,7 +21,9 @@ def test_classification():
 
 
 def test_regression():
-    assert decode(torch.tensor([2.5]), SequenceClassification(("s",), problem_type="regression"), "x", []) == {"value": 2.5}
+    assert decode(torch.tensor([2.5]), SequenceClassification(("s",), problem_type="regression"), "x", []) == {
+        "value": 2.5
+    }
 
 
 def test_multi_label():
