@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from lamina.store.loading import load as load
     from lamina.tasks.task import Task as Task
     from lamina.train import FitResult as FitResult
+    from lamina.train import evaluate as evaluate
+    from lamina.train import finetune as finetune
     from lamina.train import fit as fit
     from lamina.train import predict as predict
     from lamina.train import predict_file as predict_file
-    from lamina.train import evaluate as evaluate
-    from lamina.train import finetune as finetune
 
 _WHERE = {
     "AdaLayers": "fusion.ada_layers",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import pickle
 from typing import Any
 
 import pytest
@@ -137,6 +139,15 @@ def test_a_text_alone_is_that_text_in_a_batch(head: str, family: str, left: bool
             assert bool(whole.isfinite().all()), name
             size = max(1.0, whole.abs().max().item()) if HEADED[head].kind == "masked_lm" else 1.0  # T5's are large
             torch.testing.assert_close(single[name].logits[0], whole, rtol=0, atol=1e-5 * size, msg=name)
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda bank: pickle.loads(pickle.dumps(bank))], ids=["copy", "pickle"])
+@torch.no_grad()
+def test_a_copied_bank_gives_the_same_logits(way: Any):
+    bank, batch = all_readers("bert"), batch_of("bert", rows(), left=False)
+    names = [f"{fusion}_{head}" for fusion, head in pairs() if head.endswith("-0") or fusion == "mean-0"]
+    expected, got = bank(**batch, readers=names), way(bank)(**batch, readers=names)
+    assert all(torch.equal(got[name].logits, expected[name].logits) for name in names)
 
 
 @pytest.mark.parametrize("head", HEADED)

@@ -43,18 +43,14 @@ def predict(  # noqa: PLR0913
     text: Annotated[
         str | None, typer.Option("--text", help='Column of the text; by default "text", "sentence" or the only one.')
     ] = None,
-    pair: Annotated[
-        str | None, typer.Option("--pair", help="Column of the second text, for readers of pairs.")
-    ] = None,
+    pair: Annotated[str | None, typer.Option("--pair", help="Column of the second text, for readers of pairs.")] = None,
     readers: Annotated[
         str | None, typer.Option("--readers", help="Names of the readers to run, as a,b; by default all.")
     ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="With --output: leave out rows that cannot be read, and count them.")
     ] = False,
-    resume: Annotated[
-        bool, typer.Option(help="With --output: go on where a run that was ended early stopped.")
-    ] = True,
+    resume: Annotated[bool, typer.Option(help="With --output: go on where a run that was ended early stopped.")] = True,
     model: ModelOption = None,
     device: DeviceOption = "auto",
     batch_size: BatchSizeOption = 32,

@@ -62,12 +62,15 @@ def default_stack(model: nn.Module, name: str | None = None, *, op: str = "stack
         UnknownNameError: If the model has no such stack.
         UnsupportedModelError: If its layers cannot be read.
     """
-    found = stacks(model)
-    if name is None:
-        return found["main"] if "main" in found else found["encoder"]
-    if name not in found:
-        raise UnknownNameError(op=op, got=name, known=found, what="stack")
-    return found[name]
+    return pick_stack(stacks(model), name, op=op)
+
+
+def pick_stack(by_name: Mapping[str, LayerStack], name: str | None, *, op: str) -> LayerStack:
+    """Get one of a model's stacks; see `default_stack`."""
+    name = name or ("main" if "main" in by_name else "encoder")
+    if name not in by_name:
+        raise UnknownNameError(op=op, got=name, known=by_name, what="stack")
+    return by_name[name]
 
 
 def same_stacks(model: nn.Module, copy: nn.Module) -> None:
@@ -166,9 +169,9 @@ def _find(model: nn.Module) -> dict[str, LayerStack]:
     trace, target, states = _first_run(model, [first])
     sights = {name: _sight(model, name, entries, trace, first.rows) for name, entries in states.items()}
     chosen, again = _verify(target, second, sights, trace)
-    found = {name: _build(model, name, sight, chosen[name], trace) for name, sight in sights.items()}
-    _rehearse(target, second, found, again)
-    return found
+    by_name = {name: _build(model, name, sight, chosen[name], trace) for name, sight in sights.items()}
+    _rehearse(target, second, by_name, again)
+    return by_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,14 +326,14 @@ def _build(model: nn.Module, name: str, sight: _Sight, events: list[Event], trac
     )
 
 
-def _rehearse(target: nn.Module, probe: Probe, found: Mapping[str, LayerStack], states: States) -> None:
+def _rehearse(target: nn.Module, probe: Probe, by_name: Mapping[str, LayerStack], states: States) -> None:
     """Run as users do, without asking for hidden states, and compare."""
-    heard: dict[str, dict[int, Tensor]] = {name: {} for name in found}
+    heard: dict[str, dict[int, Tensor]] = {name: {} for name in by_name}
     with ExitStack() as exits:
-        for name, stack in found.items():
+        for name, stack in by_name.items():
             exits.enter_context(watch(stack, range(stack.layers), heard[name].__setitem__))
         _run(target, probe)
-    for name, stack in found.items():
+    for name, stack in by_name.items():
         if list(heard[name]) != list(range(stack.layers)):
             raise _UnreadableError(f"a plain pass shows layers {list(heard[name])} of its {name} stack")
         for layer, value in heard[name].items():

@@ -77,6 +77,13 @@ def by_path(model: nn.Module) -> dict[str, nn.Module]:
     return dict(cast("Iterable[tuple[str, nn.Module]]", model.named_modules()))
 
 
+def saved_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """A module's own buffers that are part of its state, without those of modules inside."""
+    own = dict(module.named_buffers(recurse=False))
+    saved = module.state_dict(keep_vars=True) if own else {}
+    return {name: buffer for name, buffer in own.items() if name in saved}
+
+
 def pick(point: TapPoint, output: object) -> Tensor:
     """Take a layer's state out of what its module returned."""
     if isinstance(output, Mapping):  # a ModelOutput takes positions as well as keys, as the tuple it may be replaced by
