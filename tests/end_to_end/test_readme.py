@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from transformers import AutoModel, AutoTokenizer
 
 from lamina.demo.corpus import write
+from lamina.store.models import source_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,6 +32,22 @@ def test_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert (tmp_path / "out" / "mood" / "lamina.json").is_file()
     assert (tmp_path / "out" / "edited" / "config.json").is_file()
     assert (tmp_path / "out" / "tuned" / "lamina_edits.json").is_file()
+
+
+def test_its_ten_lines_take_a_plain_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "out" / "demo" / "corpus", rows=60)
+    line = 'model, tokenizer = lamina.load("minilm")\n'
+    plain = "model, tokenizer = AutoModel.from_pretrained(minilm), AutoTokenizer.from_pretrained(minilm)\n"
+    code = blocks(ROOT / "README.md")[0]
+    assert line in code
+    names: dict[str, object] = {
+        "AutoModel": AutoModel,
+        "AutoTokenizer": AutoTokenizer,
+        "minilm": source_of("minilm", None),
+    }
+    exec(compile(code.replace(line, plain).replace("epochs=3", "epochs=1"), "README.md", "exec"), names)
+    assert (tmp_path / "out" / "mood" / "lamina.json").is_file()
 
 
 def test_commands_of_the_readme_exist():

@@ -7,12 +7,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, cast, final
 
 import torch
-from huggingface_hub import ModelHubMixin
 from torch import Tensor, nn
 
 from lamina.bank.listening import listening
 from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
+<<<<<<< HEAD
 from lamina.bank.streaming import StackPass, StateRecorder, attach
+=======
+from lamina.bank.saving import SavedBank
+from lamina.bank.streaming import Keeper, StackPass, mask_of
+>>>>>>> store
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers import stacks
 from lamina.layers.discovery import pick_stack
@@ -21,9 +25,7 @@ from lamina.layers.hooks import StopForward, run_until_stopped, token_mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
-    from huggingface_hub import ModelCard
     from transformers import PreTrainedModel
 
     from lamina.layers import LayerStack
@@ -32,7 +34,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # a reader's name is also 
 
 
 @final
-class ReaderBank(nn.Module, ModelHubMixin):
+class ReaderBank(nn.Module, SavedBank):
     """The readers that share one frozen model, trained and run in one pass of it.
 
     The model is not a submodule: `bank.parameters()` and `bank.state_dict()` concern the readers only. A copy of a bank
@@ -341,78 +343,6 @@ class ReaderBank(nn.Module, ModelHubMixin):
             for module, mode in modes:  # those around come before those inside, and set their mode too
                 if module.training != mode:
                     module.train(mode)
-
-    def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, folder: str | Path, *, config: None = None, model_card_kwargs: dict[str, str] | None = None
-    ) -> None:
-        """Save every reader, a manifest that names the base, and a model card; the base too if it was trained along.
-
-        A bank that is there is replaced as a whole; files of other names stay.
-
-        Args:
-            folder: Where to; made if it is not there.
-            config: Not used; `ModelHubMixin.push_to_hub` gives it.
-            model_card_kwargs: For `generate_model_card`.
-
-        Raises:
-            StoreError: If the folder cannot be written, or holds something that is not a bank under the same names.
-        """
-        from lamina.store import save_bank
-
-        del config
-        save_bank(self, folder, **(model_card_kwargs or {}))
-
-    @classmethod
-    def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
-        cls,
-        folder: str | Path,
-        model: PreTrainedModel | None = None,
-        processor: Any = None,
-        revision: str | None = None,
-    ) -> ReaderBank:
-        """Load a saved bank, in eval mode.
-
-        Args:
-            folder: A local folder or a hub id.
-            model: The base; None: the one that the manifest names is loaded.
-            processor: Its tokenizer; None: the base's own.
-            revision: Revision of the bank on the hub.
-
-        Raises:
-            StoreError: If the folder is missing, incomplete or damaged.
-            BaseMismatchError: If `model` is not the base that the readers were trained on.
-            ModelNotFoundError: If the base is to be loaded and cannot be found.
-        """
-        from lamina.store import load_bank
-
-        return load_bank(folder, model, processor, revision=revision)
-
-    def push_to_hub(self, repo: str, **options: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Save to a repository on the hub.
-
-        Args:
-            repo: Its id; made if it is not there.
-            **options: `message`, `private`, `token`, `branch` and `create_pr`.
-
-        Returns:
-            The address of the commit.
-
-        Raises:
-            StoreError: If the hub refuses or cannot be reached.
-        """
-        from lamina.store import push_bank
-
-        return push_bank(self, repo, **options)
-
-    def generate_model_card(self, title: str = "bank") -> ModelCard:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """What a bank's folder says about itself to a person.
-
-        Args:
-            title: Name of the folder or repository.
-        """
-        from lamina.store import model_card
-
-        return model_card(self, title)
 
 
 _APART = ":"  # no name has it

@@ -14,12 +14,14 @@ from tests.support.tiny import FAMILIES
 from transformers import BertConfig, BertForMaskedLM, T5EncoderModel
 
 from lamina.bank import Reader, ReaderBank
+from lamina.editing.insert import insert_
+from lamina.editing.record import edits
 from lamina.errors import BaseMismatchError, ConfigError, ModelNotFoundError, StoreError, UnknownNameError
 from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.mean import Mean
 from lamina.heads.masked_lm import MaskedLM
 from lamina.heads.sequence_classification import SequenceClassification
-from lamina.store import fingerprint, load, load_bank, save_bank
+from lamina.store import fingerprint, load, load_bank, save, save_bank
 from lamina.store.bank import _tuples
 
 
@@ -149,6 +151,29 @@ class TestBase:
         after = load_bank(tmp_path / "bank")
         assert torch.equal(logits(after)["mood"], logits(bank)["mood"])
         assert after.processor("good film")["input_ids"] == bank.processor("good film")["input_ids"]
+
+    @pytest.mark.parametrize("trained", [False, True])
+    def test_with_inserted_layers_comes_back(self, trained: bool, tmp_path: Path):
+        model = tiny_model(1)
+        insert_(model, "ffn", 2)
+        save(model, tmp_path / "base")
+        bank = ReaderBank(base_model(tmp_path / "base"), train_base=trained)
+        bank.add("a", Reader(Mean(), SequenceClassification(("a", "b"))))
+        with torch.no_grad():
+            bank.model.get_parameter("encoder.layer.1.output.dense.inserted_0.weight").add_(0.1 * trained)
+        save_bank(bank.eval(), tmp_path / "bank")
+        after = load_bank(tmp_path / "bank")
+        assert torch.equal(logits(after)["a"], logits(bank)["a"])
+        assert edits(after.model) == edits(model)
+
+    def test_that_was_trained_keeps_its_head(self, tmp_path: Path):
+        model = BertForMaskedLM(tiny_model().config)
+        bank = ReaderBank(model, train_base=True)
+        bank.add("word", Reader(LastLayer(), MaskedLM()))
+        save_bank(bank.eval(), tmp_path)
+        after = load_bank(tmp_path)
+        assert isinstance(after.model, BertForMaskedLM)
+        assert torch.equal(logits(after)["word"], logits(bank)["word"])
 
     def test_the_tokenizer_of_a_given_base_is_found_beside_it(self, tmp_path: Path):
         base = save_base(tmp_path / "base", seed=1)
