@@ -11,12 +11,8 @@ from torch import Tensor, nn
 
 from lamina.bank.listening import listening
 from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
-<<<<<<< HEAD
-from lamina.bank.streaming import StackPass, StateRecorder, attach
-=======
 from lamina.bank.saving import SavedBank
-from lamina.bank.streaming import Keeper, StackPass, mask_of
->>>>>>> store
+from lamina.bank.streaming import StackPass, StateRecorder, attach
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers import stacks
 from lamina.layers.discovery import pick_stack
