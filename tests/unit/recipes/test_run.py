@@ -14,13 +14,18 @@ from tests.support.stored import save_base
 
 from lamina.errors import ConfigError
 from lamina.recipes import run as runner
-from lamina.recipes.members import Planned, plan
-from lamina.recipes.run import Run, markdown, plus_minus, run_recipe, summaries
-from lamina.recipes.schema import Recipe
+from lamina.recipes.expand import expand_recipe
+from lamina.recipes.loading import load_task
+from lamina.recipes.run import Run, run_recipe
+from lamina.recipes.schema import Recipe, parse_recipe
+from lamina.recipes.summary import markdown, plus_minus, summaries
 from lamina.store import load, load_bank
+from lamina.tasks import kind_of
 from lamina.tasks.task import Task
-from lamina.train import evaluation
-from lamina.train.intervals import summarise
+from lamina.train import evaluate
+from lamina.train.grid import RunSpec
+from lamina.train.learner import Learner
+from lamina.train.results import summarise
 
 LINEAR = {"pooling": "mean"}
 ADA = {"fusion": {"name": "ada_layers", "dim": 8, "dropout": 0.0}, "head": LINEAR}
@@ -278,11 +283,11 @@ def test_the_best_model_of_a_task_is_kept(tuned: tuple[Run, Path], folder: Path)
     run, output = tuned
     assert [path.name for path in (output / "models").iterdir()] == ["film"]
     best = max(run.rows, key=lambda row: row["score"])  # the first of equals
-    model, processor = load(output / "models" / "film", "AutoModelForSequenceClassification")
+    model, processor = load(output / "models" / "film", "sequence_classification")
     assert sum(one.numel() for one in model.parameters()) == best["parameters"]
     files = {part: folder / name for part, name in FILES.items()}
     task = Task.from_files("sequence_classification", **files, metric="accuracy")
-    found = evaluation.evaluate(model, {"film": task}, processor=processor)
+    found = evaluate(model, {"film": task}, processor=processor)
     assert found["film"]["accuracy"] == best["score"]
 
 
@@ -353,11 +358,11 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> list[int]:
     """Have training end at a step; the list counts all steps that are taken."""
     real, steps = Learner.step, []
 
-    def counting(self: Learner) -> None:
+    def counting(self: Learner, *args: Any) -> None:
         steps.append(len(steps) + 1)
         if len(steps) == step:
             raise KeyboardInterrupt
-        real(self)
+        real(self, *args)
 
     monkeypatch.setattr(Learner, "step", counting)
     return steps
@@ -395,7 +400,7 @@ def test_each_task_is_encoded_once(folder: Path, monkeypatch: pytest.MonkeyPatch
         return real(self, split, processor, options)
 
     monkeypatch.setattr(kind, "encode", counting)
-    run_recipe(methods(folder, {"plain": {}, "again": {}}, seeds=[0, 1]), data=folder)
+    run_recipe(methods(folder, {"plain": {}, "again": {}}), data=folder)
     assert sorted(parts) == ["train", "validation"]
 
 
