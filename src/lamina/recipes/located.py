@@ -59,7 +59,7 @@ def attempt(place: Place, keys: Iterable[str], action: Callable[[], Any]) -> Any
         fail((*place, *first["loc"]), reason_of(first))
     except LaminaError as error:
         told = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        names = (error.got, _what(error)) if isinstance(error, UnknownNameError) else re.findall(r"[\w.]+", told)
+        names = (error.got, _what(error), error.op) if isinstance(error, UnknownNameError) else re.findall(r"[\w.]+", told)
         blamed = [key for key in keys if key in names or key.rpartition(".")[2] in names]
         fail((*place, *blamed[:1]), error)
 
@@ -71,7 +71,7 @@ def reason_of(details: Mapping[str, Any]) -> LaminaError:
         return error
     if details["type"] == "literal_error" and isinstance(given, str):
         known = re.findall(r"'([^']*)'", details["ctx"]["expected"])
-        return UnknownNameError(op="recipe", got=given, known=known, what=str(details["loc"][-1]))
+        return UnknownNameError(op="recipe", got=given, known=known, what=str(details["loc"][-1]).strip("[]"))
     said = details["msg"].removeprefix("Value error, ")
     return ConfigError(f"{said[0].lower()}{said[1:]}" + ("" if given is None else f", not {given!r}"[:80]))
 

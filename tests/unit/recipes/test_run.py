@@ -14,13 +14,18 @@ from tests.support.stored import save_base
 
 from lamina.errors import ConfigError
 from lamina.recipes import run as runner
-from lamina.recipes.members import Planned, plan
-from lamina.recipes.run import Run, markdown, plus_minus, run_recipe, summaries
-from lamina.recipes.schema import Recipe
+from lamina.recipes.expand import expand_recipe
+from lamina.recipes.loading import load_task
+from lamina.recipes.run import Run, run_recipe
+from lamina.recipes.schema import Recipe, parse_recipe
+from lamina.recipes.summary import markdown, plus_minus, summaries
 from lamina.store import load, load_bank
+from lamina.tasks import kind_of
 from lamina.tasks.task import Task
-from lamina.train import evaluation
-from lamina.train.intervals import summarise
+from lamina.train import evaluate
+from lamina.train.grid import RunSpec
+from lamina.train.learner import Learner
+from lamina.train.results import summarise
 
 LINEAR = {"pooling": "mean"}
 ADA = {"fusion": {"name": "ada_layers", "dim": 8, "dropout": 0.0}, "head": LINEAR}
@@ -46,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recipe(folder: Path, readers: dict[str, Any], *, task: dict[str, Any] | None = None, **fields: Any) -> Recipe:
     body = {"files": FILES, "metric": "accuracy", "readers": readers, **(task or {})}
     fit = {"epochs": 2, "batch_size": 8, "learning_rate": 0.05, "progress": False}
-    return Recipe.model_validate({"model": str(folder / "base"), "tasks": {"film": body}, "fit": fit, **fields})
+    return parse_recipe({"model": str(folder / "base"), "tasks": {"film": body}, "fit": fit, **fields})
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +70,7 @@ def test_every_reader_is_in_the_bank_and_in_the_rows(swept: tuple[Run, Path]):
     assert set(run.bank) == names == {row["reader"] for row in run.rows}
     assert {row["task"] for row in run.rows} == {"film"}
     assert run.steps == 6
+    assert all(row.keys() >= {"accuracy", "f1", "mcc"} - {row["metric"]} for row in run.rows)
 
 
 def test_the_table_sums_the_readers_up(swept: tuple[Run, Path]):
@@ -81,6 +87,9 @@ def test_the_table_sums_the_readers_up(swept: tuple[Run, Path]):
         assert (row["mean"], row["spread"], row["interval"]) == (expected.mean, expected.spread, expected.interval)
         tests = summarise([one["test"] for one in mine.values()])
         assert row["test"] == {"mean": tests.mean, "spread": tests.spread, "interval": tests.interval}
+        others = summarise([one["mcc"] for one in mine.values()])
+        assert row["scores"]["mcc"] == {"mean": others.mean, "spread": others.spread, "interval": others.interval}
+        assert row["test_scores"]["mcc"]["mean"] == summarise([one["test_mcc"] for one in mine.values()]).mean
         assert [one["seed"] for one in row["runs"]] == [0, 1]
         assert row["best_epoch"] == sum(one["best_epoch"] for one in mine.values()) / 2
         assert {one["parameters"] for one in mine.values()} == {row["parameters"]}
@@ -92,15 +101,13 @@ def test_a_sweep_s_table_is_sorted(swept: tuple[Run, Path]):
 
 
 def test_the_test_part_is_scored_with_the_best_weights(swept: tuple[Run, Path], folder: Path):
-    from lamina.recipes.members import load_task
-    from lamina.train import evaluate
-
     run, _ = swept
     task = load_task("film", recipe(folder, {"last": LAST}).tasks["film"], folder)
     assert run.bank is not None
     for row in run.rows:
         scores = evaluate(run.bank, {row["reader"]: task}, split="test")
-        assert row["test"] == scores[row["reader"]]["accuracy"]
+        expected = scores[row["reader"]]
+        assert {"accuracy": row["test"], "f1": row["test_f1"], "mcc": row["test_mcc"]} == expected
     assert any(row["test"] != row["score"] for row in run.rows)
 
 
@@ -122,18 +129,19 @@ def test_what_is_written(swept: tuple[Run, Path]):
 
 def test_the_markdown_table(swept: tuple[Run, Path]):
     lines = markdown(swept[0].table).splitlines()
-    assert lines[0] == "| task | method | fusion.alpha | metric | mean | spread | test | runs | parameters |"
-    assert lines[1] == "|---|---|---|---|---|---|---|---|---|"
+    scores = "metric | mean | spread | f1 | mcc | test | test f1 | test mcc"
+    assert lines[0] == f"| task | method | fusion.alpha | {scores} | runs | parameters |"
+    assert lines[1] == "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
     assert len(lines) == 5
     last = next(line for line in lines if "last" in line).split(" | ")
-    assert (last[1], last[2], last[3], last[7], last[8]) == ("last", "", "accuracy", "2", "66 |")
+    assert (last[1], last[2], last[3], last[-2], last[-1]) == ("last", "", "accuracy", "2", "66 |")
     assert " ± " in last[4]
 
 
-def test_draws_have_rows_and_readers_of_their_own(folder: Path):
-    draw = {"rows": 6, "trials": 3}
-    run = run_recipe(recipe(folder, {"last": LAST}, task={"draw": draw}), data=folder)
-    assert [(one["draw"], one["seed"]) for one in run.table[0]["runs"]] == [(0, 0), (1, 1), (2, 2)]
+def test_repeats_have_rows_and_readers_of_their_own(folder: Path):
+    sample = {"rows": 6, "repeats": 3}
+    run = run_recipe(recipe(folder, {"last": LAST}, task={"subsample": sample}), data=folder)
+    assert [(one["repeat"], one["seed"]) for one in run.table[0]["runs"]] == [(0, 0), (1, 1), (2, 2)]
     assert run.steps == 3 * 2 * 1
     assert run.bank is not None
     assert {run.bank[name].info["rows"] for name in run.bank} == {6}
@@ -154,8 +162,8 @@ def test_a_recipe_without_a_grid_keeps_its_order(folder: Path):
 
 @pytest.mark.parametrize("train_base", [False, True])
 def test_separate_readers_start_from_the_same_base(folder: Path, train_base: bool, monkeypatch: pytest.MonkeyPatch):
-    real, trained = runner.fit, []
-    monkeypatch.setattr(runner, "fit", lambda bank, *a, **k: trained.append(bank.train_base) or real(bank, *a, **k))
+    real, trained = runner.train, []
+    monkeypatch.setattr(runner, "train", lambda bank, *a, **k: trained.append(bank.train_base) or real(bank, *a, **k))
     readers = {"one": LAST, "two": LAST, "three": {**ADA, "grid": {"epochs": [1, 2]}}}
     run = run_recipe(recipe(folder, readers, train_base=train_base, separately=True), data=folder)
     assert run.bank is None
@@ -179,7 +187,7 @@ def test_separate_readers_give_what_they_give_together(folder: Path):
 def test_separate_readers_go_on_where_a_run_ended(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = recipe(folder, {"Ada": ADA, "last": LAST}, separately=True)
     whole = run_recipe(made, data=folder)
-    real, calls = runner.fit, []
+    real, calls = runner.train, []
 
     def fails_second(bank: Any, *args: Any, **kwargs: Any) -> Any:
         calls.append(list(bank))
@@ -187,7 +195,7 @@ def test_separate_readers_go_on_where_a_run_ended(folder: Path, tmp_path: Path, 
             raise KeyboardInterrupt
         return real(bank, *args, **kwargs)
 
-    monkeypatch.setattr(runner, "fit", fails_second)
+    monkeypatch.setattr(runner, "train", fails_second)
     with pytest.raises(KeyboardInterrupt):
         run_recipe(made, data=folder, output=tmp_path)
     assert not (tmp_path / "table.json").exists()
@@ -204,8 +212,8 @@ def test_separate_readers_without_resume_start_afresh(folder: Path, tmp_path: Pa
     made = recipe(folder, {"last": LAST}, separately=True)
     run_recipe(made, data=folder, output=tmp_path)
     calls = []
-    real = runner.fit
-    monkeypatch.setattr(runner, "fit", lambda bank, *a, **k: calls.append(list(bank)) or real(bank, *a, **k))
+    real = runner.train
+    monkeypatch.setattr(runner, "train", lambda bank, *a, **k: calls.append(list(bank)) or real(bank, *a, **k))
     run_recipe(made, data=folder, output=tmp_path)
     assert calls == [["film-last-0"]]
 
@@ -233,7 +241,7 @@ def methods(folder: Path, given: dict[str, Any] | None = None, **fields: Any) ->
     fit = {"epochs": 2, "batch_size": 8, "learning_rate": 0.01, "progress": False}
     task = {"files": FILES, "metric": "accuracy"}
     body = {"model": str(folder / "base"), "tasks": {"film": task}, "fit": fit, "methods": given or METHODS}
-    return Recipe.model_validate({**body, **fields})
+    return parse_recipe({**body, **fields})
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +252,7 @@ def tuned(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, 
 
 def test_every_method_is_a_run_of_its_own(tuned: tuple[Run, Path]):
     run, output = tuned
-    names = [f"film-{one}-{seed}" for one in ("plain", "more-0000", "more-0001") for seed in (0, 1)]
+    names = [f"film-{one}-{seed}" for one in ("plain", "more_0001", "more_0002") for seed in (0, 1)]
     assert [row["reader"] for row in run.rows] == names
     assert [row["epochs_run"] for row in run.rows] == [2, 2, 1, 1, 1, 1]
     assert run.steps == sum(3 * row["epochs_run"] for row in run.rows)
@@ -267,7 +275,7 @@ def test_the_table_of_methods(tuned: tuple[Run, Path]):
     written = parquet.read_table(output / "table.parquet").to_pylist()
     assert [row["score"] for row in written] == [row["score"] for row in run.rows]
     assert (
-        (output / "table.md").read_text().startswith("| task | method | insert.layers | metric | mean | spread | test")
+        (output / "table.md").read_text().startswith("| task | method | insert.layers | metric | mean | spread | f1 |")
     )
 
 
@@ -275,11 +283,11 @@ def test_the_best_model_of_a_task_is_kept(tuned: tuple[Run, Path], folder: Path)
     run, output = tuned
     assert [path.name for path in (output / "models").iterdir()] == ["film"]
     best = max(run.rows, key=lambda row: row["score"])  # the first of equals
-    model, processor = load(output / "models" / "film", "AutoModelForSequenceClassification")
+    model, processor = load(output / "models" / "film", "sequence_classification")
     assert sum(one.numel() for one in model.parameters()) == best["parameters"]
     files = {part: folder / name for part, name in FILES.items()}
     task = Task.from_files("sequence_classification", **files, metric="accuracy")
-    found = evaluation.evaluate(model, {"film": task}, processor=processor)
+    found = evaluate(model, {"film": task}, processor=processor)
     assert found["film"]["accuracy"] == best["score"]
 
 
@@ -294,22 +302,22 @@ def test_all_models_are_kept_or_none(folder: Path, tmp_path: Path):
 
 def test_methods_are_scored_on_the_test_part_with_their_best_weights(folder: Path, monkeypatch: pytest.MonkeyPatch):
     kept: dict[str, Any] = {}
-    real = runner.finetune
+    real = runner.train
 
-    def keeping(model: Any, task: Any, **options: Any) -> Any:
-        kept.update(model=model, task=task, processor=options["processor"])
-        return real(model, task, **options)
+    def keeping(model: Any, tasks: Any, *args: Any, **options: Any) -> Any:
+        kept.update(model=model, tasks=tasks, processor=options["processor"])
+        return real(model, tasks, *args, **options)
 
-    monkeypatch.setattr(runner, "finetune", keeping)
+    monkeypatch.setattr(runner, "train", keeping)
     run = run_recipe(methods(folder, {"plain": {}}, evaluate="test"), data=folder)
-    found = evaluation.evaluate(kept["model"], {"it": kept["task"]}, split="test", processor=kept["processor"])
-    assert run.rows[0]["test"] == found["it"]["accuracy"] <= 0.75  # a quarter of the test part is mislabelled
+    found = evaluate(kept["model"], kept["tasks"], split="test", processor=kept["processor"])
+    assert run.rows[0]["test"] == found["film-plain-0"]["accuracy"] <= 0.75  # a quarter of the test part is mislabelled
 
 
 def test_methods_go_on_where_a_run_ended(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = methods(folder)
     whole = run_recipe(made, data=folder)
-    real, calls = runner.finetune, []
+    real, calls = runner.train, []
 
     def fails_second(model: Any, *args: Any, **options: Any) -> Any:
         calls.append(model)
@@ -317,7 +325,7 @@ def test_methods_go_on_where_a_run_ended(folder: Path, tmp_path: Path, monkeypat
             raise KeyboardInterrupt
         return real(model, *args, **options)
 
-    monkeypatch.setattr(runner, "finetune", fails_second)
+    monkeypatch.setattr(runner, "train", fails_second)
     with pytest.raises(KeyboardInterrupt):
         run_recipe(made, data=folder, output=tmp_path)
     assert not (tmp_path / "table.json").exists()
@@ -343,6 +351,59 @@ def test_a_freeze_that_depends_on_an_edit_that_is_left_out(folder: Path, tmp_pat
         run_recipe(made, data=folder, output=tmp_path)
 
 
+# A kill in the middle of a run
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> list[int]:
+    """Have training end at a step; the list counts all steps that are taken."""
+    real, steps = Learner.step, []
+
+    def counting(self: Learner, *args: Any) -> None:
+        steps.append(len(steps) + 1)
+        if len(steps) == step:
+            raise KeyboardInterrupt
+        real(self, *args)
+
+    monkeypatch.setattr(Learner, "step", counting)
+    return steps
+
+
+@pytest.mark.parametrize("kind", ["methods", "separately"])
+def test_a_run_that_is_killed_in_an_epoch_goes_on_where_it_was(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    fit = {"epochs": 2, "batch_size": 4, "learning_rate": 0.01, "progress": False, "save_steps": 1}
+    if kind == "methods":
+        made = methods(folder, {"plain": {}, "again": {}}, fit=fit)
+    else:
+        made = recipe(folder, {"Ada": ADA, "last": LAST}, separately=True, fit=fit)
+    whole = run_recipe(made, data=folder)
+    steps = killed_at(monkeypatch, 12 + 4)  # 24 rows are 6 steps an epoch: in the second run's first epoch
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(made, data=folder, output=tmp_path)
+    assert [path.suffix for path in sorted((tmp_path / "separate").iterdir())] in (
+        [".json", ".checkpoints"],
+        [".checkpoints", ".json"],
+    )
+    resumed = run_recipe(made, data=folder, output=tmp_path, resume=True)
+    assert len(steps) == 24 + 1  # the step that failed is the only one that is taken twice
+    assert (resumed.rows, resumed.table) == (whole.rows, whole.table)
+    assert all(path.suffix == ".json" for path in (tmp_path / "separate").iterdir())
+
+
+def test_each_task_is_encoded_once(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    kind, parts = type(kind_of("sequence_classification")), []
+    real = kind.encode
+
+    def counting(self: Any, split: Any, processor: Any, options: Any) -> Any:
+        parts.append(options.part)
+        return real(self, split, processor, options)
+
+    monkeypatch.setattr(kind, "encode", counting)
+    run_recipe(methods(folder, {"plain": {}, "again": {}}), data=folder)
+    assert sorted(parts) == ["train", "validation"]
+
+
 # Bad input
 
 
@@ -363,40 +424,28 @@ def test_a_cutoff_that_would_remove_every_layer_ends_the_run_before_it_trains(fo
 # Tables by themselves
 
 
-class _About:
-    kind, problem, labels = "sequence_classification", "classification", ("no", "yes")
+def planned(readers: dict[str, Any]) -> dict[str, RunSpec]:
+    return expand_recipe(parse_recipe({"model": "m", "tasks": {"a": {"preset": "cola", "readers": readers}}}), {})
 
 
-def planned(readers: dict[str, Any]) -> dict[str, Planned]:
-    body = {"preset": "cola", "readers": readers}
-    return plan(Recipe.model_validate({"model": "m", "tasks": {"a": body}}), {"a": _About()}, {})
-
-
-def rows_of(plans: dict[str, Planned], metric: str, scores: list[float]) -> list[dict[str, Any]]:
+def rows_of(specs: dict[str, RunSpec], metric: str, scores: list[float]) -> list[dict[str, Any]]:
+    shared = {"task": "a", "metric": metric, "best_epoch": 1, "parameters": 7}
     return [
-        {
-            "task": "a",
-            "reader": name,
-            **one.member.settings,
-            "metric": metric,
-            "score": score,
-            "best_epoch": 1,
-            "parameters": 7,
-        }
-        for (name, one), score in zip(plans.items(), scores, strict=True)
+        {"reader": name, **spec.settings, **shared, "score": score}
+        for (name, spec), score in zip(specs.items(), scores, strict=True)
     ]
 
 
 @pytest.mark.parametrize(("metric", "order"), [("mcc", [0.9, 0.5, math.nan]), ("perplexity", [0.5, 0.9, math.nan])])
 def test_settings_are_sorted_by_what_is_better(metric: str, order: list[float]):
     plans = planned({"Ada": {**ADA, "grid": {"alpha": [1, 2, 3]}}})
-    table = summaries(rows_of(plans, metric, [0.5, math.nan, 0.9]), plans)
+    table = summaries(rows_of(plans, metric, [0.5, math.nan, 0.9]), plans, {"a": [metric]})
     assert [row["mean"] for row in table] == pytest.approx(order, nan_ok=True)
 
 
 def test_a_grid_over_seeds_is_one_setting():
     plans = planned({"Ada": {**ADA, "grid": {"seed": [4, 5, 6]}}})
-    (row,) = summaries(rows_of(plans, "mcc", [0.1, 0.2, 0.3]), plans)
+    (row,) = summaries(rows_of(plans, "mcc", [0.1, 0.2, 0.3]), plans, {"a": ["mcc"]})
     assert (row["settings"], row["mean"], len(row["runs"])) == ({}, pytest.approx(0.2), 3)
 
 
