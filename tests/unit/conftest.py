@@ -77,7 +77,28 @@ def words():
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    names = "[PAD] [UNK] [CLS] [SEP] [MASK] the a film is was good bad very slow anna ben paris oslo and .".split()
+    names = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "the",
+        "a",
+        "film",
+        "is",
+        "was",
+        "good",
+        "bad",
+        "very",
+        "slow",
+        "anna",
+        "ben",
+        "paris",
+        "oslo",
+        "and",
+        ".",
+    ]
     backend = Tokenizer(models.WordLevel({name: at for at, name in enumerate(names)}, unk_token="[UNK]"))
     backend.normalizer = normalizers.Lowercase()
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

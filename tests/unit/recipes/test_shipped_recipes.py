@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from lamina.recipes.dry_run import DryRun, dry_run
+
 from lamina.recipes.schema import Recipe, load_recipe
 
 ROOT = Path(__file__).parents[3]

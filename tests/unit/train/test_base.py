@@ -57,7 +57,14 @@ def test_gradients_are_those_of_the_whole_computation():
 
 
 def test_the_rates_are_separate():
-    options = {**OPTIONS, "schedule": "constant", "optimizer": "adam", "max_grad_norm": 0.0, "epochs": 1, "batch_size": 64}
+    options = {
+        **OPTIONS,
+        "schedule": "constant",
+        "optimizer": "adam",
+        "max_grad_norm": 0.0,
+        "epochs": 1,
+        "batch_size": 64,
+    }
     bank, task = trained_bank("r"), yes_no(train=40)
     bank.model.config.hidden_dropout_prob = 0.0
     before, reader_before = weights(bank), bank["r"].fusion.projection.detach().clone()

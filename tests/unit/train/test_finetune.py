@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from lamina.train.finetune import HEADS, PROBLEMS, fit_head
+from lamina.train.rows import open_rows
 from tests.support.finetuned import (
     bert,
     copies,
@@ -30,9 +32,7 @@ from lamina import evaluate
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, DataError, LaminaError, LayerIndexError, UnknownNameError
 from lamina.tasks.split import Split
-from lamina.train.finetune import HEADS, PROBLEMS, fit_head
 from lamina.train.options import TuneOptions
-from lamina.train.rows import open_rows
 
 TOKEN = "AutoModelForTokenClassification"
 

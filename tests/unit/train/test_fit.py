@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lamina.train.runs import newest_checkpoint
+from lamina.train.state import Schedules
 from tests.support.training import (
     LENGTH,
     length_of_text,
@@ -31,8 +33,6 @@ from lamina.heads.sequence_classification import SequenceClassification
 from lamina.tasks.task import Task
 from lamina.train import evaluate
 from lamina.train.engine import BankTrainer
-from lamina.train.runs import newest_checkpoint
-from lamina.train.state import Schedules
 
 TASK = yes_no(train=12, validation=8)
 

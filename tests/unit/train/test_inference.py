@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from lamina.train.inference import guess
 from tests.support.masked import MASK, masked_bank, masked_model, masking_tokenizer, running
 from tests.support.training import (
     PEOPLE,
@@ -28,7 +29,6 @@ from lamina.fusion.mean import Mean
 from lamina.heads.token_classification import TokenClassification
 from lamina.tasks.task import Task
 from lamina.train import evaluate, predict
-from lamina.train.inference import guess
 from lamina.train.plan import group_tasks
 
 STRANGE = {

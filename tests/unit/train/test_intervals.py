@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from lamina.train.intervals import summarise
 
 from lamina.errors import ConfigError
-from lamina.train.intervals import summarise
 
 
 def test_five_values_by_hand():

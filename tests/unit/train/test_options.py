@@ -64,7 +64,14 @@ def test_a_value_that_cannot_be(option: str, value: Any, rule: str):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("max_grad_norm", 0.0), ("warmup_ratio", 0.0), ("early_stopping_patience", 1), ("plateau_patience", 0), ("save_steps", 1), ("epochs", 1)],
+    [
+        ("max_grad_norm", 0.0),
+        ("warmup_ratio", 0.0),
+        ("early_stopping_patience", 1),
+        ("plateau_patience", 0),
+        ("save_steps", 1),
+        ("epochs", 1),
+    ],
 )
 def test_the_last_value_that_can_be(option: str, value: Any):
     assert getattr(FitOptions(**{option: value}), option) == value

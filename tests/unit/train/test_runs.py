@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
-
 from lamina.train.runs import (
     COMPLETE,
     EpochProgress,
@@ -21,6 +19,7 @@ from lamina.train.runs import (
     own_randomness,
     put_back,
 )
+from torch import nn
 
 
 def checkpoints(folder: Path, steps: dict[int, bool]) -> list[Path]:

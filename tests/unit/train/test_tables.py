@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lamina.train.tables import IMPORTANCES, sort_key, table, write_parquet
 from pyarrow import parquet
 from tests.support.training import reader, tiny_bank, yes_no
 
@@ -14,7 +15,6 @@ from lamina.bank import ReaderBank
 from lamina.train.fit import FitResult
 from lamina.train.grid import Member, expand_into
 from lamina.train.options import FitOptions
-from lamina.train.tables import IMPORTANCES, sort_key, table, write_parquet
 
 
 @pytest.fixture
