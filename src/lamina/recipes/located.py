@@ -59,9 +59,8 @@ def attempt(place: Place, keys: Iterable[str], action: Callable[[], Any]) -> Any
         fail((*place, *first["loc"]), reason_of(first))
     except LaminaError as error:
         told = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        names = (
-            (error.got, _what(error), error.op) if isinstance(error, UnknownNameError) else re.findall(r"[\w.]+", told)
-        )
+        unknown = isinstance(error, UnknownNameError)
+        names = (error.got, _what(error), error.op) if unknown else re.findall(r"[\w.]+", told)
         blamed = [key for key in keys if key in names or key.rpartition(".")[2] in names]
         fail((*place, *blamed[:1]), error)
 

@@ -52,6 +52,7 @@ def test_the_table(lamina: Lamina, recipe: Path):
     assert (ran.code, ran.err) == (0, "")
     rows = table_rows(ran.out)
     assert [row[:3] for row in rows] == [["film", "Ada", "accuracy"], ["film", "last", "accuracy"]]
+    assert all(name in ran.out for name in ("f1", "mcc"))
     assert [row[-2] for row in rows] == ["789", "66"]
     assert "2 steps in " in ran.out
     assert "rows more" not in ran.out
@@ -128,31 +129,33 @@ def test_a_dry_run_trains_nothing(lamina: Lamina, recipe: Path):
     assert (ran.code, ran.err) == (0, "")
     assert not (recipe.parent / "out").exists()
     rows = table_rows(ran.out)
-    assert [row[:2] + row[6:7] for row in rows[:2]] == [["film", "Ada", "789"], ["film", "last", "66"]]
+    assert [row[:9] for row in rows[:2]] == [
+        ["film", method, "", "1", "1", "2", size, "0", size] for method, size in (("Ada", "789"), ("last", "66"))
+    ]
     assert rows[2] == ["film", "12", "12", "9", "1", "2", "2", "2"]
     assert "At most 2 steps" in ran.out
     assert "frozen" in ran.out
+    assert "in the model that readers share" in ran.out
+    assert "a cache of the states would take" in ran.out
 
 
 def test_a_dry_run_of_a_sweep(lamina: Lamina, recipe: Path):
     ran = run(lamina, recipe, "--dry-run", "--json", "--sweep", "alpha=1,8", "--sweep", "seed=0,1,2")
-    readers = json.loads(ran.out)["readers"]
-    assert [(row["settings"], row["count"]) for row in readers] == [
+    rows = json.loads(ran.out)["runs"]
+    assert [(row["settings"], row["count"]) for row in rows] == [
         ({"fusion.alpha": 1}, 3),
         ({"fusion.alpha": 8}, 3),
         ({}, 3),
     ]
 
 
-def test_a_dry_run_marks_what_it_assumed(lamina: Lamina, recipe: Path):
+def test_a_dry_run_says_what_it_assumed(lamina: Lamina, recipe: Path):
     text = recipe.read_text().replace(next(line for line in recipe.read_text().splitlines() if "model:" in line), "")
     architecture: dict[str, Any] = {"model_type": "bert", "hidden_size": 32, "num_attention_heads": 4}
     recipe.write_text(f"model: nobody/none\narchitecture: {json.dumps(architecture)}\n{text}")
     ran = run(lamina, recipe, "--dry-run")
     assert ran.code == 0
     assert "(the config of nobody/none is that of the recipe, since the hub cannot be reached)" in ran.out
-    assert "~" in next(line for line in ran.out.splitlines() if " Ada " in line)
-    assert "~" not in next(line for line in ran.out.splitlines() if " last " in line)
 
 
 # Dry runs of recipes that fine-tune the model itself
@@ -172,49 +175,63 @@ seeds: [0, 1]
     return recipe
 
 
-def test_a_dry_run_of_methods(lamina: Lamina, tuned: Path):
+def test_a_dry_run_of_methods_is_one_line_each(lamina: Lamina, tuned: Path):
     ran = run(lamina, tuned, "--dry-run")
     assert (ran.code, ran.err) == (0, "")
     assert not (tuned.parent / "out").exists()
-    whole, block = (
-        AutoModelForSequenceClassification.from_pretrained(yaml.safe_load(tuned.read_text())["model"]).num_parameters(),
-        3 * 4 * 8 * 8,
-    )
+    model = yaml.safe_load(tuned.read_text())["model"]
+    whole = AutoModelForSequenceClassification.from_pretrained(model).num_parameters()
     rows = [row for row in table_rows(ran.out) if row[0]]
-    assert rows[0][:8] == ["film", "plain", "", "2", "2", f"{whole:,}", "-", f"{whole:,}"]
-    assert [row[3:7] for row in rows[1:3]] == [
-        ["12", "2", f"{whole + more:,}", f"+{more:,}"] for more in (block, 3 * block)
-    ]
+    assert rows[0][:9] == ["film", "plain", "", "2", "1", "2", f"{whole:,}", "0", f"{whole:,}"]
+    assert (rows[1][:2], rows[1][3:6], rows[1][7]) == (["film", "inserted"], ["24", "1", "2"], "768 to 2.3 k")
     settings = "".join(row[2] for row in table_rows(ran.out)[1:-1])
-    assert re.sub(r"\s", "", settings).startswith("2xlearning_rate,3xinsert.init,insert.layers=1")
-    assert rows[3] == ["film", "12", "12", "9 tokens", "1", "26", "2", "52"]
+    assert re.sub(r"\s", "", settings) == "2xlearning_rate,3xinsert.init,2xinsert.layers"
+    assert rows[2] == ["film", "12", "12", "9", "1", "26", "2", "52"]
     assert "At most 52 steps" in ran.out
-    assert "fine-tuned anew in every run" in ran.out
     assert "the optimizer's moments take up to" in ran.out
     assert "cache" not in ran.out
+    assert "readers share" not in ran.out
 
 
 def test_a_dry_run_of_methods_as_json(lamina: Lamina, tuned: Path):
     found = json.loads(run(lamina, tuned, "--dry-run", "--json").out)
-    assert [row["count"] for row in found["methods"]] == [2] * 13
-    assert found["methods"][1]["settings"] == {"learning_rate": 0.1, "insert.init": "unit", "insert.layers": "1"}
-    assert found["flops"].keys() == {"training", "scoring", "total"}
+    assert [row["count"] for row in found["runs"]] == [2] * 13
+    assert found["runs"][1]["settings"] == {"learning_rate": 0.1, "insert.init": "unit", "insert.layers": "1"}
+    assert found["flops"].keys() == {"base", "runs", "total"}
 
 
-@pytest.mark.parametrize(
-    ("model", "preset", "shown"),
-    [
-        ({"model_type": "vit", "image_size": 32, "patch_size": 8}, "cifar10", "32 x 32 pixels"),
-        ({"model_type": "t5", "num_layers": 1, "decoder_start_token_id": 0}, "wmt16_en_ro", "35 + 7 tokens"),
-    ],
-)
-def test_a_dry_run_shows_how_large_a_row_is(
-    lamina: Lamina, tmp_path: Path, model: dict[str, Any], preset: str, shown: str
-):
-    fields = {"model": "nobody/none", "architecture": model, "tasks": {"a": {"preset": preset}}, "methods": {"m": {}}}
+def test_a_dry_run_shows_how_much_is_written(lamina: Lamina, tmp_path: Path):
+    model = {"model_type": "t5", "num_layers": 1, "decoder_start_token_id": 0}
+    tasks = {"a": {"preset": "wmt16_en_ro"}}
+    fields = {"model": "nobody/none", "architecture": model, "tasks": tasks, "methods": {"m": {}}}
     path = tmp_path / "recipe.yaml"
     path.write_text(json.dumps({**fields, "fit": {"max_target_length": 7}}))
     ran = lamina("train", path, "--dry-run")
     assert ran.code == 0
-    assert shown in ran.out
-    assert "~" not in ran.out
+    assert "35 + 7" in ran.out
+
+
+# Progress
+
+
+@pytest.mark.parametrize(
+    ("says", "flags", "shown"),
+    [
+        ("", (), True),
+        ("progress: false, ", (), False),
+        ("progress: false, ", ("--progress",), True),
+        ("", ("--json", "--no-progress"), False),
+    ],
+)
+def test_progress_is_as_the_command_or_the_recipe_says(
+    lamina: Lamina, recipe: Path, says: str, flags: tuple[str, ...], shown: bool
+):
+    recipe.write_text(recipe.read_text().replace("fit: {", f"fit: {{{says}"))
+    ran = lamina("train", recipe, "--data", recipe.parent, "-o", recipe.parent / "out", *flags)
+    assert ran.code == 0
+    assert ("%|" in ran.err) == shown
+
+
+def test_json_alone_is_on_standard_output(lamina: Lamina, recipe: Path):
+    ran = lamina("train", recipe, "--data", recipe.parent, "-o", recipe.parent / "out", "--json")
+    assert json.loads(ran.out)["steps"] == 2

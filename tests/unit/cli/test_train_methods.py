@@ -82,10 +82,10 @@ def test_a_recipe_that_fine_tunes(lamina: Lamina, recipe: Path):
     ("right", "wrong", "says"),
     [
         ("insert: {position: ffn", "insrt: {position: ffn", "unknown edit 'insrt'"),
-        ("insert.layers:", "insert.layer:", "unknown argument 'layer'"),
+        ("insert.layers:", "insert.layer:", "line 11, methods.identity, gelu on the weight.grid: unknown key"),
         ('["1-2", "1-3"]', '["1-9"]', "layer 9 does not exist"),
         ("epochs: 3", "epoch: 3", "unknown option 'epoch'"),
-        ("no insertion: {}", "no insertion: {fit: {seed: 1}}", "the seeds of methods are the recipe's own"),
+        ("no insertion: {}", "no insertion: {fit: {seed: 1}}", "methods take theirs from 'seeds'"),
     ],
 )
 def test_a_recipe_that_cannot_be(lamina: Lamina, recipe: Path, right: str, wrong: str, says: str):

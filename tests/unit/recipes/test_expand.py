@@ -128,7 +128,7 @@ def test_two_runs_of_one_name():
 def test_a_head_that_does_not_fit_the_data_is_told_with_its_reader():
     weights = {"files": {"train": "a.tsv"}, "readers": {"Ada": {**ADA, "head": {"class_weights": [1, 2, 3]}}}}
     made = parse_recipe({"model": "m", "tasks": {"a": weights}})
-    with pytest.raises(ConfigError, match="class_weights are .* for 2 labels") as raised:
+    with pytest.raises(ConfigError, match=r"class_weights are .* for 2 labels") as raised:
         read(made)
     assert raised.value.__notes__ == ["recipe, tasks.a.readers.Ada"]
 
