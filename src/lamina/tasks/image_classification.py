@@ -106,7 +106,7 @@ class ImageClassificationKind(Kind):
     def examples(self, raw: Sequence[Any], processor: Any) -> Split:
         """Images by their paths, or as the bytes of their files."""
         if isinstance(raw, str | bytes | Path):
-            raise ConfigError("predict: got one image; a list of images is needed. Put it in a list.")
+            raise ConfigError("predict: got one image; a list of images is needed.")
         return ImageColumn.of([_image(row, entry) for row, entry in enumerate(raw)]).split(None)
 
     def answers(self, task: TaskLike, split: Split, inputs: Any, processor: Any) -> ClassResults:
@@ -184,8 +184,8 @@ class ImageInputs:
     ) -> None:
         if not 0 < scale[0] <= scale[1] <= 1:
             raise ConfigError(
-                f"images: scale is {scale[0]} to {scale[1]}; a crop takes a share of the image, above 0 and up to 1. "
-                f"Give the smaller share first, as in {SCALE}."
+                f"images: scale is {scale[0]} to {scale[1]}; it must be two shares of the image, above 0 and at most "
+                "1, the smaller first."
             )
         self._processor = image_processor(processor)
         self.target = target_of(self._processor)
@@ -319,5 +319,5 @@ def _shape(processor: Any, size: tuple[int, int]) -> tuple[int, ...]:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
             f"images: {type(processor).__name__} fails on an RGB image of {size[0]} x {size[1]} ({reason}); "
-            "a classifier's images are made by it. Correct its settings, or give another."
+            "a classifier's images are made by it."
         ) from error

@@ -197,10 +197,7 @@ def held_out(split: Split, *, stratify: bool, seed: int, last: bool = False) -> 
     """
     count = len(split)
     if count < 2:
-        raise DataError(
-            f"task: the train part has {count} rows; two are needed to set one aside for validation. "
-            "Give more rows or a validation file."
-        )
+        raise DataError(f"task: the train part has {count} rows; two are needed to set one aside for validation.")
     tenth = max(1, round(HELD_OUT * count))
     if last:
         return split.take(range(count - tenth)), split.take(range(count - tenth, count))

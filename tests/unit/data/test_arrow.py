@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import os
 import pickle
 import subprocess
@@ -39,7 +38,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def files(folder: Path) -> list[Path]:
-    gc.collect()
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
@@ -121,7 +119,6 @@ def test_a_forked_process_leaves_the_file_alone(folder: Path):
     child = os.fork()
     if child == 0:
         del split
-        gc.collect()
         os._exit(0)
     os.waitpid(child, 0)
     assert len(files(folder)) == 1

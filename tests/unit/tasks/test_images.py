@@ -114,7 +114,7 @@ def test_of_two_members_of_one_name_the_last_counts(tmp_path: Path):
 
 
 def test_nothing_there(tmp_path: Path):
-    with pytest.raises(DataError, match=r"images: .*none is not there; .* Check the path\."):
+    with pytest.raises(DataError, match=r"images: .*none is not there; images are read from a folder or a tar"):
         read_images(tmp_path / "none")
 
 
@@ -251,7 +251,7 @@ def test_photo_is_turned_upright(tmp_path: Path):
 
 def test_damaged_image_is_named(tmp_path: Path):
     data = encoded(picture(size=(64, 64)), "JPEG")
-    with pytest.raises(DataError, match=r"cut\.jpg cannot be decoded \(image file is truncated.*\); .* Get the file"):
+    with pytest.raises(DataError, match=r"cut\.jpg cannot be decoded \(image file is truncated.*\); every row"):
         opened(put(tmp_path, "cut.jpg", data[: len(data) // 2]))
     with pytest.raises(DataError, match=r"text\.jpg cannot be decoded \(no image format known\)") as info:
         opened(put(tmp_path, "text.jpg", "no image"))
@@ -269,7 +269,9 @@ def test_damaged_member_of_a_tar_is_named(tmp_path: Path):
 def test_image_that_is_gone(tmp_path: Path):
     found = read_images(picture_folder(tmp_path)).column("image")[0]
     Path(found.path or "").unlink()
-    with pytest.raises(DataError, match=r"0000\.png cannot be read \(No such file or directory\); .* Leave the files"):
+    with pytest.raises(
+        DataError, match=r"0000\.png cannot be read \(No such file or directory\); images are read again"
+    ):
         found.open()
 
 
@@ -277,7 +279,7 @@ def test_tar_that_became_shorter(tmp_path: Path):
     tar = picture_tar(tmp_path / "a.tar", picture_folder(tmp_path / "folder"))
     found = read_images(tar).column("image")[0]
     os.truncate(tar, found.offset + 10)
-    with pytest.raises(DataError, match=rf"bird/0000\.png is cut off after 10 of {found.size} bytes; .* Get it again"):
+    with pytest.raises(DataError, match=rf"bird/0000\.png is cut off after 10 of {found.size} bytes; the tar file"):
         found.open()
 
 
@@ -316,7 +318,7 @@ def test_column_is_not_decoded_before_it_is_opened(monkeypatch: pytest.MonkeyPat
 
 
 def test_row_without_an_image():
-    with pytest.raises(DataError, match=r"row 0 of column 'img' is empty; .* Leave the row out") as info:
+    with pytest.raises(DataError, match=r"row 0 of column 'img' is empty; every row") as info:
         images_of(rows_of([None]))[0].open()
     assert info.value.path == "row 0 of column 'img'"
 
@@ -325,7 +327,7 @@ def test_row_without_an_image():
     ("column", "came"), [("image", "has no column 'image'"), ("label", "has no images in column 'label'")]
 )
 def test_column_that_holds_no_images(column: str, came: str):
-    with pytest.raises(DataError, match=rf"images: the data set {came}; its columns of images are: img\. Name one"):
+    with pytest.raises(DataError, match=rf"images: the data set {came}; its columns of images are: img\."):
         ImageColumn.from_dataset(rows_of([None]), column)
 
 

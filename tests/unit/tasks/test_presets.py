@@ -201,7 +201,7 @@ def test_lone_articles_stand_in(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert "has no train file; the train part is read from articles.csv" in caplog.text
     assert "has no validation file; a tenth of the train part is set aside" in caplog.text
     put(tmp_path / "validation.csv", PUBLISHED["cnn_dailymail"][0])  # the articles may be a part of it
-    with pytest.raises(DataError, match=r"has no train\.csv; a folder must hold the published files"):
+    with pytest.raises(DataError, match=r"has no train\.csv; a folder holds the published files"):
         Task.preset("cnn_dailymail", files=tmp_path)
 
 
