@@ -44,6 +44,7 @@ def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
         DataError: If the file cannot be written.
     """
     import datasets
+    from datasets.table import InMemoryTable
 
     small: list[pa.Table] = []
     size = 0
@@ -54,7 +55,7 @@ def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
         if size > SPILL_BYTES:
             return _on_disk(itertools.chain(small, tables))
     whole = pa.concat_tables(small).combine_chunks()
-    return datasets.Dataset(datasets.table.InMemoryTable(whole), fingerprint=uuid.uuid4().hex)
+    return datasets.Dataset(InMemoryTable(whole), fingerprint=uuid.uuid4().hex)
 
 
 def _on_disk(tables: Iterator[pa.Table]) -> datasets.Dataset:
@@ -144,10 +145,6 @@ class Column(Sequence[Any]):
         for start in range(0, len(self), CHUNK):
             yield from self.take(range(start, min(start + CHUNK, len(self))))
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        del copy
-        return np.asarray(list(self), dtype=dtype)
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):
             return NotImplemented
@@ -182,12 +179,12 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, row: int) -> np.ndarray[Any, Any]:
+    def __getitem__(self, row: int) -> np.ndarray[Any, np.dtype[Any]]:
         chunk = int(np.searchsorted(self._starts, row, side="right")) - 1 if len(self._values) > 1 else 0
         edges, at = self._edges[chunk], row - self._starts[chunk]
         return self._values[chunk][edges[at] : edges[at + 1]]
 
-    def padded(self, rows: Sequence[int], fill: int) -> np.ndarray[Any, Any]:
+    def padded(self, rows: Sequence[int], fill: int) -> np.ndarray[Any, np.dtype[Any]]:
         """Some rows `[rows, longest]` in int64, padded on the right."""
         numbers = [self[row] for row in rows]
         padded = np.full((len(numbers), max(map(len, numbers), default=0)), fill, dtype=np.int64)

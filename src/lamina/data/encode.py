@@ -217,7 +217,9 @@ def _unchanged(tokenizer: Tokenizer, *, windows: bool) -> Iterator[None]:
 
 
 def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, Any]) -> Mapping[str, Any]:
-    if texts and not isinstance(texts[0], str):
+    if not texts:
+        return {"input_ids": []}
+    if not isinstance(texts[0], str):
         columns = [[encodable(text[i]) for text in texts] for i in (0, 1)]
     else:
         columns = [[encodable(str(text)) for text in texts]]

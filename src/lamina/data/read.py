@@ -37,14 +37,14 @@ class Table:
     """
 
     path: str
-    columns: dict[str, list[Any]]
+    columns: Mapping[str, Sequence[Any]]
     rows: Sequence[int]
     numbered: bool = False
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def column(self, name: str | int) -> list[Any]:
+    def column(self, name: str | int) -> Sequence[Any]:
         """The cells of one column.
 
         Args:
@@ -66,7 +66,7 @@ class Table:
                 )
         return cells
 
-    def _cells(self, name: str | int) -> list[Any]:
+    def _cells(self, name: str | int) -> Sequence[Any]:
         key = self._key(name)
         outer, dot, inner = key.partition(".")
         if key in self.columns:

@@ -81,17 +81,17 @@ class Encoded:
         return {key: Ragged(self._rows.data.column(key)) for key in self.keys}
 
     @property
-    def lengths(self) -> np.ndarray[Any, Any]:
+    def lengths(self) -> np.ndarray[Any, np.dtype[Any]]:
         """Tokens of each window."""
         return self._tokens["input_ids"].lengths
 
     @cached_property
-    def text(self) -> np.ndarray[Any, Any]:
+    def text(self) -> np.ndarray[Any, np.dtype[Any]]:
         """Per window the text it belongs to."""
         return self._rows.data.column("text").to_numpy()
 
     @cached_property
-    def window(self) -> np.ndarray[Any, Any]:
+    def window(self) -> np.ndarray[Any, np.dtype[Any]]:
         """Per window its number in that text."""
         return self._rows.data.column("window").to_numpy()
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from lamina.data.arrow import Column
 from lamina.data.read import Table, read_table
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PARTS = ("train", "validation", "test")
 
 
+@runtime_checkable
 class TaskLike(Protocol):
     """What a kind must know of a task: of a `Task`, or of a reader's head where nothing is trained."""
 
@@ -109,6 +110,7 @@ class GenerationOptions:
     length_penalty: float = 1.0
 
 
+@runtime_checkable
 class Inputs(Protocol):
     """A part of a task as rows that a model reads: windows of texts, blocks, images."""
 
@@ -140,6 +142,7 @@ class Inputs(Protocol):
         ...
 
 
+@runtime_checkable
 class Targets(Protocol):
     """One task's labels for the rows of its inputs."""
 
@@ -148,6 +151,7 @@ class Targets(Protocol):
         ...
 
 
+@runtime_checkable
 class Results(Protocol):
     """Collects outputs batch by batch, and tells what they amount to; what a subclass leaves out is empty."""
 
@@ -177,8 +181,8 @@ class Results(Protocol):
 def cells_of(rows: datasets.Dataset, column: str, spec: ColumnSpec) -> Any:
     """A column of a data set; ids become names where the column has names for them that are all among the labels."""
     names = class_names(rows, column)
-    named = names is not None and set(names) <= set(spec.labels or ())
-    return Column(rows, [column], partial(_by_name, names) if named else None)
+    named = partial(_by_name, names) if names and set(names) <= set(spec.labels or ()) else None
+    return Column(rows, [column], named)
 
 
 def class_names(rows: datasets.Dataset, column: str | int) -> tuple[str, ...] | None:

@@ -54,16 +54,16 @@ class ImageClassificationKind(Kind):
         """A folder with a folder of images per class, a plain tar file of one, or a Parquet file."""
         self.check_source(source, spec)
         if Path(source).suffix == ".parquet":
-            return self.from_rows(str(source), parquet_rows(source, spec.text), spec)
+            return self.from_rows(str(source), parquet_rows(source, _column(spec)), spec)
         return read_images(source)
 
     def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
         """Images are in column "image"."""
-        return replace(spec, text="image") if spec.text == "sentence" else spec
+        return replace(spec, text=_column(spec))
 
     def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[Any]], spec: ColumnSpec) -> Table:
         """The columns of images, none of which is opened, and of labels."""
-        column = "image" if spec.text == "sentence" else str(spec.text)
+        column = _column(spec)
         if isinstance(rows, Mapping):
             rows = image_dataset(name, rows, column, str(spec.label))
         columns: dict[str, Any] = {column: ImageColumn.from_dataset(rows, column)}
@@ -112,6 +112,11 @@ class ImageClassificationKind(Kind):
     def answers(self, task: TaskLike, split: Split, inputs: Any, processor: Any) -> ClassResults:
         """A label with probabilities."""
         return self.results(task, split, inputs)
+
+
+def _column(spec: ColumnSpec) -> str:
+    """The column that is meant: "image", where none was named."""
+    return "image" if spec.text == "sentence" else str(spec.text)
 
 
 def _images(table: Table, spec: ColumnSpec) -> Any:

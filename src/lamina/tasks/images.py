@@ -10,6 +10,7 @@ import os
 import stat
 import tarfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from io import BytesIO
@@ -25,7 +26,7 @@ from lamina.errors import DataError
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     import datasets
 
@@ -98,7 +99,7 @@ class LazyImage:
 
 @final
 @dataclass(frozen=True)
-class ImageColumn:
+class ImageColumn(Sequence[LazyImage]):
     """A column of images as it stands in a table: nothing is opened.
 
     Attributes:
@@ -145,6 +146,9 @@ class ImageColumn:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __getitem__(self, row: Any) -> Any:
+        return Column(self.rows, ["text", "row"], self.open_text)[row]
 
     def __iter__(self) -> Iterator[LazyImage]:
         return iter(Column(self.rows, ["text", "row"], self.open_text))

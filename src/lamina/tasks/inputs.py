@@ -129,7 +129,7 @@ def first_window_targets(split: Split, encoded: Encoded) -> RowTargets:
     return RowTargets(values)
 
 
-def label_array(split: Split) -> np.ndarray[Any, Any]:
+def label_array(split: Split) -> np.ndarray[Any, np.dtype[Any]]:
     """Class ids, numbers (in float32) or zeros and ones as an array `[rows, ...]`."""
     labels = np.asarray(list(split.labels))
     return labels.astype(np.float32 if labels.dtype.kind == "f" else np.int64)
@@ -145,7 +145,7 @@ class ClassResults(Results):
         example: Per row of the inputs the example whose logits it gives; -1: of none.
     """
 
-    def __init__(self, task: TaskLike, split: Split, example: np.ndarray[Any, Any]) -> None:
+    def __init__(self, task: TaskLike, split: Split, example: np.ndarray[Any, np.dtype[Any]]) -> None:
         self._task, self._split, self._example = task, split, example
         self._logits = torch.zeros(len(split), len(task.labels))
 

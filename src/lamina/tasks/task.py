@@ -313,17 +313,16 @@ def _rows(part: str, given: Any) -> Any:
     """One part as a data set, or (of dicts) as columns."""
     import datasets
 
-    rows = given.with_format(None) if isinstance(given, datasets.Dataset) else given
-    if not isinstance(rows, datasets.Dataset):
-        rows = list(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping) else [None]
-        if not all(isinstance(row, Mapping) for row in rows):
-            raise ConfigError(
-                f"task: part '{part}' is {type(given).__name__}; it must be a Dataset or a list of dicts."
-            )
+    is_dataset = isinstance(given, datasets.Dataset)
+    rows: Any = given if is_dataset else [None]
+    if isinstance(given, Iterable) and not isinstance(given, datasets.Dataset | str | bytes | Mapping):
+        rows = list(given)
+    if not is_dataset and not all(isinstance(row, Mapping) for row in rows):
+        raise ConfigError(f"task: part '{part}' is {type(given).__name__}; it must be a Dataset or a list of dicts.")
     if len(rows) == 0:
         raise DataError(f"task: part '{part}' is empty; it needs at least one row.")
-    if isinstance(rows, datasets.Dataset):
-        return rows
+    if is_dataset:
+        return rows.with_format(None)
     return {key: [row.get(key) for row in rows] for key in dict.fromkeys(key for row in rows for key in row)}
 
 

@@ -258,4 +258,4 @@ def _split(table: Table, spec: ColumnSpec) -> Split:
                 row=blank,
                 column=str(column),
             )
-    return Split.of(*columns)
+    return Split.of(columns[0], columns[1])
