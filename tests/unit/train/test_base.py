@@ -57,7 +57,14 @@ def test_gradients_are_those_of_the_whole_computation():
 
 
 def test_the_rates_are_separate():
-    options = {**OPTIONS, "schedule": "constant", "optimizer": "adam", "max_grad_norm": 0.0, "epochs": 1, "batch_size": 64}
+    options = {
+        **OPTIONS,
+        "schedule": "constant",
+        "optimizer": "adam",
+        "max_grad_norm": 0.0,
+        "epochs": 1,
+        "batch_size": 64,
+    }
     bank, task = trained_bank("r"), yes_no(train=40)
     bank.model.config.hidden_dropout_prob = 0.0
     before, reader_before = weights(bank), bank["r"].fusion.projection.detach().clone()
@@ -150,10 +157,10 @@ def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path, monkeypatch: p
     options = {**OPTIONS, "epochs": 3}
     whole = trained_bank("r")
     fit(whole, {"r": yes_no()}, output=tmp_path / "whole", **options)
-    from lamina.train.engine import BankTrainer
+    from lamina.train.engine import Engine
 
     cut, count = trained_bank("r"), 0
-    evaluate = BankTrainer.evaluate
+    evaluate = Engine.score
 
     def killed(self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal count
@@ -162,7 +169,7 @@ def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path, monkeypatch: p
             raise KeyboardInterrupt
         return evaluate(self, *args, **kwargs)
 
-    monkeypatch.setattr(BankTrainer, "evaluate", killed)
+    monkeypatch.setattr(Engine, "score", killed)
     with pytest.raises(KeyboardInterrupt):
         fit(cut, {"r": yes_no()}, output=tmp_path / "cut", **options)
     monkeypatch.undo()
