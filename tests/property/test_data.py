@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerFast
 from lamina.data.batches import length_batches
 from lamina.data.encode import encode
 from lamina.data.windows import IGNORED, owners, word_labels
-from lamina.tasks.kinds import join
 from lamina.tasks.split import Split, held_out, limited
 from lamina.tasks.tags import to_iob2
+from lamina.tasks.token_classification import join
 
 CORPUS = ["the cat sat on the mat .", "äöü 12,345.67 numbers - dashes"] * 5
 
@@ -43,9 +43,9 @@ words = st.lists(st.text(letters, min_size=1, max_size=12), max_size=25)
 def test_no_word_is_lost_and_none_counts_twice(rows: list[list[str]], max_length: int, data: st.DataObject):
     stride = data.draw(st.integers(0, max_length - 3))
     texts, spans = zip(*map(join, rows), strict=True)
-    split = Split(texts, tuple(tuple(range(len(row))) for row in rows), spans)
+    numbers = [tuple(range(len(row))) for row in rows]
     encoded = encode(texts, byte_level(), max_length=max_length, windows=True, stride=stride)
-    labels = word_labels(encoded, split.words, split.labels)
+    labels = word_labels(encoded, spans, numbers)
     for text, row in enumerate(rows):
         found = [
             label for i, some in enumerate(labels) if encoded.text[i] == text for label in some if label != IGNORED
@@ -94,7 +94,7 @@ def test_iob2_is_reached_in_one_step(tags: list[str]):
 @settings(deadline=None)
 @given(labels=st.lists(st.integers(0, 4), min_size=2, max_size=200), seed=st.integers(0, 99), limit=st.integers(1, 250))
 def test_parts_share_no_row(labels: list[int], seed: int, limit: int):
-    split = Split(tuple(map(str, range(len(labels)))), tuple(labels))
+    split = Split.of(map(str, range(len(labels))), labels)
     train, validation = held_out(split, stratify=True, seed=seed)
     assert sorted(map(int, (*train.texts, *validation.texts))) == list(range(len(labels)))
     assert len(validation) == max(1, round(0.1 * len(labels)))

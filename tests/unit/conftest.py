@@ -69,3 +69,19 @@ def minilm():
 @pytest.fixture(params=["byte_level", "metaspace", "minilm"])
 def tokenizer(request: pytest.FixtureRequest):
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
+def words():
+    """A tokenizer of a few whole words, with a mask token."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    names = "[PAD] [UNK] [CLS] [SEP] [MASK] the a film is was good bad very slow anna ben paris oslo and .".split()
+    backend = Tokenizer(models.WordLevel({name: at for at, name in enumerate(names)}, unk_token="[UNK]"))
+    backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    special = {f"{name.lower()[1:-1]}_token": name for name in names[:5]}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=32, model_input_names=inputs, **special)

@@ -44,6 +44,7 @@ def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
         DataError: If the file cannot be written.
     """
     import datasets
+    from datasets.table import InMemoryTable
 
     small: list[pa.Table] = []
     size = 0
@@ -54,7 +55,7 @@ def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
         if size > SPILL_BYTES:
             return _on_disk(itertools.chain(small, tables))
     whole = pa.concat_tables(small).combine_chunks()
-    return datasets.Dataset(datasets.table.InMemoryTable(whole), fingerprint=uuid.uuid4().hex)
+    return datasets.Dataset(InMemoryTable(whole), fingerprint=uuid.uuid4().hex)
 
 
 def _on_disk(tables: Iterator[pa.Table]) -> datasets.Dataset:
@@ -143,10 +144,6 @@ class Column(Sequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), CHUNK):
             yield from self.take(range(start, min(start + CHUNK, len(self))))
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, np.dtype[Any]]:
-        del copy
-        return np.asarray(list(self), dtype=dtype)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):

@@ -61,7 +61,7 @@ def length_batches(lengths: Sequence[int], batch_size: int, *, seed: int | None 
         ConfigError: If `batch_size` is below 1.
     """
     if batch_size < 1:
-        raise ConfigError(f"length_batches: batch_size is {batch_size}; a batch has at least one row. Give 1 or more.")
+        raise ConfigError(f"length_batches: batch_size is {batch_size}; it must be at least 1.")
     lengths = [int(length) for length in lengths]
     rows = list(range(len(lengths)))
     if seed is None:

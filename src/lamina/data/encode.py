@@ -55,7 +55,7 @@ def length_limit(
         return allowed if allowed < _UNLIMITED else _FALLBACK_TOKENS
     if not 1 <= asked <= allowed:
         most = f"model and tokenizer take 1 to {allowed}" if allowed < _UNLIMITED else "it must be positive"
-        raise ConfigError(f"encode: max_length is {asked}; {most}. Give a number of tokens within that.")
+        raise ConfigError(f"encode: max_length is {asked}; {most}.")
     return asked
 
 
@@ -110,9 +110,7 @@ def encode(
     pairs = bool(texts) and not isinstance(texts[0], str)
     room = max_length - tokenizer.num_special_tokens_to_add(pair=pairs)
     if room < 1:
-        raise ConfigError(
-            f"encode: max_length is {max_length}; the special tokens alone are {max_length - room}. Give a larger one."
-        )
+        raise ConfigError(f"encode: max_length is {max_length}; the special tokens alone are {max_length - room}.")
     options: dict[str, Any] = {
         "truncation": True,
         "max_length": max_length,
@@ -178,7 +176,7 @@ def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iter
 
 def _check_windows(tokenizer: Tokenizer, *, pairs: bool) -> None:
     if pairs:
-        raise ConfigError("encode: windows of text pairs were asked for; only single texts are cut. Truncate pairs.")
+        raise ConfigError("encode: windows of text pairs were asked for; only single texts are cut.")
     if not tokenizer.is_fast:
         raise ConfigError(
             f"encode: {type(tokenizer).__name__} is a slow tokenizer; token tasks need character offsets, "
@@ -191,8 +189,7 @@ def _overlap(asked: int | None, max_length: int, room: int) -> int:
         return min(max_length // 4, room - 1)
     if not 0 <= asked < room:
         raise ConfigError(
-            f"encode: stride is {asked}; windows hold {room} tokens of a text, so they can share 0 to {room - 1}. "
-            "Give a smaller stride."
+            f"encode: stride is {asked}; windows hold {room} tokens of a text, so they can share 0 to {room - 1}."
         )
     return asked
 
@@ -217,7 +214,9 @@ def _unchanged(tokenizer: Tokenizer, *, windows: bool) -> Iterator[None]:
 
 
 def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, Any]) -> Mapping[str, Any]:
-    if texts and not isinstance(texts[0], str):
+    if not texts:
+        return {"input_ids": []}
+    if not isinstance(texts[0], str):
         columns = [[encodable(text[i]) for text in texts] for i in (0, 1)]
     else:
         columns = [[encodable(str(text)) for text in texts]]

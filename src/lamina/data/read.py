@@ -53,14 +53,14 @@ class Table:
     """
 
     path: str
-    columns: dict[str, list[Any]]
+    columns: Mapping[str, Sequence[Any]]
     rows: Sequence[int]
     numbered: bool = False
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def column(self, name: str | int) -> list[Any]:
+    def column(self, name: str | int) -> Sequence[Any]:
         """The cells of one column.
 
         Args:
@@ -76,7 +76,7 @@ class Table:
                 raise no_value(self.path, row, str(name))
         return cells
 
-    def _cells(self, name: str | int) -> list[Any]:
+    def _cells(self, name: str | int) -> Sequence[Any]:
         key = str(name)
         if self.numbered and re.fullmatch(r"-\d+", key):
             key = str(len(self.columns) + int(key))

@@ -181,8 +181,8 @@ class Results(Protocol):
 def cells_of(rows: datasets.Dataset, column: str, spec: ColumnSpec) -> Any:
     """A column of a data set; ids become names where the column has names for them that are all among the labels."""
     names = class_names(rows, column)
-    named = names is not None and set(names) <= set(spec.labels or ())
-    return Column(rows, [column], partial(_by_name, names) if named else None)
+    named = partial(_by_name, names) if names and set(names) <= set(spec.labels or ()) else None
+    return Column(rows, [column], named)
 
 
 def class_names(rows: datasets.Dataset, column: str | int) -> tuple[str, ...] | None:

@@ -54,16 +54,16 @@ class ImageClassificationKind(Kind):
         """A folder with a folder of images per class, a plain tar file of one, or a Parquet file."""
         self.check_source(source, spec)
         if Path(source).suffix == ".parquet":
-            return self.from_rows(str(source), parquet_rows(source, spec.text), spec)
+            return self.from_rows(str(source), parquet_rows(source, _column(spec)), spec)
         return read_images(source)
 
     def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
         """Images are in column "image"."""
-        return replace(spec, text="image") if spec.text == "sentence" else spec
+        return replace(spec, text=_column(spec))
 
     def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[Any]], spec: ColumnSpec) -> Table:
         """The columns of images, none of which is opened, and of labels."""
-        column = "image" if spec.text == "sentence" else str(spec.text)
+        column = _column(spec)
         if isinstance(rows, Mapping):
             rows = image_dataset(name, rows, column, str(spec.label))
         columns: dict[str, Any] = {column: ImageColumn.from_dataset(rows, column)}
@@ -106,12 +106,17 @@ class ImageClassificationKind(Kind):
     def examples(self, raw: Sequence[Any], processor: Any) -> Split:
         """Images by their paths, or as the bytes of their files."""
         if isinstance(raw, str | bytes | Path):
-            raise ConfigError("predict: got one image; a list of images is needed. Put it in a list.")
+            raise ConfigError("predict: got one image; a list of images is needed.")
         return ImageColumn.of([_image(row, entry) for row, entry in enumerate(raw)]).split(None)
 
     def answers(self, task: TaskLike, split: Split, inputs: Any, processor: Any) -> ClassResults:
         """A label with probabilities."""
         return self.results(task, split, inputs)
+
+
+def _column(spec: ColumnSpec) -> str:
+    """The column that is meant: "image", where none was named."""
+    return "image" if spec.text == "sentence" else str(spec.text)
 
 
 def _images(table: Table, spec: ColumnSpec) -> Any:
@@ -179,8 +184,8 @@ class ImageInputs:
     ) -> None:
         if not 0 < scale[0] <= scale[1] <= 1:
             raise ConfigError(
-                f"images: scale is {scale[0]} to {scale[1]}; a crop takes a share of the image, above 0 and up to 1. "
-                f"Give the smaller share first, as in {SCALE}."
+                f"images: scale is {scale[0]} to {scale[1]}; it must be two shares of the image, above 0 and at most "
+                "1, the smaller first."
             )
         self._processor = image_processor(processor)
         self.target = target_of(self._processor)
@@ -314,5 +319,5 @@ def _shape(processor: Any, size: tuple[int, int]) -> tuple[int, ...]:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
             f"images: {type(processor).__name__} fails on an RGB image of {size[0]} x {size[1]} ({reason}); "
-            "a classifier's images are made by it. Correct its settings, or give another."
+            "a classifier's images are made by it."
         ) from error

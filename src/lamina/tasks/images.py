@@ -10,6 +10,7 @@ import os
 import stat
 import tarfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from io import BytesIO
@@ -25,7 +26,7 @@ from lamina.errors import DataError
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     import datasets
 
@@ -38,7 +39,6 @@ _CELL = {"name": pa.string(), "path": pa.string(), "offset": pa.int64(), "size":
 _BLOCK = 512  # a tar file is made of blocks of this many bytes, and ends with some that are zero
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
 _SPECIAL = "links and special files, which are not followed"
-_GET_AGAIN = "Get the file again, or leave the row out."
 
 
 @final
@@ -73,32 +73,28 @@ class LazyImage:
 
     def _bytes(self) -> bytes:
         if self.path is None:
-            raise DataError(
-                f"image: {self.name} is empty; every row of an image task has an image. Leave the row out.",
-                path=self.name,
-            )
+            raise _error(self.name, f"image: {self.name} is empty; every row of an image task has an image.")
         try:
             with Path(self.path).open("rb") as file:
                 file.seek(self.offset)
                 data = file.read(-1 if self.size is None else self.size)
         except OSError as error:
-            raise DataError(
-                f"image: {self.name} cannot be read ({error.strerror or error}); images are read again in every epoch. "
-                "Leave the files in place while they are used.",
-                path=self.name,
+            raise _error(
+                self.name,
+                f"image: {self.name} cannot be read ({error.strerror or error}); images are read again in every epoch.",
             ) from None
         if self.size is not None and len(data) < self.size:
-            raise DataError(
+            raise _error(
+                self.name,
                 f"image: {self.name} is cut off after {len(data)} of {self.size} bytes; the tar file has become "
-                "shorter. Get it again.",
-                path=self.name,
+                "shorter.",
             )
         return data
 
 
 @final
 @dataclass(frozen=True)
-class ImageColumn:
+class ImageColumn(Sequence[LazyImage]):
     """A column of images as it stands in a table: nothing is opened.
 
     Attributes:
@@ -134,8 +130,7 @@ class ImageColumn:
             known = ", ".join(name for name, feature in rows.features.items() if isinstance(feature, datasets.Image))
             came = "has no column" if kind is None else "has no images in column"
             raise DataError(
-                f"images: the data set {came} '{column}'; its columns of images are: {known or 'none'}. "
-                "Name one of these.",
+                f"images: the data set {came} '{column}'; its columns of images are: {known or 'none'}.",
                 column=column,
             )
         plain = rows.with_format(None).select_columns([column]).cast_column(column, datasets.Image(decode=False))
@@ -145,6 +140,9 @@ class ImageColumn:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __getitem__(self, row: Any) -> Any:
+        return Column(self.rows, ["text", "row"], self.open_text)[row]
 
     def __iter__(self) -> Iterator[LazyImage]:
         return iter(Column(self.rows, ["text", "row"], self.open_text))
@@ -183,6 +181,10 @@ def image_dataset(name: str, columns: Mapping[str, list[Any]], image: str, label
         ) from error
 
 
+def _error(path: str | Path, message: str) -> DataError:
+    return DataError(message, path=str(path))
+
+
 def _decoded(data: bytes, name: str) -> Image.Image:
     try:
         with Image.open(BytesIO(data)) as image:
@@ -194,19 +196,18 @@ def _decoded(data: bytes, name: str) -> Image.Image:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if isinstance(error, Image.UnidentifiedImageError):
             reason = "no image format known"  # the library's text names an object in memory
-        raise DataError(
-            f"image: {name} cannot be decoded ({reason}); every row of an image task is a whole image. {_GET_AGAIN}",
-            path=name,
+        raise _error(
+            name, f"image: {name} cannot be decoded ({reason}); every row of an image task is a whole image."
         ) from error
 
 
 def _rgb(image: Image.Image, name: str) -> Image.Image:
     """Grey, palette, CMYK and transparent images in RGB; what lies under transparent pixels shows."""
     if image.mode in ("I", "F"):
-        raise DataError(
+        raise _error(
+            name,
             f"image: {name} has pixels of 32 bits (mode {image.mode}); which of their values is white is not known. "
             "Save it with 8 or 16 bits per channel.",
-            path=name,
         )
     if image.mode.startswith("I;16"):
         image = image.point(lambda value: value * (1 / 256)).convert("L")  # else all above 255 becomes white
@@ -258,10 +259,7 @@ def read_images(path: str | Path) -> Table:
     elif path.is_file():
         scan = _in_tar(path)
     else:
-        raise DataError(
-            f"images: {path} is not there; images are read from a folder or a tar file. Check the path.",
-            path=str(path),
-        )
+        raise _error(path, f"images: {path} is not there; images are read from a folder or a tar file.")
     names = sorted(scan.images)
     _check_classes(scan, names)
     labels = [parts[-2] for parts in names]
@@ -286,10 +284,8 @@ def _in_folder(root: Path) -> _Scan:
 
 
 def _unreadable(error: OSError) -> None:
-    raise DataError(
-        f"images: {error.filename} cannot be listed ({error.strerror}); all class folders are read. "
-        "Make it readable, or take it out.",
-        path=str(error.filename),
+    raise _error(
+        error.filename, f"images: {error.filename} cannot be listed ({error.strerror}); all class folders are read."
     )
 
 
@@ -309,10 +305,8 @@ def _in_tar(path: Path) -> _Scan:
     with path.open("rb") as file:
         file.seek(end)
         if file.read(_BLOCK) != bytes(_BLOCK):  # tarfile takes a damaged header for the end
-            raise DataError(
-                f"images: {path} is cut off or damaged after {end} bytes; a tar file ends with a block of zeros. "
-                "Get it again.",
-                path=str(path),
+            raise _error(
+                path, f"images: {path} is cut off or damaged after {end} bytes; a tar file ends with a block of zeros."
             )
     return scan
 
@@ -322,41 +316,39 @@ def _not_a_tar(path: Path, error: Exception) -> DataError:
         start = file.read(8)
     packed = next((name for magic, name in _PACKED.items() if start.startswith(magic)), None)
     if packed is not None:
-        return DataError(
+        return _error(
+            path,
             f"images: {path} is compressed with {packed}; images are read in place, from a plain tar file or a folder. "
             "Unpack it first.",
-            path=str(path),
         )
-    return DataError(
-        f"images: {path} is not a whole tar file ({error}); images are read from a folder or a plain tar file. "
-        "Get it again, or give the folder.",
-        path=str(path),
+    return _error(
+        path, f"images: {path} is not a whole tar file ({error}); images are read from a folder or a plain tar file."
     )
 
 
 def _check_classes(scan: _Scan, names: Sequence[tuple[str, ...]]) -> None:
     source = scan.source
     if not names:
-        raise DataError(
+        raise _error(
+            source,
             f"images: {source} has no images (ignored: {scan.ignored}); they end in {', '.join(sorted(ENDINGS))}. "
             "Put the images of each class into a folder named after it.",
-            path=str(source),
         )
     places: dict[str, str] = {}
     for parts in names:
         *folders, name = parts
         if not folders:
-            raise DataError(
+            raise _error(
+                source,
                 f"images: {name} lies in {source} itself; the class of an image is the name of its folder, as in "
                 "airplane/0001.jpg. Put each class into a folder, and give the folder that holds them.",
-                path=str(source),
             )
         label, folder = folders[-1], "/".join(folders)
         first = places.setdefault(label, folder)
         if first != folder:
-            raise DataError(
+            raise _error(
+                source,
                 f"images: {source} has the class folder '{label}' twice, as {first} and "
                 f"{folder}; a class has one folder, and a part of a data set is read alone. "
                 "Give the folder, or a tar file, of one part.",
-                path=str(source),
             )

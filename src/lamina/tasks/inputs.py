@@ -229,7 +229,7 @@ def checked_texts(raw: Sequence[Any], *, pairs: bool) -> Sequence[Any]:
         ConfigError: If it is one text, or an entry is no text (or pair, where the first is one).
     """
     if isinstance(raw, str):
-        raise ConfigError("predict: got one text; a list of texts is needed. Put it in a list.")
+        raise ConfigError("predict: got one text; a list of texts is needed.")
     single = len(raw) == 0 or isinstance(raw[0], str)
     if not single and not pairs:
         raise ConfigError("predict: single texts are read here, and pairs were given.")

@@ -76,8 +76,7 @@ def numbers(table: Table, column: str | int) -> tuple[float, ...]:
         value = float(cell) if _is_number(cell) else math.nan
         if not math.isfinite(value):
             raise DataError(
-                f"labels: {table.path} row {row} has '{cell}' in column '{column}'; "
-                "a regression task needs a number. Correct this row.",
+                f"labels: {table.path} row {row} has '{cell}' in column '{column}'; a regression task needs a number.",
                 path=table.path,
                 row=row,
                 column=str(column),
@@ -104,8 +103,7 @@ def unknown_label(table: Table, row: int, cell: object, labels: Sequence[str], c
         DataError: Always; names file, row and label.
     """
     raise DataError(
-        f"labels: {table.path} row {row} has label '{cell}'; the labels are: {', '.join(labels)}. "
-        "Correct the row, or name all labels in `labels`.",
+        f"labels: {table.path} row {row} has label '{cell}'; the labels are: {', '.join(labels)}.",
         path=table.path,
         row=row,
         column=str(column),
@@ -154,7 +152,7 @@ def texts(table: Table, column: str | int) -> Sequence[str]:
         if not isinstance(cell, str):
             raise DataError(
                 f"task: {table.path} row {row} has no text in column '{column}' but {type(cell).__name__}; "
-                "a task of this kind reads text. Name the column that holds it.",
+                "a task of this kind reads text.",
                 path=table.path,
                 row=row,
                 column=str(column),
@@ -169,10 +167,7 @@ def label_source(tables: Mapping[str, Table]) -> Table:
         DataError: If there is no train part.
     """
     if "train" not in tables:
-        raise DataError(
-            "task: no train file was given, and no labels; one of them says which labels there are. "
-            "Name the labels in `labels`."
-        )
+        raise DataError("task: no train file was given, and no labels; one of them says which labels there are.")
     return tables["train"]
 
 
@@ -195,7 +190,6 @@ def without_classes(spec: ColumnSpec, labels: tuple[str, ...], problem_type: str
     """
     if spec.labels not in (None, labels):
         raise ConfigError(
-            f"task: labels are {', '.join(spec.labels or ())}; a task of kind {spec.kind} has {instead} in their "
-            "place. Leave labels out."
+            f"task: labels are {', '.join(spec.labels or ())}; a task of kind {spec.kind} has {instead} in their place."
         )
     return replace(spec, labels=labels, problem_type=problem_type)

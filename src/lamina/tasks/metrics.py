@@ -185,7 +185,7 @@ class TokenSums:
             DataError: If there was no token.
         """
         if not self.count:
-            raise DataError("metrics: no token is hidden; a score needs at least one. Give longer texts.")
+            raise DataError("metrics: no token is hidden; a score needs at least one.")
         mean = self.loss / self.count
         perplexity = math.exp(mean) if mean < _MOST else math.exp(_MOST)
         return _scores(metrics, {"perplexity": lambda: perplexity, "accuracy": lambda: self.right / self.count})

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.tasks import kind_of
+from lamina.tasks.base import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 logger = logging.getLogger(__name__)
 
-_GLUE_FILES = MappingProxyType({"train": ("train.tsv",), "validation": ("dev.tsv",)})
-_GLUE_PARTS = ("train", "validation")  # the labels of GLUE's test parts are not public
+_LANGUAGE = re.compile(r"[a-z]{2,}(-[a-z]+)*")
 
 
 @dataclass(frozen=True)
@@ -27,42 +27,47 @@ class Preset:
 
     Attributes:
         hub: Data set on the hub, `config` and `revision` with it.
-        hub_columns: Text, second text (or None) and label there.
-        columns: The same three in the published files.
+        columns: Text, second text (or None) and label in the published files.
         labels: Class names in the order of the ids; for regression the name of the score. None named: those of the hub
             set, or the names of the folders.
         metrics: All that are reported; the first picks the best checkpoint.
-        kind: The kind of task.
-        problem_type: What is predicted.
-        header: Column names of files that have none.
-        files: Part to the names its published file goes by; a name may be a pair of files whose lines belong together,
-            and of images a folder.
-        stand_ins: Names of files that stand in for the train part where none of the published ones is there.
-        parts: Parts of the hub set that have labels.
-        rows: Part to the number of its rows as published; where there are several languages, that of English.
+        rows: Part that has labels to the number of its rows as published; of several languages, that of English.
         length: Tokens of a usual row (the mean over the published rows, special tokens included; of texts that become
             others those that are read; of an image patches of 16 of 224 pixels and one more).
+        files: Part to the names its published file goes by; a name may be a pair of files whose lines belong together,
+            and of images a folder.
+        kind: The kind of task.
+        problem_type: What is predicted.
+        config: Of the hub set.
+        revision: Of the hub set.
+        hub_columns: The columns on the hub, where they have other names there.
+        header: Column names of files that have none.
+        stand_ins: Names of files that stand in for the train part where none of the published ones is there.
         languages: Whether `config` is a language, which may follow the name: "wikiann/de".
         classes: How many labels there are, where none is named.
     """
 
     hub: str
-    hub_columns: tuple[str, str | None, str]
     columns: tuple[str | int, str | None, str | int]
     labels: tuple[str, ...]
     metrics: tuple[str, ...]
-    config: str | None = None
-    revision: str | None = None
+    rows: Mapping[str, int]
+    length: int
+    files: Mapping[str, tuple[str | tuple[str, str], ...]]
     kind: str = "sequence_classification"
     problem_type: str = "classification"
+    config: str | None = None
+    revision: str | None = None
+    hub_columns: tuple[str, str | None, str] | None = None
     header: tuple[str, ...] | None = None
-    files: Mapping[str, tuple[str | tuple[str, str], ...]] = field(default_factory=lambda: _GLUE_FILES)
     stand_ins: tuple[str | tuple[str, str], ...] = ()
-    parts: tuple[str, ...] = _GLUE_PARTS
-    rows: Mapping[str, int] = field(default_factory=dict)
-    length: int = 64
     languages: bool = False
     classes: int = 0
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Parts of the hub set that have labels."""
+        return tuple(self.rows)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -70,229 +75,177 @@ class Preset:
         return self.labels or tuple(map(str, range(self.classes)))
 
 
-_LANGUAGE = re.compile(r"[a-z]{2,}(-[a-z]+)*")
-_GLUE = "nyu-mll/glue"
-_TWO = ("sentence1", "sentence2", "label")
-_IMAGES = ("image", None, "label")
-_ENTAILS = ("entailment", "not_entailment")
+_ONE, _TWO, _IMAGE = ("sentence", None, "label"), ("sentence1", "sentence2", "label"), ("image", None, "label")
+_ENTAILMENT = ("entailment", "not_entailment")
+_SPANS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
+_CIFAR = {"train": ("train.tar", "train"), "test": ("test.tar", "test")}
+_IMAGE_SIZES = {"train": 50000, "test": 10000}
+_COLA_HEADER = ("source", "label", "mark", "sentence")
 
 
-def _parts_of(*names: str) -> Mapping[str, tuple[str, ...]]:
-    return MappingProxyType(
-        {part: tuple(name.format(part) for name in names) for part in ("train", "validation", "test")}
-    )
+def _glue(
+    config: str,
+    columns: tuple[str, str | None, str],
+    labels: tuple[str, ...],
+    metrics: tuple[str, ...],
+    rows: tuple[int, int],
+    length: int,
+    **more: Any,
+) -> Preset:
+    """A task of GLUE; the labels of its test parts are not public."""
+    sizes = dict(zip(("train", "validation"), rows, strict=True))
+    files = {"train": ("train.tsv",), "validation": ("dev.tsv",)}
+    return Preset("nyu-mll/glue", columns, labels, metrics, sizes, length, files, config=config, **more)
+
+
+def _sizes(*rows: int) -> dict[str, int]:
+    return dict(zip(PARTS, rows, strict=True))
+
+
+def _files(*names: str) -> dict[str, tuple[str, ...]]:
+    return {part: tuple(name.format(part) for name in names) for part in PARTS}
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
-        "cola": Preset(
-            _GLUE,
-            ("sentence", None, "label"),
-            ("sentence", None, "label"),
-            ("unacceptable", "acceptable"),
-            ("mcc", "accuracy"),
-            config="cola",
-            header=("source", "label", "mark", "sentence"),
-            rows=MappingProxyType({"train": 8551, "validation": 1043}),
-            length=12,
+        "cola": _glue(
+            "cola", _ONE, ("unacceptable", "acceptable"), ("mcc", "accuracy"), (8551, 1043), 12, header=_COLA_HEADER
         ),
-        "sst2": Preset(
-            _GLUE,
-            ("sentence", None, "label"),
-            ("sentence", None, "label"),
-            ("negative", "positive"),
-            ("accuracy",),
-            config="sst2",
-            rows=MappingProxyType({"train": 67349, "validation": 872}),
-            length=13,
-        ),
-        "mrpc": Preset(
-            _GLUE,
-            _TWO,
+        "sst2": _glue("sst2", _ONE, ("negative", "positive"), ("accuracy",), (67349, 872), 13),
+        "mrpc": _glue(
+            "mrpc",
             ("#1 String", "#2 String", "Quality"),
             ("not_equivalent", "equivalent"),
             ("accuracy", "f1"),
-            config="mrpc",
-            rows=MappingProxyType({"train": 3668, "validation": 408}),
-            length=53,
+            (3668, 408),
+            53,
+            hub_columns=_TWO,
         ),
-        "rte": Preset(
-            _GLUE,
-            _TWO,
-            _TWO,
-            _ENTAILS,
-            ("accuracy",),
-            config="rte",
-            rows=MappingProxyType({"train": 2490, "validation": 277}),
-            length=70,
-        ),
-        "stsb": Preset(
-            _GLUE,
-            _TWO,
+        "rte": _glue("rte", _TWO, _ENTAILMENT, ("accuracy",), (2490, 277), 70),
+        "stsb": _glue(
+            "stsb",
             ("sentence1", "sentence2", "score"),
             ("score",),
             ("pearson", "spearman"),
-            config="stsb",
+            (5749, 1500),
+            28,
+            hub_columns=_TWO,
             problem_type="regression",
-            rows=MappingProxyType({"train": 5749, "validation": 1500}),
-            length=28,
         ),
-        "wnli": Preset(
-            _GLUE,
-            _TWO,
-            _TWO,
-            ("not_entailment", "entailment"),
-            ("accuracy",),
-            config="wnli",
-            rows=MappingProxyType({"train": 635, "validation": 71}),
-            length=37,
-        ),
-        "qnli": Preset(
-            _GLUE,
-            ("question", "sentence", "label"),
-            ("question", "sentence", "label"),
-            _ENTAILS,
-            ("accuracy",),
-            config="qnli",
-            rows=MappingProxyType({"train": 104743, "validation": 5463}),
-            length=50,
-        ),
+        "wnli": _glue("wnli", _TWO, _ENTAILMENT[::-1], ("accuracy",), (635, 71), 37),
+        "qnli": _glue("qnli", ("question", "sentence", "label"), _ENTAILMENT, ("accuracy",), (104743, 5463), 50),
         "imdb": Preset(
             "stanfordnlp/imdb",
             ("text", None, "label"),
-            ("text", None, "label"),
             ("negative", "positive"),
             ("accuracy",),
-            files=MappingProxyType({"train": ("train.jsonl",), "test": ("test.jsonl",)}),
-            parts=("train", "test"),
-            rows=MappingProxyType({"train": 25000, "test": 25000}),
-            length=314,
+            {"train": 25000, "test": 25000},
+            314,
+            {"train": ("train.jsonl",), "test": ("test.jsonl",)},
         ),
         "conll2003": Preset(
             "eriktks/conll2003",
-            ("tokens", None, "ner_tags"),
             (0, None, -1),
-            ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC"),
+            (*_SPANS, "B-MISC", "I-MISC"),
             ("span_f1", "accuracy"),
-            revision="refs/convert/parquet",  # the set's own loading script runs in no current version of datasets
+            _sizes(14041, 3250, 3453),
+            20,
+            {
+                "train": ("eng.train", "train.txt"),
+                "validation": ("eng.testa", "valid.txt"),
+                "test": ("eng.testb", "test.txt"),
+            },
             kind="token_classification",
-            files=MappingProxyType(
-                {
-                    "train": ("eng.train", "train.txt"),
-                    "validation": ("eng.testa", "valid.txt"),
-                    "test": ("eng.testb", "test.txt"),
-                }
-            ),
-            parts=("train", "validation", "test"),
-            rows=MappingProxyType({"train": 14041, "validation": 3250, "test": 3453}),
-            length=20,
+            revision="refs/convert/parquet",  # the set's own loading script runs in no current version of datasets
+            hub_columns=("tokens", None, "ner_tags"),
         ),
         "wikiann": Preset(
             "unimelb-nlp/wikiann",
             ("tokens", None, "ner_tags"),
-            ("tokens", None, "ner_tags"),
-            ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"),
+            _SPANS,
             ("span_f1", "accuracy"),
-            config="en",
+            _sizes(20000, 10000, 10000),
+            12,
+            _files("{0}.jsonl", "{0}.parquet", "{0}-00000-of-00001.parquet"),
             kind="token_classification",
-            files=_parts_of("{0}.jsonl", "{0}.parquet", "{0}-00000-of-00001.parquet"),
-            parts=("train", "validation", "test"),
-            rows=MappingProxyType({"train": 20000, "validation": 10000, "test": 10000}),
-            length=12,
+            config="en",
             languages=True,
         ),
         "wikitext2": Preset(
             "Salesforce/wikitext",
             ("text", None, ""),
-            ("text", None, ""),
             ("token",),
             ("perplexity", "accuracy"),
-            config="wikitext-2-raw-v1",
+            _sizes(36718, 3760, 4358),
+            70,
+            {
+                part: (f"{short}.txt", f"wiki.{short}.raw", f"wiki.{short}.tokens")
+                for part, short in zip(PARTS, ("train", "valid", "test"), strict=True)
+            },
             kind="masked_lm",
-            files=MappingProxyType(
-                {
-                    "train": ("train.txt", "wiki.train.raw", "wiki.train.tokens"),
-                    "validation": ("valid.txt", "wiki.valid.raw", "wiki.valid.tokens"),
-                    "test": ("test.txt", "wiki.test.raw", "wiki.test.tokens"),
-                }
-            ),
-            parts=("train", "validation", "test"),
-            rows=MappingProxyType({"train": 36718, "validation": 3760, "test": 4358}),
-            length=70,
+            config="wikitext-2-raw-v1",
         ),
         "cnn_dailymail": Preset(
             "abisee/cnn_dailymail",
             ("article", None, "highlights"),
-            ("article", None, "highlights"),
             ("text",),
             ("rougeL", "rouge1", "rouge2", "rougeLsum"),
-            config="3.0.0",
+            _sizes(287113, 13368, 11490),
+            900,
+            _files("{0}.csv"),
             kind="summarization",
             problem_type="generation",
-            files=_parts_of("{0}.csv"),
+            config="3.0.0",
             stand_ins=("articles.csv",),
-            parts=("train", "validation", "test"),
-            rows=MappingProxyType({"train": 287113, "validation": 13368, "test": 11490}),
-            length=900,
         ),
         "wmt16_en_ro": Preset(
             "wmt/wmt16",
             ("translation.en", None, "translation.ro"),
-            ("translation.en", None, "translation.ro"),
             ("text",),
             ("bleu", "chrf"),
-            config="ro-en",
+            _sizes(610320, 1999, 1999),
+            35,
+            {part: ((f"{part}.en", f"{part}.ro"), f"{part}.jsonl") for part in PARTS},
             kind="translation",
             problem_type="generation",
-            files=MappingProxyType(
-                {part: ((f"{part}.en", f"{part}.ro"), f"{part}.jsonl") for part in ("train", "validation", "test")}
-            ),
+            config="ro-en",
             stand_ins=(("tatoeba.ron-eng.eng", "tatoeba.ron-eng.ron"),),
-            parts=("train", "validation", "test"),
-            rows=MappingProxyType({"train": 610320, "validation": 1999, "test": 1999}),
-            length=35,
         ),
         "cifar10": Preset(
             "uoft-cs/cifar10",
-            ("img", None, "label"),
-            _IMAGES,
+            _IMAGE,
             ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
             ("accuracy", "f1"),
+            _IMAGE_SIZES,
+            197,
+            {
+                "train": (*_CIFAR["train"], "train_1000_per_class.tar"),
+                "test": (*_CIFAR["test"], "test_200_per_class.tar"),
+            },
             kind="image_classification",
-            files=MappingProxyType(
-                {
-                    "train": ("train.tar", "train", "train_1000_per_class.tar"),
-                    "test": ("test.tar", "test", "test_200_per_class.tar"),
-                }
-            ),
-            parts=("train", "test"),
-            rows=MappingProxyType({"train": 50000, "test": 10000}),
-            length=197,
+            hub_columns=("img", None, "label"),
         ),
         "cifar100": Preset(
             "uoft-cs/cifar100",
-            ("img", None, "fine_label"),
-            _IMAGES,
+            _IMAGE,
             (),
             ("accuracy", "f1"),
+            _IMAGE_SIZES,
+            197,
+            _CIFAR,
             kind="image_classification",
-            files=MappingProxyType({"train": ("train.tar", "train"), "test": ("test.tar", "test")}),
-            parts=("train", "test"),
-            rows=MappingProxyType({"train": 50000, "test": 10000}),
-            length=197,
+            hub_columns=("img", None, "fine_label"),
             classes=100,
         ),
         "imagenet": Preset(
             "ILSVRC/imagenet-1k",
-            ("image", None, "label"),
-            _IMAGES,
+            _IMAGE,
             (),
             ("accuracy", "f1"),
+            {"train": 1281167, "validation": 50000},  # the labels of the test part are not public here either
+            197,
+            {"train": ("train", "train.tar"), "validation": ("val", "validation", "val.tar")},
             kind="image_classification",
-            files=MappingProxyType({"train": ("train", "train.tar"), "validation": ("val", "validation", "val.tar")}),
-            parts=_GLUE_PARTS,  # the labels of the test part are not public here either
-            rows=MappingProxyType({"train": 1281167, "validation": 50000}),
-            length=197,
             classes=1000,
         ),
     }
@@ -340,7 +293,7 @@ def published_files(name: str, preset: Preset, folder: Path) -> dict[str, Any]:
         known = " or ".join(_names(names) for names in preset.files["train"])
         raise DataError(
             f"task {name}: {folder} has no {known}; "
-            "a folder must hold the published files. Check the folder, or name the files one by one.",
+            "a folder holds the published files, or `files` names them one by one.",
             path=str(folder),
         )
     if found.get("validation", folder) is None:
@@ -361,8 +314,7 @@ def fetch(name: str, preset: Preset) -> dict[str, Any]:
     except Exception as error:  # the hub's clients raise many unrelated kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(
-            f"task {name}: '{preset.hub}' cannot be fetched ({reason}); without files a preset comes from the hub. "
-            "Give `files`, or try again with a connection."
+            f"task {name}: '{preset.hub}' cannot be fetched ({reason}); without `files` a preset comes from the hub."
         ) from error
     return {part: fetched[part] for part in preset.parts}  # pyright: ignore
 

@@ -55,9 +55,7 @@ class SampleSize:
             ConfigError: If that is none, more than there are, or there are no classes to multiply by.
         """
         if self.per_class is not None and not classes:
-            raise ConfigError(
-                f"subsample: per_class is {self.per_class}; this task has no classes. Give fraction or rows instead."
-            )
+            raise ConfigError(f"subsample: per_class is {self.per_class}; this task has no classes.")
         if self.fraction is not None:
             count, said = round(self.fraction * total), f"a fraction of {self.fraction}"
         else:
@@ -99,8 +97,5 @@ def subsample_rows(
     counts = shares(sizes, count) if size.per_class is None else [size.per_class] * len(members)
     for name, group, needed in zip(names, members, counts, strict=True):
         if needed > len(group):
-            raise ConfigError(
-                f"subsample: {needed} rows of class '{name}' were asked for; there are {len(group)}. Ask for fewer, or "
-                "leave stratified out."
-            )
+            raise ConfigError(f"subsample: {needed} rows of class '{name}' were asked for; there are {len(group)}.")
     return sorted(row for group, needed in zip(members, counts, strict=True) for row in rng.sample(group, needed))

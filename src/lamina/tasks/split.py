@@ -131,7 +131,8 @@ def _tables(columns: dict[str, Iterable[Any]]) -> Iterator[pa.Table]:
     label_type: pa.DataType | None = None
     pairs = False
     for part in chunks(zip(*columns.values(), strict=True)):
-        cells = dict(zip(columns, zip(*part, strict=True) if part else [()] * len(columns), strict=True))
+        filled: list[Any] = list(zip(*part, strict=True)) or [()] * len(columns)
+        cells = dict(zip(columns, filled, strict=True))
         texts, labels = cells["text"], cells.get("label", [None] * len(part))
         if label_type is None:
             label_type = _type_of(labels)
@@ -155,8 +156,7 @@ def _type_of(labels: Sequence[Any]) -> pa.DataType:
     first = labels[0] if labels else None
     if isinstance(first, list | tuple):
         return pa.list_(pa.int64())
-    kind = pa.scalar(first).type
-    return pa.int64() if pa.types.is_boolean(kind) else kind
+    return pa.string() if isinstance(first, str) else pa.scalar(first).type
 
 
 def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit") -> Split:
@@ -197,10 +197,7 @@ def held_out(split: Split, *, stratify: bool, seed: int, last: bool = False) -> 
     """
     count = len(split)
     if count < 2:
-        raise DataError(
-            f"task: the train part has {count} rows; two are needed to set one aside for validation. "
-            "Give more rows or a validation file."
-        )
+        raise DataError(f"task: the train part has {count} rows; two are needed to set one aside for validation.")
     tenth = max(1, round(HELD_OUT * count))
     if last:
         return split.take(range(count - tenth)), split.take(range(count - tenth, count))

@@ -197,7 +197,7 @@ class Task:
             part: source for part, source in zip(PARTS, (train, validation, test), strict=True) if source is not None
         }
         if not sources:
-            raise DataError("task: no file was given; a task needs rows. Give `train`, `validation` or `test`.")
+            raise DataError("task: no file was given; it needs `train`, `validation` or `test`.")
         spec = ColumnSpec(kind, text, label, text_pair, None if labels is None else tuple(labels), problem_type)
         tables = {part: kind_of(kind).read(source, spec) for part, source in sources.items()}
         first = next(iter(sources.values()))
@@ -252,7 +252,7 @@ class Task:
         _check_parts(name, dataset)
         parts = {part: _rows(part, rows) for part, rows in dataset.items()}
         if not parts:
-            raise DataError("task: the dataset has no parts; a task needs rows. Give 'train', 'validation' or 'test'.")
+            raise DataError("task: the dataset has no parts; it needs 'train', 'validation' or 'test'.")
         first = next(iter(parts.values()))
         if labels is None and kind_of(kind).has_classes and not isinstance(first, Mapping):
             labels = class_names(first, label)
@@ -289,7 +289,7 @@ class Task:
         """
         short, preset = find_preset(name)
         kind = kind_of(preset.kind)
-        text, pair, label = preset.hub_columns if files is None else preset.columns
+        text, pair, label = (files is None and preset.hub_columns) or preset.columns
         spec = ColumnSpec(preset.kind, text, label, pair, preset.labels or None, preset.problem_type)
         if files is None:
             parts = fetch(short, preset)
@@ -313,17 +313,16 @@ def _rows(part: str, given: Any) -> Any:
     """One part as a data set, or (of dicts) as columns."""
     import datasets
 
-    rows = given.with_format(None) if isinstance(given, datasets.Dataset) else given
-    if not isinstance(rows, datasets.Dataset):
-        rows = list(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping) else [None]
-        if not all(isinstance(row, Mapping) for row in rows):
-            raise ConfigError(
-                f"task: part '{part}' is {type(given).__name__}; it must be a Dataset or a list of dicts."
-            )
+    is_dataset = isinstance(given, datasets.Dataset)
+    rows: Any = given if is_dataset else [None]
+    if isinstance(given, Iterable) and not isinstance(given, datasets.Dataset | str | bytes | Mapping):
+        rows = list(given)
+    if not is_dataset and not all(isinstance(row, Mapping) for row in rows):
+        raise ConfigError(f"task: part '{part}' is {type(given).__name__}; it must be a Dataset or a list of dicts.")
     if len(rows) == 0:
         raise DataError(f"task: part '{part}' is empty; it needs at least one row.")
-    if isinstance(rows, datasets.Dataset):
-        return rows
+    if is_dataset:
+        return rows.with_format(None)
     return {key: [row.get(key) for row in rows] for key in dict.fromkeys(key for row in rows for key in row)}
 
 
@@ -365,10 +364,7 @@ def _check_spec(spec: ColumnSpec) -> None:
     if labels is not None and (not labels or len(set(labels)) < len(labels)):
         raise ConfigError(f"task: labels are {', '.join(labels) or 'none'}; every class has a name of its own.")
     if spec.text_pair is not None and not kind.reads_pairs:
-        raise ConfigError(
-            f"task: text_pair is '{spec.text_pair}'; a task of kind {spec.kind} reads one text a row. "
-            "Leave text_pair out."
-        )
+        raise ConfigError(f"task: text_pair is '{spec.text_pair}'; a task of kind {spec.kind} reads one text a row.")
 
 
 def _metrics(known: tuple[str, ...], metric: str | None) -> tuple[str, ...]:

@@ -252,10 +252,9 @@ def _split(table: Table, spec: ColumnSpec) -> Split:
         blank = next((row for row, text in zip(table.rows, texts, strict=True) if not text.strip()), None)
         if blank is not None:
             raise DataError(
-                f"task: {table.path} row {blank} is blank in column '{column}'; every text has one that it becomes. "
-                "Fill it in or leave the row out.",
+                f"task: {table.path} row {blank} is blank in column '{column}'; every text has one that it becomes.",
                 path=table.path,
                 row=blank,
                 column=str(column),
             )
-    return Split.of(*columns)
+    return Split.of(columns[0], columns[1])

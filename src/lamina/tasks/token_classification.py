@@ -207,7 +207,7 @@ def _best(logits: Tensor, labels: Sequence[str], words: Sequence[Span]) -> Itera
     """Per word its span, and the probability and name of its likeliest tag."""
     if len(words):
         probabilities, ids = logits.softmax(-1).max(-1)
-        names = [labels[number] for number in ids.tolist()]
+        names = [str(labels[number]) for number in ids.tolist()]
         yield from zip(words, probabilities.tolist(), names, strict=True)
 
 

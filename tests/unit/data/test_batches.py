@@ -3,40 +3,43 @@ from __future__ import annotations
 import random
 
 import pytest
-import torch
 
-from lamina.data.batches import collate, length_batches, pad
+from lamina.data.batches import length_batches, pad, padding_of, tokenizer_of
+from lamina.data.encode import encode
 from lamina.errors import ConfigError
 
-ROWS = [
-    {"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1], "token_type_ids": [0, 0, 1], "labels": [-100, 2, 1]},
-    {"input_ids": [8], "attention_mask": [1], "token_type_ids": [0], "labels": [3]},
-]
+TEXTS = ["the cat sat on the mat", "moon"]
 
 
-def test_pads_to_the_longest(minilm):
-    batch = collate(ROWS, minilm)
-    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, minilm.pad_token_id, minilm.pad_token_id]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert batch["token_type_ids"].tolist() == [[0, 0, 1], [0, 0, 0]]
-    assert batch["labels"].tolist() == [[-100, 2, 1], [3, -100, -100]]
-    assert all(tensor.dtype == torch.long for tensor in batch.values())
+def batch(tokenizer, rows: list[int]):
+    return encode(TEXTS, tokenizer, max_length=64).batch(rows, padding_of(tokenizer))
 
 
-def test_pads_on_the_right_whatever_the_tokenizer_does(metaspace, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(metaspace, "padding_side", "left")
-    batch = collate(ROWS, metaspace)
-    assert batch["input_ids"].tolist()[1] == [8] + [metaspace.pad_token_id] * 2
-    assert batch["attention_mask"].tolist()[1] == [1, 0, 0]
-    assert batch["labels"].tolist()[1] == [3, -100, -100]
+def test_pads_to_the_longest_on_the_right(minilm, monkeypatch: pytest.MonkeyPatch):
+    expected = {key: list(row) for key, row in minilm(TEXTS[0], padding=False).items()}
+    for side in ("right", "left"):
+        monkeypatch.setattr(minilm, "padding_side", side)
+        found = batch(minilm, [1, 0])
+        assert {key: row[1].tolist() for key, row in found.items()} == expected
+        assert found["input_ids"][0].tolist() == [101, 4231, 102, *[minilm.pad_token_id] * 5]
+        assert found["attention_mask"].sum(1).tolist() == [3, 8]
+        assert all(str(tensor.dtype) == "torch.int64" for tensor in found.values())
+    assert batch(minilm, [1])["input_ids"].shape == (1, 3)
 
 
 def test_without_padding_token(byte_level, monkeypatch: pytest.MonkeyPatch):
-    batch = collate(ROWS, byte_level)
-    assert batch["input_ids"].tolist()[1] == [8, byte_level.eos_token_id, byte_level.eos_token_id]
+    assert batch(byte_level, [0, 1])["input_ids"][1, -1] == byte_level.eos_token_id
     assert byte_level.pad_token is None
     monkeypatch.setattr(byte_level, "_special_tokens_map", dict.fromkeys(byte_level._special_tokens_map))
-    assert collate(ROWS, byte_level)["input_ids"].tolist()[1] == [8, 0, 0]
+    assert batch(byte_level, [0, 1])["input_ids"][1, -1] == 0
+    assert batch(byte_level, [0, 1])["attention_mask"][1, -1] == 0
+
+
+def test_a_processor_may_hold_the_tokenizer(minilm):
+    class Processor:
+        tokenizer = minilm
+
+    assert tokenizer_of(Processor()) is minilm is tokenizer_of(minilm)  # pyright: ignore[reportArgumentType]
 
 
 def test_pad():

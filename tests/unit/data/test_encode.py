@@ -16,7 +16,8 @@ from transformers import (
     T5Config,
 )
 
-from lamina.data.encode import blocks, collate, encode, length_limit
+from lamina.data.batches import padding_of
+from lamina.data.encode import blocks, encode, length_limit
 from lamina.errors import ConfigError
 
 SMALL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -86,7 +87,7 @@ def test_length_limit_without_any(byte_level):
 def test_one_window_a_text(tokenizer):
     texts = ["the cat sat", "on the mat and looked at the moon"]
     encoded = encode(texts, tokenizer, max_length=64)
-    assert (encoded.text, encoded.window, encoded.truncated) == ([0, 1], [0, 0], 0)
+    assert (encoded.text.tolist(), encoded.window.tolist(), encoded.truncated) == ([0, 1], [0, 0], 0)
     for i, text in enumerate(texts):
         expected = tokenizer(text, truncation=False, padding=False)
         assert encoded.features[i]["input_ids"] == list(expected["input_ids"])
@@ -101,7 +102,7 @@ def test_truncated_texts_are_counted(tokenizer):
     texts = ["the cat", "the cat sat on the mat " * 20, "moon", "the dog " * 50]
     encoded = encode(texts, tokenizer, max_length=12)
     assert encoded.truncated == 2
-    assert len(encoded.features) == 4
+    assert len(encoded) == 4
     assert max(encoded.lengths) == 12
 
 
@@ -130,8 +131,8 @@ def test_windows_cover_the_text_from_its_start(tokenizer, side: str):
         assert tokenizer.truncation_side == side
     finally:
         tokenizer.truncation_side = "right"
-    assert (encoded.truncated, encoded.text[0], set(encoded.text[1:])) == (0, 0, {1})
-    assert encoded.window == [0, *range(len(encoded.features) - 1)]
+    assert (encoded.truncated, encoded.text[0], set(encoded.text[1:].tolist())) == (0, 0, {1})
+    assert encoded.window.tolist() == [0, *range(len(encoded) - 1)]
     inner = whole.features[0]["input_ids"][whole.runs[0].start : whole.runs[0].stop]
     covered = 0
     for feature, run in zip(encoded.features[1:], encoded.runs[1:], strict=True):
@@ -153,12 +154,13 @@ def test_the_tokenizer_is_left_as_it_was(tokenizer):
 @pytest.mark.parametrize("windows", [False, True])
 def test_odd_texts_encode_to_something(tokenizer, windows: bool):
     encoded = encode(ODD, tokenizer, max_length=60, windows=windows)
-    assert sorted(set(encoded.text)) == list(range(len(ODD)))
+    assert sorted(set(encoded.text.tolist())) == list(range(len(ODD)))
+    assert encoded.texts == len(ODD)
     assert all(1 <= length <= 60 for length in encoded.lengths)
     assert all(sum(feature["attention_mask"]) >= 1 for feature in encoded.features)
-    assert [len(spans) for spans in encoded.offsets] == encoded.lengths
-    batch = collate(encoded.features, tokenizer)
-    assert batch["input_ids"].shape == batch["attention_mask"].shape == (len(encoded.features), max(encoded.lengths))
+    assert [len(spans) for spans in encoded.offsets] == encoded.lengths.tolist()
+    batch = encoded.batch(range(len(encoded)), padding_of(tokenizer))
+    assert batch["input_ids"].shape == batch["attention_mask"].shape == (len(encoded), max(encoded.lengths))
 
 
 def test_nothing_becomes_one_attended_token(byte_level):
@@ -179,14 +181,15 @@ def test_nothing_without_special_tokens(byte_level, monkeypatch: pytest.MonkeyPa
 def test_many_texts_keep_their_numbers(minilm):
     texts = [f"moon {i}" for i in range(2100)]
     encoded = encode(texts, minilm, max_length=16)
-    assert encoded.text == list(range(2100))
+    assert encoded.text.tolist() == list(range(2100))
     some = encode([texts[2050]], minilm, max_length=16)
     assert encoded.features[2050] == some.features[0]
 
 
 def test_no_texts(tokenizer):
     encoded = encode([], tokenizer, max_length=16)
-    assert (encoded.features, encoded.text, encoded.lengths) == ([], [], [])
+    assert (len(encoded), encoded.texts, encoded.features) == (0, 0, [])
+    assert (encoded.text.tolist(), encoded.lengths.tolist()) == ([], [])
 
 
 def test_offsets_can_be_left_out(minilm):
@@ -206,7 +209,7 @@ def test_lengths_that_cannot_be(minilm):
     for stride in (-1, 6):
         with pytest.raises(ConfigError, match=f"stride is {stride}; windows hold 6 tokens of a text"):
             encode(["cat"], minilm, max_length=8, windows=True, stride=stride)
-    assert len(encode(["cat mat"], minilm, max_length=3, windows=True).features) == 2
+    assert len(encode(["cat mat"], minilm, max_length=3, windows=True)) == 2
 
 
 def test_windows_of_pairs_are_refused(minilm):
@@ -237,16 +240,22 @@ def test_running_text_is_cut_into_blocks(tokenizer, max_length: int):
     assert 1 <= len(cut[-1]) <= max_length
     assert all(len(set(map(len, feature.values()))) == 1 for feature in encoded.features)
     assert all(set(feature["attention_mask"]) == {1} for feature in encoded.features)
-    assert encoded.text == list(range(len(cut)))
-    assert (set(encoded.window), encoded.truncated) == ({0}, 0)
+    assert encoded.text.tolist() == list(range(len(cut)))
+    assert (set(encoded.window.tolist()), encoded.truncated) == ({0}, 0)
     assert before == (tokenizer.truncation_side, repr(getattr(tokenizer.backend_tokenizer, "truncation", None)))
 
 
 def test_many_texts_are_tokenised_in_parts(minilm, monkeypatch: pytest.MonkeyPatch):
     whole = blocks(PARAGRAPHS * 3, minilm, max_length=8)
-    monkeypatch.setattr("lamina.data.encode._TEXTS_AT_ONCE", 4)
-    assert blocks(PARAGRAPHS * 3, minilm, max_length=8) == whole
+    texts = encode(PARAGRAPHS * 3, minilm, max_length=8, windows=True)
+    monkeypatch.setattr("lamina.data.arrow.chunks.__defaults__", (4,))
+    monkeypatch.setattr("lamina.data.encode.CHUNK", 4)
+    parts = blocks(PARAGRAPHS * 3, minilm, max_length=8), encode(PARAGRAPHS * 3, minilm, max_length=8, windows=True)
+    for one, other in zip((whole, texts), parts, strict=True):
+        assert (one.features, one.runs, one.offsets) == (other.features, other.runs, other.offsets)
+        assert (one.text.tolist(), one.window.tolist()) == (other.text.tolist(), other.window.tolist())
+        assert one.digest == other.digest
 
 
 def test_no_text_is_no_block(minilm):
-    assert blocks((), minilm, max_length=8).features == []
+    assert len(blocks((), minilm, max_length=8)) == 0

@@ -1,38 +1,44 @@
 from __future__ import annotations
 
-import dataclasses
+import copy
+import pickle
 
 import pytest
 
 from lamina.data.encode import encode
 from lamina.data.windows import IGNORED, Encoded, Run, owners, word_labels, word_tokens
 from lamina.errors import ConfigError
-from lamina.tasks.kinds import join
-from lamina.tasks.split import Split
 
 TEXT = "EU rejects German call to boycott British lamb . 12,345.67 😀👨‍👩‍👧 äöü naïveté שלום - New York"
 WORDS: list[str] = TEXT.split()
 
 
-def sentences(*rows: list[str]) -> Split:
-    """Every word's label is its number in the row."""
-    texts, spans = zip(*map(join, rows), strict=True)
-    return Split(texts, tuple(tuple(range(len(row))) for row in rows), spans)
+class Sentences:
+    """Words joined by spaces; every word's label is its number in the row."""
+
+    def __init__(self, *rows: list[str]) -> None:
+        self.texts = [" ".join(row) for row in rows]
+        self.labels = [tuple(range(len(row))) for row in rows]
+        ends = [[len(" ".join(row[: at + 1])) for at in range(len(row))] for row in rows]
+        self.words = [
+            tuple((end - len(word), end) for end, word in zip(edges, row, strict=True))
+            for edges, row in zip(ends, rows, strict=True)
+        ]
 
 
 @pytest.mark.parametrize("max_length", [8, 13, 64])
 def test_every_word_has_one_labelled_token(tokenizer, max_length: int):
-    split = sentences(WORDS, [], ["moon"], WORDS * 5)
+    split = Sentences(WORDS, [], ["moon"], WORDS * 5)
     encoded = encode(split.texts, tokenizer, max_length=max_length, windows=True)
     labels = word_labels(encoded, split.words, split.labels)
-    assert [len(row) for row in labels] == encoded.lengths
-    for text in range(len(split)):
+    assert [len(row) for row in labels] == encoded.lengths.tolist()
+    for text in range(len(split.texts)):
         found = [label for i, row in enumerate(labels) if encoded.text[i] == text for label in row if label != IGNORED]
         assert sorted(found) == list(split.labels[text])
 
 
 def test_the_first_sub_token_is_labelled(tokenizer):
-    split = sentences(WORDS)
+    split = Sentences(WORDS)
     encoded = encode(split.texts, tokenizer, max_length=200, windows=True)
     (labels,), (spans,) = word_labels(encoded, split.words, split.labels), encoded.offsets
     for word, (start, end) in enumerate(split.words[0]):
@@ -42,12 +48,12 @@ def test_the_first_sub_token_is_labelled(tokenizer):
 
 def test_a_token_counts_in_the_window_that_sees_most():
     numbers = [[0, 1, 2, 3, 4, 5], [3, 4, 5, 6, 7, 8], [6, 7, 8, 9]]
-    encoded = Encoded(
-        features=[{"input_ids": [9, *row, 9]} for row in numbers],
-        text=[0, 0, 0],
-        window=[0, 1, 2],
-        offsets=[[(0, 0)] * (len(row) + 2) for row in numbers],
-        runs=[Run(1, len(row) + 1, row[0]) for row in numbers],
+    encoded = Encoded.of(
+        [{"input_ids": [9, *row, 9]} for row in numbers],
+        [0, 0, 0],
+        [0, 1, 2],
+        [[(0, 0)] * (len(row) + 2) for row in numbers],
+        [Run(1, len(row) + 1, row[0]) for row in numbers],
     )
     kept = [
         [n for n, flag in zip(row, flags[1:], strict=False) if flag]
@@ -74,25 +80,25 @@ def test_every_token_counts_once(tokenizer, stride: int):
 
 
 def test_a_word_without_token_is_none(minilm):
-    split = sentences(["cat", "\u200b", "", "mat"])
+    split = Sentences(["cat", "\u200b", "", "mat"])
     encoded = encode(split.texts, minilm, max_length=16, windows=True)
-    assert word_tokens(encoded, split.words or ()) == [[(0, 1), None, None, (0, 2)]]
+    assert word_tokens(encoded, split.words) == [[(0, 1), None, None, (0, 2)]]
     assert word_labels(encoded, split.words, split.labels) == [[IGNORED, 0, 3, IGNORED]]
 
 
 def test_a_token_over_two_words_stands_for_the_first():
-    encoded = Encoded(
-        features=[{"input_ids": [5, 6, 7]}],
-        text=[0],
-        window=[0],
-        offsets=[[(0, 5), (5, 6), (6, 9)]],
-        runs=[Run(0, 3, 0)],
+    encoded = Encoded.of(
+        [{"input_ids": [5, 6, 7]}],
+        [0],
+        [0],
+        [[(0, 5), (5, 6), (6, 9)]],
+        [Run(0, 3, 0)],
     )
     assert word_tokens(encoded, [((0, 2), (3, 5), (6, 9))]) == [[(0, 0), None, (0, 2)]]
 
 
 def test_offsets_are_needed(minilm):
-    split = sentences(["cat"])
+    split = Sentences(["cat"])
     encoded = encode(split.texts, minilm, max_length=8, offsets=False)
     with pytest.raises(ConfigError, match="there are no character offsets"):
         word_labels(encoded, split.words, split.labels)
@@ -101,9 +107,20 @@ def test_offsets_are_needed(minilm):
 def test_rows_must_be_the_same(minilm):
     encoded = encode(["cat"], minilm, max_length=8)
     with pytest.raises(ConfigError, match="1 texts and words of 2"):
-        word_tokens(encoded, sentences(["cat"], ["mat"]).words)
+        word_tokens(encoded, Sentences(["cat"], ["mat"]).words)
 
 
-def test_encoded_is_frozen(minilm):
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        encode(["cat"], minilm, max_length=8).truncated = 3
+def test_a_digest_tells_tokens_and_windows_apart(minilm):
+    def digest(*texts: str, max_length: int = 16) -> str:
+        return encode(texts, minilm, max_length=max_length, windows=True).digest
+
+    assert len({digest("cat", "mat"), digest("mat", "cat"), digest("cat mat"), digest("cat")}) == 4
+    assert digest("cat", "mat") == digest("cat mat", max_length=3)  # the same windows, whatever they were cut from
+
+
+def test_windows_survive_copies_and_pickles(minilm):
+    encoded = encode([TEXT, "moon"], minilm, max_length=12, windows=True)
+    for same in (copy.deepcopy(encoded), pickle.loads(pickle.dumps(encoded))):
+        assert (same.digest, same.truncated, same.runs) == (encoded.digest, encoded.truncated, encoded.runs)
+        assert same.offsets == encoded.offsets
+        assert all((same.batch([2, 0], {})[key] == rows).all() for key, rows in encoded.batch([2, 0], {}).items())

@@ -1,7 +1,9 @@
+"""Scores against references, and which score is the better one."""
+
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,22 +12,30 @@ from scipy import stats
 from sklearn import metrics as reference
 
 from lamina.errors import DataError, UnknownNameError
-from lamina.tasks.kinds import METRICS
-from lamina.tasks.metrics import _FUNCTIONS, TokenSums, compute, per_class
-from lamina.tasks.task import Task
-from lamina.tasks.text_metrics import TEXT_METRICS
+from lamina.tasks import KINDS, kind_of
+from lamina.tasks.metrics import (
+    LOWER,
+    TokenSums,
+    better,
+    class_table,
+    score_classes,
+    score_multi_label,
+    score_numbers,
+    score_tags,
+    span_table,
+)
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-SEQUENCE, TOKEN = "sequence_classification", "token_classification"
-TWO = (SEQUENCE, "classification", ("no", "yes"))
-FOUR = (SEQUENCE, "classification", ("a", "b", "c", "d"))
-NUMBER = (SEQUENCE, "regression", ("score",))
-MANY = (SEQUENCE, "multi_label", ("a", "b", "c"))
-TAGS = (TOKEN, "classification", ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"))
-WORDS = (TOKEN, "classification", ("DT", "NN", "VB"))
+TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+WORDS = ("DT", "NN", "VB")
 RNG = np.random.default_rng(0)
+
+
+def classes(metrics: tuple[str, ...], guess: list[int], truth: list[int], count: int) -> dict[str, float]:
+    return score_classes(metrics, torch.tensor(guess), torch.tensor(truth), count)
+
+
+def several(metrics: tuple[str, ...], guess: list[list[int]], truth: list[list[int]]) -> dict[str, float]:
+    return score_multi_label(metrics, torch.tensor(guess), torch.tensor(truth))
 
 
 def draw(classes: int, rows: int = 200) -> tuple[list[int], list[int]]:
@@ -34,14 +44,9 @@ def draw(classes: int, rows: int = 200) -> tuple[list[int], list[int]]:
     return guess.tolist(), truth.tolist()
 
 
-def test_every_metric_of_a_task_exists():
-    known = {name for (kind, _), names in METRICS.items() if kind != "masked_lm" for name in names}
-    assert known == set(_FUNCTIONS) | set(TEXT_METRICS)
-
-
 def test_two_classes_agree_with_the_reference():
     guess, truth = draw(2)
-    scores = compute(TWO, ("mcc", "accuracy", "f1"), guess, truth)
+    scores = classes(("mcc", "accuracy", "f1"), guess, truth, 2)
     assert list(scores) == ["mcc", "accuracy", "f1"]
     assert scores["accuracy"] == pytest.approx(reference.accuracy_score(truth, guess))
     assert scores["f1"] == pytest.approx(reference.f1_score(truth, guess))
@@ -50,7 +55,7 @@ def test_two_classes_agree_with_the_reference():
 
 def test_more_classes_agree_with_the_reference():
     guess, truth = draw(4)
-    scores = compute(FOUR, ("mcc", "accuracy", "f1"), torch.tensor(guess), torch.tensor(truth))
+    scores = classes(("mcc", "accuracy", "f1"), guess, truth, 4)
     assert scores["accuracy"] == pytest.approx(reference.accuracy_score(truth, guess))
     assert scores["f1"] == pytest.approx(reference.f1_score(truth, guess, average="macro"))
     assert scores["mcc"] == pytest.approx(reference.matthews_corrcoef(truth, guess))
@@ -59,14 +64,14 @@ def test_more_classes_agree_with_the_reference():
 def test_regression_agrees_with_the_reference():
     truth = RNG.integers(0, 6, size=100).astype(float)
     guess = truth + RNG.normal(size=100)
-    scores = compute(NUMBER, ("pearson", "spearman"), guess.tolist(), truth.tolist())
+    scores = score_numbers(("pearson", "spearman"), guess.tolist(), truth.tolist())
     assert scores["pearson"] == pytest.approx(stats.pearsonr(truth, guess)[0])
     assert scores["spearman"] == pytest.approx(stats.spearmanr(truth, guess)[0], abs=1e-5)
 
 
 def test_multi_label_agrees_with_the_reference():
     guess, truth = (RNG.integers(0, 2, size=(50, 3)).tolist() for _ in range(2))
-    scores = compute(MANY, ("f1", "accuracy"), guess, truth)
+    scores = several(("f1", "accuracy"), guess, truth)
     assert scores["f1"] == pytest.approx(reference.f1_score(truth, guess, average="micro"))
     assert scores["accuracy"] == pytest.approx(reference.accuracy_score(truth, guess))
 
@@ -74,95 +79,84 @@ def test_multi_label_agrees_with_the_reference():
 def test_spans_count_whole():
     truth = [[1, 2, 0, 3], [0, 1]]
     guess = [[1, 2, 0, 3], [1, 0]]  # two of three found, one of three guesses wrong
-    scores = compute(TAGS, ("span_f1", "accuracy"), guess, truth)
+    scores = score_tags(("span_f1", "accuracy"), guess, truth, TAGS)
     assert scores["span_f1"] == pytest.approx(2 / 3)
     assert scores["accuracy"] == pytest.approx(4 / 6)
-    assert compute(TAGS, ("span_f1",), [[1, 0, 0, 3], [0, 1]], truth)["span_f1"] == pytest.approx(2 / 3)
+    assert score_tags(("span_f1",), [[1, 0, 0, 3], [0, 1]], truth, TAGS)["span_f1"] == pytest.approx(2 / 3)
 
 
 def test_spans_end_with_their_text():
-    assert compute(TAGS, ("span_f1",), [[1], [2]], [[1], [1]])["span_f1"] == 1.0
+    assert score_tags(("span_f1",), [[1], [2]], [[1], [1]], TAGS)["span_f1"] == 1.0
 
 
 def test_words_without_spans():
-    scores = compute(WORDS, ("accuracy", "f1"), [[0, 1], [2, 2]], [[0, 1], [2, 1]])
+    scores = score_tags(("accuracy", "f1"), [[0, 1], [2, 2]], [[0, 1], [2, 1]], WORDS)
     assert scores["accuracy"] == 0.75
     assert scores["f1"] == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)
     with pytest.raises(DataError, match="the labels DT, NN, VB mark no spans"):
-        compute(WORDS, ("span_f1",), [[0]], [[0]])
+        score_tags(("span_f1",), [[0]], [[0]], WORDS)
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
-    ("task", "guess", "truth"),
+    ("score", "guess", "truth"),
     [
-        (TWO, [0, 0, 0, 0], [0, 1, 0, 1]),
-        (TWO, [0, 0], [0, 0]),
-        (TWO, [1, 1], [1, 1]),
-        (FOUR, [2, 2, 2], [0, 1, 3]),
-        (NUMBER, [2.5, 2.5, 2.5], [1.0, 2.0, 3.0]),
-        (NUMBER, [1.0, 2.0, 3.0], [4.0, 4.0, 4.0]),
-        (NUMBER, [1.0, math.nan, 3.0], [4.0, 5.0, 4.0]),
-        (NUMBER, [1.0], [1.0]),
-        (MANY, [[0, 0, 0]], [[0, 0, 0]]),
-        (TAGS, [[0, 0], []], [[0, 1], []]),
-        (TAGS, [[0, 0]], [[0, 0]]),
+        (lambda *rows: classes(("accuracy", "f1", "mcc"), *rows, 2), [0, 0, 0, 0], [0, 1, 0, 1]),
+        (lambda *rows: classes(("accuracy", "f1", "mcc"), *rows, 2), [0, 0], [0, 0]),
+        (lambda *rows: classes(("accuracy", "f1", "mcc"), *rows, 2), [1, 1], [1, 1]),
+        (lambda *rows: classes(("accuracy", "f1", "mcc"), *rows, 4), [2, 2, 2], [0, 1, 3]),
+        (lambda *rows: score_numbers(("pearson", "spearman"), *rows), [2.5, 2.5, 2.5], [1.0, 2.0, 3.0]),
+        (lambda *rows: score_numbers(("pearson", "spearman"), *rows), [1.0, 2.0, 3.0], [4.0, 4.0, 4.0]),
+        (lambda *rows: score_numbers(("pearson", "spearman"), *rows), [1.0, math.nan, 3.0], [4.0, 5.0, 4.0]),
+        (lambda *rows: score_numbers(("pearson", "spearman"), *rows), [1.0], [1.0]),
+        (lambda *rows: several(("f1", "accuracy"), *rows), [[0, 0, 0]], [[0, 0, 0]]),
+        (lambda *rows: score_tags(("span_f1", "accuracy", "f1"), *rows, TAGS), [[0, 0], []], [[0, 1], []]),
+        (lambda *rows: score_tags(("span_f1", "accuracy", "f1"), *rows, TAGS), [[0, 0]], [[0, 0]]),
     ],
 )
-def test_what_has_no_meaning_is_zero(task: tuple[str, str, tuple[str, ...]], guess: list[Any], truth: list[Any]):
-    scores = compute(task, METRICS[task[:2]], guess, truth)
-    assert all(math.isfinite(score) for score in scores.values())
+def test_what_has_no_meaning_is_zero(score: Any, guess: list[Any], truth: list[Any]):
+    scores = score(guess, truth)
+    assert all(math.isfinite(value) for value in scores.values())
     for name in ("mcc", "pearson", "spearman", "span_f1"):
         assert scores.get(name, 0.0) == 0.0
 
 
 def test_one_class_only():
-    assert compute((SEQUENCE, "classification", ("a",)), ("accuracy",), [0, 0], [0, 0]) == {"accuracy": 1.0}
-
-
-def test_a_task_says_what_it_is(tmp_path: Path):
-    path = tmp_path / "t.tsv"
-    path.write_text("sentence\tlabel\na\tx\nb\ty\n")
-    task = Task.from_files(SEQUENCE, train=path, validation=path)
-    assert compute(task, task.metrics, [0, 1], task.split("validation").labels) == {
-        "accuracy": 1.0,
-        "f1": 1.0,
-        "mcc": 1.0,
-    }
+    assert classes(("accuracy",), [0, 0], [0, 0], 1) == {"accuracy": 1.0}
 
 
 def test_unknown_names():
     with pytest.raises(UnknownNameError, match=r"metrics: unknown metric 'acuracy'; .* Did you mean 'accuracy'\?"):
-        compute(TWO, ("acuracy",), [0], [0])
+        classes(("acuracy",), [0], [0], 2)
     with pytest.raises(UnknownNameError, match="unknown metric 'pearson'; known: accuracy, f1, mcc"):
-        compute(TWO, ("pearson",), [0], [0])
-    with pytest.raises(UnknownNameError, match="unknown kind of task 'token_classification, regression'"):
-        per_class((TOKEN, "regression", ("a",)), [0], [0])
+        classes(("pearson",), [0], [0], 2)
+    for score in (several, score_numbers):
+        with pytest.raises(UnknownNameError, match="metrics: unknown metric 'mcc'"):
+            score(("mcc",), [[0, 1]], [[0, 1]]) if score is several else score(("mcc",), [0.0], [0.0])
 
 
-@pytest.mark.parametrize("score", [lambda *rows: compute(rows[0], (), *rows[1:]), per_class])
-def test_rows_must_fit(score: Any):
+def test_rows_must_fit():
     with pytest.raises(DataError, match="2 predictions for 1 targets"):
-        score(TWO, [0, 1], [0])
+        classes((), [0, 1], [0], 2)
+    with pytest.raises(DataError, match="2 predictions for 1 targets"):
+        score_numbers((), [0.0, 1.0], [0.0])
     with pytest.raises(DataError, match="text 1 has 1 predictions for 2 words") as info:
-        score(TAGS, [[0], [0]], [[0], [0, 1]])
+        score_tags((), [[0], [0]], [[0], [0, 1]], TAGS)
     assert info.value.row == 1
-    for task, rows in ((TWO, []), (TAGS, []), (TAGS, [[], []])):
-        with pytest.raises(DataError, match="there are no rows"):
-            score(task, rows, rows)
+    for score in (lambda: classes((), [], [], 2), lambda: score_tags((), [], [], TAGS), lambda: several((), [], [])):
+        with pytest.raises(DataError, match="metrics: there are no rows"):
+            score()
+    with pytest.raises(DataError, match="metrics: there are no words"):
+        score_tags((), [[], []], [[], []], TAGS)
 
 
 def test_table_of_classes():
-    assert per_class(TWO, [0, 1, 1, 1], [0, 0, 1, 1]) == [
+    guess, truth = torch.tensor([[1, 0], [0, 1], [0, 1], [0, 1]]), torch.tensor([[1, 0], [1, 0], [0, 1], [0, 1]])
+    assert class_table(guess, truth, ("no", "yes")) == [
         {"label": "no", "precision": 1.0, "recall": 0.5, "f1": pytest.approx(2 / 3), "count": 2},
         {"label": "yes", "precision": pytest.approx(2 / 3), "recall": 1.0, "f1": pytest.approx(0.8), "count": 2},
     ]
-    assert [row["f1"] for row in per_class(FOUR, [0], [1])] == [0.0] * 4
-    assert per_class(NUMBER, [1.0], [1.0]) == []
-
-
-def test_table_of_many_labels():
-    rows = per_class(MANY, [[1, 0, 0], [1, 1, 0]], [[1, 0, 0], [0, 1, 1]])
+    rows = class_table(torch.tensor([[1, 0, 0], [1, 1, 0]]), torch.tensor([[1, 0, 0], [0, 1, 1]]), ("a", "b", "c"))
     assert [(row["label"], row["precision"], row["recall"], row["count"]) for row in rows] == [
         ("a", 0.5, 1.0, 1),
         ("b", 1.0, 1.0, 1),
@@ -171,17 +165,33 @@ def test_table_of_many_labels():
 
 
 def test_table_of_spans():
-    rows = per_class(TAGS, [[1, 2, 0, 3], [1, 0]], [[1, 2, 0, 3], [0, 1]])
+    rows = span_table([[1, 2, 0, 3], [1, 0]], [[1, 2, 0, 3], [0, 1]], TAGS)
     assert rows == [
         {"label": "LOC", "precision": 1.0, "recall": 1.0, "f1": 1.0, "count": 1},
         {"label": "PER", "precision": 0.5, "recall": 0.5, "f1": 0.5, "count": 2},
     ]
 
 
-def test_table_of_words():
-    rows = per_class(WORDS, [[0, 1], [2, 2]], [[0, 1], [2, 1]])
-    assert [(row["label"], row["count"]) for row in rows] == [("DT", 1), ("NN", 2), ("VB", 1)]
-    assert [row["recall"] for row in rows] == [1.0, 0.5, 1.0]
+@pytest.mark.parametrize(
+    ("metric", "new", "old", "expected"),
+    [
+        ("accuracy", 0.6, 0.5, True),
+        ("accuracy", 0.5, 0.6, False),
+        ("accuracy", 0.5, 0.5, False),
+        ("perplexity", 2.9, 3.0, True),
+        ("perplexity", 3.0, 2.9, False),
+        ("perplexity", 3.0, 3.0, False),
+        ("perplexity", math.nan, 3.0, False),
+        ("accuracy", math.nan, 0.1, False),
+    ],
+)
+def test_which_score_is_better(metric: str, new: float, old: float, expected: bool):
+    assert better(metric, new, old) is expected
+
+
+def test_every_direction_has_a_metric():
+    known = {name for kind in KINDS.names() for metrics in kind_of(kind).problem_types.values() for name in metrics}
+    assert known >= LOWER
 
 
 # Hidden tokens
@@ -220,24 +230,4 @@ def test_no_hidden_token_is_no_score():
         TokenSums().scores(("perplexity",))
 
 
-def test_hidden_tokens_are_not_scored_row_by_row():
-    with pytest.raises(UnknownNameError, match="unknown kind of task 'masked_lm, classification'"):
-        compute(("masked_lm", "classification", ("token",)), ("accuracy",), [1], [1])
-
-
 # Written texts
-
-
-@pytest.mark.parametrize("kind", ["summarization", "translation"])
-def test_written_texts_are_scored_as_texts(kind: str):
-    task = (kind, "generation", ("text",))
-    scores = compute(task, METRICS[task[:2]], ["the cat sat there", "a dog"], ["the cat sat there", "a dog"])
-    assert list(scores) == list(METRICS[task[:2]])
-    assert all(score == pytest.approx(100 if name in ("bleu", "chrf") else 1) for name, score in scores.items())
-    assert per_class(task, ["a"], ["b"]) == []
-    with pytest.raises(UnknownNameError, match="metrics: unknown metric 'accuracy'; known: "):
-        compute(task, ("accuracy",), ["a"], ["b"])
-    with pytest.raises(DataError, match="1 predictions for 2 targets"):
-        compute(task, METRICS[task[:2]], ["a"], ["b", "c"])
-    with pytest.raises(DataError, match="there are no rows"):
-        compute(task, METRICS[task[:2]], [], [])

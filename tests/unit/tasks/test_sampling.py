@@ -8,93 +8,50 @@ from typing import Any
 import pytest
 
 from lamina.errors import ConfigError
-from lamina.tasks.sampling import Amount, Classes, draw_rows
-from lamina.tasks.split import Split
+from lamina.tasks.sampling import SampleSize, subsample_rows
 
-SEQUENCE, TOKEN = "sequence_classification", "token_classification"
-TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
-
-
-def split(labels: list[Any]) -> Split:
-    return Split(tuple(map(str, range(len(labels)))), tuple(labels))
+Classes = tuple[tuple[str, ...], list[tuple[int, ...]]]
 
 
 def plain(sizes: list[int]) -> Classes:
-    rows = [(number,) for number, size in enumerate(sizes) for _ in range(size)]
-    return Classes(tuple("abcdef"[: len(sizes)]), tuple(rows))
+    return tuple("abcdef"[: len(sizes)]), [(number,) for number, size in enumerate(sizes) for _ in range(size)]
 
 
-def test_the_classes_of_a_sequence_task_are_its_labels():
-    classes = Classes.of(SEQUENCE, "classification", ("no", "yes"), split([1, 0, 1]))
-    assert classes == Classes(("no", "yes"), ((1,), (0,), (1,)))
+def subsample(classes: Classes, size: SampleSize, *, stratified: bool = False, seed: int = 0) -> list[int]:
+    return subsample_rows(*classes, size, stratified=stratified, seed=seed)
 
 
-def test_the_classes_of_entities_are_their_types():
-    """As the papers count: CoNLL-2003 has four, whatever the number of tags."""
-    classes = Classes.of(TOKEN, "classification", TAGS, split([(0, 0), (1, 2, 0, 1), (3, 2), ()]))
-    assert classes == Classes(("PER", "LOC"), ((), (0,), (0, 1), ()))
-    conll = ("O", *(f"{mark}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for mark in "BI"))
-    assert len(Classes.of(TOKEN, "classification", conll, split([])).names) == 4
-
-
-def test_the_classes_of_other_tags_are_the_tags():
-    classes = Classes.of(TOKEN, "classification", ("DT", "NN"), split([(1, 0, 1), (0,)]))
-    assert classes == Classes(("DT", "NN"), ((0, 1), (0,)))
-
-
-def test_several_labels_are_several_classes():
-    classes = Classes.of(SEQUENCE, "multi_label", ("x", "y", "z"), split([(1, 0, 1), (0, 0, 0)]))
-    assert classes == Classes(("x", "y", "z"), ((0, 2), ()))
-
-
-@pytest.mark.parametrize(
-    ("kind", "problem"),
-    [
-        (SEQUENCE, "regression"),
-        ("masked_lm", "classification"),
-        ("summarization", "generation"),
-        ("translation", "generation"),
-    ],
-)
-def test_scores_and_running_text_have_no_classes(kind: str, problem: str):
-    classes = Classes.of(kind, problem, ("score",), split([0.5, 1.5]))
-    assert classes == Classes((), ((), ()))
-    assert len(draw_rows(classes, Amount(fraction=0.5), stratified=False, seed=0)) == 1
-    with pytest.raises(ConfigError, match="draw: per_class is 8; this task has no classes"):
-        draw_rows(classes, Amount(per_class=8), stratified=False, seed=0)
-
-
-def test_the_classes_of_pictures_are_their_labels():
-    classes = Classes.of("image_classification", "classification", ("cat", "dog"), split([1, 0, 1]))
-    assert classes == Classes(("cat", "dog"), ((1,), (0,), (1,)))
-
-
-def test_missing_classes():
-    classes = plain([3, 2, 1])
-    assert classes.missing([0, 3, 5]) == []
-    assert classes.missing([0, 1]) == ["b", "c"]
+def test_without_classes_there_is_nothing_to_multiply():
+    assert len(subsample(((), [(), ()]), SampleSize(fraction=0.5))) == 1
+    with pytest.raises(ConfigError, match="subsample: per_class is 8; this task has no classes"):
+        subsample(((), [(), ()]), SampleSize(per_class=8))
 
 
 @pytest.mark.parametrize(
     ("amount", "count"),
-    [(Amount(per_class=8), 24), (Amount(fraction=0.25), 25), (Amount(rows=7), 7), (Amount(fraction=1), 100)],
+    [
+        (SampleSize(per_class=8), 24),
+        (SampleSize(fraction=0.25), 25),
+        (SampleSize(rows=7), 7),
+        (SampleSize(fraction=1), 100),
+    ],
 )
 @pytest.mark.parametrize("stratified", [False, True])
-def test_as_many_as_were_asked(amount: Amount, count: int, stratified: bool):
+def test_as_many_as_were_asked(amount: SampleSize, count: int, stratified: bool):
     classes = plain([60, 30, 10])
-    rows = draw_rows(classes, amount, stratified=stratified, seed=1)
+    rows = subsample(classes, amount, stratified=stratified, seed=1)
     assert len(set(rows)) == len(rows) == count
     assert rows == sorted(rows)
-    assert rows == draw_rows(classes, amount, stratified=stratified, seed=1)
+    assert rows == subsample(classes, amount, stratified=stratified, seed=1)
     if count < 100:
-        assert rows != draw_rows(classes, amount, stratified=stratified, seed=2)
+        assert rows != subsample(classes, amount, stratified=stratified, seed=2)
 
 
 def test_a_plain_draw_is_uniform_over_the_rows():
     """Not over the classes: N x C rows keep the share that each class has."""
     classes = plain([80, 20])
     drawn = Counter(
-        row for seed in range(1000) for row in draw_rows(classes, Amount(per_class=5), stratified=False, seed=seed)
+        row for seed in range(1000) for row in subsample(classes, SampleSize(per_class=5), stratified=False, seed=seed)
     )
     assert set(drawn) == set(range(100))
     assert min(drawn.values()) > 60  # 100 expected, 5 sigma is 47
@@ -104,37 +61,43 @@ def test_a_plain_draw_is_uniform_over_the_rows():
 
 def test_a_stratified_draw_has_as_many_of_each_class():
     classes = plain([60, 30, 10])
-    by_class = Counter(classes.rows[row] for row in draw_rows(classes, Amount(per_class=8), stratified=True, seed=0))
+    by_class = Counter(classes[1][row] for row in subsample(classes, SampleSize(per_class=8), stratified=True, seed=0))
     assert by_class == {(0,): 8, (1,): 8, (2,): 8}
-    by_share = Counter(classes.rows[row] for row in draw_rows(classes, Amount(fraction=0.1), stratified=True, seed=0))
+    by_share = Counter(classes[1][row] for row in subsample(classes, SampleSize(fraction=0.1), stratified=True, seed=0))
     assert by_share == {(0,): 6, (1,): 3, (2,): 1}
 
 
 def test_more_than_there_is():
     classes = plain([60, 30, 10])
-    with pytest.raises(ConfigError, match="draw: 40 x 3 classes = 120 rows of 100 rows were asked"):
-        draw_rows(classes, Amount(per_class=40), stratified=False, seed=0)
-    with pytest.raises(ConfigError, match="draw: 101 rows of 100 rows were asked"):
-        draw_rows(classes, Amount(rows=101), stratified=False, seed=0)
-    with pytest.raises(ConfigError, match=r"draw: a fraction of 0\.001 of 100 rows is no row"):
-        draw_rows(classes, Amount(fraction=0.001), stratified=False, seed=0)
-    with pytest.raises(ConfigError, match="draw: 11 rows of class 'c' were asked; there are 10"):
-        draw_rows(classes, Amount(per_class=11), stratified=True, seed=0)
+    with pytest.raises(ConfigError, match="subsample: 40 x 3 classes = 120 rows of 100 rows were asked for"):
+        subsample(classes, SampleSize(per_class=40))
+    with pytest.raises(ConfigError, match="subsample: 101 rows of 100 rows were asked for"):
+        subsample(
+            classes,
+            SampleSize(rows=101),
+        )
+    with pytest.raises(ConfigError, match=r"subsample: a fraction of 0\.001 of 100 rows is no row"):
+        subsample(
+            classes,
+            SampleSize(fraction=0.001),
+        )
+    with pytest.raises(ConfigError, match="subsample: 11 rows of class 'c' were asked for; there are 10"):
+        subsample(classes, SampleSize(per_class=11), stratified=True, seed=0)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "draw: nothing given; one of per_class, fraction and rows"),
-        ({"per_class": 1, "rows": 2}, "draw: per_class and rows given"),
-        ({"per_class": 0}, "draw: per_class is 0; it must be a whole number from 1 up"),
-        ({"rows": 1.5}, "draw: rows is 1.5; it must be a whole number"),
-        ({"rows": True}, "draw: rows is True"),
-        ({"fraction": 0.0}, "draw: fraction is 0.0; it must be above 0 and at most 1"),
-        ({"fraction": 1.01}, "draw: fraction is 1.01"),
-        ({"fraction": float("nan")}, "draw: fraction is nan"),
+        ({}, "subsample: nothing given; exactly one of per_class, fraction and rows"),
+        ({"per_class": 1, "rows": 2}, "subsample: per_class and rows given"),
+        ({"per_class": 0}, "subsample: per_class is 0; it must be a whole number of at least 1"),
+        ({"rows": 1.5}, "subsample: rows is 1.5; it must be a whole number"),
+        ({"rows": True}, "subsample: rows is True"),
+        ({"fraction": 0.0}, "subsample: fraction is 0.0; it must be above 0 and at most 1"),
+        ({"fraction": 1.01}, "subsample: fraction is 1.01"),
+        ({"fraction": float("nan")}, "subsample: fraction is nan"),
     ],
 )
 def test_amounts_that_cannot_be(given: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
-        Amount(**given)
+        SampleSize(**given)

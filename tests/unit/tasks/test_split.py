@@ -1,20 +1,25 @@
+"""Examples in Arrow, and drawing rows from them."""
+
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from lamina.errors import ConfigError, DataError
-from lamina.tasks.split import Split, held_out, limited, shares, without_labels
+from lamina.tasks.split import Split, held_out, limited, shares
 
 
 def rows(labels: list[int]) -> Split:
-    return Split(tuple(f"text {i}" for i in range(len(labels))), tuple(labels))
+    return Split.of(tuple(f"text {i}" for i in range(len(labels))), tuple(labels))
 
 
 def test_take_keeps_the_order_asked():
-    split = Split(("a", "b c", "d"), ((0,), (1, 0), (1,)), (((0, 1),), ((0, 1), (2, 3)), ((0, 1),)))
-    assert split.take([2, 1]) == Split(("d", "b c"), ((1,), (1, 0)), (((0, 1),), ((0, 1), (2, 3))))
+    split = Split.of(("a", "b c", "d"), ((0,), (1, 0), (1,)), (((0, 1),), ((0, 1), (2, 3)), ((0, 1),)))
+    assert split.take([2, 1]) == Split.of(("d", "b c"), ((1,), (1, 0)), (((0, 1),), ((0, 1), (2, 3))))
     assert len(split) == 3
 
 
@@ -39,7 +44,7 @@ def test_the_seed_decides_which():
 
 
 def test_unstratified_needs_no_class():
-    split = Split(tuple("abcdefghij"), tuple(i / 7 for i in range(10)))
+    split = Split.of(tuple("abcdefghij"), tuple(i / 7 for i in range(10)))
     train, validation = held_out(split, stratify=False, seed=0)
     assert (len(train), len(validation)) == (9, 1)
 
@@ -68,7 +73,7 @@ def test_limit_must_leave_a_row():
 def test_of_running_text_the_last_rows_are_set_aside():
     split = rows([0] * 25)
     train, validation = held_out(split, stratify=False, seed=0, last=True)
-    assert train.texts + validation.texts == split.texts
+    assert (*train.texts, *validation.texts) == split.texts
     assert len(validation) == 2
     assert len(held_out(rows([0] * 3), stratify=False, seed=0, last=True)[1]) == 1
 
@@ -86,5 +91,68 @@ def test_the_option_is_named():
 
 
 def test_texts_without_their_labels():
-    split = Split((("a", "b"), ("c", " "), "d", ""), (1, 0, 1, 0))
-    assert without_labels(split) == Split(("a", "b", "c", "d"), (None,) * 4)
+    pairs = Split.of((("a", "b"), ("c", " ")), (1, 0))
+    assert pairs.without_labels() == Split.of(("a", "b", "c"))
+    assert Split.of(("d", " ", ""), (1, 0, 1)).without_labels() == Split.of(("d",), (None,))
+
+
+# What examples hold
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels", "words"),
+    [
+        (["a", "b"], [1, 0], None),
+        (["a", "b"], [True, False], None),
+        (["a", "b"], [1.0, 0.5], None),
+        (["a", "b"], ["x", "y \ud83d"], None),
+        (["a", "b"], [(1, 0), (0, 1)], None),
+        (["a b", ""], [(3, 1), ()], [((0, 1), (2, 3)), ()]),
+        (["", "a b"], [(), (3, 1)], [(), ((0, 1), (2, 3))]),
+        ([("a", "b"), ("", "c")], [1, 0], None),
+        (["a", "b"], None, None),
+        (["half \ud83d", "\x00\u200b\U0001f600"], [1, 0], None),
+        ([], [], None),
+        ([], None, []),
+    ],
+)
+def test_columns_come_back(texts: list[Any], labels: list[Any] | None, words: list[Any] | None):
+    split = Split.of(iter(texts), labels, words)
+    assert split.texts == [text.replace("\ud83d", "\ufffd") if isinstance(text, str) else text for text in texts]
+    expected = [None] * len(texts) if labels is None else labels
+    assert split.labels == [
+        label.replace("\ud83d", "\ufffd") if isinstance(label, str) else label for label in expected
+    ]
+    assert split.words == words
+    assert split.pairs is bool(texts and isinstance(texts[0], tuple))
+    assert split.labelled is bool(labels)
+    assert len(split) == len(texts)
+    for same in (copy.deepcopy(split), pickle.loads(pickle.dumps(split)), split.take(range(len(split)))):
+        assert same == split
+        assert same.key == split.key
+
+
+def test_many_rows_keep_their_order():
+    """They are taken in chunks."""
+    split = Split.of((f"text {row}" for row in range(2500)), (row % 7 for row in range(2500)))
+    assert split.texts[-1] == "text 2499"
+    assert split.texts[998:1002] == ("text 998", "text 999", "text 1000", "text 1001")
+    assert list(split.labels) == [row % 7 for row in range(2500)]
+    assert split.take([2400, 3]).take([1]).texts == ("text 3",)
+
+
+def test_columns_of_unequal_length_are_refused():
+    with pytest.raises(ValueError, match="zip"):
+        Split.of(["a", "b"], [1])
+
+
+def test_the_key_tells_texts_apart():
+    keys = [Split.of(texts).key for texts in (["a", "b"], ["b", "a"], ["ab", ""], ["a\x00b"], [("a", "b")])]
+    assert len(set(keys)) == 5
+    assert Split.of(["a", "b"], [1, 0]).key == keys[0]
+
+
+def test_what_is_no_split_is_not_equal():
+    assert Split.of(["a"]) != ["a"]
+    assert Split.of(["a"]).texts != "a"
+    assert repr(Split.of("abcd").texts) == "Column(['a', 'b', 'c', ...], 4 rows)"
