@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
 import torch
 from tests.support.formulas import stir_
-from tests.support.tiny import FAMILIES, HEADED
+from tests.support.tiny import FAMILIES, HEADED, model_of
 from torch import Tensor
 
 from lamina.bank import Reader, ReaderBank
@@ -41,11 +40,6 @@ VARIED = [
     "whisper",
 ]
 DECODER_ONLY = ["gpt2-CausalLM", "llama-CausalLM"]
-
-
-@functools.cache
-def model_of(name: str) -> Any:
-    return FAMILIES[name].build()
 
 
 def bank_of(model: Any, stack: str | None = None) -> ReaderBank:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.support.formulas import ELSEWHERE, FORMULAS, LINEAR_ONLY, SETTINGS, stir_
 from tests.support.stored import TEXTS, tiny_model, tiny_tokenizer
-from tests.support.tiny import FAMILIES
+from tests.support.tiny import FAMILIES, model_of
 
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError
@@ -40,11 +40,6 @@ UNMIXED = (
     "extra_layers",
     "routing",
 )  # no shares of layers that would sum to 1
-
-
-@functools.cache
-def model_of(name: str) -> Any:
-    return FAMILIES[name].build()
 
 
 def made(name: str, settings: dict[str, Any], seed: int = 0) -> Any:
@@ -479,6 +474,8 @@ def _reading_nothing_wide(model: Any) -> ReaderBank:
     bank.add("r", Reader(FUSIONS.get("single_layer")(dim=16), SequenceClassification(("a", "b"), pooling="mean")))
 
     class Nothing(Head):
+        outputs = 1
+
         def forward(self, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             return features.sum(1)
 

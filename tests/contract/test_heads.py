@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import pickle
 from typing import Any
 
 import pytest
 import torch
 from tests.support.formulas import SETTINGS, stir_
-from tests.support.tiny import FAMILIES
+from tests.support.tiny import FAMILIES, model_of
 
 from lamina.bank import BankOutput, Reader, ReaderBank
 from lamina.errors import ConfigError
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
-from lamina.layers import default_stack
 
 LABELS = ("a", "b", "c")
 HEAD_SETTINGS: dict[str, list[dict[str, Any]]] = {
@@ -47,33 +48,33 @@ PER_TOKEN = ("masked_lm", "token_classification")  # the kinds whose logits are 
 LENGTHS = (3, 9, 1, 6)
 
 
-@functools.cache
-def base() -> Any:
-    return FAMILIES["bert"].build()
-
-
 def built(head: str, dim: int = 32) -> Any:
     """A head's module; some need the model that is read."""
-    return HEADED[head].build_on(base(), dim)
+    return HEADED[head].build_on(model_of("bert"), dim)
 
 
-def fits(fusion: str, head: str) -> bool:
-    """Whether the fusion takes the head; Head2Toe takes one linear map alone."""
-    module = FUSED[fusion].build_on(base(), default_stack(base()), 4)
-    try:
-        module.check_head(built(head, module.dim))
-    except ConfigError:
-        return False
-    return True
+@functools.cache
+def pairs() -> list[tuple[str, str]]:
+    """The fusions with the heads that they take; Head2Toe takes one linear map alone."""
+    modules = {fusion: config.build(4, 32) for fusion, config in FUSED.items()}
+    heads: dict[tuple[str, int], Any] = {}
+
+    def fits(fusion: str, head: str) -> bool:
+        key = head, modules[fusion].dim
+        try:
+            modules[fusion].check_head(heads.get(key) or heads.setdefault(key, built(*key)))
+        except ConfigError:
+            return False
+        return True
+
+    return [(fusion, head) for fusion in FUSED for head in HEADED if fits(fusion, head)]
 
 
-PAIRS = [(fusion, head) for fusion in FUSED for head in HEADED if fits(fusion, head)]
-
-
-def all_readers(model: Any) -> ReaderBank:
+@functools.cache
+def all_readers(family: str) -> ReaderBank:
     """One reader for every pair; a single pass then serves every test."""
-    bank = ReaderBank(model)
-    for number, (fusion, head) in enumerate(PAIRS):
+    bank = ReaderBank(model_of(family))
+    for number, (fusion, head) in enumerate(pairs()):
         stir_(bank.add(f"{fusion}_{head}", Reader(FUSED[fusion], HEADED[head], seed=number)), number, size=0.1)
     return bank.eval()
 
@@ -101,7 +102,7 @@ def batch_of(family: str, texts: list[torch.Tensor], *, left: bool) -> dict[str,
 
 @functools.cache
 def results(family: str, left: bool) -> tuple[BankOutput, list[BankOutput], torch.Tensor]:
-    bank = all_readers(FAMILIES[family].build())
+    bank = all_readers(family)
     batch = batch_of(family, rows(), left=left)
     with torch.no_grad():
         return bank(**batch), [bank(**batch_of(family, [row], left=left)) for row in rows()], batch["attention_mask"]
@@ -109,9 +110,9 @@ def results(family: str, left: bool) -> tuple[BankOutput, list[BankOutput], torc
 
 def test_every_fusion_and_every_head_is_paired():
     """Only a fusion that says why it refuses a head is left out with it."""
-    assert {fusion for fusion, _ in PAIRS} == set(FUSED)
-    assert {head for _, head in PAIRS} == set(HEADED)
-    refused = {fusion.rpartition("-")[0] for fusion in FUSED for head in HEADED if (fusion, head) not in PAIRS}
+    assert {fusion for fusion, _ in pairs()} == set(FUSED)
+    assert {head for _, head in pairs()} == set(HEADED)
+    refused = {fusion.rpartition("-")[0] for fusion in FUSED for head in HEADED if (fusion, head) not in pairs()}
     assert refused <= {"head2toe"}
 
 
@@ -129,7 +130,7 @@ def test_the_cases_use_every_option(name: str):
 @pytest.mark.parametrize("head", HEADED)
 def test_a_text_alone_is_that_text_in_a_batch(head: str, family: str, left: bool):
     together, alone, mask = results(family, left)
-    for fusion in (one for one, other in PAIRS if other == head):
+    for fusion in (one for one, other in pairs() if other == head):
         name = f"{fusion}_{head}"
         for row, single in enumerate(alone):
             whole = together[name].logits[row]
@@ -138,6 +139,15 @@ def test_a_text_alone_is_that_text_in_a_batch(head: str, family: str, left: bool
             assert bool(whole.isfinite().all()), name
             size = max(1.0, whole.abs().max().item()) if HEADED[head].kind == "masked_lm" else 1.0  # T5's are large
             torch.testing.assert_close(single[name].logits[0], whole, rtol=0, atol=1e-5 * size, msg=name)
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda bank: pickle.loads(pickle.dumps(bank))], ids=["copy", "pickle"])
+@torch.no_grad()
+def test_a_copied_bank_gives_the_same_logits(way: Any):
+    bank, batch = all_readers("bert"), batch_of("bert", rows(), left=False)
+    names = [f"{fusion}_{head}" for fusion, head in pairs() if head.endswith("-0") or fusion == "mean-0"]
+    expected, got = bank(**batch, readers=names), way(bank)(**batch, readers=names)
+    assert all(torch.equal(got[name].logits, expected[name].logits) for name in names)
 
 
 @pytest.mark.parametrize("head", HEADED)
@@ -162,7 +172,7 @@ def test_what_stands_in_the_padding_changes_nothing(fusion: str, head: str):
 @pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
 @torch.no_grad()
 def test_a_row_without_a_token_gives_numbers_and_leaves_the_others_alone(family: str):
-    bank = all_readers(FAMILIES[family].build())
+    bank = all_readers(family)
     batch = padded(rows(), left=False)
     batch["attention_mask"][1] = 0
     out, without = bank(**batch), bank(**{key: value[[0, 2, 3]] for key, value in batch.items()})
@@ -180,7 +190,7 @@ def test_training_and_inference_compute_the_same():
     none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # blocks that a fusion adds follow these
     family = dataclasses.replace(FAMILIES["bert"], settings={**FAMILIES["bert"].settings, **none})
     bank = ReaderBank(family.build())
-    for number, (fusion, head) in enumerate(PAIRS):
+    for number, (fusion, head) in enumerate(pairs()):
         config = FUSED[fusion]
         for key in ("dropout", "layer_dropout"):
             if hasattr(config, key):

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import functools
+import copy
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.support.tiny import FAMILIES, HEADED, READABLE, REFUSED
+from tests.support.tiny import FAMILIES, HEADED, READABLE, REFUSED, model_of
 from torch import Tensor, nn
 
 from lamina.errors import UnsupportedModelError
 from lamina.layers import LayerStack, stacks, tap, watch
 
 KEYS = {"main": "hidden_states", "encoder": "encoder_hidden_states", "decoder": "decoder_hidden_states"}
-
-
-@functools.cache
-def model_of(name: str) -> Any:
-    return FAMILIES[name].build()
 
 
 @pytest.fixture(params=READABLE)
@@ -77,8 +72,7 @@ def test_stacks_have_the_expected_shape(family, model):
 
 
 def test_finding_leaves_no_trace(family):
-    model = family.build()
-    model.train()
+    model = copy.deepcopy(model_of(family.name)).train()
     for number, module in enumerate(model.modules()):
         module.training = number % 2 == 0
     for number, parameter in enumerate(model.parameters()):
@@ -93,7 +87,7 @@ def test_finding_leaves_no_trace(family):
 
 @pytest.mark.parametrize("name", HEADED)
 def test_a_head_does_not_change_what_is_fingerprinted(name):
-    headed, headless = HEADED[name].build(), FAMILIES[str(HEADED[name].base)].build()
+    headed, headless = model_of(name), copy.deepcopy(model_of(str(HEADED[name].base)))
     prefix = headed.base_model_prefix + "."
     weights = {key.removeprefix(prefix): value for key, value in headed.state_dict().items()}
     headless.load_state_dict(weights, strict=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -319,3 +320,9 @@ FAMILIES: dict[str, Family] = _registry()
 READABLE: dict[str, Family] = {name: family for name, family in FAMILIES.items() if family.refused is None}
 REFUSED: dict[str, Family] = {name: family for name, family in FAMILIES.items() if family.refused is not None}
 HEADED: dict[str, Family] = {name: family for name, family in FAMILIES.items() if family.base is not None}
+
+
+@functools.cache
+def model_of(name: str) -> Any:
+    """A family's model, made once per process; for tests that leave it as it is."""
+    return FAMILIES[name].build()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, cast, final
 
@@ -15,7 +14,8 @@ from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
 from lamina.bank.streaming import StackPass, StateRecorder, attach
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers import stacks
-from lamina.layers.discovery import LayerGuard
+from lamina.layers.discovery import pick_stack
+from lamina.layers.guard import LayerGuard, hold
 from lamina.layers.hooks import StopForward, run_until_stopped, token_mask
 
 if TYPE_CHECKING:
@@ -27,20 +27,6 @@ if TYPE_CHECKING:
     from lamina.layers import LayerStack
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # a reader's name is also the name of its folder
-_HELD = "_lamina_banks"  # an attribute of a model that banks read
-
-
-class _Banks(list["weakref.ref[ReaderBank]"]):
-    """The banks that read a model; a copy of the model has none."""
-
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        del protocol
-        return tuple, ()
-
-
-def is_held(model: nn.Module) -> bool:
-    """Whether a bank that still exists reads this model, or one around or inside it, and keeps it as it is."""
-    return any(bank() is not None for module in model.modules() for bank in getattr(module, _HELD, ()))
 
 
 @final
@@ -74,19 +60,11 @@ class ReaderBank(nn.Module):
         self.readers = nn.ModuleDict()
         self.info: dict[str, Any] = {}
         self._found: tuple[dict[str, LayerStack], LayerGuard] | None = None
-        self._hold()
-
-    def _hold(self) -> None:
-        """Mark the model as read by this bank; see `is_held`."""
-        for module in self.model.modules():
-            if hasattr(module, "base_model_prefix"):  # a transformers model, whole or part of one
-                banks = getattr(module, _HELD, None)
-                living = [bank for bank in banks or () if bank() is not None]
-                setattr(module, _HELD, _Banks([*living, weakref.ref(self)]))
+        hold(model, self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._hold()
+        hold(self.model, self)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -106,8 +84,8 @@ class ReaderBank(nn.Module):
             ConfigError: If the model's layers were edited since.
         """
         if self._found is None:
-            found = stacks(self.model)
-            self._found = found, LayerGuard(self.model, found)
+            by_name = stacks(self.model)
+            self._found = by_name, LayerGuard(self.model, by_name)
         self._found[1].check(self.model, "bank")
         return self._found[0]
 
@@ -122,11 +100,10 @@ class ReaderBank(nn.Module):
             The trainable module, also at `bank[name]`.
 
         Raises:
-            ConfigError: If the name is taken or cannot be one, or the reader's settings do not fit the model.
+            ConfigError: If the name is taken or not allowed, or the reader's settings do not fit the model.
         """
         self._check_new("bank.add", name)
-        stack = self._stack(reader.stack or ("main" if "main" in self.stacks else "encoder"))
-        module = ReaderModule(reader, stack, self.model).to(self.device).train(self.training)
+        module = ReaderModule(reader, self._stack(reader.stack), self.model).to(self.device).train(self.training)
         self.readers[_key(name)] = module
         return module
 
@@ -153,7 +130,7 @@ class ReaderBank(nn.Module):
 
         Raises:
             UnknownNameError: If there is no reader `name`.
-            ConfigError: If `to` is taken or cannot be a name.
+            ConfigError: If `to` is taken or not allowed.
         """
         self._check_known("bank.rename", [name])
         self._check_new("bank.rename", to)
@@ -260,7 +237,7 @@ class ReaderBank(nn.Module):
             for layer in stack_pass.layers:
                 if layer not in given:
                     raise ConfigError(
-                        f"bank.read_states: no state of layer {layer} of the stack '{stack_pass.stack.name}' was given; "
+                        f"bank.read_states: no state of layer {layer} of the stack '{stack_pass.stack.name}' came; "
                         f"the readers need the layers {', '.join(map(str, stack_pass.layers))}."
                     )
                 stack_pass.take(layer, given[layer])
@@ -304,17 +281,14 @@ class ReaderBank(nn.Module):
         return self._passes(names, grad=grad), grad
 
     def _passes(self, names: Sequence[str], *, grad: bool) -> list[StackPass]:
-        found = self.stacks
-        used: dict[str, dict[str, ReaderModule]] = {stack: {} for stack in found}
+        by_name = self.stacks
+        used: dict[str, dict[str, ReaderModule]] = {stack: {} for stack in by_name}
         for name in names:
             used[self[name].stack][name] = self[name]
-        return [StackPass(found[stack], members, grad=grad) for stack, members in used.items() if members]
+        return [StackPass(by_name[stack], members, grad=grad) for stack, members in used.items() if members]
 
-    def _stack(self, name: str) -> LayerStack:
-        found = self.stacks
-        if name not in found:
-            raise UnknownNameError(op="bank", got=name, known=found, what="stack")
-        return found[name]
+    def _stack(self, name: str | None) -> LayerStack:
+        return pick_stack(self.stacks, name, op="bank")
 
     def _finish(
         self,

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, final
 
 from lamina.errors import StoreError
-from lamina.layers.discovery import EDITS
+from lamina.layers.guard import EDITS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

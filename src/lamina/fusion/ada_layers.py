@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import ConfigError
-from lamina.fusion.base import FusionConfig
-from lamina.fusion.projected import ProjectedFusion, Projection
+from lamina.fusion.projected import ProjectedConfig, ProjectedFusion, Projection
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True)
-class AdaLayers(FusionConfig):
+class AdaLayers(ProjectedConfig):
     """Weigh every layer's projected features by a learned softmax.
 
     `F = gelu(sum_i p_i dropout(LayerNorm(W_i gelu(z_i))))` with `p = softmax(alpha * scores)`.
@@ -53,29 +52,21 @@ class AdaLayers(FusionConfig):
     output_activation: bool = True
 
     def __post_init__(self) -> None:
-        self._projection.check("ada_layers")
+        self.projection.check("ada_layers")
         check_range("ada_layers", "cutoff", self.cutoff, 0, 1, open_high=True)
         if self.alpha <= 0:
-            raise ConfigError(f"ada_layers: alpha is {self.alpha}; it must be positive. Use 64, as the paper does.")
+            raise ConfigError(f"ada_layers: alpha is {self.alpha}; it must be positive.")
         if self.entropy < 0:
-            raise ConfigError(f"ada_layers: entropy is {self.entropy}; it must not be negative. Use 0 for none.")
-
-    @property
-    def _projection(self) -> Projection:
-        return Projection(
-            dim=self.dim, dropout=self.dropout, positions=self.positions, output_activation=self.output_activation
-        )
+            raise ConfigError(f"ada_layers: entropy is {self.entropy}; it must not be negative.")
 
     def build(self, layers: int, width: int) -> AdaLayersFusion:
         """Make the module for `layers` states of size `width`."""
-        if layers < 1:
-            raise ConfigError(f"ada_layers: {layers} layers; at least one is needed. Select more layers.")
-        if self.cutoff >= 1 / layers:
+        if layers and self.cutoff >= 1 / layers:
             raise ConfigError(
                 f"ada_layers: cutoff is {self.cutoff} for {layers} layers, whose importances all start at "
                 f"{1 / layers:.4g}; that would remove every layer. Use a cutoff below {1 / layers:.4g}."
             )
-        return AdaLayersFusion(self, self._projection, layers=layers, width=width)
+        return AdaLayersFusion(self, self.projection, layers=layers, width=width)
 
 
 @final
@@ -105,5 +96,5 @@ class AdaLayersFusion(ProjectedFusion):
         if self.config.entropy == 0:
             return None
         weights = self.weights()
-        some = weights[weights > 0]  # 0 log 0 is 0, but its derivative is not a number
-        return self.config.entropy * torch.special.entr(some).sum() / self.layers
+        positive = weights[weights > 0]  # 0 log 0 is 0, but its derivative is not a number
+        return self.config.entropy * torch.special.entr(positive).sum() / self.layers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
+from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -78,7 +80,7 @@ class Stream(ABC):
 
     @abstractmethod
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Features of each member, after every live layer was taken in."""
+        """Features of each member, after every active layer was taken in."""
 
 
 class Fusion(nn.Module, ABC):
@@ -88,11 +90,12 @@ class Fusion(nn.Module, ABC):
 
     def __init__(self, *, layers: int, width: int, dim: int) -> None:
         super().__init__()
+        check_range("fusion", "layers", layers, 1, math.inf)
         self.layers, self.width, self.dim = layers, width, dim
 
     @abstractmethod
     def stream(self, members: Sequence[Fusion]) -> Stream:
-        """Start a pass for `members`, all of which have the `group` of this one."""
+        """Start a pass for `members`, which all have the `group` of this one."""
 
     def group(self) -> Hashable | None:
         """Fusions on the same layers with equal groups are computed as one operation; None: alone."""
@@ -103,11 +106,7 @@ class Fusion(nn.Module, ABC):
         return tuple(range(self.layers))
 
     def regularization(self, head: nn.Module | None = None) -> Tensor | None:
-        """A scalar to add to the loss, or None.
-
-        Args:
-            head: What reads the features, for penalties on its weights.
-        """
+        """A scalar to add to the loss, or None; `head`, which reads the features, may be regularized too."""
         del head
         return None
 
@@ -115,14 +114,14 @@ class Fusion(nn.Module, ABC):
         """Raise ConfigError if `head` cannot read these features; most can."""
 
     def on_epoch_end(self, done: float, head: nn.Module) -> bool:
-        """Go on to the next stage of training, for fusions that have stages; called after each epoch.
+        """Go on to the next stage of training, for fusions that have stages.
 
         Args:
             done: Share of the reader's epochs that are over, up to 1.
             head: What reads the features.
 
         Returns:
-            Whether parameters were started afresh; optimiser state, schedule and best epoch then start afresh too.
+            Whether parameters were reset; optimizer state, schedule and best epoch are then reset too.
         """
         del done, head
         return False
@@ -183,6 +182,17 @@ class BufferedStream(Stream):
         return [self._fuse(states, mask)]
 
 
+def fed(total: Tensor | None) -> Tensor:
+    """What a stream has gathered.
+
+    Raises:
+        ConfigError: If it was fed no state.
+    """
+    if total is None:
+        raise ConfigError("fusion: no state was fed; every active layer must be before finish.")
+    return total
+
+
 class WeightedSum(Stream):
     """Streams `sum_i weight_i * state_i`: one accumulator, whatever the number of layers."""
 
@@ -198,6 +208,4 @@ class WeightedSum(Stream):
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
         """The sum."""
         del mask
-        if self._total is None:
-            raise ConfigError("fusion: no state was fed; at least one is needed. Feed every live layer before finish.")
-        return [self._total]
+        return [fed(self._total)]

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, cast, final
 import torch
 from torch import Tensor, nn
 
-from lamina.errors import ConfigError
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ class Concat(FusionConfig):
 
     def build(self, layers: int, width: int) -> ConcatFusion:
         """Make the module for `layers` states of size `width`."""
-        check_range("concat", "layers", layers, 1, math.inf)
         return ConcatFusion(layers=layers, width=width, dim=self.dim or width, bias=self.bias)
 
 
@@ -95,7 +93,5 @@ class ConcatStream(Stream):
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
         """The sums."""
-        if self._total is None:
-            raise ConfigError("fusion: no state was fed; at least one is needed. Feed every live layer before finish.")
-        totals = self._total.unflatten(1, mask.shape).unbind(0)
+        totals = fed(self._total).unflatten(1, mask.shape).unbind(0)
         return [total if bias is None else total + bias for total, bias in zip(totals, self._biases, strict=True)]

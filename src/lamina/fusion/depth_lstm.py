@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, cast, final
 import torch
 from torch import Tensor, nn
 
-from lamina.errors import ConfigError
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ class DepthLSTM(FusionConfig):
 
     def build(self, layers: int, width: int) -> DepthLSTMFusion:
         """Make the module for `layers` states of size `width`."""
-        check_range("depth_lstm", "layers", layers, 1, math.inf)
         return DepthLSTMFusion(layers=layers, width=width, dim=self.dim or width)
 
 
@@ -98,6 +96,4 @@ class DepthLSTMStream(Stream):
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
         """The hidden states."""
-        if self._hidden is None:
-            raise ConfigError("fusion: no state was fed; at least one is needed. Feed every live layer before finish.")
-        return [hidden.unflatten(0, mask.shape) for hidden in self._hidden.unbind(0)]
+        return [hidden.unflatten(0, mask.shape) for hidden in fed(self._hidden).unbind(0)]

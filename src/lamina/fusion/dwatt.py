@@ -55,7 +55,6 @@ class DWAtt(FusionConfig):
 
     def build(self, layers: int, width: int) -> DWAttFusion:
         """Make the module for `layers` states of size `width`."""
-        check_range("dwatt", "layers", layers, 1, math.inf)
         bottleneck = self.bottleneck or max(1, width // 2)
         return DWAttFusion(layers=layers, width=width, bottleneck=bottleneck, position_dim=self.position_dim)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast, final
 
 import torch
 from torch import Tensor, nn
 
-from lamina.errors import ConfigError
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream
-from lamina.utils import check_range
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -39,7 +36,6 @@ class Elementwise(FusionConfig):
 
     def build(self, layers: int, width: int) -> ElementwiseFusion:
         """Make the module for `layers` states of size `width`."""
-        check_range("elementwise", "layers", layers, 1, math.inf)
         return ElementwiseFusion(layers=layers, width=width, dim=width)
 
 
@@ -79,9 +75,7 @@ class ScaledSum(Stream):
             self._total.addcmul_(state, scales)
 
     def _sums(self) -> list[Float[Tensor, "batch tokens width"]]:
-        if self._total is None:
-            raise ConfigError("fusion: no state was fed; at least one is needed. Feed every live layer before finish.")
-        return list(self._total.unbind(0))
+        return list(fed(self._total).unbind(0))
 
 
 class ElementwiseStream(ScaledSum):

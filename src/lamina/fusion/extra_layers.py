@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import ConfigError
-from lamina.fusion.base import Fusion, FusionConfig, Stream
+from lamina.fusion.base import Fusion, FusionConfig, Stream, fed
 from lamina.layers.hooks import watch
 from lamina.layers.isolation import main_device, preserve_model
 from lamina.layers.probe_input import probe_input
+from lamina.layers.stack import alike, swapped
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class ExtraLayers(FusionConfig):
         blocks = [copied, *(copy.deepcopy(copied) for _ in range(self.n - 1))]
         for block in blocks:
             _start_afresh_(block, model, stack.blocks[-1])
-        return ExtraLayersFusion(blocks, layers=layers, width=stack.width, follows=True, swap=swap)
+        return ExtraLayersFusion(blocks, layers=layers, width=stack.width, in_a_pass=True, swap=swap)
 
 
 @final
@@ -91,12 +92,12 @@ class ExtraLayersFusion(Fusion):
         *,
         layers: int,
         width: int,
-        follows: bool = False,
+        in_a_pass: bool = False,
         swap: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(layers=layers, width=width, dim=width)
         self.blocks = nn.ModuleList(blocks)
-        self._follows, self._swap = follows, swap
+        self._in_a_pass, self._swap = in_a_pass, swap
         self._call: _Call | None = None
 
     def active_layers(self) -> tuple[int, ...]:
@@ -106,7 +107,7 @@ class ExtraLayersFusion(Fusion):
     @contextmanager
     def block_inputs(self, stack: LayerStack) -> Iterator[None]:
         """Remember how the pass calls the stack's last block: mask, positions and whatever else there is."""
-        if not self._follows:
+        if not self._in_a_pass:
             yield
             return
 
@@ -125,18 +126,18 @@ class ExtraLayersFusion(Fusion):
         del members
         return _TopStream(self)
 
-    def heard(self) -> _Call | None:
+    def block_call(self) -> _Call | None:
         """How the pass called the base's last block; None for blocks that need nothing but the mask.
 
         Raises:
-            ConfigError: If no pass was followed, or it continued from a cache.
+            ConfigError: If no pass was recorded, or it continued from a cache.
         """
-        if not self._follows:
+        if not self._in_a_pass:
             return None
         if self._call is None:
             raise ConfigError(
-                "extra_layers: the states came without the model's pass; these blocks are called as its own last one "
-                "is. Run the model through the bank, or under `fusion.block_inputs(stack)`."
+                "extra_layers: the states came without the model's pass; these blocks are called as the model's last "
+                "block is. Call the bank, or run the model under `fusion.block_inputs(stack)`."
             )
         if self._call.past:
             raise ConfigError(
@@ -180,13 +181,11 @@ class _TopStream(Stream):
     def step(self, index: int, view: LayerView) -> None:
         """Keep the state and the call, which is forgotten elsewhere once the pass ends."""
         del index
-        self._state, self._call = view.state, self._fusion.heard()
+        self._state, self._call = view.state, self._fusion.block_call()
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
         """Run the blocks."""
-        state, call, self._state, self._call = self._state, self._call, None, None
-        if state is None:
-            raise ConfigError("extra_layers: no state was fed; the last one is needed. Feed it before finish.")
+        state, call, self._state, self._call = fed(self._state), self._call, None, None
         return [self._fusion.run(state, call, mask)]
 
 
@@ -208,7 +207,7 @@ class _Call:
 
     @classmethod
     def of(cls, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], layer: int) -> _Call:
-        """Take a call down, so that it can be repeated for the whole text at once."""
+        """Note a call, so that it can be repeated for the whole text at once."""
         past = [int(value.get_seq_length(layer)) for value in (*args, *kwargs.values()) if _is_cache(value)]
         kept = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
         if "use_cache" in kept:
@@ -229,11 +228,11 @@ class _Call:
         """Repeat it on another block with another state `[batch, tokens, width]`; returns the new state."""
         args, kwargs = list(self.args), dict(self.kwargs)
         if isinstance(self.place, int):
-            args[self.place] = _swapped(state, swap)
+            args[self.place] = swapped(state, swap)
         else:
-            kwargs[self.place] = _swapped(state, swap)
+            kwargs[self.place] = swapped(state, swap)
         output = block(*args, **kwargs)
-        return _swapped(output if isinstance(output, Tensor) else output[0], swap)
+        return swapped(output if isinstance(output, Tensor) else output[0], swap)
 
 
 def _is_cache(value: object) -> bool:
@@ -285,8 +284,8 @@ def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module,
     try:
         copied = _copy(stack.blocks[-1])
         swap = stack.points[-1].swap if main_device(model).type == "meta" else _rehearse(model, stack, copied)
-    except _NoTwinError as error:
-        raise _refusal(model, str(error)) from error
+    except ConfigError:
+        raise
     except Exception as error:
         told = next(iter(str(error).strip().splitlines()), "")
         raise _refusal(model, f"a copy of its last block does not run ({type(error).__name__}: {told})") from error
@@ -320,7 +319,7 @@ def _rehearse(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) -> t
         The two axes that trade places in the block, or None.
 
     Raises:
-        _NoTwinError: If the block does not take the state of the layer below, or the copy gives another result.
+        ConfigError: If the block does not take the state of the layer below, or the copy gives another result.
     """
     block, layer = stack.blocks[-1], stack.depth - 1
     seen: dict[Any, Any] = {}
@@ -329,22 +328,19 @@ def _rehearse(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) -> t
         seen["call"] = _Call.of(block, args, kwargs, stack.depth)  # a layer no cache has: what it holds is this text
         seen["output"] = output if isinstance(output, Tensor) else output[0]
 
+    tolerance = 1e-4 if next(block.parameters()).dtype in (torch.float32, torch.float64) else 5e-2
     with preserve_model(model), watch(stack, [layer], seen.__setitem__):
         block.register_forward_hook(after, with_kwargs=True)  # `preserve_model` takes it off again
         _run_model(model)
         call: _Call = seen["call"]
-        swaps = [swap for swap in _SWAPS if _alike(_swapped(call.state, swap), seen[layer])]
+        swaps = [swap for swap in _SWAPS if alike(swapped(call.state, swap), seen[layer], tolerance)]
         if not swaps:
-            raise _NoTwinError("its last block does not take the state of the layer below")
+            raise _refusal(model, "its last block does not take the state of the layer below")
         dtype = next(copied.parameters()).dtype
         again = call.to(dtype).run(copied.eval(), seen[layer].to(dtype), swaps[0])
-        if not _alike(again, _swapped(seen["output"], swaps[0])):
-            raise _NoTwinError("a copy of its last block gives another result")
+        if not alike(again, swapped(seen["output"], swaps[0]), tolerance):
+            raise _refusal(model, "a copy of its last block gives another result")
     return swaps[0]
-
-
-class _NoTwinError(Exception):
-    """Why a copy of a block does not stand in for it."""
 
 
 def _run_model(model: PreTrainedModel) -> None:
@@ -356,18 +352,6 @@ def _run_model(model: PreTrainedModel) -> None:
         if model.base_model is model:
             raise
         model.base_model(**inputs)
-
-
-def _swapped(state: Tensor, swap: tuple[int, int] | None) -> Tensor:
-    return state if swap is None else state.transpose(*swap)
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    """Equal but for the base's own precision."""
-    if one.shape != other.shape:
-        return False
-    share = 1e-4 if other.dtype in (torch.float32, torch.float64) else 5e-2
-    return bool((one.float() - other.float()).abs().max() <= share * other.float().abs().max())
 
 
 @torch.no_grad()

@@ -48,7 +48,6 @@ class Gated(FusionConfig):
 
     def build(self, layers: int, width: int) -> GatedFusion:
         """Make the module for `layers` states of size `width`."""
-        check_range("gated", "layers", layers, 1, math.inf)
         return GatedFusion(layers=layers, width=width, hidden=self.hidden)
 
 

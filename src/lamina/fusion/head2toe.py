@@ -63,11 +63,11 @@ class Head2Toe(FusionConfig):
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
-            raise ConfigError(f"head2toe: fraction is {self.fraction}; it must be 0 < fraction <= 1. Change it.")
+            raise ConfigError(f"head2toe: fraction is {self.fraction}; it must be above 0 and at most 1.")
         if not 0 < self.score_share < 1:
             raise ConfigError(
-                f"head2toe: score_share is {self.score_share}; it must be 0 < score_share < 1, since both stages need "
-                "epochs. Change it."
+                f"head2toe: score_share is {self.score_share}; it must be above 0 and below 1, since both stages "
+                "need epochs."
             )
         check_range("head2toe", "group_lasso", self.group_lasso, 0, float("inf"), open_high=True)
         check_range("head2toe", "chunks", self.chunks, 1, 1000)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lamina.fusion.base import Fusion, LayerView, Stream
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
 from lamina.fusion.dropout import draw, drop, dropout
 from lamina.utils import check_range
 
@@ -42,6 +42,22 @@ class Projection:
         """Raise ConfigError if a value cannot be."""
         check_range(op, "dim", self.dim, 1, math.inf)
         check_range(op, "dropout", self.dropout, 0, 1, open_high=True)
+
+
+class ProjectedConfig(FusionConfig):
+    """Settings with those of a `Projection` among them."""
+
+    dim: int
+    dropout: float
+    positions: bool
+    output_activation: bool
+
+    @property
+    def projection(self) -> Projection:
+        """What happens to each state and to the sum."""
+        return Projection(
+            dim=self.dim, dropout=self.dropout, positions=self.positions, output_activation=self.output_activation
+        )
 
 
 class ProjectedFusion(Fusion):
@@ -132,14 +148,14 @@ class ProjectedStream(Stream):
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
         """Activation and positions on the sum, split by member."""
-        total = self._total
-        if total is None:  # unreachable through a bank: softmax weights always leave one layer alive
-            raise RuntimeError("projected fusion: no live layer was fed")
+        total = fed(self._total)
         if self._settings.output_activation:
             total = F.gelu(total)
         if self._settings.positions:
             places = sinusoids(mask, self._settings.dim).to(total.dtype)
-            total = dropout(total + places.unsqueeze(2), self._p, [one.generator for one in self._members], axis=2)
+            total = dropout(
+                total + places.unsqueeze(2), self._p, [member.generator for member in self._members], axis=2
+            )
         return list(total.movedim(2, 0).contiguous().unbind(0))  # one copy here saves each head its own
 
 

@@ -117,18 +117,18 @@ class Route(nn.Module):
     def __init__(self, inputs: int | None, outputs: int, size_in: int, size_out: int, *, iterations: int) -> None:
         super().__init__()
         self.iterations = iterations
-        each, std = inputs or 1, size_in**-0.5
-        self.activation = _normal(each, size_in, std=2 * std)
-        self.activation_bias = nn.Parameter(torch.zeros(each))
+        own, std = inputs or 1, size_in**-0.5
+        self.activation = _normal(own, size_in, std=2 * std)
+        self.activation_bias = nn.Parameter(torch.zeros(own))
         self.vote_scale = _normal(outputs, size_in)
         self.vote_map = _normal(size_in, size_out, std=2 * std)
         self.vote_bias = nn.Parameter(torch.zeros(outputs, size_out))
         self.guess_map = _normal(size_out, size_in, std=size_out**-0.5)
         self.guess_scale = _normal(outputs, size_in)
         self.guess_bias = nn.Parameter(torch.zeros(outputs, size_in))
-        self.match_scale = _normal(each, outputs, std=std)
-        self.match_bias = nn.Parameter(torch.zeros(each, outputs))
-        self.worth = _normal(2, each, outputs) if inputs else nn.Linear(size_in, 2 * outputs)
+        self.match_scale = _normal(own, outputs, std=std)
+        self.match_bias = nn.Parameter(torch.zeros(own, outputs))
+        self.worth = _normal(2, own, outputs) if inputs else nn.Linear(size_in, 2 * outputs)
 
     def forward(
         self, vectors: Float[Tensor, "batch inputs size"], real: Bool[Tensor, "batch inputs"] | None = None

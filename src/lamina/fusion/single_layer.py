@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
-from lamina.fusion.base import FusionConfig
-from lamina.fusion.projected import ProjectedFusion, Projection
+from lamina.fusion.projected import ProjectedConfig, ProjectedFusion, Projection
 from lamina.layers import select
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(frozen=True)
-class SingleLayer(FusionConfig):
+class SingleLayer(ProjectedConfig):
     """Project one layer as AdaLayers does, without importances.
 
     The published baseline left this projection at its random start; here it is trained.
@@ -38,22 +37,16 @@ class SingleLayer(FusionConfig):
     output_activation: bool = True
 
     def __post_init__(self) -> None:
-        self._projection.check("single_layer")
+        self.projection.check("single_layer")
 
     def selector(self) -> int:
         """The one layer."""
         return self.layer
 
-    @property
-    def _projection(self) -> Projection:
-        return Projection(
-            dim=self.dim, dropout=self.dropout, positions=self.positions, output_activation=self.output_activation
-        )
-
     def build(self, layers: int, width: int) -> SingleLayerFusion:
         """Make the module; given more states than the one selected, it picks `layer` among them."""
         index = 0 if layers == 1 else select(self.layer, layers, op="single_layer")[0]
-        return SingleLayerFusion(self._projection, layers=layers, width=width, index=index)
+        return SingleLayerFusion(self.projection, layers=layers, width=width, index=index)
 
 
 @final

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def linear(maps: Sequence[nn.Linear], features: Float[Tensor, "heads *rows dim"]) -> Float[Tensor, "heads *rows out"]:
     """Each member's own linear map of its own features."""
-    return affine([one.weight for one in maps], [one.bias for one in maps], features)
+    return affine([module.weight for module in maps], [module.bias for module in maps], features)
 
 
 def affine(weights: Sequence[Tensor], biases: Sequence[Tensor], features: Tensor) -> Tensor:
@@ -44,7 +44,9 @@ def norm(norms: Sequence[nn.LayerNorm], features: Float[Tensor, "heads *rows dim
         return norms[0](features)
     normal = F.layer_norm(features, norms[0].normalized_shape, eps=norms[0].eps)
     places = (len(norms), *[1] * (features.ndim - 2), -1)
-    weight, bias = (torch.stack([getattr(one, name) for one in norms]).view(places) for name in ("weight", "bias"))
+    weight, bias = (
+        torch.stack([getattr(module, name) for module in norms]).view(places) for name in ("weight", "bias")
+    )
     return torch.addcmul(bias, normal, weight)
 
 
@@ -79,20 +81,20 @@ def attend(
     generators: Generators,
 ) -> Float[Tensor, "heads batch tokens dim"]:
     """Mix the tokens; only those under `mask` are attended to, and every row must have one."""
-    one = members[0]
-    mixed = affine([each.weight for each in members], [each.bias for each in members], features)
-    query, key, value = mixed.unflatten(-1, (3, one.heads, -1)).permute(3, 0, 4, 1, 2, 5).unbind(0)
+    first = members[0]
+    mixed = affine([member.weight for member in members], [member.bias for member in members], features)
+    query, key, value = mixed.unflatten(-1, (3, first.heads, -1)).permute(3, 0, 4, 1, 2, 5).unbind(0)
     # [batch, members * attention heads, tokens, size]: to the kernel, members are more attention heads
     query, key, value = (part.permute(2, 0, 1, 3, 4).flatten(1, 2) for part in (query, key, value))
     seen = mask[:, None, None, :]
-    if one.training and one.dropout > 0:
+    if first.training and first.dropout > 0:
         scores = (query @ key.mT / math.sqrt(query.shape[-1])).masked_fill(~seen, -math.inf).softmax(-1)
-        scores = dropout(scores.unflatten(1, (len(members), -1)), one.dropout, generators, axis=1).flatten(1, 2)
+        scores = dropout(scores.unflatten(1, (len(members), -1)), first.dropout, generators, axis=1).flatten(1, 2)
         attended = scores @ value
     else:
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
     attended = attended.unflatten(1, (len(members), -1)).permute(1, 0, 3, 2, 4).flatten(-2)
-    return linear([each.output for each in members], attended)
+    return linear([member.output for member in members], attended)
 
 
 class EncoderLayer(nn.Module):
@@ -124,9 +126,9 @@ def encode(
 ) -> Float[Tensor, "heads batch tokens dim"]:
     """Attention and feed-forward, each added to what came in."""
     p = members[0].dropout if members[0].training else 0.0
-    before = norm([each.attention_norm for each in members], features)
-    mixed = attend([each.attention for each in members], before, mask, generators)
+    before = norm([member.attention_norm for member in members], features)
+    mixed = attend([member.attention for member in members], before, mask, generators)
     features = features + dropout(mixed, p, generators)
-    before = norm([each.feedforward_norm for each in members], features)
-    inner = dropout(F.gelu(linear([each.inner for each in members], before)), p, generators)
-    return features + dropout(linear([each.outer for each in members], inner), p, generators)
+    before = norm([member.feedforward_norm for member in members], features)
+    inner = dropout(F.gelu(linear([member.inner for member in members], before)), p, generators)
+    return features + dropout(linear([member.outer for member in members], inner), p, generators)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +82,44 @@ class Head(nn.Module, ABC):
         return torch.stack([head(part, mask) for head, part in zip(heads, features, strict=True)])
 
 
+class LabelHead(Head):
+    """A head that ends in one linear map, a score per label.
+
+    Args:
+        config: Its settings, with `labels` and `class_weights`.
+        dim: Size of the features.
+        parts: What comes before the linear map, by the names of the attributes.
+    """
+
+    class_weights: Tensor | None
+
+    def __init__(self, config: HeadConfig, dim: int, parts: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.config: Any = config
+        for name, part in parts.items():
+            self.add_module(name, part)
+        self.output = nn.Linear(dim, len(config.labels))
+        weights: Sequence[float] | None = self.config.class_weights
+        self.register_buffer("class_weights", None if weights is None else torch.tensor(weights), persistent=False)
+
+    @property
+    def outputs(self) -> int:
+        """Number of labels."""
+        return self.output.out_features
+
+    def forward(self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]) -> Tensor:
+        """Logits of each text or token; those of padding mean nothing."""
+        return self.many([self], features.unsqueeze(0), mask)[0]
+
+    def loss(self, logits: Float[Tensor, "*batch classes"], labels: Tensor) -> Float[Tensor, ""]:
+        """Mean cross-entropy over the labels that are not IGNORE."""
+        return cross_entropy(logits, labels, self.class_weights)
+
+    def count(self, labels: Tensor) -> Tensor:
+        """Number (or weight) of the labels that are given."""
+        return counted(labels, self.class_weights)
+
+
 def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
     """Label names from a sequence of them, or from their number.
 
@@ -89,12 +127,10 @@ def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
         ConfigError: If there is none, or one twice.
     """
     if isinstance(labels, str):
-        raise ConfigError(f"{op}: labels are the text '{labels}'; a list of names is needed. Put them in a list.")
+        raise ConfigError(f"{op}: labels are the text '{labels}'; a list of names is needed.")
     names = tuple(str(i) for i in range(labels)) if isinstance(labels, int) else tuple(labels)
     if not names or len(set(names)) < len(names):
-        raise ConfigError(
-            f"{op}: labels are {names}; at least one is needed and each only once. List every label once."
-        )
+        raise ConfigError(f"{op}: labels are {names}; at least one is needed and each only once.")
     return names
 
 

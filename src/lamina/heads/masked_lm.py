@@ -15,6 +15,7 @@ from lamina.errors import ConfigError
 from lamina.heads.base import IGNORE, Head, HeadConfig, cross_entropy, label_names
 from lamina.layers.isolation import main_device, preserve_model
 from lamina.layers.probe_input import NoInputError, probe_input
+from lamina.layers.stack import alike
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,8 +129,8 @@ class MaskedLMHead(Head):
         Args:
             features: What the fusion gave.
             mask: Real tokens; not needed, every token stands for itself.
-            logits_to_keep: Positions whose logits are wanted. The vocabulary is large, and only some 15 % of the positions have a
-                label, so a loss needs no others.
+            logits_to_keep: Positions whose logits are wanted. The vocabulary is large, and only some 15 % of the
+                positions have a label, so a loss needs no others.
 
         Returns:
             `[batch, tokens, classes]`, or `[kept, classes]` in row order; in the dtype of the base's projection.
@@ -193,17 +194,17 @@ def _own_transform(model: PreTrainedModel, projection: nn.Module) -> _Transform 
     classes, width = cast("Tensor", projection.weight).shape
     inside = set(model.base_model.modules())
     outside = [module for module in model.modules() if module not in inside and module is not projection]
-    maps = [one for one in outside if isinstance(one, nn.Linear) and one.out_features == width]
-    norms = [one for one in outside if isinstance(one, nn.LayerNorm) and one.normalized_shape == (width,)]
+    maps = [part for part in outside if isinstance(part, nn.Linear) and part.out_features == width]
+    norms = [part for part in outside if isinstance(part, nn.LayerNorm) and part.normalized_shape == (width,)]
     if len(maps) != 1 or len(norms) != 1:
         return None
     bias = next(_biases(projection, outside, classes), torch.zeros(classes, device=main_device(model)))
     parts = [_Transform(maps[0], activation, norms[0], nn.Parameter(bias)) for activation in _activations(model.config)]
-    found = parts[0] if main_device(model).type == "meta" else _first_equal(model, projection, parts)
-    if found is None:
+    own = parts[0] if main_device(model).type == "meta" else _first_equal(model, projection, parts)
+    if own is None:
         return None
     return _Transform(
-        _copy(found.dense), found.activation, _copy(found.norm), nn.Parameter(found.bias.detach().clone().float())
+        _copy(own.dense), own.activation, _copy(own.norm), nn.Parameter(own.bias.detach().clone().float())
     )
 
 
@@ -239,8 +240,7 @@ def _first_equal(model: PreTrainedModel, projection: nn.Module, parts: Sequence[
             return None
         weight = cast("Tensor", projection.weight)
         for part in parts:
-            made = F.linear(part(states[-1]), weight, part.bias.to(weight.dtype))
-            if made.shape == logits.shape and (made - logits).abs().max() <= _CLOSE * logits.abs().max():
+            if alike(F.linear(part(states[-1]), weight, part.bias.to(weight.dtype)), logits, _CLOSE):
                 return part
     return None
 

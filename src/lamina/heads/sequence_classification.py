@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, cast, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.dropout import dropout
 from lamina.heads.attention import SelfAttention, attend, linear
-from lamina.heads.base import Head, HeadConfig, checked_weights, counted, cross_entropy, label_names
+from lamina.heads.base import Head, HeadConfig, LabelHead, checked_weights, label_names
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class SequenceClassification(HeadConfig):
                 raise UnknownNameError(op=self.kind, got=value, known=known, what=name)
         check_range(self.kind, "dropout", self.dropout, 0, 1, open_high=True)
         if self.problem_type == "regression" and len(self.labels) != 1:
-            raise ConfigError(f"{self.kind}: {len(self.labels)} labels for a regression; it has one. Name one label.")
+            raise ConfigError(f"{self.kind}: {len(self.labels)} labels for a regression; it has one.")
         object.__setattr__(self, "class_weights", checked_weights(self.kind, self.class_weights, len(self.labels)))
 
     def build(self, dim: int) -> SequenceClassificationHead:
@@ -67,33 +67,18 @@ class SequenceClassification(HeadConfig):
 
 
 @final
-class SequenceClassificationHead(Head):
+class SequenceClassificationHead(LabelHead):
     """The module of `SequenceClassification`; logits `[batch, classes]`."""
 
     def __init__(self, config: SequenceClassification, dim: int) -> None:
-        super().__init__()
-        self.config = config
-        if config.pooling == "attention":
-            self.attention = SelfAttention(config.kind, dim, config.attention_heads)
-        self.output = nn.Linear(dim, len(config.labels))
-        weights = None if config.class_weights is None else torch.tensor(config.class_weights)
-        self.register_buffer("class_weights", weights, persistent=False)
-
-    @property
-    def outputs(self) -> int:
-        """Number of labels."""
-        return self.output.out_features
+        attends = config.pooling == "attention"
+        parts = {"attention": SelfAttention(config.kind, dim, config.attention_heads)} if attends else {}
+        super().__init__(config, dim, parts)
 
     def group(self) -> Hashable:
         """Same shape, same settings, same place."""
         weight, config = self.output.weight, self.config
         return (*weight.shape, config.attention_heads, config.dropout, config.pooling, self.training, weight.dtype)
-
-    def forward(
-        self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
-    ) -> Float[Tensor, "batch classes"]:
-        """Logits of each text."""
-        return self.many([self], features.unsqueeze(0), mask)[0]
 
     def many(
         self,
@@ -103,14 +88,16 @@ class SequenceClassificationHead(Head):
     ) -> Float[Tensor, "heads batch classes"]:
         """Logits of each text, for alike heads at once."""
         members = cast("Sequence[SequenceClassificationHead]", heads)
-        outputs, generators = [one.output for one in members], [one.generator for one in members]
+        outputs, generators = [member.output for member in members], [member.generator for member in members]
         p = self.config.dropout if self.training else 0.0
         if self.config.pooling == "first":
             first = mask.int().argmax(1)
             seen = features[:, torch.arange(features.shape[1], device=first.device), first]
             return linear(outputs, dropout(seen, p, generators))
         if self.config.pooling == "attention":
-            features = F.gelu(attend([one.attention for one in members], features, mask, generators))
+            features = F.gelu(
+                attend([cast("SelfAttention", member.attention) for member in members], features, mask, generators)
+            )
         share = mask.unsqueeze(-1).to(features.dtype)
         pooled = (dropout(features, p, generators) * share).sum(2) / share.sum(1)
         return linear(outputs, pooled)
@@ -124,13 +111,13 @@ class SequenceClassificationHead(Head):
                 zeros and ones (a negative: none).
         """
         if self.config.problem_type == "classification":
-            return cross_entropy(logits, labels, cast("Tensor | None", self.class_weights))
+            return super().loss(logits, labels)
         if self.config.problem_type == "regression":
             logits = logits.squeeze(-1)
         if labels.shape != logits.shape:
             raise ConfigError(
                 f"{self.config.kind}: labels are {tuple(labels.shape)} for a {self.config.problem_type} with outputs "
-                f"{tuple(logits.shape)}; both must have one shape. Reshape the labels."
+                f"{tuple(logits.shape)}; both must have one shape."
             )
         if self.config.problem_type == "regression":
             given = ~labels.isnan()
@@ -138,12 +125,12 @@ class SequenceClassificationHead(Head):
         else:
             given = labels >= 0
             target = labels.clamp(min=0).float()
-            weight = cast("Tensor | None", self.class_weights)
+            weight = self.class_weights
             error = F.binary_cross_entropy_with_logits(logits.float(), target, weight=weight, reduction="none")
         return (error * given).sum() / given.sum().clamp(min=1)
 
     def count(self, labels: Tensor) -> Tensor:
         """Number (or weight) of the labels that are given."""
         if self.config.problem_type == "classification":
-            return counted(labels, cast("Tensor | None", self.class_weights))
+            return super().count(labels)
         return (~labels.isnan() if self.config.problem_type == "regression" else labels >= 0).sum()

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast, final
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lamina.fusion.dropout import dropout
 from lamina.heads.attention import EncoderLayer, encode, linear
-from lamina.heads.base import Head, HeadConfig, checked_weights, counted, cross_entropy, label_names
+from lamina.heads.base import Head, HeadConfig, LabelHead, checked_weights, label_names
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool, Float
+    from torch import Tensor
 
 
 @final
@@ -58,36 +58,21 @@ class TokenClassification(HeadConfig):
 
 
 @final
-class TokenClassificationHead(Head):
+class TokenClassificationHead(LabelHead):
     """The module of `TokenClassification`; logits `[batch, tokens, classes]`."""
 
     def __init__(self, config: TokenClassification, dim: int) -> None:
-        super().__init__()
-        self.encoder = nn.ModuleList(
+        encoder = nn.ModuleList(
             EncoderLayer(config.kind, dim, config.attention_heads, config.feedforward, config.dropout)
             for _ in range(config.encoder_layers)
         )
-        self.config = config
-        self.output = nn.Linear(dim, len(config.labels))
-        weights = None if config.class_weights is None else torch.tensor(config.class_weights)
-        self.register_buffer("class_weights", weights, persistent=False)
-
-    @property
-    def outputs(self) -> int:
-        """Number of labels."""
-        return self.output.out_features
+        super().__init__(config, dim, {"encoder": encoder})
 
     def group(self) -> Hashable:
         """Same shape, same settings, same place."""
         weight, config = self.output.weight, self.config
         settings = (config.encoder_layers, config.attention_heads, config.feedforward, config.dropout)
         return (*weight.shape, *settings, self.training, weight.dtype)
-
-    def forward(
-        self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
-    ) -> Float[Tensor, "batch tokens classes"]:
-        """Logits of each token; those of padding mean nothing."""
-        return self.many([self], features.unsqueeze(0), mask)[0]
 
     def many(
         self,
@@ -97,18 +82,8 @@ class TokenClassificationHead(Head):
     ) -> Float[Tensor, "heads batch tokens classes"]:
         """Logits of each token, for alike heads at once."""
         members = cast("Sequence[TokenClassificationHead]", heads)
-        generators = [one.generator for one in members]
-        for layers in zip(*(one.encoder for one in members), strict=True):
+        generators = [member.generator for member in members]
+        for layers in zip(*(cast("nn.ModuleList", member.encoder) for member in members), strict=True):
             features = encode(cast("Sequence[EncoderLayer]", layers), features, mask, generators)
         p = self.config.dropout if self.training else 0.0
-        return linear([one.output for one in members], dropout(features, p, generators))
-
-    def loss(
-        self, logits: Float[Tensor, "batch tokens classes"], labels: Int[Tensor, "batch tokens"]
-    ) -> Float[Tensor, ""]:
-        """Mean cross-entropy over tokens whose label is not IGNORE."""
-        return cross_entropy(logits, labels, cast("Tensor | None", self.class_weights))
-
-    def count(self, labels: Int[Tensor, "batch tokens"]) -> Tensor:
-        """Number (or weight) of the labels that are given."""
-        return counted(labels, cast("Tensor | None", self.class_weights))
+        return linear([member.output for member in members], dropout(features, p, generators))

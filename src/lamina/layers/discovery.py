@@ -1,18 +1,31 @@
-"""The stacks of a model, found once per model and kept."""
+"""The stacks of a model: found by running it on tiny inputs and matching the states it returns, once per model."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, cast, final
+from typing import Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
-from lamina.layers.isolation import main_device, preserve_model
-from lamina.layers.look import UnreadableError, look
-from lamina.layers.stack import LayerStack, TapPoint, by_path
+from lamina.errors import UnknownNameError, UnsupportedModelError
+from lamina.layers.hooks import watch
+from lamina.layers.isolation import MetaValues, main_device, preserve_model
+from lamina.layers.matching import find_blocks, find_run, find_scope, places
+from lamina.layers.probe_input import NoInputError, Probe, probe_input
+from lamina.layers.stack import LayerStack, TapPoint, alike, by_path
+from lamina.layers.trace import Event, Trace, traced
+
+_FIRST, _SECOND = 7, 11  # lengths of the two probe inputs: odd and different
+_CLOSE = 1e-2  # some kernels of accelerators add in another order each time
+_HIDDEN = {"main": "hidden_states", "encoder": "encoder_hidden_states", "decoder": "decoder_hidden_states"}
+_ELSEWHERE = "Use a model whose layers all have one shape [batch, tokens, width], or one part of this model."
+_PART = "Give one part of it, such as its text or vision model."
+
+States = dict[str, tuple[Any, ...]]  # tensors, once their shapes are checked
 
 
 def stacks(model: nn.Module) -> dict[str, LayerStack]:
@@ -32,8 +45,9 @@ def stacks(model: nn.Module) -> dict[str, LayerStack]:
     """
     known = _known.get(model)
     if known is None or not known.holds(model):
-        known = _known[model] = _Known.of(model, _look(model))
-    return known.stacks(model)
+        known = _known[model] = _Known.of(model, _discover(model))
+    modules = by_path(model)
+    return {stack.name: _moved(stack, modules.__getitem__) for stack in known.stacks}
 
 
 def default_stack(model: nn.Module, name: str | None = None, *, op: str = "stacks") -> LayerStack:
@@ -48,91 +62,15 @@ def default_stack(model: nn.Module, name: str | None = None, *, op: str = "stack
         UnknownNameError: If the model has no such stack.
         UnsupportedModelError: If its layers cannot be read.
     """
-    found = stacks(model)
-    if name is None:
-        return found["main"] if "main" in found else found["encoder"]
-    if name not in found:
-        raise UnknownNameError(op=op, got=name, known=found, what="stack")
-    return found[name]
+    return pick_stack(stacks(model), name, op=op)
 
 
-def _look(model: nn.Module) -> dict[str, LayerStack]:
-    config: Any = getattr(model, "config", None)
-    family = str(getattr(config, "model_type", "") or type(model).__name__)
-    if not hasattr(config, "to_dict"):
-        reason = "it is no transformers model: it has no config"
-        raise UnsupportedModelError(op="stacks", model_type=family, reason=reason, hint="Load it with AutoModel.")
-    try:
-        with preserve_model(model):
-            return look(model)
-    except UnreadableError as error:
-        raise UnsupportedModelError(op="stacks", model_type=family, reason=error.reason, hint=error.hint) from error
-
-
-@dataclass(frozen=True, eq=False)
-class _Known:
-    """What was found, without holding on to the model: modules by path, and what must not have changed since."""
-
-    modules: tuple[weakref.ref[nn.Module], ...]
-    settings: tuple[object, ...]
-    recipes: tuple[_Recipe, ...]
-
-    @classmethod
-    def of(cls, model: nn.Module, found: dict[str, LayerStack]) -> _Known:
-        paths = {module: path for path, module in by_path(model).items()}
-        recipes = tuple(_Recipe.of(stack, paths) for stack in found.values())
-        return cls(tuple(weakref.ref(module) for module in model.modules()), _settings(model), recipes)
-
-    def holds(self, model: nn.Module) -> bool:
-        modules = list(model.modules())
-        if len(modules) != len(self.modules) or self.settings != _settings(model):
-            return False
-        return all(known() is module for known, module in zip(self.modules, modules, strict=True))
-
-    def stacks(self, model: nn.Module) -> dict[str, LayerStack]:
-        modules = by_path(model)
-        return {recipe.name: recipe.build(modules) for recipe in self.recipes}
-
-
-def _settings(model: nn.Module) -> tuple[object, ...]:
-    """What else decides where layers are: whether there are weights, and how many blocks the config uses."""
-    config: Any = model.config
-    return main_device(model).type == "meta", *(getattr(config, name, None) for name in _DEPTHS)
-
-
-_DEPTHS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
-
-
-@dataclass(frozen=True)
-class _Recipe:
-    """A stack with paths in place of modules."""
-
-    name: str
-    width: int
-    blocks: tuple[str, ...]
-    points: tuple[tuple[Any, ...], ...]
-    scope: str
-    run: tuple[str, ...]
-
-    @classmethod
-    def of(cls, stack: LayerStack, paths: dict[nn.Module, str]) -> _Recipe:
-        points = tuple((each.path, each.side, each.index, each.call, each.calls, each.swap) for each in stack.points)
-        blocks, run = (tuple(paths[module] for module in group) for group in (stack.blocks, stack.run))
-        return cls(stack.name, stack.width, blocks, points, stack.scope_path, run)
-
-    def build(self, modules: dict[str, nn.Module]) -> LayerStack:
-        return LayerStack(
-            name=self.name,
-            width=self.width,
-            blocks=tuple(modules[path] for path in self.blocks),
-            points=tuple(TapPoint(modules[path], path, *rest) for path, *rest in self.points),
-            scope=modules[self.scope],
-            scope_path=self.scope,
-            run=tuple(modules[path] for path in self.run),
-        )
-
-
-_known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
+def pick_stack(by_name: Mapping[str, LayerStack], name: str | None, *, op: str) -> LayerStack:
+    """Get one of a model's stacks; see `default_stack`."""
+    name = name or ("main" if "main" in by_name else "encoder")
+    if name not in by_name:
+        raise UnknownNameError(op=op, got=name, known=by_name, what="stack")
+    return by_name[name]
 
 
 def same_stacks(model: nn.Module, copy: nn.Module) -> None:
@@ -149,65 +87,255 @@ def same_stacks(model: nn.Module, copy: nn.Module) -> None:
     _known[copy] = replace(_known[model], modules=tuple(weakref.ref(module) for module in copy.modules()))
 
 
-EDITS = "_lamina_edits"  # an attribute of the model object, so that copies of a model carry the record of its edits
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """What was found, without holding on to the model.
 
-
-@final
-class LayerGuard:
-    """Tells whether a model's layers are still those that were found; a check takes microseconds.
-
-    Args:
-        model: The model.
-        found: Its stacks.
+    Attributes:
+        modules: The model's modules; with `settings`, what must not have changed since.
+        settings: What else decides where layers are.
+        stacks: The stacks, with paths in place of modules.
     """
 
-    def __init__(self, model: nn.Module, found: Mapping[str, LayerStack]) -> None:
+    modules: tuple[weakref.ref[nn.Module], ...]
+    settings: tuple[object, ...]
+    stacks: tuple[LayerStack, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module, found: dict[str, LayerStack]) -> _Known:
         paths = {module: path for path, module in by_path(model).items()}
-        blocks = {paths[block].rpartition(".")[0] for stack in found.values() for block in stack.blocks}
-        self._children: dict[str, dict[str, nn.Module]] = {parent: {} for parent in blocks}
-        for stack in found.values():
-            for module in (*stack.blocks, *(point.module for point in stack.points), stack.scope):
-                parent, _, name = paths[module].rpartition(".")
-                if name:
-                    self._children.setdefault(parent, {})[name] = module
-        self._lists = {path: len(_children(model.get_submodule(path))) for path in blocks}
-        owners = (model, getattr(model, "base_model", model), *(stack.scope for stack in found.values()))
-        self._edits = {owner: getattr(owner, EDITS, ()) for owner in owners}
+        by_paths = tuple(_moved(stack, paths.__getitem__) for stack in found.values())
+        return cls(tuple(weakref.ref(module) for module in model.modules()), _settings(model), by_paths)
 
-    def check(self, model: nn.Module, op: str) -> None:
-        """Compare.
+    def holds(self, model: nn.Module) -> bool:
+        modules = list(model.modules())
+        if len(modules) != len(self.modules) or self.settings != _settings(model):
+            return False
+        return all(known() is module for known, module in zip(self.modules, modules, strict=True))
 
-        Args:
-            model: The model.
-            op: The operation that asks, named in errors.
 
-        Raises:
-            ConfigError: If a block was replaced, added or taken out, or an edit was recorded.
-        """
-        changed = self._change(model)
-        if changed is not None:
-            raise ConfigError(
-                f"{op}: the model's layers are no longer those that were found: {changed}. Its readers were made for "
-                "the layers before; make a new bank for the edited model."
-            )
+_known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
 
-    def _change(self, model: nn.Module) -> str | None:
-        for owner, known in self._edits.items():
-            done: tuple[Any, ...] = getattr(owner, EDITS, ())
-            if done is not known:
-                return f"it was edited ({', '.join(edit.kind for edit in done[len(known) :]) or 'undone'})"
-        for path, known in self._children.items():
+
+def _moved(stack: LayerStack, move: Callable[[Any], Any]) -> LayerStack:
+    """The stack with something in place of each of its modules."""
+    return replace(
+        stack,
+        blocks=tuple(map(move, stack.blocks)),
+        points=tuple(replace(point, module=move(point.module)) for point in stack.points),
+        scope=move(stack.scope),
+        run=tuple(map(move, stack.run)),
+    )
+
+
+def _settings(model: nn.Module) -> tuple[object, ...]:
+    """Whether there are weights, and how many blocks the config uses."""
+    config: Any = model.config
+    return main_device(model).type == "meta", *(getattr(config, name, None) for name in _DEPTHS)
+
+
+_DEPTHS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
+
+
+def _discover(model: nn.Module) -> dict[str, LayerStack]:
+    config: Any = getattr(model, "config", None)
+    family = str(getattr(config, "model_type", "") or type(model).__name__)
+    if not hasattr(config, "to_dict"):
+        reason = "it is no transformers model: it has no config"
+        raise UnsupportedModelError(op="stacks", model_type=family, reason=reason, hint="Load it with AutoModel.")
+    try:
+        with preserve_model(model):
+            return _find(model)
+    except _UnreadableError as error:
+        raise UnsupportedModelError(op="stacks", model_type=family, reason=error.reason, hint=error.hint) from error
+
+
+class _UnreadableError(Exception):
+    """Why a model cannot be read, and what to do."""
+
+    def __init__(self, reason: str, hint: str = _ELSEWHERE) -> None:
+        self.reason, self.hint = reason, hint
+        super().__init__(reason)
+
+
+def _find(model: nn.Module) -> dict[str, LayerStack]:
+    """See where each state is, check it on another input, rehearse a plain pass."""
+    try:
+        first, second = probe_input(model, _FIRST, seed=1), probe_input(model, _SECOND, seed=2)
+    except NoInputError as error:
+        raise _UnreadableError(str(error), _PART) from error
+    if main_device(model).type == "meta":
+        return _find_without_weights(model, first)
+    trace, target, states = _first_run(model, [first])
+    sights = {name: _sight(model, name, entries, trace, first.rows) for name, entries in states.items()}
+    chosen, again = _verify(target, second, sights, trace)
+    by_name = {name: _build(model, name, sight, chosen[name], trace) for name, sight in sights.items()}
+    _rehearse(target, second, by_name, again)
+    return by_name
+
+
+@dataclass(frozen=True, eq=False)
+class _Sight:
+    """One stack on the first run: a state of it, its blocks, and for each layer the events where it can be read."""
+
+    state: Tensor
+    blocks: tuple[nn.Module, ...]
+    places: list[list[Event]]
+
+
+def _find_without_weights(model: nn.Module, probe: Probe) -> dict[str, LayerStack]:
+    """Tell states by identity alone; models that do not run with a mask are tried without."""
+    bare = {key: value for key, value in probe.inputs.items() if not key.endswith("attention_mask")}
+    with MetaValues():
+        trace, _, states = _first_run(model, [probe, Probe(bare, probe.rows)])
+    sights = {name: _sight(model, name, entries, trace, probe.rows) for name, entries in states.items()}
+    return {
+        name: _build(model, name, sight, [events[0] for events in sight.places], trace)
+        for name, sight in sights.items()
+    }
+
+
+def _first_run(model: nn.Module, probes: Sequence[Probe]) -> tuple[Trace, nn.Module, States]:
+    """Run the model; if its head refuses the input, the backbone alone."""
+    failures: list[_UnreadableError] = []
+    for target in dict.fromkeys((model, cast("nn.Module", getattr(model, "base_model", model)))):
+        for probe in probes:
             try:
-                children = _children(model.get_submodule(path))
-            except AttributeError:
-                return f"there is no '{path}'"
-            for name, module in known.items():
-                if children.get(name) is not module:
-                    return f"'{path}.{name}' is another module".replace("'.", "'")
-            if len(children) != self._lists.get(path, len(children)):
-                return f"'{path}' has {len(children)} blocks, not {self._lists[path]}"
-        return None
+                with traced(model) as trace:
+                    states = _states(_run(target, probe, output_hidden_states=True, return_dict=True))
+            except _UnreadableError as error:
+                failures.append(error)
+            else:
+                return trace, target, states
+    raise failures[0]
 
 
-def _children(module: nn.Module) -> dict[str, nn.Module]:
-    return dict(cast("Iterable[tuple[str, nn.Module]]", module.named_children()))
+def _run(target: nn.Module, probe: Probe, **options: bool) -> object:
+    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
+    try:
+        return target(**probe.inputs, **options)
+    except Exception as error:
+        told = next(iter(str(error).strip().splitlines()), "")
+        raise _UnreadableError(
+            f"it does not run on a small input ({type(error).__name__}: {told})", _way_out(target)
+        ) from error
+
+
+def _way_out(target: nn.Module) -> str:
+    if main_device(target).type == "meta":
+        return "Load its weights first."
+    parts = [f"model.{name}" for name, child in target.named_children() if hasattr(child, "config")]
+    return f"Give one part of it: {', '.join(parts)}." if parts else "Check its config."
+
+
+def _states(output: object) -> States:
+    """The states in what a model returned, by stack."""
+    by_stack: States = {}
+    for name, key in _HIDDEN.items():
+        if (states := getattr(output, key, None)) is not None:
+            by_stack[name] = tuple(states)
+    if "main" in by_stack:
+        return {"main": by_stack["main"]}
+    if set(by_stack) != {"encoder", "decoder"}:
+        raise _UnreadableError("it returns no hidden_states of its own", _PART)
+    return by_stack
+
+
+def _sight(model: nn.Module, name: str, states: tuple[Any, ...], trace: Trace, rows: int) -> _Sight:
+    _check_shapes(name, states, rows)
+    seen = [trace.seen_as(state) for state in states]
+    for layer, (same, like) in enumerate(seen):
+        if not same and not like:
+            hint = "Load its weights first." if states[layer].is_meta else _ELSEWHERE
+            raise _lost(name, layer, "no module takes or gives it as it is returned; it is changed in between", hint)
+    calls = find_blocks(model, trace, seen)
+    return _Sight(states[0], tuple(call.module for call in calls), places(seen, calls))
+
+
+def _check_shapes(name: str, states: tuple[object, ...], rows: int) -> None:
+    if len(states) < 2:
+        raise _UnreadableError(f"its {name} stack returns {len(states)} hidden states; there must be 2 at least")
+    shape: tuple[int, ...] | None = None
+    for layer, state in enumerate(states):
+        if not isinstance(state, Tensor):
+            raise _lost(name, layer, f"it is a {type(state).__name__}, not one tensor")
+        shape = shape or tuple(state.shape)
+        if state.ndim != 3 or state.shape[0] != rows:
+            raise _lost(name, layer, f"its shape is {tuple(state.shape)}, which is not [batch, tokens, width]")
+        if tuple(state.shape) != shape:
+            raise _lost(name, layer, f"its shape is {tuple(state.shape)}, and that of layer 0 is {shape}")
+        if not state.is_meta and bool(state.isnan().any()):
+            raise _lost(name, layer, "it holds NaN on a small input", "Check the weights, or use a wider dtype.")
+
+
+def _lost(name: str, layer: int, why: str, hint: str = _ELSEWHERE) -> _UnreadableError:
+    return _UnreadableError(f"layer {layer} of its {name} stack cannot be matched to a module: {why}", hint)
+
+
+def _verify(
+    target: nn.Module, probe: Probe, sights: Mapping[str, _Sight], trace: Trace
+) -> tuple[dict[str, list[Event]], States]:
+    """Run on another input and keep, for each layer, the best place where exactly the returned state is seen."""
+    events = [event for sight in sights.values() for events in sight.places for event in events]
+    heard: dict[int, tuple[Tensor, Tensor]] = {}
+    candidates = LayerStack("candidates", 0, (), tuple(_point(event, trace) for event in events), target, "", ())
+    with watch(candidates, range(len(events)), lambda which, value: heard.update({which: (value, value.clone())})):
+        states = _states(_run(target, probe, output_hidden_states=True, return_dict=True))
+    numbers = {event: number for number, event in enumerate(events)}
+    chosen: dict[str, list[Event]] = {}
+    for name, sight in sights.items():
+        _check_shapes(name, states[name], probe.rows)
+        if len(states[name]) != len(sight.places):
+            raise _UnreadableError(f"its {name} stack returns another count of hidden states on another input")
+        chosen[name] = []
+        for layer, (ranked, state) in enumerate(zip(sight.places, states[name], strict=True)):
+            since = chosen[name][-1].time if chosen[name] else -1
+            right = (
+                event
+                for event in ranked
+                if event.time >= since
+                and all(torch.equal(value, state) for value in heard.get(numbers[event], (_NONE,)))
+            )
+            event = next(right, None)
+            if event is None:
+                raise _lost(name, layer, "where it seemed to be, another input shows another value")
+            chosen[name].append(event)
+    return chosen, states
+
+
+_NONE = torch.empty(0)
+
+
+def _point(event: Event, trace: Trace) -> TapPoint:
+    call = event.call
+    return TapPoint(call.module, call.path, event.side, event.index, call.number, trace.counts()[call.path], event.swap)
+
+
+def _build(model: nn.Module, name: str, sight: _Sight, events: list[Event], trace: Trace) -> LayerStack:
+    scope = find_scope(trace, events[0], events[-1], sight.state)
+    base = cast("nn.Module", getattr(model, "base_model", model))
+    inside = scope.module in set(base.modules())
+    return LayerStack(
+        name=name,
+        width=sight.state.shape[-1],
+        blocks=sight.blocks,
+        points=tuple(_point(event, trace) for event in events),
+        scope=scope.module,
+        scope_path=scope.path,
+        run=find_run(base if inside else model, trace, events[-1]),
+    )
+
+
+def _rehearse(target: nn.Module, probe: Probe, by_name: Mapping[str, LayerStack], states: States) -> None:
+    """Run as users do, without asking for hidden states, and compare."""
+    heard: dict[str, dict[int, Tensor]] = {name: {} for name in by_name}
+    with ExitStack() as exits:
+        for name, stack in by_name.items():
+            exits.enter_context(watch(stack, range(stack.layers), heard[name].__setitem__))
+        _run(target, probe)
+    for name, stack in by_name.items():
+        if list(heard[name]) != list(range(stack.layers)):
+            raise _UnreadableError(f"a plain pass shows layers {list(heard[name])} of its {name} stack")
+        for layer, value in heard[name].items():
+            if not alike(value, states[name][layer], _CLOSE):
+                raise _lost(name, layer, "a plain pass shows another value there")

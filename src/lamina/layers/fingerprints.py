@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lamina.errors import ConfigError, UnknownNameError
-from lamina.layers import stacks
+from lamina.errors import ConfigError
+from lamina.layers import default_stack
+from lamina.layers.stack import saved_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,10 +37,7 @@ def fingerprint(model: PreTrainedModel, stack_name: str) -> str:
         UnknownNameError: If the model has no such stack.
         ConfigError: If the model has an architecture but no weights.
     """
-    found = stacks(model)
-    if stack_name not in found:
-        raise UnknownNameError(op="fingerprint", got=stack_name, known=found, what="stack")
-    return fingerprint_of(found[stack_name])
+    return fingerprint_of(default_stack(model, stack_name, op="fingerprint"))
 
 
 def fingerprint_of(stack: LayerStack) -> str:
@@ -63,10 +61,7 @@ def fingerprint_of_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
 def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and saved buffers of floats that are the module's own, not those of modules inside."""
     yield from module.named_parameters(recurse=False)
-    unsaved = module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
-    for name, buffer in module.named_buffers(recurse=False):
-        if name not in unsaved and buffer.is_floating_point():
-            yield name, buffer
+    yield from ((name, buffer) for name, buffer in saved_buffers(module).items() if buffer.is_floating_point())
 
 
 def _bytes(tensor: Tensor) -> Any:

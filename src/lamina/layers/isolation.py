@@ -1,4 +1,4 @@
-"""Run a model for a look at it, and leave no trace."""
+"""Run a model and leave it as it was; run one that has no weights."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def preserve_model(model: nn.Module) -> Generator[None]:
             model.eval()
             yield
         finally:
-            for each in saved:
-                each.restore()
+            for state in saved:
+                state.restore()
             for buffer, version, value in buffers:
                 if buffer._version != version:
                     buffer.copy_(value)

@@ -31,17 +31,17 @@ def layer_modules(model: PreTrainedModel, stack: LayerStack, layers: Collection[
         layers: Which layers.
     """
     around = _around(model, stack)
-    found: dict[int, set[nn.Module]] = {
+    by_layer: dict[int, set[nn.Module]] = {
         layer: set(stack.blocks[layer - 1].modules()) if layer and stack.blocks else set() for layer in layers
     }
-    if not found.keys() & {0, stack.depth}:
-        return found
+    if not by_layer.keys() & {0, stack.depth}:
+        return by_layer
     late: set[nn.Module] = _after_blocks(model, stack, around) if stack.blocks else set()
     for module in around:
         layer = stack.depth if module in late else 0
-        if layer in found:
-            found[layer].add(module)
-    return found
+        if layer in by_layer:
+            by_layer[layer].add(module)
+    return by_layer
 
 
 def stack_modules(model: PreTrainedModel, stack: LayerStack) -> set[nn.Module]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from lamina.layers.stack import saved_buffers
 from lamina.layers.trace import Call, Event, Trace
 
 _NEVER = 1 << 62
@@ -28,12 +29,12 @@ def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Ca
         since = blocks[-1].ended if blocks else -1
         takes = _calls(seen[layer - 1], "input", since)
         gives = _calls(seen[layer], "output", since)
-        found = _first(model, [call for call in takes if call in gives])
-        if found is None and layer == last:
-            found = _beside(blocks[-1], takes) if blocks else _only(model, trace, takes)
-        if found is None:
+        block = _first(model, [call for call in takes if call in gives])
+        if block is None and layer == last:
+            block = _beside(blocks[-1], takes) if blocks else _only(model, trace, takes)
+        if block is None:
             return []
-        blocks.append(found)
+        blocks.append(block)
     return blocks if len({_parent(block.path) for block in blocks}) == 1 else []
 
 
@@ -76,29 +77,27 @@ def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...
     started: dict[nn.Module, int] = {}
     for call in trace.calls:
         started.setdefault(call.module, call.started)
-    found: dict[nn.Module, None] = {}
+    taking_part: dict[nn.Module, None] = {}
 
     def visit(module: nn.Module) -> None:
         if started.get(module, -1) > last.time:
             return
         if _owns(module):
-            found[module] = None
+            taking_part[module] = None
         for child in module.children():
             visit(child)
 
     visit(base)
-    return tuple(found)
+    return tuple(taking_part)
 
 
 def _owns(module: nn.Module) -> bool:
-    unsaved: set[str] = vars(module)["_non_persistent_buffers_set"]
-    saved = any(name not in unsaved for name, _ in module.named_buffers(recurse=False))
-    return saved or next(module.parameters(recurse=False), None) is not None
+    return bool(saved_buffers(module)) or next(module.parameters(recurse=False), None) is not None
 
 
 def _calls(seen: Seen, side: str, since: int) -> list[Call]:
-    found = {event.call: None for events in seen for event in events if event.side == side}
-    return sorted((call for call in found if call.started > since), key=lambda call: call.started)
+    calls = {event.call: None for events in seen for event in events if event.side == side}
+    return sorted((call for call in calls if call.started > since), key=lambda call: call.started)
 
 
 def _first(model: nn.Module, calls: Sequence[Call]) -> Call | None:

@@ -89,10 +89,10 @@ def _setting(model: nn.Module, name: str) -> object:
 
 def _counts(model: nn.Module, name: str) -> list[int]:
     """A setting that is an int or a list of them, as a list; empty if there is none."""
-    found = _setting(model, name)
-    if isinstance(found, (list, tuple)):
-        return [int(item) for item in cast("Sequence[Any]", found)]
-    return [found] if isinstance(found, int) else []
+    value = _setting(model, name)
+    if isinstance(value, (list, tuple)):
+        return [int(item) for item in cast("Sequence[Any]", value)]
+    return [value] if isinstance(value, int) else []
 
 
 def _count(model: nn.Module, name: str, default: int = 0) -> int:
@@ -105,7 +105,7 @@ def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2,
     size = int(getattr(config, "vocab_size", None) or _count(model, "vocab_size"))
     if size < 2:
         raise NoInputError("its config has no vocab_size")
-    special = {value for each in _configs(model) for value in _special_tokens(each)} | {0}
+    special = {token for part in _configs(model) for token in _special_tokens(part)} | {0}
     ordinary = torch.tensor([token for token in range(size) if token not in special] or [size - 1])
     ids = ordinary[torch.randint(len(ordinary), (rows, tokens), generator=rng)]
     mask = torch.ones(rows, tokens, dtype=torch.long)

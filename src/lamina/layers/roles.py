@@ -159,11 +159,11 @@ def modules_at(block: nn.Module, path: str, *, family: str, op: str) -> list[nn.
     Raises:
         UnsupportedModelError: If the block does not have them; names the part that is missing, and what there is.
     """
-    found = _follow([block], path)
-    if isinstance(found, str):
-        reason = f"its row of projection roles names '{path}', but {found}"
+    modules = _follow([block], path)
+    if isinstance(modules, str):
+        reason = f"its row of projection roles names '{path}', but {modules}"
         raise UnsupportedModelError(op=op, model_type=family, reason=reason, hint=_ROW_HINT)
-    return found
+    return modules
 
 
 def head_width_at(block: nn.Module, path: str, *, family: str, op: str) -> int:
@@ -184,18 +184,18 @@ def head_width_at(block: nn.Module, path: str, *, family: str, op: str) -> int:
 _ROW_HINT = "Correct the row, or use the version of transformers that it was written for."
 
 
-def _follow(found: list[nn.Module], path: str) -> list[nn.Module] | str:
+def _follow(modules: list[nn.Module], path: str) -> list[nn.Module] | str:
     """The modules at a path, or what was missing on the way."""
     for part in path.split("."):
         following: list[nn.Module] = []
-        for module in found:
+        for module in modules:
             children = dict(cast("Iterable[tuple[str, nn.Module]]", module.named_children()))
             chosen = [child for name, child in children.items() if fnmatchcase(name, _pattern(part, len(children)))]
             if not chosen:
                 return f"{type(module).__name__} has no '{part}' (it has {', '.join(children) or 'no parts'})"
             following += chosen
-        found = following
-    return found
+        modules = following
+    return modules
 
 
 def _pattern(part: str, count: int) -> str:

@@ -42,7 +42,7 @@ def select(selector: object, layers: int, *, op: str) -> list[int]:
         raise ConfigError(f"{op}: layers is {selector!r}, which names no layer; at least one is needed. Use {FORMS}.")
     twice = [str(layer) for layer, following in pairwise(chosen) if layer == following]
     if twice:
-        raise ConfigError(f"{op}: layers {selector!r} names layer {twice[0]} twice; each counts once. Leave it out.")
+        raise ConfigError(f"{op}: layers {selector!r} names layer {twice[0]} twice; each counts once.")
     return chosen
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
+import torch
 from torch import Tensor, nn
 
 Side = Literal["output", "input"]
@@ -76,20 +77,37 @@ def by_path(model: nn.Module) -> dict[str, nn.Module]:
     return dict(cast("Iterable[tuple[str, nn.Module]]", model.named_modules()))
 
 
+def saved_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """A module's own buffers that are part of its state, without those of modules inside."""
+    own = dict(module.named_buffers(recurse=False))
+    saved = module.state_dict(keep_vars=True) if own else {}
+    return {name: buffer for name, buffer in own.items() if name in saved}
+
+
 def pick(point: TapPoint, output: object) -> Tensor:
     """Take a layer's state out of what its module returned."""
     if isinstance(output, Mapping):  # a ModelOutput takes positions as well as keys, as the tuple it may be replaced by
-        return _turned(point, cast("Mapping[int | str | None, Tensor]", output)[point.index])
+        return swapped(cast("Mapping[int | str | None, Tensor]", output)[point.index], point.swap)
     if point.index is None:
-        return _turned(point, cast("Tensor", output))
-    return _turned(point, cast("Sequence[Tensor]", output)[cast("int", point.index)])
+        return swapped(cast("Tensor", output), point.swap)
+    return swapped(cast("Sequence[Tensor]", output)[cast("int", point.index)], point.swap)
 
 
 def pick_argument(point: TapPoint, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Tensor:
     """Take a layer's state out of what its module was called with."""
     index = point.index
-    return _turned(point, cast("Tensor", kwargs[index] if isinstance(index, str) else args[index or 0]))
+    return swapped(cast("Tensor", kwargs[index] if isinstance(index, str) else args[index or 0]), point.swap)
 
 
-def _turned(point: TapPoint, state: Tensor) -> Tensor:
-    return state if point.swap is None else state.transpose(*point.swap)
+def swapped(state: Tensor, swap: tuple[int, int] | None) -> Tensor:
+    """The state with two axes exchanged; as it is for None."""
+    return state if swap is None else state.transpose(*swap)
+
+
+def alike(value: Tensor, state: Tensor, tolerance: float) -> bool:
+    """Whether two tensors have one shape, and differ by at most `tolerance` x the largest number of the second."""
+    if value.shape != state.shape:
+        return False
+    return torch.equal(value, state) or bool(
+        (value.float() - state.float()).abs().max() <= tolerance * state.float().abs().max()
+    )

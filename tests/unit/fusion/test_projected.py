@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.support.formulas import positions
 
+from lamina.errors import ConfigError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.base import LayerView
 from lamina.fusion.projected import sinusoids
@@ -117,7 +118,7 @@ def test_a_stream_keeps_one_accumulator(grad: bool):
 
 def test_a_stream_that_was_fed_nothing_says_so():
     fusion = AdaLayers(dim=8).build(3, 16)
-    with pytest.raises(RuntimeError, match="no live layer was fed"):
+    with pytest.raises(ConfigError, match="fusion: no state was fed"):
         fusion.stream([fusion]).finish(torch.ones(1, 1, dtype=torch.bool))
 
 

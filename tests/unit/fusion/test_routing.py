@@ -224,10 +224,10 @@ def test_sizes():
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"dim": 1}, r"routing: dim is 1; it must be 2 <= dim"),
-        ({"vectors": 1}, r"routing: vectors is 1; it must be 2 <= vectors"),
-        ({"iterations": 1}, r"routing: iterations is 1; it must be 2 <= iterations"),
-        ({"size": 1}, r"routing: size is 1; it must be 2 <= size"),
+        ({"dim": 1}, r"routing: dim is 1; it must be"),
+        ({"vectors": 1}, r"routing: vectors is 1; it must be"),
+        ({"iterations": 1}, r"routing: iterations is 1; it must be"),
+        ({"size": 1}, r"routing: size is 1; it must be"),
     ],
 )
 def test_values_that_cannot_be_are_refused(settings: dict[str, Any], match: str):

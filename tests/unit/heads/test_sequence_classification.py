@@ -117,8 +117,8 @@ def test_a_number_of_labels_names_them():
 
 
 @pytest.mark.parametrize("problem_type", ["regression", "multi_label"])
-def test_labels_that_would_be_stretched_are_refused(problem: str):
-    head = head_of(labels=("score",) if problem == "regression" else ("a", "b"), problem_type=problem)
-    logits = torch.zeros(3, 1 if problem == "regression" else 2)
+def test_labels_that_would_be_stretched_are_refused(problem_type: str):
+    head = head_of(labels=("score",) if problem_type == "regression" else ("a", "b"), problem_type=problem_type)
+    logits = torch.zeros(3, 1 if problem_type == "regression" else 2)
     with pytest.raises(ConfigError, match=r"labels are \(3, 1\) for a .* both must have one shape"):
         head.loss(logits, torch.zeros(3, 1))

@@ -4,9 +4,11 @@ import weakref
 import pytest
 import torch
 from tests.support.tiny import FAMILIES
+from torch import nn
 
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError
 from lamina.layers import stacks, tap, watch
+from lamina.layers.hooks import StopForward, run_until_stopped
 
 
 class StopError(Exception):
@@ -161,3 +163,22 @@ def test_nothing_holds_on_to_the_model():
     del model
     gc.collect()
     assert gone() is None
+
+
+def test_a_run_is_stopped_by_its_own_exception_only():
+    model, stop = nn.Linear(2, 2), StopForward()
+    batch = {"input": torch.zeros(1, 2)}
+    assert run_until_stopped(model, batch, stop).shape == (1, 2)
+    raised: list[BaseException] = [stop]
+
+    def end(*_: object) -> None:
+        raise raised[0]
+
+    model.register_forward_hook(end)
+    assert run_until_stopped(model, batch, stop) is None
+    raised[0] = StopForward("of another run")
+    with pytest.raises(StopForward, match="of another run"):
+        run_until_stopped(model, batch, stop)
+    raised[0] = ZeroDivisionError("a failure")
+    with pytest.raises(ZeroDivisionError, match="a failure"):
+        run_until_stopped(model, batch, stop)

@@ -1,0 +1,99 @@
+"""Whether a model's layers are still those that were found, and whether a bank reads it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, cast, final
+
+from torch import nn
+
+from lamina.errors import ConfigError
+from lamina.layers.stack import LayerStack, by_path
+
+EDITS = "_lamina_edits"  # an attribute of the model object, so that copies of a model carry the record of its edits
+
+
+@final
+class LayerGuard:
+    """Tells whether a model's layers are still those that were found; a check takes microseconds.
+
+    Args:
+        model: The model.
+        by_name: Its stacks.
+    """
+
+    def __init__(self, model: nn.Module, by_name: Mapping[str, LayerStack]) -> None:
+        paths = {module: path for path, module in by_path(model).items()}
+        blocks = {paths[block].rpartition(".")[0] for stack in by_name.values() for block in stack.blocks}
+        self._children: dict[str, dict[str, nn.Module]] = {parent: {} for parent in blocks}
+        for stack in by_name.values():
+            for module in (*stack.blocks, *(point.module for point in stack.points), stack.scope):
+                parent, _, name = paths[module].rpartition(".")
+                if name:
+                    self._children.setdefault(parent, {})[name] = module
+        self._lists = {path: len(_children(model.get_submodule(path))) for path in blocks}
+        owners = (model, getattr(model, "base_model", model), *(stack.scope for stack in by_name.values()))
+        self._edits = {owner: getattr(owner, EDITS, ()) for owner in owners}
+
+    def check(self, model: nn.Module, op: str) -> None:
+        """Compare.
+
+        Args:
+            model: The model.
+            op: The operation that asks, named in errors.
+
+        Raises:
+            ConfigError: If a block was replaced, added or taken out, or an edit was recorded.
+        """
+        changed = self._change(model)
+        if changed is not None:
+            raise ConfigError(
+                f"{op}: the model's layers are no longer those that were found: {changed}. Its readers were made for "
+                "the layers before; make a new bank for the edited model."
+            )
+
+    def _change(self, model: nn.Module) -> str | None:
+        for owner, known in self._edits.items():
+            done: tuple[Any, ...] = getattr(owner, EDITS, ())
+            if done is not known:
+                return f"it was edited ({', '.join(edit.kind for edit in done[len(known) :])})"
+        for path, known in self._children.items():
+            try:
+                children = _children(model.get_submodule(path))
+            except AttributeError:
+                return f"there is no '{path}'"
+            for name, module in known.items():
+                if children.get(name) is not module:
+                    return f"'{path}.{name}' is another module".replace("'.", "'")
+            if len(children) != self._lists.get(path, len(children)):
+                return f"'{path}' has {len(children)} blocks, not {self._lists[path]}"
+        return None
+
+
+def _children(module: nn.Module) -> dict[str, nn.Module]:
+    return dict(cast("Iterable[tuple[str, nn.Module]]", module.named_children()))
+
+
+_HELD = "_lamina_banks"  # an attribute of a model that banks read
+
+
+class _Holders(list["weakref.ref[nn.Module]"]):
+    """The banks that read a model; a copy of the model has none."""
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        del protocol
+        return tuple, ()
+
+
+def hold(model: nn.Module, bank: nn.Module) -> None:
+    """Mark a model as read by a bank, for as long as the bank exists; see `is_held`."""
+    for module in model.modules():
+        if hasattr(module, "base_model_prefix"):  # a transformers model, whole or part of one
+            others = [holder for holder in getattr(module, _HELD, ()) if holder() is not None]
+            setattr(module, _HELD, _Holders([*others, weakref.ref(bank)]))
+
+
+def is_held(model: nn.Module) -> bool:
+    """Whether a bank that still exists reads this model, or one around or inside it, and relies on its weights."""
+    return any(holder() is not None for module in model.modules() for holder in getattr(module, _HELD, ()))
