@@ -181,7 +181,8 @@ class _Entry:
         self.bank, self.inputs, self.settings = bank, inputs, settings
         layers = layers_of(bank, names)
         widths = {stack: bank.stacks[stack].width for stack in layers}
-        self.layout = Layout(inputs.lengths, layers, widths, settings.dtype)
+        lengths = [int(length) for length in inputs.lengths]
+        self.layout = Layout(lengths, layers, widths, settings.dtype)
         config = {key: value for key, value in bank.model.config.to_dict().items() if key not in _NOT_THE_STATES}
         self.facts = {
             "format": FORMAT,

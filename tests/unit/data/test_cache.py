@@ -434,7 +434,7 @@ for name in ("fdatasync", "posix_fadvise", "posix_fallocate", "pwrite", "pread")
 import lamina, lamina.cli
 from tests.support.training import reader, tiny_bank, train, yes_no
 task = yes_no(train=12, validation=8)
-for cache in ("on", "on", "auto"):
+for cache in ("on", "auto"):
     result = train(tiny_bank({"one": reader(task)}), {"one": task}, epochs=2, cache=cache, cache_dir=sys.argv[1])
     print(sorted(result.best))
 """
@@ -446,6 +446,6 @@ def test_training_with_a_cache_works_without_posix(tmp_path: Path):
         [sys.executable, "-c", PORTABLE, str(tmp_path)], cwd=root, capture_output=True, text=True, timeout=300
     )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines() == ["['one']"] * 3
+    assert ran.stdout.splitlines() == ["['one']"] * 2
     assert all(entry.problem is None for entry in cache_files.entries(tmp_path))
     assert len(cache_files.entries(tmp_path)) == 2
