@@ -374,7 +374,7 @@ def test_a_disk_that_is_full_leaves_whole_checkpoints(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(checkpoint, "save_file", full)
     bank, tasks = three()
-    with pytest.raises(StoreError, match="cannot be written to .*No space left on device.*those before are whole"):
+    with pytest.raises(StoreError, match=r"cannot be written to .*No space left on device.*those before are whole"):
         train(bank, tasks, output=tmp_path, **OPTIONS)
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 

@@ -157,10 +157,10 @@ def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path, monkeypatch: p
     options = {**OPTIONS, "epochs": 3}
     whole = trained_bank("r")
     fit(whole, {"r": yes_no()}, output=tmp_path / "whole", **options)
-    from lamina.train.engine import BankTrainer
+    from lamina.train.engine import Engine
 
     cut, count = trained_bank("r"), 0
-    evaluate = BankTrainer.evaluate
+    evaluate = Engine.score
 
     def killed(self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal count
@@ -169,7 +169,7 @@ def test_a_killed_run_resumes_to_the_same_weights(tmp_path: Path, monkeypatch: p
             raise KeyboardInterrupt
         return evaluate(self, *args, **kwargs)
 
-    monkeypatch.setattr(BankTrainer, "evaluate", killed)
+    monkeypatch.setattr(Engine, "score", killed)
     with pytest.raises(KeyboardInterrupt):
         fit(cut, {"r": yes_no()}, output=tmp_path / "cut", **options)
     monkeypatch.undo()

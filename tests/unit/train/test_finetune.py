@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from lamina.train.finetune import HEADS, PROBLEMS, fit_head
-from lamina.train.rows import open_rows
 from tests.support.finetuned import (
     bert,
     copies,
@@ -28,11 +26,15 @@ from tests.support.finetuned import (
 )
 from tests.support.training import length_of_text, names, same, several, tiny_tokenizer, yes_no
 
-from lamina import evaluate
+from lamina import fit
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, DataError, LaminaError, LayerIndexError, UnknownNameError
+from lamina.tasks import KINDS, kind_of
 from lamina.tasks.split import Split
-from lamina.train.options import TuneOptions
+from lamina.train import run
+from lamina.train.engine import Engine
+from lamina.train.model import ModelSubject
+from lamina.train.options import FitOptions
 
 TOKEN = "AutoModelForTokenClassification"
 
@@ -79,13 +81,13 @@ def test_a_model_without_the_head(build: Any, make: Any, options: dict[str, Any]
 
 
 def test_a_head_with_other_classes():
-    few = r"finetune: the head has 2 classes, task .* has 3 \(who, where, how\); .* num_labels=3"
+    few = r"finetune: the head has 2 classes, the task has 3 \(who, where, how\); .* num_labels=3"
     refused(bert(), several(), few)
-    refused(bert(), length_of_text(), r"the head has 2 classes, task .* has 1 \(words\)")
+    refused(bert(), length_of_text(), r"the head has 2 classes, the task has 1 \(words\)")
     model = bert()
     model.config.id2label = {0: "bad", 1: "good"}
     refused(
-        model, yes_no(), "the classes of the head are bad, good, those of task .* no, yes; they must agree, in this"
+        model, yes_no(), "the classes of the head are bad, good, those of the task no, yes; they must agree, in this"
     )
     model.config.id2label = {0: "yes", 1: "no"}
     refused(model, yes_no(), "the classes of the head are yes, no")
@@ -120,8 +122,8 @@ def test_a_processor_is_found_where_the_model_came_from(tmp_path: Path):
 @pytest.mark.parametrize("part", ["train", "validation"])
 def test_a_part_without_rows(part: str):
     task = yes_no()
-    task = replace(task, splits={**task.splits, part: Split((), ())})
-    refused(bert(), task, f"task .*: its {part} part is empty; it needs a row at least")
+    task = replace(task, splits={**task.splits, part: Split.of([], [])})
+    refused(bert(), task, f"task .*: its {part} part is empty; it needs at least one row")
 
 
 def test_a_part_that_is_not_there():
@@ -178,7 +180,7 @@ def test_a_processor_of_another_kind():
 def test_images_of_another_size():
     message = r"ViTForImageClassification fails on images of 16 x 16 \(.*\); .* set the processor's size"
     refused(vit(), shades(), message, processor=image_processor(16))
-    refused(vit(labels=2), shades(), "the head has 2 classes, task shades has 3", processor=image_processor())
+    refused(vit(labels=2), shades(), "the head has 2 classes, the task has 3", processor=image_processor())
 
 
 def test_a_tokenizer_without_a_mask():
@@ -187,25 +189,21 @@ def test_a_tokenizer_without_a_mask():
 
 def test_a_task_that_is_written_with_labels():
     task = copies()
-    numbers = Split(task.split("train").texts, (1,) * len(task.split("train")))
+    numbers = Split.of(task.split("train").texts, [1] * len(task.split("train")))
     refused(t5(), replace(task, splits={**task.splits, "train": numbers}), "texts are written", DataError)
 
 
 def test_a_run_that_falls_apart_is_told(caplog: pytest.LogCaptureFixture):
     result = tune(bert(labels=1), length_of_text(scale=1e30), learning_rate=1e30, max_grad_norm=0.0, epochs=2)
     assert all(abs(row["pearson"]) <= 1 for row in result.history)
-    assert "finetune: the weights are no longer numbers; the learning rate is too high" in caplog.text
+    assert "are no longer numbers; the learning rate is too high" in caplog.text
     caplog.clear()
     tune(bert(), yes_no())
     assert not caplog.text
 
 
-def test_every_kind_has_a_head_and_every_problem_a_loss():
-    from lamina.tasks.kinds import KINDS, METRICS
-
-    assert HEADS.keys() == set(KINDS)
-    assert all(hasattr(transformers, head) for head in HEADS.values())
-    assert PROBLEMS.keys() == {problem for kind, problem in METRICS if kind == "sequence_classification"}
+def test_every_kind_has_a_head():
+    assert all(hasattr(transformers, kind_of(name).auto_class) for name in KINDS.names())
 
 
 def test_a_part_is_scored_without_training():
@@ -230,21 +228,20 @@ def test_scores_of_the_best_epoch_and_how_long_it_took():
 
 def test_long_texts_are_counted():
     task = yes_no(train=8, validation=4)
-    long = Split(tuple(f"{text} " * 12 for text in task.split("train").texts), task.split("train").labels)
+    long = Split.of([f"{text} " * 12 for text in task.split("train").texts], task.split("train").labels)
     result = tune(bert(), replace(task, splits={**task.splits, "train": long}))
     assert result.truncated[task.name] > 0
 
 
-def test_a_head_is_tried_on_the_shortest_rows(monkeypatch: pytest.MonkeyPatch):
+def test_a_head_is_tried_on_the_shortest_rows():
     model, task = bert(), yes_no()
-    rows = open_rows(task, "train", model, tiny_tokenizer(), TuneOptions())
-    asked: list[list[int]] = []
-    batch = type(rows).batch
-    monkeypatch.setattr(type(rows), "batch", lambda self, numbers, **kw: asked.append(numbers) or batch(self, numbers))
+    shapes: list[torch.Size] = []
+    model.register_forward_pre_hook(lambda _m, _a, given: shapes.append(given["input_ids"].shape), with_kwargs=True)
     model.train()
-    fit_head(model, task, rows)
+    tune(model, task)
+    lengths = sorted(len(ids) for ids in tiny_tokenizer()(list(task.split("train").texts))["input_ids"])
+    assert shapes[0] == (2, lengths[1])
     assert model.training
-    assert [rows.lengths[row] for row in asked[0]] == sorted(rows.lengths)[:2]
 
 
 def test_scores_per_class_of_a_model():
@@ -265,11 +262,80 @@ def test_the_test_part_is_scored_where_that_is_asked_for():
 
 
 def test_what_evaluate_does_not_know():
-    with pytest.raises(UnknownNameError, match="evaluate: unknown option of a model 'epochs'; known: processor, "):
+    with pytest.raises(UnknownNameError, match="evaluate: unknown option 'epochs'; known: split, processor, "):
         scored(bert(), yes_no(), "train", tiny_tokenizer(), epochs=3)
-    bank = ReaderBank(bert("AutoModel"), tiny_tokenizer())
-    with pytest.raises(UnknownNameError, match="evaluate: unknown option of a bank's readers 'beams'"):
-        evaluate(bank, {"it": yes_no()}, num_beams=2)
+
+
+@pytest.mark.parametrize("options", [{"cache": "on"}, {"base_learning_rate": 1.0}])
+def test_options_of_banks_have_no_use(options: dict[str, Any]):
+    refused(bert(), yes_no(), "finetune: .*; a whole model has no use for it", **options)
+
+
+def test_a_model_has_one_task_and_no_grid():
+    tasks = {"a": yes_no(), "b": yes_no(seed=1)}
+    with pytest.raises(ConfigError, match="fit: 2 tasks were given; a whole model is trained on one"):
+        fit(bert(), tasks, processor=tiny_tokenizer())
+    with pytest.raises(ConfigError, match="fit: a grid was given for a whole model"):
+        fit(bert(), yes_no(), processor=tiny_tokenizer(), grid={"a": {"seed": [1]}}, progress=False)
+
+
+def test_fit_of_a_model_is_finetune():
+    one, two, task = bert(), bert(), yes_no()
+    first = tune(one, task)
+    given = {"epochs": 1, "batch_size": 4, "learning_rate": 3e-3, "progress": False}
+    second = fit(two, {task.name: task}, processor=tiny_tokenizer(), **given)
+    assert same(tensors(one), tensors(two))
+    assert first.history == second.history
+
+
+def test_a_rate_of_nothing_costs_nothing(monkeypatch: pytest.MonkeyPatch):
+    """What has no rate has no gradient, so that it has no share in the norm that is clipped."""
+    model = bert()
+    before, flags = tensors(model), []
+    losses = ModelSubject.losses
+
+    def spy(self: ModelSubject, *args: Any) -> Any:
+        flags.append({name for name, one in model.named_parameters() if one.requires_grad})
+        return losses(self, *args)
+
+    monkeypatch.setattr(ModelSubject, "losses", spy)
+    result = tune(model, yes_no(), layer_rates={"0-2": 0.0})
+    moved = {name for name, value in tensors(model).items() if not torch.equal(value, before[name])}
+    assert moved <= flags[0]
+    assert all("layer.2" in name or "pooler" in name or "classifier" in name for name in flags[0])
+    assert all(one.requires_grad for one in model.parameters())
+    assert result.table[0]["trained"] == sum(one.numel() for n, one in model.named_parameters() if n in flags[0])
+
+
+def test_tied_weights_come_back(tmp_path: Path):
+    options = {"epochs": 2, "processor": t5_tokenizer(), "max_target_length": 4}
+    model = t5()
+    tune(model, copies(), tmp_path, **options)
+    assert model.lm_head.weight is model.shared.weight
+    again = tune(t5(), copies(), tmp_path, resume=True, **options)
+    assert again.steps == 30
+
+
+def test_use_of_the_cache_stays_on():
+    model = t5()
+    tune(model, copies(), processor=t5_tokenizer(), max_target_length=4)
+    assert model.config.use_cache
+
+
+def test_checkpoints_of_a_run_in_a_folder_of_their_own(tmp_path: Path):
+    """As recipes keep them for each of their runs."""
+    whole, again, task = bert(), bert(), yes_no()
+    options = FitOptions.of({"epochs": 2, "batch_size": 4, "progress": False, "save_steps": 3})
+    run.train(whole, task, options, processor=tiny_tokenizer())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "score", None)
+        with pytest.raises(TypeError):
+            run.train(bert(), task, options, processor=tiny_tokenizer(), checkpoints=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] != []
+    resumed = options.model_copy(update={"resume": True})
+    result = run.train(again, task, resumed, processor=tiny_tokenizer(), checkpoints=tmp_path)
+    assert result.folder is None
+    assert same(tensors(whole), tensors(again))
 
 
 def test_evaluate_leaves_the_config_as_it_is():
@@ -277,20 +343,3 @@ def test_evaluate_leaves_the_config_as_it_is():
     before = model.config.to_dict()
     scored(model, yes_no(), "train", tiny_tokenizer())
     assert model.config.to_dict() == before
-
-
-def test_lengths_are_asked_for_once():
-    class Counted:
-        asked = 0
-
-        @property
-        def lengths(self) -> list[int]:
-            self.asked += 1
-            return [3] * 50
-
-        def batch(self, rows: Any, *, epoch: int = 0) -> dict[str, torch.Tensor]:
-            return {"input_ids": torch.ones(len(rows), 3).long(), "labels": torch.zeros(len(rows)).long()}
-
-    rows: Any = Counted()
-    fit_head(bert(), yes_no(), rows)
-    assert rows.asked == 1

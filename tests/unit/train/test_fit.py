@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from lamina.train.runs import newest_checkpoint
-from lamina.train.state import Schedules
+from tests.support.masked import masked_bank, running
 from tests.support.training import (
     LENGTH,
+    largest_difference,
     length_of_text,
     names,
     reader,
@@ -32,7 +33,9 @@ from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.tasks.task import Task
 from lamina.train import evaluate
-from lamina.train.engine import BankTrainer
+from lamina.train.checkpoint import Checkpoints
+from lamina.train.engine import Engine
+from lamina.train.learner import Learner
 
 TASK = yes_no(train=12, validation=8)
 
@@ -71,13 +74,9 @@ def test_tasks_over_other_texts_take_turns():
     bank = bank_for(**tasks)
     passes = Passes(bank)
     seen = []
-    compute = BankTrainer.compute_loss
+    step = Engine.step
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            BankTrainer,
-            "compute_loss",
-            lambda self, m, i, *a, **k: seen.append(i["readers"]) or compute(self, m, i, *a, **k),
-        )
+        patch.setattr(Engine, "step", lambda self, s, names, p: seen.append(list(names)) or step(self, s, names, p))
         assert train(bank, tasks).steps == 5
     assert seen == [["a"], ["b"], ["a"], ["b"], ["a"]]
     assert passes.training[-5:] == [4] * 5
@@ -86,16 +85,14 @@ def test_tasks_over_other_texts_take_turns():
 def test_each_reader_learns_at_its_own_rate_for_its_own_epochs():
     bank = bank_for(a=TASK, b=TASK)
     steps: dict[str, list[float]] = {"a": [], "b": []}
-    step = Schedules.step
+    step = Learner.step
 
-    def spy(self: Schedules) -> None:
-        for group in self._optimizer.param_groups:
-            if group["reader"] in self.active and group["lr"] not in steps[group["reader"]][-1:]:
-                steps[group["reader"]].append(group["lr"])
-        step(self)
+    def spy(self: Learner, scaler: Any = None) -> None:
+        step(self, scaler)
+        steps[self.name].append(self.optimizer.param_groups[0]["lr"])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Schedules, "step", spy)
+        patch.setattr(Learner, "step", spy)
         options = {"epochs": {"a": 1, "b": 2}, "learning_rate": {"a": 0.3, "b": 0.06}}
         result = train(bank, {"a": TASK, "b": TASK}, **options)
     assert steps["a"] == pytest.approx([0.3, 0.2, 0.1])
@@ -113,50 +110,100 @@ def test_the_rate_that_is_set_is_the_step_that_is_taken():
     assert moved.tolist() == pytest.approx([0.004, 0.004], rel=1e-3)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adam"])
-def test_only_matrices_decay(optimizer: str):
-    bank = bank_for(a=TASK)
-    groups: list[dict[str, Any]] = []
-    create = BankTrainer.create_optimizer
-
-    def spy(self: BankTrainer, model: Any = None) -> Any:
-        made = create(self, model)
-        groups[:] = made.param_groups
-        assert type(made).__name__.lower() == optimizer
-        return made
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BankTrainer, "create_optimizer", spy)
-        train(bank, {"a": TASK}, weight_decay=0.3, optimizer=optimizer)
-    decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
-    found = {key: decay[id(value)] for key, value in bank["a"].named_parameters()}
-    assert found["fusion.scores"] == 0
-    assert found["fusion.projection"] == found["head.output.weight"] == 0.3
-    assert {key for key, value in found.items() if value == 0} == {
-        "fusion.scores",
-        "head.attention.bias",
-        "head.attention.output.bias",
-        "head.output.bias",
-    }
-
-
 def test_the_gradient_of_each_reader_is_clipped_to_the_norm_asked_for():
     bank = bank_for(a=TASK, b=TASK)
-    norms: list[list[float]] = []
-    clip = BankTrainer._clip_grad_norm
+    norms: list[float] = []
+    step = Learner.step
 
-    def spy(self: BankTrainer, model: Any) -> Any:
-        largest = clip(self, model)
-        norms.append([torch.cat([p.grad.flatten() for p in bank[n].parameters()]).norm().item() for n in bank])
-        return largest
+    def spy(self: Learner, scaler: Any = None) -> None:
+        norms.append(torch.cat([p.grad.flatten() for p in self.parameters if p.grad is not None]).norm().item())
+        step(self, scaler)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BankTrainer, "_clip_grad_norm", spy)
+        patch.setattr(Learner, "step", spy)
         train(bank, {"a": TASK, "b": TASK}, max_grad_norm=0.01)
-        assert norms[0] == pytest.approx([0.01, 0.01], rel=1e-3)
+        assert norms[:2] == pytest.approx([0.01, 0.01], rel=1e-3)
         del norms[:]
         train(bank, {"a": TASK, "b": TASK}, max_grad_norm=0.0)
-        assert norms == []
+        assert min(norms) > 0.011
+
+
+@pytest.mark.parametrize("kind", ["text", "tokens", "number", "labels", "hidden"])
+def test_two_batches_a_step_are_one_of_twice_the_size(kind: str):
+    tasks = {
+        "text": yes_no(train=37),
+        "tokens": names(train=37),
+        "number": length_of_text(train=37),
+        "labels": several(train=37),
+        "hidden": running(),
+    }
+    found = []
+    for size, batches in ((16, 1), (8, 2)):
+        bank = masked_bank("r") if kind == "hidden" else tiny_bank({"r": reader(tasks[kind], entropy=0.1)})
+        options = {"batch_size": size, "gradient_accumulation_steps": batches, "adam_epsilon": 1e-4}
+        result = train(bank, {"r": tasks[kind]}, learning_rate=3e-4, epochs=2, **options)
+        found.append((weights(bank, "r"), result.steps))
+    assert found[0][1] == found[1][1]
+    assert largest_difference(found[0][0], found[1][0]) <= 1e-5
+
+
+def test_a_limit_of_steps():
+    bank = bank_for(a=TASK)
+    result = train(bank, {"a": TASK}, max_steps=4, epochs=1)
+    assert result.steps == 4
+    assert [row["epoch"] for row in result.history] == [1, 2]
+
+
+def test_the_last_weights_can_be_kept():
+    bank = bank_for(a=TASK)
+    final: list[dict[str, torch.Tensor]] = []
+    score = Engine.score
+
+    def spy(self: Engine, *args: Any) -> None:
+        score(self, *args)
+        final.append(weights(bank, "a"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "score", spy)
+        result = train(bank, {"a": TASK}, epochs=4, keep="last")
+    assert result.best["a"]["epoch"] == 4
+    assert same(weights(bank, "a"), final[-1])
+
+
+def test_options_that_have_no_use_are_refused():
+    bank = bank_for(a=TASK)
+    with pytest.raises(ConfigError, match=r"fit: layer_decay is 0.5; a bank whose base is frozen has no use for it"):
+        train(bank, {"a": TASK}, layer_decay=0.5)
+    with pytest.raises(ConfigError, match=r"fit: layer_rates is .*; a bank whose base is frozen has no use for it"):
+        train(bank, {"a": TASK}, layer_rates={1: 0.1})
+    with pytest.raises(ConfigError, match="fit: prefix is 'say' for a task of kind sequence_classification"):
+        train(bank, {"a": TASK}, prefix="say")
+    with pytest.raises(ConfigError, match="fit: tensorboard is set but no output folder"):
+        train(bank, {"a": TASK}, tensorboard=True)
+
+
+def test_readers_can_be_scored_on_the_test_part():
+    task = replace(TASK, splits={**TASK.splits, "test": TASK.splits["train"]})
+    bank = bank_for(a=task)
+    result = train(bank, {"a": task}, test=True)
+    assert result.test == evaluate(bank, {"a": task}, split="test")
+
+
+def test_workers_make_the_same_batches():
+    found = []
+    for workers in (0, 2):
+        bank = bank_for(a=TASK)
+        train(bank, {"a": TASK}, epochs=2, num_workers=workers)
+        found.append(weights(bank))
+    assert same(*found)
+
+
+def test_every_metric_is_in_the_table(tmp_path: Path):
+    bank = bank_for(a=TASK)
+    (row,) = train(bank, {"a": TASK}, output=tmp_path).table
+    assert {"task", "reader", "metric", "score", "f1", "mcc", "best_epoch", "epochs_run", "stopped"} <= row.keys()
+    assert (row["metric"], row["trained"], row["parameters"]) == ("accuracy", bank["a"].size(), bank["a"].size())
+    assert bank["a"].info["scores"] == {"accuracy": row["score"], "f1": row["f1"], "mcc": row["mcc"]}
 
 
 # Every kind of task
@@ -231,15 +278,15 @@ def test_a_regulariser_with_a_cutoff_keeps_numbers():
 def test_the_bank_ends_at_each_readers_best_epoch():
     bank = bank_for(a=TASK, b=TASK)
     after: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
-    record = BankTrainer._record
+    record = Learner.record
     chosen = {"a": [0.5, 0.9, 0.1], "b": [0.7, 0.1, 0.7]}
 
-    def spy(self: BankTrainer, name: str, epoch: int, scores: dict[str, float]) -> None:
-        after[name, epoch + 1] = weights(self.bank, name)
-        record(self, name, epoch, {**scores, "accuracy": chosen[name][epoch]})
+    def spy(self: Learner, epoch: int, scores: dict[str, float]) -> bool:
+        after[self.name, epoch + 1] = weights(bank, self.name)
+        return record(self, epoch, {**scores, "accuracy": chosen[self.name][epoch]})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BankTrainer, "_record", spy)
+        patch.setattr(Learner, "record", spy)
         result = train(bank, {"a": TASK, "b": TASK}, epochs=3)
     assert {name: best["epoch"] for name, best in result.best.items()} == {"a": 2, "b": 1}
     assert result.best["a"]["accuracy"] == 0.9
@@ -317,10 +364,10 @@ def test_a_folder_gets_the_bank_its_history_and_checkpoints(tmp_path: Path):
     result = train(bank, {"a": TASK}, output=tmp_path / "out", epochs=3)
     assert result.folder == tmp_path / "out"
     facts = json.loads((tmp_path / "out" / "history.json").read_text())
-    assert facts == {"best": result.best, "history": result.history, "importances": result.importances}
+    assert facts == {"best": result.best, "test": {}, "history": result.history, "importances": result.importances}
     back = ReaderBank.from_pretrained(tmp_path / "out", tiny_model(), bank.processor)
     assert same(weights(back), weights(bank))
-    newest = newest_checkpoint(tmp_path / "out" / "checkpoints")
+    newest = Checkpoints(tmp_path / "out" / "checkpoints", "fit").newest()
     assert newest is not None
     assert newest.name == "checkpoint-9"
     assert len(list(newest.parent.iterdir())) == 2
@@ -347,13 +394,13 @@ def test_options_and_readers_there_are_not():
     bank = bank_for(mood=TASK)
     with pytest.raises(UnknownNameError, match=r"fit: unknown option 'epoch'; .*Did you mean 'epochs'"):
         train(bank, {"mood": TASK}, epoch=3)
-    with pytest.raises(UnknownNameError, match=r"tasks: unknown reader 'mod'; known: mood\. Did you mean 'mood'"):
+    with pytest.raises(UnknownNameError, match=r"fit: unknown reader 'mod'; known: mood\. Did you mean 'mood'"):
         train(bank, {"mod": TASK})
     with pytest.raises(UnknownNameError, match="fit: epochs: unknown reader 'mod'"):
         train(bank, {"mood": TASK}, epochs={"mood": 1, "mod": 1})
     with pytest.raises(ConfigError, match="fit: learning_rate has no value for reader 'mood'"):
         train(bank, {"mood": TASK}, learning_rate={})
-    with pytest.raises(ConfigError, match="tasks: none was given"):
+    with pytest.raises(ConfigError, match="fit: no task was given"):
         train(bank, {})
 
 

@@ -15,8 +15,7 @@ from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.mean import Mean
 from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
-from lamina.train.grid import Member, expand, expand_into
-from lamina.train.options import FitOptions
+from lamina.train.grid import RunSpec, expand, expand_into
 
 TEMPLATE = Reader(
     AdaLayers(dim=8, dropout=0.0), SequenceClassification(("no", "yes"), attention_heads=2), stack="main", seed=5
@@ -30,7 +29,7 @@ def test_every_combination_once_the_last_key_fastest():
         (alpha, dropout) for alpha in (1.0, 8.0) for dropout in (0.0, 0.2, 0.4)
     ]
     assert found[4].settings == {"fusion.alpha": 8.0, "head.dropout": 0.2}
-    assert {one.template for one in found} == {"cola"}
+    assert {one.task for one in found} == {"cola"}
 
 
 def test_what_the_grid_does_not_name_stays_as_it_was():
@@ -113,7 +112,7 @@ def test_a_key_or_name_that_does_not_exist(grid: dict[str, list[Any]], message: 
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
-        ({"dropout": [0.1]}, r"'dropout' may mean fusion.dropout or head.dropout; .*Write it in full"),
+        ({"dropout": [0.1]}, r"'dropout' may mean fusion.dropout or head.dropout; a key means one of them"),
         ({"alpha": []}, "fusion.alpha has no values; a grid lists at least one"),
         ({"fusion": []}, "fusion has no values"),
         ({"alpha": 3}, r"fusion.alpha is 3; a grid lists the values\. Write \[3\]"),
@@ -122,12 +121,12 @@ def test_a_key_or_name_that_does_not_exist(grid: dict[str, list[Any]], message: 
         ({"alpha": [1.0], "fusion.alpha": [2.0]}, "'fusion.alpha' is there twice"),
         ({"fusion": [3]}, "fusion is 3; it must be a name, fields with a name, or a config"),
         ({"fusion": [{"dim": 3}]}, "fusion: no 'name' among"),
-        ({"alpha": [64.0, -1.0]}, r"alpha is -1.0; it must be positive.*\n.*member reader_0002: fusion.alpha=-1.0"),
-        ({"dim": ["8"]}, "member reader_0001: fusion.dim=8; .*Correct the value"),
-        ({"fusion": [{"name": "ada_layers", "dim": "8"}]}, "fusion {'name': 'ada_layers', 'dim': '8'}; .*Correct the"),
-        ({"seed": [1.5]}, r"seed is 1.5; it must be a whole number.*\n.*member reader_0001"),
+        ({"alpha": [64.0, -1.0]}, r"alpha is -1.0; .*\n.*reader reader_0002: fusion.alpha=-1.0"),
+        ({"dim": ["8"]}, "reader reader_0001: fusion.dim=8;"),
+        ({"fusion": [{"name": "ada_layers", "dim": "8"}]}, "fusion {'name': 'ada_layers', 'dim': '8'};"),
+        ({"seed": [1.5]}, r"seed is 1.5; it must be a whole number.*\n.*reader reader_0001"),
         ({"seed": [True]}, "seed is True; it must be a whole number"),
-        ({"epochs": [0]}, r"epochs is 0; it must be at least 1.*\n.*member reader_0001: epochs=0"),
+        ({"epochs": [0]}, r"epochs is 0; it must be at least 1.*\n.*reader reader_0001: epochs=0"),
         ({"learning_rate": ["1e-3"]}, "learning_rate is '1e-3'; it must be a number"),
     ],
 )
@@ -141,44 +140,46 @@ def bank() -> ReaderBank:
     return tiny_bank({"cola": reader(yes_no()), "ner": reader(names())})
 
 
-def test_members_take_their_template_s_place(bank: ReaderBank):
-    tasks = {"cola": yes_no(), "ner": names()}
+RATES, EPOCHS = {"cola": 0.5, "ner": 0.2}, {"cola": 2, "ner": 7}
+
+
+def test_readers_take_their_template_s_place(bank: ReaderBank):
     before = weights(bank, "ner")
-    options = FitOptions(epochs={"cola": 2, "ner": 7}, learning_rate=0.5)
-    found = expand_into(bank, tasks, {"cola": {"alpha": [1.0, 2.0], "epochs": [3, 4]}}, options)
+    found = expand_into(bank, ["cola", "ner"], {"cola": {"alpha": [1.0, 2.0], "epochs": [3, 4]}}, RATES, EPOCHS)
     made = [f"cola_000{number}" for number in (1, 2, 3, 4)]
     assert list(bank) == ["ner", *made]
-    assert found.tasks == {**dict.fromkeys(made, tasks["cola"]), "ner": tasks["ner"]}
-    assert found.epochs == {"cola_0001": 3, "cola_0002": 4, "cola_0003": 3, "cola_0004": 4, "ner": 7}
-    assert found.learning_rate == dict.fromkeys([*made, "ner"], 0.5)
-    assert bank["cola_0003"].config == found.members["cola_0003"].reader
-    assert found.members["cola_0003"].settings == {"fusion.alpha": 2.0, "epochs": 3}
-    assert found.members["ner"] == Member("ner", bank["ner"].config, {}, 0.5, 7, "ner")
+    assert {name: spec.task for name, spec in found.items()} == {**dict.fromkeys(made, "cola"), "ner": "ner"}
+    assert [found[name].epochs for name in made] == [3, 4, 3, 4]
+    assert {found[name].learning_rate for name in made} == {0.5}
+    assert bank["cola_0003"].config == found["cola_0003"].reader
+    assert found["cola_0003"].settings == {"fusion.alpha": 2.0, "epochs": 3}
+    assert found["ner"] == RunSpec("ner", "ner", bank["ner"].config, {}, 0.2, 7)
     assert all(torch.equal(value, before[key]) for key, value in weights(bank, "ner").items())
 
 
-def test_the_template_s_epochs_and_rate_hold_for_members_that_name_none(bank: ReaderBank):
-    tasks = {"cola": yes_no(), "ner": names()}
-    options = FitOptions(epochs={"cola": 2, "ner": 7}, learning_rate={"cola": 0.1, "ner": 0.2})
-    found = expand_into(bank, tasks, {"cola": {"seed": [1], "learning_rate": [0.3]}, "ner": {"seed": [1]}}, options)
-    assert found.epochs == {"cola_0001": 2, "ner_0001": 7}
-    assert found.learning_rate == {"cola_0001": 0.3, "ner_0001": 0.2}
+def test_the_template_s_epochs_and_rate_hold_for_readers_that_name_none(bank: ReaderBank):
+    grid = {"cola": {"seed": [1], "learning_rate": [0.3]}, "ner": {"seed": [1]}}
+    found = expand_into(bank, ["cola", "ner"], grid, RATES, EPOCHS)
+    assert {name: (spec.epochs, spec.learning_rate) for name, spec in found.items()} == {
+        "cola_0001": (2, 0.3),
+        "ner_0001": (7, 0.2),
+    }
 
 
 def test_a_cutoff_that_would_remove_every_layer_leaves_the_bank_as_it_was(bank: ReaderBank):
-    with pytest.raises(ConfigError, match=r"(?s)would remove every layer.*member cola_0002: fusion.cutoff=0.5") as told:
-        expand_into(bank, {"cola": yes_no()}, {"cola": {"cutoff": [0.1, 0.5]}}, FitOptions())
+    with pytest.raises(ConfigError, match=r"(?s)would remove every layer.*reader cola_0002: fusion.cutoff=0.5") as told:
+        expand_into(bank, ["cola"], {"cola": {"cutoff": [0.1, 0.5]}}, RATES, EPOCHS)
     assert isinstance(told.value, LaminaError)
     assert list(bank) == ["cola", "ner"]
 
 
-def test_a_member_whose_name_is_taken_leaves_the_bank_as_it_was(bank: ReaderBank):
+def test_a_reader_whose_name_is_taken_leaves_the_bank_as_it_was(bank: ReaderBank):
     bank.add("cola_0002", reader(yes_no()))
     with pytest.raises(ConfigError, match="there is a reader 'cola_0002' already"):
-        expand_into(bank, {"cola": yes_no()}, {"cola": {"alpha": [1.0, 2.0]}}, FitOptions())
+        expand_into(bank, ["cola"], {"cola": {"alpha": [1.0, 2.0]}}, RATES, EPOCHS)
     assert list(bank) == ["cola", "ner", "cola_0002"]
 
 
 def test_a_grid_for_a_reader_that_has_no_task(bank: ReaderBank):
     with pytest.raises(UnknownNameError, match="grid: unknown reader 'nerr'; known: cola, ner"):
-        expand_into(bank, {"cola": yes_no(), "ner": names()}, {"nerr": {"alpha": [1.0]}}, FitOptions())
+        expand_into(bank, ["cola", "ner"], {"nerr": {"alpha": [1.0]}}, RATES, EPOCHS)

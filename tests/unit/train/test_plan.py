@@ -1,23 +1,32 @@
-"""Which texts a step sees, in what order, and who learns from them."""
+"""Which rows a step sees, in what order, and who learns from them."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from tests.support.masked import MASK, masking_tokenizer, running
+from tests.support.masked import masking_tokenizer, running
 from tests.support.training import LENGTH, length_of_text, names, tiny_tokenizer, yes_no
 
-from lamina.errors import ConfigError
+from lamina.errors import DataError
+from lamina.tasks.base import EncodeOptions
+from lamina.tasks.split import Split
 from lamina.tasks.task import Task
-from lamina.train.plan import Group, Plan, group_tasks
+from lamina.train.plan import Group, Plan, batches, group_tasks, parts_of
 
 
-def plan_of(tasks: dict[str, Task], epochs: int | dict[str, int] = 1, seed: int = 0) -> Plan:
-    groups = group_tasks(tasks, "train", tiny_tokenizer(), max_length=LENGTH)
-    return Plan(groups, epochs if isinstance(epochs, dict) else dict.fromkeys(tasks, epochs), 4, seed)
+def groups_of(tasks: dict[str, Task], encodings: Any = None, **options: Any) -> list[Group]:
+    how = EncodeOptions(**{"part": "train", "max_length": LENGTH, **options})
+    return group_tasks(tasks, how, masking_tokenizer(), encodings)
+
+
+def plan_of(tasks: dict[str, Task], epochs: int | dict[str, int] = 1, seed: int = 0, **options: Any) -> Plan:
+    rounds = epochs if isinstance(epochs, dict) else dict.fromkeys(tasks, epochs)
+    return Plan(groups_of(tasks), rounds, 4, seed, **options)
 
 
 SAME = {"a": yes_no(train=10), "b": length_of_text(train=10)}
@@ -25,22 +34,28 @@ OTHER = {"c": names(train=18, seed=5)}
 
 
 def test_tasks_over_the_same_texts_are_one_group():
-    groups = group_tasks({**SAME, **OTHER}, "train", tiny_tokenizer(), max_length=LENGTH)
+    groups = groups_of({**SAME, **OTHER})
     assert [group.names for group in groups] == [("a", "b"), ("c",)]
     assert [group.part for group in groups] == ["train", "train"]
-    assert len(groups[0].encoded.features) == 10
+    assert len(groups[0].inputs.lengths) == 10
 
 
-def test_a_batch_holds_the_labels_of_every_reader():
-    group = group_tasks({**SAME}, "train", tiny_tokenizer(), max_length=LENGTH)[0]
-    batch = group.batch([3, 1], ["b", "a"], tiny_tokenizer())
-    assert batch["readers"] == ["b", "a"]
+def test_examples_are_encoded_once():
+    kept: dict[Any, Any] = {}
+    first, again = groups_of(SAME, kept), groups_of({"z": SAME["a"]}, kept)
+    assert first[0].inputs is again[0].inputs
+    assert groups_of(SAME, kept, max_length=7)[0].inputs is not first[0].inputs
+
+
+def test_a_batch_has_the_labels_of_every_reader():
+    group = groups_of({**SAME})[0]
+    labels = group.labels([3, 1], None, ["b", "a"])
+    assert list(labels) == ["b", "a"]
     for name in ("a", "b"):
-        labels = SAME[name].split("train").labels
-        assert batch["labels"][name].tolist() == pytest.approx([labels[3], labels[1]])
-    assert batch["labels"]["a"].dtype == torch.long
-    assert batch["labels"]["b"].dtype == torch.float32
-    assert batch["input_ids"].shape == batch["attention_mask"].shape
+        expected = SAME[name].split("train").labels
+        assert labels[name].tolist() == pytest.approx([expected[3], expected[1]])
+    assert labels["a"].dtype == torch.long
+    assert labels["b"].dtype == torch.float32
 
 
 def test_an_epoch_sees_every_text_once():
@@ -72,121 +87,112 @@ def test_each_reader_has_its_own_epochs():
     assert [plan.active(0, epoch) for epoch in range(3)] == [("a", "b"), ("b",), ("b",)]
     assert [plan.active(1, epoch) for epoch in range(3)] == [("c",), ("c",), ()]
     assert [plan.steps_of(name) for name in "abc"] == [3, 9, 10]
-    assert len(plan) == 3 * 3 + 2 * 5
-    assert len(list(plan.walk())) == len(plan)
-    ends = [step.epoch for step, last in plan.walk() if last]
-    assert ends == [0, 1, 2]
+    assert len(plan) == 3 * 3 + 2 * 5 == sum(len(plan.epoch(epoch)) for epoch in range(3))
 
 
 def test_a_reader_that_stops_gets_no_more():
     plan = plan_of({**SAME, **OTHER}, 4)
-    seen = []
-    for step, ends in plan.walk():
-        seen.append((step.epoch, step.group, plan.active(step.group, step.epoch)))
-        if ends and step.epoch == 0:
-            plan.stopped["a"] = 0
-        if ends and step.epoch == 1:
-            plan.stopped |= {"b": 1, "c": 1}
-    assert {names for epoch, group, names in seen if (epoch, group) == (0, 0)} == {("a", "b")}
-    assert {names for epoch, group, names in seen if (epoch, group) == (1, 0)} == {("b",)}
-    assert max(epoch for epoch, *_ in seen) == 1
+    plan.stopped |= {"a": 0, "b": 1, "c": 1}
+    assert [plan.active(0, epoch) for epoch in range(3)] == [("a", "b"), ("b",), ()]
+    assert [len(plan.epoch(epoch)) for epoch in range(4)] == [8, 8, 0, 0]
 
 
-@pytest.mark.parametrize("done", range(20))
-def test_a_walk_goes_on_where_another_ended(done: int):
-    tasks = {**SAME, **OTHER}
-    plan = plan_of(tasks, {"a": 1, "b": 3, "c": 2})
-    plan.stopped["b"] = 1
-    whole = list(plan.walk())
-    assert len(whole) == 16
-    assert list(plan.walk(done)) == whole[done:]
+@pytest.mark.parametrize(("most", "steps"), [(1, {"a": 1, "c": 1}), (4, {"a": 4, "c": 4}), (5, {"a": 5, "c": 5})])
+def test_a_limit_of_steps_is_each_learners_own(most: int, steps: dict[str, int]):
+    plan = plan_of({**SAME, **OTHER}, 1, max_steps=most)
+    assert {name: plan.steps_of(name) for name in steps} == steps
+    every = [step for epoch in range(plan.last_epoch()) for step in plan.epoch(epoch)]
+    assert Counter(step.group for step in every) == {0: most, 1: most}
+    assert len(plan) == len(every)
 
 
-def test_a_batch_has_a_row_at_least():
-    with pytest.raises(ConfigError, match="fit: batch_size is 0; it must be at least 1"):
-        Plan([], {}, 0, 0)
+# Parts of a step
+
+
+@pytest.mark.parametrize("batch_count", [1, 2, 3])
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_processes_and_batches_share_a_step(batch_count: int, processes: int):
+    seen: list[int] = []
+    for rank in range(processes):
+        parts = parts_of(range(1, 9), batch_count * processes, rank, processes)
+        assert len(parts) <= batch_count
+        assert all(counts for _, counts in parts)
+        seen += [row for rows, _ in parts for row in rows]
+    assert sorted(seen) == list(range(1, 9))
+
+
+def test_a_process_without_a_row_counts_for_nothing():
+    assert parts_of([4, 5], 6, 2, 3) == [([4], False)]
+    assert parts_of([4, 5], 6, 1, 3) == [([5], True)]
+
+
+class Odd:
+    """Inputs of which one row cannot be read."""
+
+    lengths = (1,) * 6
+
+    def __init__(self, bad: int = -1) -> None:
+        self.bad = bad
+
+    def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, torch.Tensor]:
+        if self.bad in rows:
+            raise DataError("row 3 is broken", path="x", row=3)
+        return {"x": torch.tensor(rows) + 10 * epoch}
+
+
+def test_batches_are_the_same_whatever_the_number_of_workers():
+    jobs: Any = [(Odd(), [0, 2], 0), (Odd(), [1], 1), (Odd(), [3, 4, 5], 2)]
+    before = torch.get_rng_state()
+    plain, worked = ([batch["x"].tolist() for batch in batches(jobs, count)] for count in (0, 2))
+    assert plain == worked == [[0, 2], [11], [23, 24, 25]]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_row_that_cannot_be_read_is_named(workers: int):
+    jobs: Any = [(Odd(), [0], 0), (Odd(3), [3], 0)]
+    made = batches(jobs, workers)
+    next(made)
+    with pytest.raises(DataError, match=r"^row 3 is broken$") as told:
+        next(made)
+    assert (told.value.path, told.value.row) == ("x", 3)
 
 
 # Masked language modelling
 
 
-def hidden_group(part: str = "train", *, seed: int = 0, **more: Task) -> Group:
-    groups = group_tasks({"m": running(), **more}, part, masking_tokenizer(), max_length=16)
-    groups = Plan(groups, dict.fromkeys(("m", *more), 3), 4, seed).groups if part == "train" else groups
-    return next(group for group in groups if "m" in group.names)
-
-
-def read(group: Group, rows: list[int], epoch: int = 0) -> tuple[list[list[int]], list[list[int]]]:
-    batch = group.batch(rows, group.names, masking_tokenizer(), epoch=epoch)
-    return batch["input_ids"].tolist(), batch["labels"][group.names[0]].tolist()
-
-
-def test_a_hidden_text_is_the_text_with_some_tokens_hidden():
-    group = hidden_group()
-    batch = group.batch([2, 0], ["m"], masking_tokenizer())
-    assert batch["readers"] == ["m"]
-    for at, row in enumerate((2, 0)):
-        ids = torch.tensor(group.encoded.features[row]["input_ids"])
-        labels, seen = batch["labels"]["m"][at, : len(ids)], batch["input_ids"][at, : len(ids)]
-        chosen = labels != -100
-        assert int(chosen.sum()) >= 1
-        assert torch.equal(labels[chosen], ids[chosen])
-        assert torch.equal(seen[~chosen], ids[~chosen])
-    assert MASK in batch["input_ids"]
-    assert batch["attention_mask"].shape == batch["input_ids"].shape == batch["labels"]["m"].shape
-    assert bool((batch["labels"]["m"][batch["attention_mask"] == 0] == -100).all())
-
-
-def test_every_epoch_hides_other_tokens():
-    group = hidden_group()
-    seen = [read(group, [0, 1, 2, 3], epoch) for epoch in range(3)]
-    assert len({str(one) for one in seen}) == 3
-    assert seen == [read(group, [0, 1, 2, 3], epoch) for epoch in range(3)]
-    assert not group.fixed
-
-
-def test_validation_hides_the_same_tokens_always():
-    one = hidden_group("validation")
-    other = replace(one, seed=7)
-    assert read(one, [0, 1, 2], 0) == read(other, [0, 1, 2], 5)
-    assert one.fixed
-    assert read(one, [0])[1] != read(hidden_group(), [0])[1]
+def test_hidden_texts_are_a_group_of_their_own():
+    """What its readers read is not what a reader of the same texts would have to read."""
+    task = running()
+    splits = {part: Split.of(list(task.split(part).texts), [0] * len(task.split(part))) for part in task.splits}
+    groups = groups_of({"m": task, "s": replace(yes_no(), splits=splits), "n": task})
+    assert [group.names for group in groups] == [("m", "n"), ("s",)]
+    assert groups[0].truncated("m") == 0
+    assert groups[0].inputs.uncacheable is not None
+    made = groups[0].inputs.batch([0, 1])
+    assert groups[0].labels([0, 1], made["labels"], ["n"])["n"] is made["labels"]
 
 
 def test_what_is_hidden_depends_on_neither_batch_nor_neighbours():
     """So a run that resumes, or trains one reader more, goes on with the same texts."""
-    alone, beside = hidden_group(), hidden_group(other=running(), tagged=names(seed=3), z=yes_no(seed=4))
-    assert beside.names == ("m", "other")
-    whole = [row[:16] for row in read(alone, list(range(6)))[0]]
+    alone = groups_of({"m": running()}, max_length=16)[0].inputs
+    beside = groups_of({"m": running(), "other": running(), "z": yes_no(seed=4)}, max_length=16)[0].inputs
+    whole = alone.batch(range(6))
     for row in range(6):
-        assert read(beside, [row])[0] == [whole[row]]
-
-
-def test_the_plans_seed_decides_what_is_hidden():
-    assert read(hidden_group(seed=0), [0, 1, 2]) == read(hidden_group(seed=0), [0, 1, 2])
-    assert read(hidden_group(seed=0), [0, 1, 2]) != read(hidden_group(seed=1), [0, 1, 2])
-
-
-def test_hidden_texts_are_a_group_of_their_own():
-    """What its readers read is not what a reader of the same texts would have to read."""
-    task = running()
-    same = replace(
-        yes_no(), splits={part: replace(split, labels=(0,) * len(split)) for part, split in task.splits.items()}
-    )
-    groups = group_tasks({"m": task, "s": same, "n": task}, "train", masking_tokenizer(), max_length=LENGTH)
-    assert [group.names for group in groups] == [("m", "n"), ("s",)]
-    assert [group.masking is None for group in groups] == [False, True]
-    assert groups[0].cut("m") == 0
-    assert all(group.fixed is (group.masking is None) for group in groups)
+        for key, value in beside.batch([row]).items():
+            assert torch.equal(value[0], whole[key][row])
+    assert not torch.equal(alone.batch([0, 1, 2])["input_ids"], alone.batch([0, 1, 2], epoch=1)["input_ids"])
 
 
 def test_steps_are_counted_in_blocks():
-    groups = group_tasks({"m": running()}, "train", masking_tokenizer(), max_length=16)
+    groups = groups_of({"m": running()}, max_length=16)
     plan = Plan(groups, {"m": 2}, 4, 0)
-    blocks = len(groups[0].encoded.features)
-    assert plan.steps_of("m") == len(list(plan.walk())) == 2 * -(-blocks // 4)
+    assert plan.steps_of("m") == len(plan) == 2 * -(-len(groups[0].inputs.lengths) // 4)
 
 
 def test_hiding_needs_a_mask_token():
+    from lamina.errors import ConfigError
+
+    how = EncodeOptions(part="train", max_length=LENGTH)
     with pytest.raises(ConfigError, match="masked_lm: the tokenizer has no mask token"):
-        group_tasks({"m": running()}, "train", tiny_tokenizer(), max_length=LENGTH)
+        group_tasks({"m": running()}, how, tiny_tokenizer())

@@ -9,14 +9,14 @@ from tests.support.finetuned import albert, bert, t5
 
 import lamina
 from lamina.errors import ConfigError, LayerIndexError
-from lamina.train.options import TuneOptions
+from lamina.train.options import FitOptions
 from lamina.train.rates import learning_rates, parameter_groups
 
 RATE = 1.0
 
 
 def rates(model: Any, **options: Any) -> dict[str, float]:
-    return learning_rates(model, TuneOptions(learning_rate=RATE, **options))
+    return learning_rates(model, FitOptions.of(options), RATE)
 
 
 def test_without_layers_all_are_the_same():
@@ -84,8 +84,8 @@ def test_inserted_layers_have_the_rate_of_their_block_or_their_own():
 def test_groups_leave_out_what_is_frozen_or_has_no_rate():
     model = bert()
     lamina.freeze_(model, "bottom:2")
-    options = TuneOptions(weight_decay=0.1, layer_decay=0.5, layer_rates={3: 0.0})
-    groups = parameter_groups(model, options)
+    options = FitOptions(weight_decay=0.1, layer_decay=0.5, layer_rates={3: 0.0})
+    groups = parameter_groups(model, options, 2e-5, "fit")
     named = {id(parameter): name for name, parameter in model.named_parameters()}
     found = {named[id(one)]: (group["lr"], group["weight_decay"]) for group in groups for one in group["params"]}
     expected = {
@@ -100,20 +100,20 @@ def test_groups_leave_out_what_is_frozen_or_has_no_rate():
 def test_a_model_that_is_frozen_throughout():
     model = bert()
     model.requires_grad_(False)
-    with pytest.raises(ConfigError, match="finetune: every parameter is frozen or has the rate 0; at least one is"):
-        parameter_groups(model, TuneOptions())
-    free = TuneOptions(layer_rates={"all": 0.0, "head": 0.0})
+    with pytest.raises(ConfigError, match="finetune: every parameter is frozen or has the rate 0; at least one must"):
+        parameter_groups(model, FitOptions(), 1.0, "finetune")
+    free = FitOptions(layer_rates={"all": 0.0, "head": 0.0})
     with pytest.raises(ConfigError, match="finetune: every parameter is frozen or has the rate 0"):
-        parameter_groups(bert(), free)
+        parameter_groups(bert(), free, 1.0, "finetune")
 
 
 def test_a_rate_for_inserted_layers_that_are_not_there():
-    with pytest.raises(ConfigError, match="finetune: layer_rates: 'inserted' has a rate; the model has no inserted"):
+    with pytest.raises(ConfigError, match="fit: layer_rates: 'inserted' has a rate; the model has no inserted"):
         rates(bert(), layer_rates={"inserted": 1.0})
 
 
 def test_a_rate_for_a_layer_that_is_not_there():
-    with pytest.raises(LayerIndexError, match="finetune: layer_rates: layer 4 does not exist; the model has 4 layers"):
+    with pytest.raises(LayerIndexError, match="fit: layer_rates: layer 4 does not exist; the model has 4 layers"):
         rates(bert(), layer_rates={4: 1.0})
     with pytest.raises(ConfigError, match="layer_rates"):
         rates(bert(), layer_rates={"hea": 1.0})

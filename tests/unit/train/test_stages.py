@@ -51,12 +51,12 @@ def test_a_trained_base_waits_for_the_last_stage_too():
 
 
 def test_a_run_that_is_ended_in_the_second_stage_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from lamina.train.engine import BankTrainer
+    from lamina.train.engine import Engine
 
     whole, cut, again = (tiny_bank({"r": choosing()}) for _ in range(3))
     task = yes_no()
     fit(whole, {"r": task}, epochs=4, output=tmp_path / "whole", **OPTIONS)
-    evaluated, count = BankTrainer.evaluate, 0
+    evaluated, count = Engine.score, 0
 
     def killed(self: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal count
@@ -65,7 +65,7 @@ def test_a_run_that_is_ended_in_the_second_stage_resumes(tmp_path: Path, monkeyp
             raise KeyboardInterrupt
         return evaluated(self, *args, **kwargs)
 
-    monkeypatch.setattr(BankTrainer, "evaluate", killed)
+    monkeypatch.setattr(Engine, "score", killed)
     with pytest.raises(KeyboardInterrupt):
         fit(cut, {"r": task}, epochs=4, output=tmp_path / "cut", **OPTIONS)
     monkeypatch.undo()

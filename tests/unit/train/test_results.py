@@ -1,4 +1,4 @@
-"""Tables of readers: sorted by what is better, and the same in Parquet."""
+"""Tables of what was trained, sorted by what is better, the same in Parquet, and means of repeated runs."""
 
 from __future__ import annotations
 
@@ -7,57 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lamina.train.tables import IMPORTANCES, sort_key, table, write_parquet
 from pyarrow import parquet
-from tests.support.training import reader, tiny_bank, yes_no
 
-from lamina.bank import ReaderBank
-from lamina.train.fit import FitResult
-from lamina.train.grid import Member, expand_into
-from lamina.train.options import FitOptions
+from lamina.errors import ConfigError
+from lamina.train.results import IMPORTANCES, sort_key, sorted_rows, summarise, write_parquet
 
 
-@pytest.fixture
-def bank() -> ReaderBank:
-    return tiny_bank({"cola": reader(yes_no()), "rte": reader(yes_no())})
-
-
-def result(scores: dict[str, float], metric: str = "accuracy", epochs: int = 2) -> FitResult:
-    """Scores of readers that all ran so many epochs, and were best in the first."""
-    history = [{"reader": name, "epoch": epoch, metric: 0.1} for name in scores for epoch in range(1, epochs + 1)]
-    return FitResult({name: {"epoch": 1, metric: score} for name, score in scores.items()}, history, [])
-
-
-def test_rows_best_first_task_by_task(bank: ReaderBank):
-    tasks = {"cola": yes_no(), "rte": yes_no()}
-    found = expand_into(bank, tasks, {"cola": {"alpha": [1.0, 2.0, 3.0]}}, FitOptions(epochs=5))
+def test_rows_best_first_task_by_task():
     scores = {"cola_0001": 0.5, "cola_0002": 0.9, "cola_0003": math.nan, "rte": 0.7}
-    rows = table(found.members, result(scores), found.tasks, bank)
-    assert [(row["task"], row["reader"]) for row in rows] == [
-        ("cola", "cola_0002"),
-        ("cola", "cola_0001"),
-        ("cola", "cola_0003"),
-        ("rte", "rte"),
+    rows = [
+        {"task": name.partition("_")[0], "reader": name, "metric": "accuracy", "score": score}
+        for name, score in scores.items()
     ]
-    best = rows[0]
-    assert best["importances"] == pytest.approx({1: 1 / 3, 2: 1 / 3, 3: 1 / 3})
-    assert {key: value for key, value in best.items() if key != "importances"} == {
-        "task": "cola",
-        "reader": "cola_0002",
-        "fusion.alpha": 2.0,
-        "metric": "accuracy",
-        "score": 0.9,
-        "best_epoch": 1,
-        "epochs_run": 2,
-        "stopped": True,
-        "parameters": bank["cola_0002"].size(),
-    }
-
-
-def test_a_reader_that_ran_to_its_end_did_not_stop(bank: ReaderBank):
-    members = {"rte": Member("rte", bank["rte"].config, epochs=2, template="rte")}
-    (row,) = table(members, result({"rte": 0.5}), {"rte": yes_no()}, bank)
-    assert (row["epochs_run"], row["stopped"]) == (2, False)
+    assert [row["reader"] for row in sorted_rows(rows)] == ["cola_0002", "cola_0001", "cola_0003", "rte"]
 
 
 def test_less_perplexity_is_better():
@@ -112,3 +74,40 @@ def test_a_write_that_ends_early_leaves_the_file_as_it_was(tmp_path: Path, monke
         write_parquet([{"a": 2}], tmp_path / "t.parquet")
     assert read(tmp_path / "t.parquet") == [{"a": 1}]
     assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
+
+
+def test_five_values_by_hand():
+    found = summarise([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (found.count, found.mean) == (5, 3.0)
+    assert found.spread == pytest.approx(math.sqrt(2.5))
+    assert found.interval == pytest.approx(2.7764 * math.sqrt(2.5) / math.sqrt(5), rel=1e-4)
+
+
+@pytest.mark.parametrize(("confidence", "quantile"), [(0.95, 12.7062), (0.9, 6.3138), (0.99, 63.6567)])
+def test_two_values_at_several_confidences(confidence: float, quantile: float):
+    assert summarise([0.0, 2.0], confidence=confidence).interval == pytest.approx(quantile, rel=1e-4)
+
+
+def test_many_values_come_near_the_normal_distribution():
+    found = summarise([(-1.0) ** i for i in range(4000)])
+    assert found.interval == pytest.approx(1.96 / math.sqrt(4000), rel=2e-3)
+
+
+def test_one_value_has_no_interval():
+    found = summarise([0.5])
+    assert (found.count, found.mean, found.spread, found.interval) == (1, 0.5, 0.0, None)
+
+
+def test_equal_values_have_an_interval_of_no_width():
+    assert summarise([0.5, 0.5, 0.5]).interval == 0
+
+
+def test_no_value():
+    with pytest.raises(ConfigError, match="there is no value; at least one is needed"):
+        summarise([])
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
+def test_a_confidence_that_cannot_be(confidence: float):
+    with pytest.raises(ConfigError, match="it must be between 0 and 1"):
+        summarise([1.0, 2.0], confidence=confidence)

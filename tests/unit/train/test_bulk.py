@@ -1,0 +1,305 @@
+"""From files of any size into others: every row once, whatever ends the run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+from tests.support.finetuned import bert, drawn, image_processor, shades, t5, t5_tokenizer, vit
+from tests.support.training import names, reader, tiny_bank, tiny_tokenizer, yes_no
+
+from lamina import ReaderBank, predict, predict_file
+from lamina.errors import ConfigError, DataError, StoreError
+from lamina.train import bulk
+
+ROOT = Path(__file__).parents[3]
+TEXTS = [f"anna was in paris {'and oslo ' * (row % 5)}" for row in range(23)]
+
+
+def bank() -> ReaderBank:
+    return tiny_bank({"mood": reader(yes_no()), "who": reader(names())})
+
+
+def write(path: Path, texts: list[Any], column: str = "text") -> Path:
+    path.write_text("".join(json.dumps({"id": row, column: text}) + "\n" for row, text in enumerate(texts)))
+    return path
+
+
+def run(target: Any, source: Path, output: Path, **options: Any) -> bulk.FileResult:
+    return predict_file(target, source, output, **{"chunk_rows": 5, "progress": False, **options})
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def left(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_every_row_has_the_answers_of_predict(tmp_path: Path):
+    made, source = bank(), write(tmp_path / "in.jsonl", TEXTS)
+    result = run(made, source, tmp_path / "out.jsonl")
+    assert (result.rows, result.skipped) == (23, 0)
+    found = rows(tmp_path / "out.jsonl")
+    assert [(row["row"], row["text"]) for row in found] == list(enumerate(TEXTS, start=1))
+    for row, expected in zip(found, predict(made, TEXTS), strict=True):
+        assert row["readers"]["mood"]["score"] == pytest.approx(expected["mood"]["score"], abs=1e-5)
+        assert len(row["readers"]["who"]) == len(expected["who"])
+    assert left(tmp_path) == {"in.jsonl", "out.jsonl"}
+
+
+def test_formats(tmp_path: Path):
+    made, texts = bank(), TEXTS[:7]
+    write(tmp_path / "in.jsonl", texts)
+    (tmp_path / "in.csv").write_text("id,sentence\n" + "".join(f"{row},{text}\n" for row, text in enumerate(texts)))
+    (tmp_path / "in.tsv").write_text("text\n" + "".join(f"{text}\n" for text in texts))
+    (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in texts))
+    run(made, tmp_path / "in.jsonl", tmp_path / "a.jsonl")
+    expected = [(row["text"], row["readers"]) for row in rows(tmp_path / "a.jsonl")]
+    for name in ("in.csv", "in.tsv", "in.txt"):
+        run(made, tmp_path / name, tmp_path / "b.jsonl")
+        assert [(row["text"], row["readers"]) for row in rows(tmp_path / "b.jsonl")] == expected
+    run(made, tmp_path / "in.jsonl", tmp_path / "c.csv")
+    run(made, tmp_path / "in.jsonl", tmp_path / "d.parquet")
+    with (tmp_path / "c.csv").open(newline="") as file:
+        cells = list(csv.DictReader(file))
+    table = parquet.read_table(tmp_path / "d.parquet").to_pylist()
+    for given, cell, row in zip(rows(tmp_path / "a.jsonl"), cells, table, strict=True):
+        mood = given["readers"]["mood"]
+        assert row["text"] == cell["text"] == given["text"]
+        assert row["mood.label"] == cell["mood.label"] == mood["label"]
+        assert row["mood.probabilities.yes"] == float(cell["mood.probabilities.yes"]) == mood["probabilities"]["yes"]
+        assert json.loads(row["who"]) == json.loads(cell["who"]) == given["readers"]["who"]
+
+
+def test_blank_lines_of_plain_text_are_rows(tmp_path: Path):
+    (tmp_path / "in.txt").write_text("anna\n\nben\n")
+    run(bank(), tmp_path / "in.txt", tmp_path / "out.jsonl")
+    assert [(row["row"], row["text"]) for row in rows(tmp_path / "out.jsonl")] == [(1, "anna"), (2, ""), (3, "ben")]
+
+
+def test_pairs_and_named_columns(tmp_path: Path):
+    made = tiny_bank({"mood": reader(yes_no())})
+    (tmp_path / "in.tsv").write_text("a\tb\nthe film\tis good\n")
+    run(made, tmp_path / "in.tsv", tmp_path / "out.jsonl", text="a", text_pair="b")
+    assert rows(tmp_path / "out.jsonl")[0]["text"] == ["the film", "is good"]
+    run(made, tmp_path / "in.tsv", tmp_path / "out.csv", text="a", text_pair="b")
+    assert (tmp_path / "out.csv").read_text().startswith("row,text,text_pair,mood.label,")
+
+
+def test_whole_models(tmp_path: Path):
+    source = write(tmp_path / "in.jsonl", TEXTS[:3])
+    run(bert(), source, tmp_path / "out.jsonl", processor=tiny_tokenizer())
+    assert "label" in rows(tmp_path / "out.jsonl")[0]["readers"]["sequence_classification"]
+    run(t5(), source, tmp_path / "out.jsonl", processor=t5_tokenizer(), max_target_length=3, kind="translation")
+    assert list(rows(tmp_path / "out.jsonl")[0]["readers"]["translation"]) == ["text"]
+
+
+def pictures(folder: Path) -> list[str]:
+    paths = [folder / f"{label}.png" for label in range(3)]
+    for label, path in enumerate(paths):
+        path.write_bytes(drawn(label, label).data or b"")
+    return list(map(str, paths))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_by_their_paths(workers: int, tmp_path: Path):
+    paths = pictures(tmp_path)
+    (tmp_path / "1.png").write_bytes(b"no picture")
+    source = write(tmp_path / "in.jsonl", paths, "image")
+    model, given = vit(), {"processor": image_processor(), "num_workers": workers, "batch_size": 1}
+    assert len(shades().labels) == 3
+    with pytest.raises(DataError, match=r"predict: .*in.jsonl row 2: images: .*1.png"):
+        run(model, source, tmp_path / "out.jsonl", **given)
+    result = run(model, source, tmp_path / "out.jsonl", skip_bad=True, **given)
+    assert (result.rows, result.skipped) == (2, 1)
+    assert [row["row"] for row in rows(tmp_path / "out.jsonl")] == [1, 3]
+
+
+# Rows that cannot be read
+
+BAD = [*TEXTS[:7], 3, *TEXTS[7:12], None, *TEXTS[12:]]
+
+
+def test_the_first_row_that_cannot_be_read_ends_the_run(tmp_path: Path):
+    source, output = write(tmp_path / "in.jsonl", BAD), tmp_path / "out.jsonl"
+    with pytest.raises(DataError, match=r"in.jsonl row 8 has int in column 'text'; a text is needed") as told:
+        run(bank(), source, output)
+    assert (told.value.row, told.value.column) == (8, "text")
+    assert not output.exists()
+    assert len(rows(tmp_path / ".out.jsonl.partial")) == 7
+    result = run(bank(), source, output, skip_bad=True)  # goes on behind what is there
+    assert (result.rows, result.skipped) == (23, 2)
+    assert [row["text"] for row in rows(output)] == TEXTS
+
+
+def test_rows_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    source = write(tmp_path / "in.jsonl", BAD)
+    with source.open("a") as file:
+        file.write('{"text": \n')
+    result = run(bank(), source, tmp_path / "out.jsonl", skip_bad=True)
+    assert (result.rows, result.skipped) == (23, 3)
+    assert [row["text"] for row in rows(tmp_path / "out.jsonl")] == TEXTS
+    assert "row 8 has int in column 'text'" in caplog.text
+    assert "row 14 has no value in column 'text'" in caplog.text
+    assert "3 rows of" in caplog.text
+
+
+def test_many_bad_rows_are_not_all_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    source = write(tmp_path / "in.jsonl", ["anna", *range(50)])
+    assert run(bank(), source, tmp_path / "out.jsonl", skip_bad=True).skipped == 50
+    assert caplog.text.count("a text is needed") == 20
+    assert "further rows that cannot be read are only counted" in caplog.text
+
+
+# Runs that end early
+
+
+class KilledError(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("place", ["answers", "lines", "note"])
+@pytest.mark.parametrize("when", [1, 3])
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_a_run_that_was_ended_goes_on(
+    place: str, when: int, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    source, output, whole = write(tmp_path / "in.jsonl", BAD), tmp_path / f"out.{ending}", tmp_path / f"whole.{ending}"
+    run(bank(), source, whole, skip_bad=True)
+    calls: list[int] = []
+
+    def dying(plain: Any) -> Any:
+        def call(*args: Any, **given: Any) -> Any:
+            calls.append(1)
+            if len(calls) == when:
+                if place == "lines":
+                    args[0].lines.open("ab").write(b'{"row": 1, "te')
+                raise KilledError
+            return plain(*args, **given)
+
+        return call
+
+    target: Any = {"answers": bulk.Predictor, "lines": bulk.Partial, "note": bulk}[place]
+    name = {"answers": "__call__", "lines": "add", "note": "write_text"}[place]
+    with monkeypatch.context() as patch:
+        patch.setattr(target, name, dying(getattr(target, name)))
+        with pytest.raises(KilledError):
+            run(bank(), source, output, skip_bad=True)
+    assert not output.exists()
+    result = run(bank(), source, output, skip_bad=True)
+    assert (result.rows, result.skipped) == (23, 2)
+    assert output.read_text() == whole.read_text()
+    assert left(tmp_path) == {"in.jsonl", output.name, whole.name}
+
+
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+from tests.unit.train.test_bulk import bank, bulk, run
+plain, calls = bulk.Partial.add, []
+def dying(self, *args, **given):
+    calls.append(1)
+    if len(calls) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    plain(self, *args, **given)
+bulk.Partial.add = dying
+run(bank(), Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
+def test_a_process_that_is_killed_goes_on(tmp_path: Path):
+    source, output = write(tmp_path / "in.jsonl", TEXTS), tmp_path / "out.jsonl"
+    command = [sys.executable, "-c", SCRIPT, str(source), str(output)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    assert len(rows(tmp_path / ".out.jsonl.partial")) == 15
+    assert run(bank(), source, output).rows == 23
+    assert [row["text"] for row in rows(output)] == TEXTS
+
+
+def test_what_another_run_left_is_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source, output = write(tmp_path / "in.jsonl", TEXTS), tmp_path / "out.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(bulk.Partial, "finish", None)
+        with pytest.raises(TypeError):
+            run(bank(), source, output)
+    with pytest.raises(ConfigError, match=r"of an earlier run whose readers was \['mood', 'who'\], and now it is"):
+        run(bank(), source, output, readers=["mood"])
+    with pytest.raises(ConfigError, match=r"of an earlier run whose weights was"):
+        run(tiny_bank({"mood": reader(yes_no(), seed=3), "who": reader(names())}), source, output)
+    assert run(bank(), source, output, readers=["mood"], resume=False).rows == 23
+    assert list(rows(output)[0]["readers"]) == ["mood"]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_disk_that_fills(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source, output = write(tmp_path / "in.jsonl", TEXTS), tmp_path / f"out.{ending}"
+    plain, calls = bulk.write_text, []
+
+    def full(*args: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        plain(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bulk, "write_text", full)
+        with pytest.raises(StoreError, match=r"cannot be written .No space left on device.; 10 rows are kept there"):
+            run(bank(), source, output)
+    assert not output.exists()
+    assert run(bank(), source, output).rows == 23
+
+
+def test_a_disk_that_fills_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source, output = write(tmp_path / "in.jsonl", TEXTS), tmp_path / "out.csv"
+    output.write_text("what was there before")
+
+    def full(_rows: Any, path: Path) -> None:
+        path.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bulk, "_to_csv", full)
+        with pytest.raises(StoreError, match="23 rows are kept there"):
+            run(bank(), source, output)
+    assert output.read_text() == "what was there before"
+    assert left(tmp_path) == {"in.jsonl", "out.csv", ".out.csv.partial", ".out.csv.partial.json"}
+    run(bank(), source, output)
+    assert len(output.read_text().splitlines()) == 24
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "options", "message"),
+    [
+        ("in.jsonl", "out.txt", {}, r"ends in '.txt'; it must be .jsonl, .csv, .parquet"),
+        ("none.jsonl", "out.csv", {}, r"none.jsonl is not there"),
+        ("in.jsonl", "out.csv", {"text": "texts"}, "no column 'texts'|no value in column 'texts'"),
+        ("other.csv", "out.csv", {}, "has no column 'text' or 'sentence' or 'image'; its columns are: a, b"),
+        ("in.jsonl", "out.csv", {"chunk_rows": 0}, "chunk_rows is 0"),
+    ],
+)
+def test_what_cannot_be_read_or_written(source: str, output: str, options: Any, message: str, tmp_path: Path):
+    write(tmp_path / "in.jsonl", TEXTS)
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises((ConfigError, DataError), match=message):
+        run(bank(), tmp_path / source, tmp_path / output, **options)
+    assert not (tmp_path / output).exists()
+
+
+def test_progress_is_on_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run(bank(), write(tmp_path / "in.jsonl", TEXTS), tmp_path / "out.jsonl", progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "row" in err

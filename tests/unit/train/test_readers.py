@@ -1,0 +1,94 @@
+"""Whether tasks fit their readers, and kept states the memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from tests.support.training import length_of_text, names, reader, tiny_bank, tiny_model, yes_no
+
+from lamina import DWAtt, Reader, ReaderBank, SequenceClassification, fit
+from lamina.errors import ConfigError, UnknownNameError
+from lamina.tasks.split import Split
+from lamina.train import readers
+from lamina.train.readers import BankSubject, free_bytes
+
+
+def bank_of(*layers: str) -> ReaderBank:
+    bank = tiny_bank({"streams": reader()})
+    for name in layers:
+        bank.add(f"keeps-{name}", Reader(DWAtt(layers=name), SequenceClassification(("no", "yes"), attention_heads=2)))
+    return bank
+
+
+def test_states_are_counted_once_and_each_reader_beside():
+    bank = bank_of("1-", "2-")
+    shared, own = 3 * 16 * 4, (3 + 2) * 16 * 4
+    assert BankSubject(bank, "fit").kept_bytes(list(bank), 10) == 10 * (shared + own)
+    assert BankSubject(bank, "fit").kept_bytes(["streams"], 10) == 0
+
+
+def test_too_much_is_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch):
+    bank = bank_of("1-")
+    before = {key: value.clone() for key, value in bank.state_dict().items()}
+    monkeypatch.setattr(readers, "free_bytes", lambda device: 1000)
+    with pytest.raises(ConfigError, match=r"the fusions of keeps-1- need all layers' states at once, 0\.0 GiB for 8"):
+        fit(bank, {"streams": yes_no(), "keeps-1-": yes_no()}, batch_size=8, epochs=1, progress=False)
+    assert all((value == before[key]).all() for key, value in bank.state_dict().items())
+
+
+def test_free_memory_is_some():
+    assert free_bytes(bank_of().device) > 1 << 20
+
+
+TASK = yes_no(train=4, validation=4)
+
+
+def checked(bank: ReaderBank, tasks: dict[str, Any], *parts: str) -> None:
+    BankSubject(bank, "fit").check(tasks, parts)
+
+
+def test_what_fits_passes():
+    checked(tiny_bank({"r": reader(TASK)}), {"r": TASK}, "train", "validation")
+
+
+def test_a_bank_without_a_tokenizer_cannot_read_texts():
+    with pytest.raises(ConfigError, match=r"fit: the bank has no processor.*ReaderBank\(model, processor"):
+        checked(ReaderBank(tiny_model()), {"r": TASK})
+
+
+def test_no_task_at_all():
+    with pytest.raises(ConfigError, match="fit: no task was given; at least one is needed"):
+        checked(tiny_bank({"r": reader()}), {})
+
+
+def test_a_task_for_a_reader_there_is_not():
+    with pytest.raises(UnknownNameError, match=r"fit: unknown reader 'mod'; known: mood. Did you mean 'mood'?"):
+        checked(tiny_bank({"mood": reader()}), {"mod": TASK})
+
+
+def test_a_part_there_is_not_or_that_is_empty():
+    bank = tiny_bank({"r": reader(TASK)})
+    with pytest.raises(UnknownNameError, match="unknown split 'test'; known: train, validation"):
+        checked(bank, {"r": TASK}, "test")
+    empty = dataclasses.replace(TASK, splits={**TASK.splits, "train": Split.of([], [])})
+    with pytest.raises(ConfigError, match="its train part is empty; it needs at least one row"):
+        checked(bank, {"r": empty}, "train")
+
+
+@pytest.mark.parametrize(
+    ("made_for", "message"),
+    [
+        (names(), "its kind is sequence_classification, reader 'r' was made for token_classification; they must agree"),
+        (length_of_text(), "its problem_type is classification, reader 'r' was made for regression"),
+        (
+            dataclasses.replace(TASK, labels=("yes", "no")),
+            r"its labels is \('no', 'yes'\), reader 'r' was made for \('yes', 'no'\)",
+        ),
+    ],
+    ids=["kind", "problem", "labels"],
+)
+def test_a_task_that_does_not_fit_its_reader(made_for, message: str):
+    with pytest.raises(ConfigError, match=message):
+        checked(tiny_bank({"r": reader(made_for)}), {"r": TASK})
