@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SAVE_STEPS = 1000  # between checkpoints, where a recipe does not say
 _FREE = {"resume", "progress", "tensorboard", "save_steps", "num_workers", "cache_dir"}  # change nothing that is learnt
 
 
@@ -76,7 +77,8 @@ def run_recipe(
             row per reader) and `importances.parquet` (their history). Readers trained separately leave no bank; of a
             recipe with methods the best model of each task is saved in `models`, see `Recipe.keep`.
         **options: Override the recipe's `fit` options, e.g. resume or progress. With resume, runs that ended are not
-            repeated, and the one that was killed goes on from its checkpoint.
+            repeated, and the one that was killed goes on from its checkpoint: one is made after every epoch, and
+            every 1000 steps or as `save_steps` says.
 
     Raises:
         LaminaError: If the recipe does not fit the model or the data.
@@ -132,6 +134,8 @@ class _Session:
             )
         if output is None and checkpoints is None:
             shared = shared.model_copy(update={"resume": False})
+        elif shared.save_steps is None:
+            shared = shared.model_copy(update={"save_steps": SAVE_STEPS})
         result = train(
             target,
             tasks,

@@ -217,7 +217,7 @@ def test_separate_readers_share_no_pass():
 
 
 def test_repeats_learn_apart_and_validate_together():
-    rows = {"subsample": {"rows": 64, "repeats": 3}}
+    rows: dict[str, Any] = {"subsample": {"rows": 64, "repeats": 3}}
     found = estimate(recipe({"a": task({"last": LAST}, **rows)}, fit={"epochs": 1, "batch_size": 32}))
     assert found.flops["base"] == 2 * DEPTH * BLOCK * TOKENS * (3 * 64 + VALIDATION)
     assert (found.tasks[0]["steps"], found.tasks[0]["repeats"]) == (3 * 2, 3)

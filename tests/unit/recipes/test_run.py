@@ -285,7 +285,7 @@ def test_the_best_model_of_a_task_is_kept(tuned: tuple[Run, Path], folder: Path)
     best = max(run.rows, key=lambda row: row["score"])  # the first of equals
     model, processor = load(output / "models" / "film", "sequence_classification")
     assert sum(one.numel() for one in model.parameters()) == best["parameters"]
-    files = {part: folder / name for part, name in FILES.items()}
+    files: dict[str, Any] = {part: folder / name for part, name in FILES.items()}
     task = Task.from_files("sequence_classification", **files, metric="accuracy")
     found = evaluate(model, {"film": task}, processor=processor)
     assert found["film"]["accuracy"] == best["score"]
@@ -389,6 +389,17 @@ def test_a_run_that_is_killed_in_an_epoch_goes_on_where_it_was(
     assert len(steps) == 24 + 1  # the step that failed is the only one that is taken twice
     assert (resumed.rows, resumed.table) == (whole.rows, whole.table)
     assert all(path.suffix == ".json" for path in (tmp_path / "separate").iterdir())
+
+
+def test_long_epochs_have_checkpoints_though_a_recipe_does_not_ask(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(runner, "SAVE_STEPS", 2)
+    killed_at(monkeypatch, 3)
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(methods(folder, {"plain": {}}), data=folder, output=tmp_path)
+    (left,) = (tmp_path / "separate" / "film-plain-0.checkpoints").iterdir()
+    assert left.name == "checkpoint-2"
 
 
 def test_each_task_is_encoded_once(folder: Path, monkeypatch: pytest.MonkeyPatch):
