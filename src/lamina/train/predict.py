@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from lamina.tasks.base import Results, TaskLike
     from lamina.tasks.split import Split
+    from lamina.train.subjects import Subject
 
 logger = logging.getLogger(__name__)
 
@@ -112,9 +113,7 @@ class Predictor:
         options: How examples are read.
     """
 
-    def __init__(
-        self, subject: BankSubject | ModelSubject, tasks: Mapping[str, TaskLike], options: PredictOptions
-    ) -> None:
+    def __init__(self, subject: Subject, tasks: Mapping[str, TaskLike], options: PredictOptions) -> None:
         self._subject, self._tasks, self._options = subject, tasks, options
         if not tasks:
             raise ConfigError("predict: there is no reader; at least one is needed.")
