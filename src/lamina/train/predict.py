@@ -133,9 +133,9 @@ class Predictor:
         options = PredictOptions() if options is None else options
         if isinstance(target, ReaderBank):
             subject = BankSubject(target, "predict", processor)
-            return cls(
-                subject, {name: target[name].config.head for name in (target if readers is None else readers)}, options
-            )
+            names = list(target) if readers is None else readers
+            heads: dict[str, Any] = {name: target[name].config.head for name in names}
+            return cls(subject, heads, options)
         task = task_of(target, kind)
         return cls(ModelSubject(target, task, "predict", processor, generation), {task.kind: task}, options)
 
