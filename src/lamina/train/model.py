@@ -277,6 +277,5 @@ def task_of(model: PreTrainedModel, kind: str | None = None) -> ModelTask:
     found = kind_of(kind)
     labels = tuple(str(config.id2label[number]) for number in range(config.num_labels)) if found.has_classes else ()
     default = "regression" if labels and len(labels) == 1 and "regression" in found.problem_types else None
-    problem = _PROBLEM_TYPES.get(getattr(config, "problem_type", None) or "", default)
-    problem = problem if problem in found.problem_types else next(iter(found.problem_types))
-    return ModelTask(kind, problem, labels)
+    problem = _PROBLEM_TYPES.get(getattr(config, "problem_type", None) or "", default) or ""
+    return ModelTask(kind, problem if problem in found.problem_types else next(iter(found.problem_types)), labels)

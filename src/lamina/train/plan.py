@@ -42,7 +42,7 @@ class Group:
     """
 
     part: str
-    tasks: Mapping[str, Task]
+    tasks: Mapping[str, Any]  # of `Task`; to predict, of `TaskLike`
     kind: Kind
     inputs: Inputs
     targets: dict[str, Targets | None]

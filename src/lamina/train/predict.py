@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from lamina.tasks.base import Results, TaskLike
     from lamina.tasks.split import Split
+    from lamina.train.subjects import Subject
 
 logger = logging.getLogger(__name__)
 
@@ -112,9 +113,7 @@ class Predictor:
         options: How examples are read.
     """
 
-    def __init__(
-        self, subject: BankSubject | ModelSubject, tasks: Mapping[str, TaskLike], options: PredictOptions
-    ) -> None:
+    def __init__(self, subject: Subject, tasks: Mapping[str, TaskLike], options: PredictOptions) -> None:
         self._subject, self._tasks, self._options = subject, tasks, options
         if not tasks:
             raise ConfigError("predict: there is no reader; at least one is needed.")
@@ -134,9 +133,9 @@ class Predictor:
         options = PredictOptions() if options is None else options
         if isinstance(target, ReaderBank):
             subject = BankSubject(target, "predict", processor)
-            return cls(
-                subject, {name: target[name].config.head for name in (target if readers is None else readers)}, options
-            )
+            names = list(target) if readers is None else readers
+            heads: dict[str, Any] = {name: target[name].config.head for name in names}
+            return cls(subject, heads, options)
         task = task_of(target, kind)
         return cls(ModelSubject(target, task, "predict", processor, generation), {task.kind: task}, options)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lamina.train.engine import Engine
     from lamina.train.options import FitOptions
     from lamina.train.plan import Encodings, Group
+    from lamina.train.subjects import Subject
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ def train(  # noqa: PLR0913
 
 def open_subject(
     target: ReaderBank | PreTrainedModel, tasks: Mapping[str, Task], op: str, processor: Any, options: FitOptions
-) -> BankSubject | ModelSubject:
+) -> Subject:
     """What is trained or scored: a bank's readers, or a whole model for its one task.
 
     Raises:
@@ -128,7 +129,7 @@ def open_subject(
 
 
 def groups_of(
-    subject: BankSubject | ModelSubject,
+    subject: Subject,
     tasks: Mapping[str, Task],
     part: str,
     options: FitOptions,
@@ -147,7 +148,7 @@ def groups_of(
     return group_tasks(tasks, how, subject.processor, encodings)
 
 
-def max_length(subject: BankSubject | ModelSubject, tasks: Mapping[str, Task], asked: int | None) -> int:
+def max_length(subject: Subject, tasks: Mapping[str, Any], asked: int | None) -> int:
     """Tokens per window; 1 where nothing has any."""
     if any(kind_of(task.kind).processor == "tokenizer" for task in tasks.values()):
         return length_limit(subject.base, subject.processor, asked)
@@ -178,9 +179,7 @@ def _specs(
     return specs
 
 
-def _same_run(
-    subject: BankSubject | ModelSubject, plan: Plan, rates: Mapping[str, float], options: FitOptions
-) -> dict[str, Any]:
+def _same_run(subject: Subject, plan: Plan, rates: Mapping[str, float], options: FitOptions) -> dict[str, Any]:
     """What must be the same for a run to go on from a checkpoint."""
     tasks = {name: task for group in plan.groups for name, task in group.tasks.items()}
     data = {}

@@ -1,8 +1,8 @@
-"""What the engine trains and scores: the readers of a bank (`readers`), or a whole model (`model`)."""
+"""What the readers of a bank (`readers`) and a whole model (`model`) share as subjects of the engine."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from lamina.errors import ConfigError
 
@@ -10,91 +10,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import torch
-    from torch import Tensor, nn
-    from transformers import PreTrainedModel
+    from torch import Tensor
 
     from lamina.tasks.task import Task
-    from lamina.train.learner import Learner
+    from lamina.train.model import ModelSubject
     from lamina.train.options import FitOptions
-    from lamina.train.plan import Group, Plan
+    from lamina.train.readers import BankSubject
 
-
-@runtime_checkable
-class Subject(Protocol):
-    """What is trained or scored.
-
-    Attributes:
-        op: The operation, named in errors.
-        processor: Tokenizer or image processor.
-        modules: Whose modes are changed for training and scoring.
-        base: The model.
-        draws: Whether training draws from torch's own random numbers.
-    """
-
-    op: str
-    processor: Any
-
-    @property
-    def modules(self) -> tuple[nn.Module, ...]: ...  # noqa: D102
-    @property
-    def base(self) -> PreTrainedModel: ...  # noqa: D102
-    @property
-    def device(self) -> torch.device: ...  # noqa: D102
-    @property
-    def draws(self) -> bool: ...  # noqa: D102
-    def to(self, device: torch.device) -> None:
-        """Put everything on a device."""
-        ...
-
-    def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
-        """Raise ConfigError unless every task fits and has these parts."""
-        ...
-
-    def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
-        """See that a run is possible, before anything is changed."""
-        ...
-
-    def learners(
-        self, tasks: Mapping[str, Task], plan: Plan, rates: Mapping[str, float], options: FitOptions
-    ) -> list[Learner]:
-        """What is trained; a base that is trained along comes last."""
-        ...
-
-    def losses(
-        self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: Any
-    ) -> list[Tensor]:
-        """The loss of every learner."""
-        ...
-
-    def count(self, name: str, labels: Tensor) -> float:
-        """Over how many labels a learner's loss is a mean."""
-        ...
-
-    def outputs(
-        self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: Any
-    ) -> dict[str, Any]:
-        """Learner name -> what `Results.add` takes."""
-        ...
-
-    def outputs_per_position(self, name: str) -> int:
-        """Scores per position: classes, or entries of a vocabulary."""
-        ...
-
-    def note(self, name: str, info: dict[str, Any]) -> None:
-        """Take note of how a learner was trained."""
-        ...
-
-    def trained_with(self, names: Sequence[str], option: str) -> int | None:
-        """The value of an option that learners were trained with; None where that is not known."""
-        ...
-
-    def importance(self, name: str) -> dict[int, float]:
-        """Layer -> share, where a learner mixes layers."""
-        ...
-
-    def end_epoch(self, name: str, done: float) -> bool:
-        """Let a learner go on to its next stage; whether parameters were started afresh."""
-        ...
+    Subject = BankSubject | ModelSubject
 
 
 def placed(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

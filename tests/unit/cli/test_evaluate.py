@@ -89,7 +89,7 @@ def test_input_that_cannot_be_used(lamina, bank_folder: Path, tasks: list[str], 
 
 
 def test_a_missing_column_is_named(lamina, bank_folder: Path, moods: Path):
-    ran = lamina("evaluate", bank_folder, "--task", f"mood={moods}")
+    ran = lamina("evaluate", bank_folder, "--task", f"mood={moods}", "--text", "text")
     assert (ran.code, ran.out) == (2, "")
     assert "no column 'label'; its columns are: text, mood" in ran.err
 

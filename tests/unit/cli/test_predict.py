@@ -32,7 +32,7 @@ def test_arguments_file_and_standard_input_agree(lamina, bank_folder: Path, tmp_
     assert lamina("predict", bank_folder, "--json", stdin="\n".join(TEXTS).encode()).out == expected
     assert lamina("predict", bank_folder, "--file", tmp_path / "x.txt", "--json").out == expected
     assert lamina("predict", bank_folder, "--file", tmp_path / "x.jsonl", "--json").out == expected
-    assert lamina("predict", bank_folder, "--column", "text", "--file", tmp_path / "x.jsonl", "--json").out == expected
+    assert lamina("predict", bank_folder, "--text", "text", "--file", tmp_path / "x.jsonl", "--json").out == expected
 
 
 def test_odd_texts_give_a_result(lamina, bank_folder: Path):
@@ -43,7 +43,7 @@ def test_odd_texts_give_a_result(lamina, bank_folder: Path):
 def test_pairs(lamina, bank_folder: Path, tmp_path: Path):
     (tmp_path / "x.tsv").write_text("a\tb\nthe film\tis good\n")
     ran = lamina(
-        "predict", bank_folder, "--file", tmp_path / "x.tsv", "--column", "a", "--pair-column", "b", "--json",
+        "predict", bank_folder, "--file", tmp_path / "x.tsv", "--text", "a", "--pair", "b", "--json",
         "--readers", "mood",
     )  # fmt: skip
     assert [(answer["text"], list(answer["readers"])) for answer in lines(ran.out)] == [
@@ -68,6 +68,25 @@ def test_a_base_by_name(lamina, bank_folder: Path, base: Path, tmp_path: Path):
     assert "error: load: these readers were trained on another base: fingerprint was" in other.err
 
 
+def test_a_file_into_another(lamina, bank_folder: Path, tmp_path: Path):
+    rows = [*({"text": text} for text in TEXTS), {"text": 3}]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = ("predict", bank_folder, "--file", tmp_path / "x.jsonl", "-o", tmp_path / "out.jsonl")
+    ran = lamina(*asked)
+    assert (ran.code, ran.out) == (2, "")
+    assert f"row {len(rows)} has int in column 'text'" in ran.err
+    assert not (tmp_path / "out.jsonl").exists()
+    ran = lamina(*asked, "--skip-bad", "--json")
+    assert json.loads(ran.out) == {"output": str(tmp_path / "out.jsonl"), "rows": len(TEXTS), "skipped": 1}
+    written = lines((tmp_path / "out.jsonl").read_text())
+    said = lines(lamina("predict", bank_folder, *TEXTS, "--json").out)
+    assert [(row["text"], row["readers"]["mood"]["label"]) for row in written] == [
+        (row["text"], row["readers"]["mood"]["label"]) for row in said
+    ]
+    ran = lamina(*asked[:-1], tmp_path / "out.csv", "--skip-bad", "--no-resume", "--readers", "mood", "--text", "text")
+    assert ran.out == f"{len(TEXTS)} rows in {tmp_path / 'out.csv'}, 1 skipped\n"
+
+
 def test_no_texts_at_all(lamina, bank_folder: Path):
     ran = lamina("predict", bank_folder, "--json", stdin=b"")
     assert (ran.code, ran.out) == (0, "")
@@ -77,11 +96,13 @@ def test_no_texts_at_all(lamina, bank_folder: Path):
     ("arguments", "message"),
     [
         (("x", "--file", "y.txt"), "texts and --file were both given"),
-        (("x", "--column", "y"), "a column was named, but no file"),
+        (("x", "--text", "y"), "a column was named, but no file"),
+        (("x", "--output", "y.csv"), "--output was given, but no file"),
+        (("x", "--skip-bad"), "--skip-bad was given, but no --output"),
         (("x", "--readers", "moods"), "unknown reader 'moods'; known: mood, who. Did you mean 'mood'?"),
         (("x", "--readers", " ,"), "readers: ' ,' names none; the bank has mood, who"),
         (("x", "--device", "warp"), "device: 'warp' cannot be used"),
-        (("--file", "none.txt"), "none.txt cannot be read"),
+        (("--file", "none.txt"), "none.txt is not there"),
     ],
 )
 def test_input_that_cannot_be_used(lamina, bank_folder: Path, arguments: tuple[str, ...], message: str):
@@ -107,6 +128,7 @@ def test_a_folder_that_is_no_bank(lamina, tmp_path: Path):
         ({"labels": [], "probabilities": {}}, "-"),
         ([{"text": "Anna", "label": "PER", "score": 0.5, "start": 0, "end": 4}], "Anna PER (0.50)"),
         ([], "-"),
+        ({"text": "a summary"}, "a summary"),
         ([{"start": 0, "end": 6, "candidates": [{"token": "cat", "score": 0.5}]}], "cat (0.50)"),
     ],
 )
