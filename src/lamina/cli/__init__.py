@@ -11,11 +11,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `lamina`; ends the process with 0, with 2 on input that cannot be used, or with 130 when interrupted.
-
-    Args:
-        arguments: What comes after `lamina`; None takes it from the process.
-    """
+    """Run `lamina`; ends the process with 0, with 2 on input that cannot be used, or with 130 when interrupted."""
     from lamina.cli.app import build, quiet
 
     quiet()

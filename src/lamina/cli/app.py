@@ -15,15 +15,7 @@ from typer.core import TyperGroup
 
 from lamina.errors import LaminaError
 
-COMMANDS = {
-    "inspect": "lamina.cli.inspect:inspect",
-    "train": "lamina.cli.train:train",
-    "evaluate": "lamina.cli.evaluate:evaluate",
-    "predict": "lamina.cli.predict:predict",
-    "edit": "lamina.cli.edit:edit",
-    "cache": "lamina.cli.cache:cache",
-    "demo": "lamina.cli.demo:demo",
-}
+COMMANDS = ("inspect", "train", "evaluate", "predict", "edit", "cache", "demo")
 INTERRUPTED = 130  # what a shell gives a command that was ended from the keyboard
 
 _QUIET = {
@@ -63,9 +55,8 @@ def build() -> Any:
     """Make the command `lamina` with all its commands."""
     app = typer.Typer(cls=Group, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
     app.callback()(lamina)
-    for name, place in COMMANDS.items():
-        module, _, function = place.partition(":")
-        app.command(name)(getattr(import_module(module), function))
+    for name in COMMANDS:
+        app.command(name)(getattr(import_module(f"lamina.cli.{name}"), name))
     return typer.main.get_command(app)
 
 

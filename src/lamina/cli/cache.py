@@ -4,31 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.filesize import decimal
+from typer import Option
 
 from lamina.cli.options import JsonOption
 from lamina.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from lamina.data.cache_files import Entry
 
+_CLEAR = 'Remove an entry (the beginning of its key is enough), or "all" of them.'
+_FOLDER = "Folder of the cache; by default $LAMINA_CACHE, or lamina in ~/.cache."
 _COLUMNS = ("key", "model", "rows", "layers", "dtype", "size", "age", "note")
+_FACTS = ("model", "rows", "tokens", "layers", "dtype", "precision")
 
 
 def cache(
-    clear: Annotated[
-        str | None,
-        typer.Option(
-            "--clear", metavar="KEY", help='Remove an entry (the beginning of its key is enough), or "all" of them.'
-        ),
-    ] = None,
-    cache_dir: Annotated[
-        str | None,
-        typer.Option("--cache-dir", help="Folder of the cache; by default $LAMINA_CACHE, or lamina in ~/.cache."),
-    ] = None,
+    clear: Annotated[str | None, Option(metavar="KEY", help=_CLEAR)] = None,
+    cache_dir: Annotated[str | None, Option(help=_FOLDER)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the hidden states that are kept on disk, or remove them.
@@ -38,72 +31,42 @@ def cache(
     from lamina.data import cache_files as files
 
     folder = files.cache_folder(cache_dir)
-    removed = None if clear is None else files.clear(folder, clear)
-    shown = files.entries(folder) if removed is None else removed
-    left = [path.name for path in files.unfinished(folder)]
+    entries = files.entries(folder) if clear is None else files.clear(folder, clear)
+    unfinished = [path.name for path in files.unfinished(folder)]
+    count = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
+    total = f"{count}, {decimal(sum(entry.size_bytes for entry in entries))}"
     if as_json:
-        what = "entries" if removed is None else "removed"
-        print_json({"folder": str(folder), what: [_facts(entry) for entry in shown], "unfinished": left})
-    elif removed is not None:
-        print(f"{folder}: removed {_count(removed)}, {decimal(_bytes(removed))}")
+        what = "entries" if clear is None else "removed"
+        print_json({"folder": str(folder), what: [_facts(entry) for entry in entries], "unfinished": unfinished})
+    elif clear is not None:
+        print(f"{folder}: removed {total}")
     else:
-        _show(folder, shown, left)
-
-
-def _show(folder: Path, shown: list[Entry], left: list[str]) -> None:
-
-    if shown:
-        rows = [_row(entry) for entry in shown]
-        print_table(f"{folder}: {_count(shown)}, {decimal(_bytes(shown))}", _COLUMNS, rows)
-    else:
-        print(f"{folder}: no entries")
-    if left:
-        print(f"{len(left)} unfinished, left by runs that were killed; --clear removes them")
-
-
-def _count(found: list[Entry]) -> str:
-    return "1 entry" if len(found) == 1 else f"{len(found)} entries"
-
-
-def _bytes(found: list[Entry]) -> int:
-    return sum(entry.size_bytes for entry in found)
+        if entries:
+            print_table(f"{folder}: {total}", _COLUMNS, [_row(entry) for entry in entries])
+        else:
+            print(f"{folder}: no entries")
+        if unfinished:
+            print(f"{len(unfinished)} unfinished, left by runs that were killed; --clear removes them")
 
 
 def _facts(entry: Entry) -> dict[str, Any]:
-    """One entry, JSON-ready."""
-    names = ("model", "rows", "tokens", "layers", "dtype", "precision")
-    known = {name: entry.facts.get(name) for name in names}
-    return {
-        "key": entry.key,
-        **known,
-        "size_bytes": entry.size_bytes,
-        "age_s": entry.age_s,
-        "problem": entry.problem,
-    }
+    known = {name: entry.facts.get(name) for name in _FACTS}
+    own = {"size_bytes": entry.size_bytes, "age_s": entry.age_s, "problem": entry.problem}
+    return {"key": entry.key, **known, **own}
 
 
 def _row(entry: Entry) -> tuple[object, ...]:
     from lamina.layers.selectors import ranges
 
-    facts = entry.facts
-    layers = "; ".join(f"{stack} {ranges(some)}" for stack, some in facts.get("layers", {}).items())
-    return (
-        entry.key,
-        facts.get("model"),
-        facts.get("rows"),
-        layers,
-        facts.get("dtype"),
-        decimal(entry.size_bytes),
-        age(entry.age_s),
-        entry.problem,
-    )
+    model, rows, layers, dtype = (entry.facts.get(name) for name in ("model", "rows", "layers", "dtype"))
+    read = "; ".join(f"{stack} {ranges(numbers)}" for stack, numbers in (layers or {}).items())
+    return (entry.key, model, rows, read, dtype, decimal(entry.size_bytes), age(entry.age_s), entry.problem)
 
 
 def age(seconds: float | None) -> str:
     """A time in its largest unit, such as 3 h."""
     if seconds is None:
         return ""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit}"
-    return f"{int(seconds)} s"
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    unit, size = next((unit for unit in units if seconds >= unit[1]), units[-1])
+    return f"{int(seconds // size)} {unit}"

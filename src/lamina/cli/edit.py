@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
-from lamina.cli.options import JsonOption
+from lamina.cli.options import JsonOption, ModelArgument
 from lamina.cli.output import print_json, print_table
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 
@@ -21,58 +21,34 @@ if TYPE_CHECKING:
 
 _TOKENS, _SEED = 9, 3  # of the batch on which outputs are compared
 _LAYERS = 'as a layer selector ("all", "top:4", "2-6", or "1,3")'
+_INSERT = 'Insert layers: "attention", "ffn", "both" or "convolution".'
+_INIT = "Start of inserted layers: identity, unit, xavier, he or zero."
+_PLACEMENT = 'What the activation is applied to: "weight" or "output".'
+_FREEZE = f"Freeze these layers, {_LAYERS}; 0: embeddings."
+_STACK = '"encoder" or "decoder"; by default the only one, or the encoder.'
+_HEAD = "Kind of task, or class of transformers; by default the one that was saved."
 
 
 def edit(  # noqa: PLR0913
-    model: Annotated[str, typer.Argument(metavar="MODEL", help='Folder or hub id of a model, or "minilm".')],
-    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT", help="Folder to save to.")] = None,
-    truncate: Annotated[
-        int | None, typer.Option("--truncate", metavar="N", help="Keep the bottom N blocks, drop the others.")
-    ] = None,
-    reinit: Annotated[
-        str | None, typer.Option("--reinit", metavar="LAYERS", help=f"Re-initialise these blocks, {_LAYERS}.")
-    ] = None,
-    scope: Annotated[
-        str, typer.Option("--scope", help='What --reinit sets: "linear" maps, or all of the "block".')
-    ] = "linear",
-    insert: Annotated[
-        str | None,
-        typer.Option("--insert", metavar="WHERE", help='Insert layers: "attention", "ffn", "both" or "convolution".'),
-    ] = None,
-    layers: Annotated[
-        str, typer.Option("--layers", metavar="LAYERS", help=f"Blocks that --insert goes into, {_LAYERS}.")
-    ] = "all",
-    init: Annotated[
-        str, typer.Option("--init", help="Start of inserted layers: identity, unit, xavier, he or zero.")
-    ] = "identity",
-    activation: Annotated[
-        str, typer.Option("--activation", help="Activation of inserted layers: gelu, relu or none.")
-    ] = "gelu",
-    placement: Annotated[
-        str, typer.Option("--placement", help='What the activation is applied to: "weight" or "output".')
-    ] = "weight",
-    kernel: Annotated[
-        int, typer.Option("--kernel", metavar="N", help="Length of the kernel of layers after convolutions; odd.")
-    ] = 3,
-    freeze: Annotated[
-        str | None, typer.Option("--freeze", metavar="LAYERS", help=f"Freeze these layers, {_LAYERS}; 0: embeddings.")
-    ] = None,
-    train_inserted: Annotated[
-        bool, typer.Option("--train-inserted", help="Freeze all layers but the inserted ones.")
-    ] = False,
-    merge: Annotated[bool, typer.Option("--merge", help="Fold the inserted layers into their neighbours.")] = False,
-    stack: Annotated[
-        str | None, typer.Option("--stack", help='"encoder" or "decoder"; by default the only one, or the encoder.')
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of random weights.")] = 0,
-    head: Annotated[
-        str | None,
-        typer.Option("--head", help="Kind of task, or class of transformers; by default the one that was saved."),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would become of it, from the config alone.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
+    model: ModelArgument,
+    out: Annotated[Path | None, Option("-o", "--out", metavar="OUT", help="Folder to save to.")] = None,
+    truncate: Annotated[int | None, Option(metavar="N", help="Keep the bottom N blocks, drop the others.")] = None,
+    reinit: Annotated[str | None, Option(metavar="LAYERS", help=f"Re-initialise these blocks, {_LAYERS}.")] = None,
+    scope: Annotated[str, Option(help='What --reinit sets: "linear" maps, or all of the "block".')] = "linear",
+    insert: Annotated[str | None, Option(metavar="WHERE", help=_INSERT)] = None,
+    layers: Annotated[str, Option(metavar="LAYERS", help=f"Blocks that --insert goes into, {_LAYERS}.")] = "all",
+    init: Annotated[str, Option(help=_INIT)] = "identity",
+    activation: Annotated[str, Option(help="Activation of inserted layers: gelu, relu or none.")] = "gelu",
+    placement: Annotated[str, Option(help=_PLACEMENT)] = "weight",
+    kernel: Annotated[int, Option(metavar="N", help="Length of the kernel of layers after convolutions; odd.")] = 3,
+    freeze: Annotated[str | None, Option(metavar="LAYERS", help=_FREEZE)] = None,
+    train_inserted: Annotated[bool, Option("--train-inserted", help="Freeze all but the inserted layers.")] = False,
+    merge: Annotated[bool, Option("--merge", help="Fold the inserted layers into their neighbours.")] = False,
+    stack: Annotated[str | None, Option(help=_STACK)] = None,
+    seed: Annotated[int, Option(help="Of random weights.")] = 0,
+    head: Annotated[str | None, Option(help=_HEAD)] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would become of it, from the config alone.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace OUT if it is there.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Change a model's layers and save the result.
@@ -93,7 +69,7 @@ def edit(  # noqa: PLR0913
     _check_name("--init", init, INITS)
     _check_name("--activation", activation, (*ACTIVATIONS, "none"))
     _check_name("--placement", placement, PLACEMENTS)
-    random: dict[str, Any] = {"stack": stack, "generator": torch.Generator().manual_seed(seed)}
+    random: Any = {"stack": stack, "generator": torch.Generator().manual_seed(seed)}
     options: Any = {"init": init, "placement": placement, "kernel": kernel, **random}
     options["activation"] = None if activation == "none" else activation
     part: Any = scope
@@ -106,13 +82,15 @@ def edit(  # noqa: PLR0913
         (train_inserted, lambda given: freeze_(given, stack=stack, train="inserted")),
         (merge, merge_),
     ]
-    edits = [change for wanted, change in requested if wanted]
-    _check(edits, out, dry_run=dry_run, force=force)
-    facts = _run(model, head, edits, None if dry_run else out)
-    if as_json:
-        print_json(facts)
-    else:
-        _show(facts)
+    changes = [change for wanted, change in requested if wanted]
+    if not changes:
+        raise ConfigError(
+            "edit: no edit is asked for. Use --insert, --reinit, --truncate, --freeze, --train-inserted or --merge."
+        )
+    if not dry_run:
+        _check_folder(out, force=force)
+    facts = _run(model, head, changes, None if dry_run else out)
+    print_json(facts) if as_json else _show(facts)
 
 
 def _check_name(option: str, got: str | None, known: tuple[str, ...]) -> None:
@@ -122,44 +100,35 @@ def _check_name(option: str, got: str | None, known: tuple[str, ...]) -> None:
 
 def _selector(text: str | None) -> int | str | list[int]:
     """A layer selector, as an option gives it."""
-    text = text or ""
-    parts = [part.strip() for part in text.split(",")]
-    if all(part.removeprefix("-").isdecimal() for part in parts):
-        return [int(part) for part in parts]
-    return text
+    parts = [part.strip() for part in (text or "").split(",")]
+    return [int(part) for part in parts] if all(part.removeprefix("-").isdecimal() for part in parts) else text or ""
 
 
-def _check(edits: list[Any], out: Path | None, *, dry_run: bool, force: bool) -> None:
-    if not edits:
-        raise ConfigError(
-            "edit: no edit is asked for. Use --insert, --reinit, --truncate, --freeze, --train-inserted or --merge."
-        )
-    if dry_run:
-        return
+def _check_folder(out: Path | None, *, force: bool) -> None:
     if out is None:
         raise ConfigError("edit: there is no folder to save to. Use -o OUT, or --dry-run to see what would be done.")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"edit: {out} is a file, not a folder.")
     if out.is_dir() and any(out.iterdir()):
         if not force:
             raise ConfigError(f"edit: {out} is not empty. Give another folder, or --force to replace the model in it.")
         if not (out / "config.json").is_file():
             raise ConfigError(f"edit: {out} holds no model; --force replaces models only.")
-    elif out.exists() and not out.is_dir():
-        raise ConfigError(f"edit: {out} is a file, not a folder.")
 
 
-def _run(name: str, head: str | None, edits: list[Callable[[Any], Edit]], out: Path | None) -> dict[str, Any]:
+def _run(name: str, head: str | None, changes: list[Callable[[Any], Edit]], out: Path | None) -> dict[str, Any]:
     from lamina.store import load, outline, save, saved_class
 
     head = head or saved_class(name)
     model, processor = (outline(name, head), None) if out is None else load(name, head)
     before = _facts(model)
     outputs = {} if out is None else _outputs(model)
-    made = [change(model) for change in edits]
-    changed = {key for edit in made if edit.kind != "freeze" for key in edit.parameters}
+    edits = [change(model) for change in changes]
+    changed = {key for edit in edits if edit.kind != "freeze" for key in edit.parameters}
     facts: dict[str, Any] = {
         "model": name,
         "architecture": type(model).__name__,
-        "edits": [{**edit.to_dict(), "parameters": len(edit.parameters)} for edit in made],
+        "edits": [{**edit.to_dict(), "parameters": len(edit.parameters)} for edit in edits],
         "before": before,
         "after": _facts(model),
         "unchanged_parameters": sum(p.numel() for key, p in model.named_parameters() if key not in changed),
@@ -172,12 +141,8 @@ def _run(name: str, head: str | None, edits: list[Callable[[Any], Edit]], out: P
 
 
 def _facts(model: PreTrainedModel) -> dict[str, Any]:
-    parameters = list(model.parameters())
-    return {
-        "layers": _layers(model),
-        "parameters": sum(parameter.numel() for parameter in parameters),
-        "trainable": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
-    }
+    sizes = {"parameters": model.num_parameters(), "trainable": model.num_parameters(only_trainable=True)}
+    return {"layers": _layers(model), **sizes}
 
 
 def _layers(model: PreTrainedModel) -> dict[str, int]:
@@ -223,10 +188,10 @@ def _show(facts: dict[str, Any]) -> None:
     rows += [(what, before[what], after[what]) for what in ("parameters", "trainable")]
     print(f"{facts['model']}: {facts['architecture']}")
     print_table("before and after", ("", "before", "after"), rows)
-    for made in facts["edits"]:
-        seed = "" if made["seed"] is None else f", seed {made['seed']}"
-        layers = ", ".join(map(str, made["layers"])) or "no layers"
-        print(f"{made['kind']}: {made['stack']} {layers}; {made['parameters']} tensors{seed}")
+    for change in facts["edits"]:
+        seed = "" if change["seed"] is None else f", seed {change['seed']}"
+        layers = ", ".join(map(str, change["layers"])) or "no layers"
+        print(f"{change['kind']}: {change['stack']} {layers}; {change['parameters']} tensors{seed}")
     print(f"in tensors that no edit changes: {facts['unchanged_parameters']:,} parameters")
     if facts["saved"] is None:
         print("dry run: nothing was saved")

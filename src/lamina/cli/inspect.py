@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lamina.cli.options import JsonOption
+from lamina.cli.options import JsonOption, ModelArgument
 from lamina.cli.output import print_json, print_table, text
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help='Folder or hub id of a model, or "minilm".')],
+    model: ModelArgument,
     weights: Annotated[
         bool, typer.Option("--weights/--no-weights", help="Load the weights too, and show their fingerprints.")
     ] = False,
@@ -35,54 +35,37 @@ def inspect(
     for name, stack in facts["stacks"].items():
         blocks = f"{stack['depth']} x {stack['block']}" if stack["block"] else f"{stack['depth']} blocks"
         title = f"\n{name}: {stack['layers']} layers of width {stack['width']}, {blocks}"
-        print_table(
-            title, ("layer", "read at", "side", "made by", "parameters"), [_row(layer) for layer in stack["taps"]]
-        )
+        print_table(title, ("layer", "read at", "side", "made by", "parameters"), [_row(tap) for tap in stack["taps"]])
         if "fingerprint" in stack:
             print(f"fingerprint {stack['fingerprint']}")
 
 
-def _row(layer: dict[str, Any]) -> tuple[object, ...]:
-    return (
-        layer["layer"],
-        layer["path"] or "(the model)",
-        layer["side"],
-        layer["block"] or "embeddings",
-        layer["parameters"],
-    )
+def _row(tap: dict[str, Any]) -> tuple[object, ...]:
+    path, block = tap["path"] or "(the model)", tap["block"] or "embeddings"
+    return (tap["layer"], path, tap["side"], block, tap["parameters"])
 
 
 def describe(name: str, *, weights: bool = False) -> dict[str, Any]:
-    """Facts about a model's layers, JSON-ready.
-
-    Args:
-        name: Folder or hub id.
-        weights: Load the weights, and add the fingerprint of each stack.
-
-    Raises:
-        ModelNotFoundError: If there is no such model.
-        UnsupportedModelError: If its layers cannot be read.
-    """
+    """Facts about a model's layers, JSON-ready; with the weights, also the fingerprint of each stack."""
     from lamina.errors import UnsupportedModelError
     from lamina.layers import stacks
     from lamina.store import empty_model, fingerprint, load, load_config
 
     model = load(name)[0] if weights else empty_model(load_config(name))
     try:
-        found = stacks(model)
+        by_name = stacks(model)
     except UnsupportedModelError as error:
         if not weights:
             error.add_note("tried without weights; --weights looks closer")
         raise
-    facts = {stack_name: _stack(stack) for stack_name, stack in found.items()}
-    if weights:
-        for stack_name in facts:
-            facts[stack_name]["fingerprint"] = fingerprint(model, stack_name)
+    facts = {stack_name: _stack(stack) for stack_name, stack in by_name.items()}
+    for stack_name in facts if weights else ():
+        facts[stack_name]["fingerprint"] = fingerprint(model, stack_name)
     return {
         "model": name,
         "model_type": str(model.config.model_type),
         "architecture": type(model).__name__,
-        "parameters": _size(model),
+        "parameters": model.num_parameters(),
         "stacks": facts,
     }
 

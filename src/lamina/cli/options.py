@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lamina.bank import ReaderBank
 
 BankArgument = Annotated[str, typer.Argument(metavar="BANK", help="Folder or hub id of a saved bank.")]
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help='Folder or hub id of a model, or "minilm".')]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Folder or hub id of the base; by default the one the bank names.")
@@ -23,17 +24,7 @@ BatchSizeOption = Annotated[int, typer.Option("--batch-size", min=1, help="Texts
 
 
 def open_bank(folder: str, *, model: str | None = None, device: str = "auto") -> ReaderBank:
-    """Load a bank and put it where it runs.
-
-    Args:
-        folder: Folder or hub id of the bank.
-        model: Folder or hub id of the base; None: the one that the bank names.
-        device: A device of torch, or "auto".
-
-    Raises:
-        ConfigError: If there is no such device.
-        StoreError: If the bank is missing or damaged, or was trained on another base.
-    """
+    """Load a bank, on the base that it names or another, and put it where it runs."""
     import torch
 
     from lamina.store import load, load_bank
@@ -43,9 +34,7 @@ def open_bank(folder: str, *, model: str | None = None, device: str = "auto") ->
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
-        raise ConfigError(
-            f"device: '{device}' cannot be used; torch finds no such device here. Use 'cpu' or 'auto'."
-        ) from None
+        raise ConfigError(f"device: '{device}' cannot be used; torch has none such. Use 'cpu' or 'auto'.") from None
     base, processor = (None, None) if model is None else load(model)
     return load_bank(folder, base, processor).to(device)
 

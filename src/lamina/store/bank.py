@@ -1,4 +1,4 @@
-"""Saving a bank of readers to a folder, and loading it onto the base it was trained on."""
+"""Saving a bank of readers to a folder or the hub, and loading it onto the base it was trained on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import dataclasses
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+import huggingface_hub
 
 from lamina.bank import NAME, Reader, ReaderBank
 from lamina.errors import BaseMismatchError, LaminaError, ModelNotFoundError, StoreError
@@ -16,8 +18,7 @@ from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.store import manifest as facts
 from lamina.store.card import model_card
 from lamina.store.edited import save
-from lamina.store.files import read_json, read_tensors, staged, write_json, write_tensors
-from lamina.store.hub import fetch
+from lamina.store.files import damaged, first_line, read_tensors, staged, write_json, write_tensors
 from lamina.store.loading import load
 from lamina.store.models import load_processor, saved_class
 
@@ -27,23 +28,14 @@ if TYPE_CHECKING:
     from lamina.bank import ReaderModule
     from lamina.layers import LayerStack
     from lamina.registry import Registry
-    from lamina.store.manifest import BaseFacts
 
-_ENTRIES = (facts.MANIFEST, facts.READERS, facts.CARD, facts.BASE)
+PATTERNS = [facts.MANIFEST, facts.CARD, f"{facts.READERS}/*.json", f"{facts.READERS}/*.safetensors", f"{facts.BASE}/*"]
+_HUB_ERRORS = (OSError, ValueError, RuntimeError)  # the hub's errors are of these kinds
 _RENAMED = {"problem": "problem_type"}  # settings as versions before 0.2 saved them
 
 
 def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None) -> None:
-    """Save a bank; see `ReaderBank.save_pretrained`.
-
-    Args:
-        bank: The bank.
-        folder: Where to.
-        title: Of the model card; None: the folder's name.
-
-    Raises:
-        StoreError: If the folder cannot be written, or holds something that is not a bank under the same names.
-    """
+    """Save a bank, its model card under a title; see `ReaderBank.save_pretrained`."""
     folder = Path(folder)
     try:
         lamina = version("lamina")
@@ -51,7 +43,7 @@ def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None)
         lamina = "unknown"
     base = _base_facts(bank)
     manifest = facts.Manifest(format=facts.FORMAT, lamina=lamina, base=base, info=bank.info, readers=list(bank))
-    with staged(folder, _ENTRIES) as stage:
+    with staged(folder, (facts.MANIFEST, facts.READERS, facts.CARD, facts.BASE)) as stage:
         (stage / facts.READERS).mkdir()
         for name in bank:
             _save_reader(bank[name], stage / facts.READERS / name)
@@ -63,23 +55,20 @@ def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None)
 
 
 def load_bank(
-    folder: str | Path,
-    model: PreTrainedModel | None = None,
-    processor: Any = None,
-    *,
-    revision: str | None = None,
+    folder: str | Path, model: PreTrainedModel | None = None, processor: Any = None, *, revision: str | None = None
 ) -> ReaderBank:
-    """Load a saved bank; see `ReaderBank.from_pretrained`.
-
-    Raises:
-        StoreError: If the folder is missing, incomplete or damaged.
-        BaseMismatchError: If `model` is not the base that the readers were trained on.
-        UnknownNameError: If a file holds a name or key that this version does not know.
-        ModelNotFoundError: If the base is to be loaded and cannot be found.
-    """
-    folder = _local(folder, revision)
-    manifest = facts.read_manifest(folder)
-    names = _checked_names(manifest.readers, folder)
+    """Load a saved bank; see `ReaderBank.from_pretrained`."""
+    folder = _local_folder(folder, revision)
+    path = folder / facts.MANIFEST
+    if not path.exists():
+        raise StoreError(
+            f"load: {folder} has no {facts.MANIFEST}; that file makes a folder a bank. "
+            "Give a folder that save_pretrained wrote, or save the bank again."
+        )
+    manifest = facts.read_facts(facts.Manifest, path)
+    for name in manifest.readers:
+        if not NAME.fullmatch(name) or manifest.readers.count(name) > 1:
+            raise damaged(path, f"names a reader '{name}'; every name is given once and is a plain folder name")
     if model is None:
         model, own = _load_base(manifest.base, folder)
         processor = own if processor is None else processor
@@ -89,12 +78,45 @@ def load_bank(
     bank = ReaderBank(model, processor)
     bank.own_base = manifest.base.trained
     bank.info = dict(manifest.info)
-    for name in names:
+    for name in manifest.readers:
         _load_reader(bank, name, folder / facts.READERS / name)
     return bank.eval()
 
 
-def _base_facts(bank: ReaderBank) -> BaseFacts:
+def push_bank(bank: ReaderBank, repo: str, *, message: str = "Save readers", **options: Any) -> str:
+    """Save a bank to a repository on the hub; readers there that the bank no longer has are deleted.
+
+    See `ReaderBank.push_to_hub`; the options go to `huggingface_hub.ModelHubMixin`.
+    """
+    mixin: Any = huggingface_hub.ModelHubMixin
+    fixed = {"delete_patterns": [f"{facts.READERS}/*", f"{facts.BASE}/*"], "model_card_kwargs": {"title": repo}}
+    try:
+        return str(mixin.push_to_hub(bank, repo, commit_message=message, **fixed, **options))
+    except StoreError:
+        raise
+    except _HUB_ERRORS as error:
+        raise StoreError(
+            f"push_to_hub: '{repo}' was not saved ({first_line(error)}). Check the id, your token and the connection."
+        ) from error
+
+
+def _local_folder(folder: str | Path, revision: str | None) -> Path:
+    """The folder itself, or that of its copy from the hub."""
+    path = Path(folder)
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise StoreError(f"load: {path} is a file; a bank is a folder. Give the folder that holds {facts.MANIFEST}.")
+    hub: Any = huggingface_hub
+    try:
+        return Path(hub.snapshot_download(str(folder), revision=revision, allow_patterns=PATTERNS))
+    except _HUB_ERRORS as error:
+        raise StoreError(
+            f"load: no bank '{folder}'; there is no such folder, and the hub gave none ({first_line(error)})."
+        ) from error
+
+
+def _base_facts(bank: ReaderBank) -> facts.BaseFacts:
     model, config = bank.model, bank.model.config
     used = {bank[name].stack for name in bank}
     return facts.BaseFacts(
@@ -103,7 +125,7 @@ def _base_facts(bank: ReaderBank) -> BaseFacts:
         model_type=str(config.model_type),
         dtype=_dtype(model),
         stacks={
-            name: facts.StackFacts(layers=stack.layers, width=stack.width, fingerprint=fingerprint_of(stack))
+            name: facts.StackFacts(**{trait: _trait(stack, trait) for trait in facts.StackFacts.model_fields})
             for name, stack in stacks(model).items()
             if name in used or not used
         },
@@ -111,8 +133,54 @@ def _base_facts(bank: ReaderBank) -> BaseFacts:
     )
 
 
+def _trait(stack: LayerStack, name: str) -> Any:
+    return fingerprint_of(stack) if name == "fingerprint" else getattr(stack, name)
+
+
 def _dtype(model: PreTrainedModel) -> str:
     return str(model.dtype).removeprefix("torch.")
+
+
+def _load_base(base: facts.BaseFacts, folder: Path) -> tuple[PreTrainedModel, Any]:
+    if base.trained:
+        model, processor = load(folder / facts.BASE, saved_class(folder / facts.BASE), dtype=base.dtype)
+        model.name_or_path = cast("Any", model.config)._name_or_path = base.id or ""
+        return model, processor
+    if base.id is None:
+        raise StoreError(f"load: {folder / facts.MANIFEST} names no base, which was never saved. Give `model`.")
+    try:
+        return load(base.id, revision=base.revision, dtype=base.dtype)
+    except ModelNotFoundError as error:
+        reason = f"it is the base of this bank, and {error.reason}"
+        raise ModelNotFoundError(op=f"load {folder}", got=error.got, reason=reason) from error
+
+
+def _check_base(saved: facts.BaseFacts, model: PreTrainedModel) -> None:
+    """Raise BaseMismatchError unless the model is the base; fingerprints are taken only if all else agrees."""
+    differs: dict[str, tuple[object, object]] = {}
+    model_type, by_name = str(model.config.model_type), stacks(model)
+    if model_type != saved.model_type:
+        differs["model_type"] = (saved.model_type, model_type)
+    for name, expected in saved.stacks.items():
+        prefix = f"{name} " if len(saved.stacks) > 1 else ""
+        stack = _same_stack(by_name, name)
+        if stack is None:
+            differs[f"{prefix}stack"] = (name, "/".join(by_name))
+            continue
+        for trait, want in expected.model_dump().items():  # the fingerprint, which is slow, is the last
+            if trait == "fingerprint" and differs:
+                break
+            if (got := _trait(stack, trait)) != want:
+                differs[f"{prefix}{trait}"] = (want, got)
+    if differs:
+        if _dtype(model) != saved.dtype:
+            differs["dtype"] = (saved.dtype, _dtype(model))
+        raise BaseMismatchError(op="load", differs=differs)
+
+
+def _same_stack(by_name: dict[str, LayerStack], name: str) -> LayerStack | None:
+    """The stack of a name; an encoder is called "main" if it is loaded without its decoder."""
+    return by_name.get(name) or by_name.get({"main": "encoder", "encoder": "main"}.get(name, name))
 
 
 def _save_reader(reader: ReaderModule, folder: Path) -> None:
@@ -136,76 +204,9 @@ def _borrowed(reader: ReaderModule) -> str | None:
     return fingerprint_of_tensors(tensors.items()) if tensors else None
 
 
-def _local(folder: str | Path, revision: str | None) -> Path:
-    """The folder itself, or that of its copy from the hub."""
-    path = Path(folder)
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise StoreError(f"load: {path} is a file; a bank is a folder. Give the folder that holds {facts.MANIFEST}.")
-    return fetch(str(folder), revision)
-
-
-def _checked_names(names: list[str], folder: Path) -> list[str]:
-    for name in names:
-        if not NAME.fullmatch(name) or names.count(name) > 1:
-            raise StoreError(
-                f"load: {folder / facts.MANIFEST} names a reader '{name}'; every name is given once and is a plain "
-                "folder name. Do not use this folder, or save the bank again."
-            )
-    return names
-
-
-def _load_base(base: BaseFacts, folder: Path) -> tuple[PreTrainedModel, Any]:
-    if base.trained:
-        model, processor = load(folder / facts.BASE, saved_class(folder / facts.BASE), dtype=base.dtype)
-        model.name_or_path = cast("Any", model.config)._name_or_path = base.id or ""
-        return model, processor
-    if base.id is None:
-        raise StoreError(
-            f"load: {folder / facts.MANIFEST} names no base, which was never saved itself; readers need their base. "
-            "Give `model`."
-        )
-    try:
-        return load(base.id, revision=base.revision, dtype=base.dtype)
-    except ModelNotFoundError as error:
-        reason = f"it is the base of this bank, and {error.reason}"
-        raise ModelNotFoundError(op=f"load {folder}", got=error.got, reason=reason) from error
-
-
-def _check_base(saved: BaseFacts, model: PreTrainedModel) -> None:
-    """Raise BaseMismatchError unless the model is the base; fingerprints are taken only if the shapes agree."""
-    differs: dict[str, tuple[object, object]] = {}
-    given_type = str(model.config.model_type)
-    if given_type != saved.model_type:
-        differs["model_type"] = (saved.model_type, given_type)
-    given_stacks = stacks(model)
-    for name, want in saved.stacks.items():
-        prefix = f"{name} " if len(saved.stacks) > 1 else ""
-        stack = _same_stack(given_stacks, name)
-        if stack is None:
-            differs[f"{prefix}stack"] = (name, "/".join(given_stacks))
-            continue
-        given: dict[str, object] = {"layers": stack.layers, "width": stack.width}
-        if not differs and given == {"layers": want.layers, "width": want.width}:
-            given["fingerprint"] = fingerprint_of(stack)
-        differs |= {
-            f"{prefix}{key}": (getattr(want, key), now) for key, now in given.items() if getattr(want, key) != now
-        }
-    if differs:
-        if _dtype(model) != saved.dtype:
-            differs["dtype"] = (saved.dtype, _dtype(model))
-        raise BaseMismatchError(op="load", differs=differs)
-
-
-def _same_stack(found: dict[str, LayerStack], name: str) -> LayerStack | None:
-    """The stack of a name; an encoder is called "main" if it is loaded without its decoder."""
-    return found.get(name) or found.get({"main": "encoder", "encoder": "main"}.get(name, name))
-
-
 def _load_reader(bank: ReaderBank, name: str, folder: Path) -> None:
     path = folder / facts.READER
-    saved = facts.parse(facts.ReaderFacts, read_json(path), path)
+    saved = facts.read_facts(facts.ReaderFacts, path)
     try:
         fusion, head = _config(FUSIONS, saved.fusion), _config(HEADS, saved.head)
         stack = _same_stack(bank.stacks, saved.stack)
@@ -214,14 +215,14 @@ def _load_reader(bank: ReaderBank, name: str, folder: Path) -> None:
         error.add_note(f"in {path}")
         raise
     except (TypeError, ValueError) as error:
-        raise StoreError(f"load: {path} has settings that do not fit ({error}). Copy or save it again.") from error
+        raise damaged(path, f"has settings that do not fit ({error})") from error
     if list(reader.layers) != saved.layers:
         raise StoreError(
             f"load: {path} was trained on the layers {saved.layers}; its settings select {list(reader.layers)}. "
             "Use the version of lamina that saved it."
         )
-    if (given := _borrowed(reader)) != saved.borrowed:
-        raise BaseMismatchError(op=f"load: reader '{name}'", differs={"vocabulary": (saved.borrowed, given)})
+    if (borrowed := _borrowed(reader)) != saved.borrowed:
+        raise BaseMismatchError(op=f"load: reader '{name}'", differs={"vocabulary": (saved.borrowed, borrowed)})
     tensors = read_tensors(folder / facts.WEIGHTS, reader.state_dict())
     for key, tensor in reader.state_dict(keep_vars=True).items():
         tensor.data = tensors[key].to(tensor.device)  # in the precision in which it was saved
@@ -239,8 +240,6 @@ def _config(table: Registry, fields: dict[str, Any]) -> Any:
 
 def _tuples(value: Any) -> Any:
     """Lists as tuples, at every depth: JSON has no tuples, and configs are made of them."""
-    if isinstance(value, list):
-        return tuple(_tuples(item) for item in cast("list[Any]", value))
     if isinstance(value, dict):
         return {key: _tuples(item) for key, item in cast("dict[str, Any]", value).items()}
-    return value
+    return tuple(map(_tuples, cast("list[Any]", value))) if isinstance(value, list) else value

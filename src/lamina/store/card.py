@@ -46,15 +46,7 @@ The readers fit this base alone; its fingerprint is checked on loading.
 
 
 def model_card(bank: ReaderBank, title: str) -> ModelCard:
-    """Write the card of a bank.
-
-    Args:
-        bank: The bank.
-        title: Name of its folder or repository.
-
-    Returns:
-        Markdown with the front matter that the hub reads.
-    """
+    """Write the card of a bank: Markdown with the front matter that the hub reads."""
     base = str(getattr(bank.model, "name_or_path", "") or "")
     on_hub = not Path(base).exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base)
     kinds = dict.fromkeys(bank[name].config.head.kind for name in bank)
@@ -75,21 +67,11 @@ def model_card(bank: ReaderBank, title: str) -> ModelCard:
 def _row(name: str, reader: ReaderModule) -> str:
     labels = [str(label) for label in reader.config.head.labels]
     shown = ", ".join(labels[:SHOWN_LABELS])
-    more = len(labels) - SHOWN_LABELS
-    cells = (
-        name,
-        reader.config.head.kind.replace("_", " "),
-        FUSIONS.name_of(reader.config.fusion),
-        ranges(reader.layers),
-        f"{shown} and {more} more" if more > 0 else shown,
-        f"{reader.size():,}",
-        _score(reader.info),
-    )
+    if (more := len(labels) - SHOWN_LABELS) > 0:
+        shown += f" and {more} more"
+    metric = reader.info.get("metric")
+    score = reader.info.get("scores", {}).get(metric)  # if it was trained
+    task, fusion = reader.config.head.kind.replace("_", " "), FUSIONS.name_of(reader.config.fusion)
+    scored = f"{metric} {score:.3f}" if isinstance(score, int | float) else ""
+    cells = (name, task, fusion, ranges(reader.layers), shown, f"{reader.size():,}", scored)
     return "| " + " | ".join(re.sub(r"\s+", " ", cell.replace("|", "\\|")) for cell in cells) + " |"
-
-
-def _score(info: dict[str, Any]) -> str:
-    """The score that training left in a reader's facts, as "mcc 0.281"; empty if there is none."""
-    metric = info.get("metric")
-    score = info.get("scores", {}).get(metric)
-    return f"{metric} {score:.3f}" if isinstance(score, int | float) else ""

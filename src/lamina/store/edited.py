@@ -13,7 +13,8 @@ from lamina.editing.inserted import PREFIX, all_inserted, is_inserted
 from lamina.editing.record import Edit, edits, restore
 from lamina.errors import StoreError, UnsupportedModelError
 from lamina.layers import select, stacks
-from lamina.store.files import read_json, staged, write_json
+from lamina.store.files import damaged, staged, write_json
+from lamina.store.manifest import FORMAT, RECORD, EditsRecord, read_facts
 from lamina.store.models import source_of
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-
-RECORD = "lamina_edits.json"
-FORMAT = 1
 _FIXED = (RECORD, "config.json", "generation_config.json")
 _WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")
 
@@ -49,42 +47,27 @@ def save(model: PreTrainedModel, folder: str | Path, processor: Any = None, *, f
         cast("Any", model).save_pretrained(stage)
         if processor is not None:
             processor.save_pretrained(stage)
-        record = {"format": FORMAT, "architecture": type(model).__name__}
-        write_json(stage / RECORD, {**record, "edits": [edit.to_dict() for edit in edits(model)]})
+        made = [edit.to_dict() for edit in edits(model)]
+        write_json(stage / RECORD, {"format": FORMAT, "architecture": type(model).__name__, "edits": made})
         entries += sorted(path.name for path in stage.iterdir() if path.name not in entries)
 
 
 def read_record(name: str, revision: str | None) -> tuple[str, list[Edit]] | None:
-    """The record of a saved model: the class that was saved, and its edits; None if there is none.
-
-    Raises:
-        StoreError: If it is damaged, or of a format that this version does not read.
-    """
-    path = _find_record(source_of(name, revision), revision)
-    if path is None:
-        return None
-    fields = read_json(path)
-    given = fields.get("edits")
-    if fields.get("format") != FORMAT or not isinstance(given, list):
-        raise StoreError(
-            f"load: {path} is of the format {fields.get('format')}; this version of lamina reads format {FORMAT}. "
-            "Use the version that saved it, or save the model again."
-        )
-    return str(fields.get("architecture")), [Edit.from_dict(edit) for edit in cast("list[dict[str, Any]]", given)]
-
-
-def _find_record(source: str, revision: str | None) -> Path | None:
+    """The record of a saved model: the class that was saved, and its edits; None if there is none."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
-    if Path(source).is_dir():
-        path = Path(source) / RECORD
-        return path if path.is_file() else None
-    hub: Any = huggingface_hub
-    try:
-        return Path(hub.hf_hub_download(source, RECORD, revision=revision))
-    except (OSError, ValueError, EntryNotFoundError):  # no such repository: whoever loads the model says so
+    source = source_of(name, revision)
+    path = Path(source) / RECORD
+    if not Path(source).is_dir():
+        try:
+            path = Path(cast("Any", huggingface_hub).hf_hub_download(source, RECORD, revision=revision))
+        except (OSError, ValueError, EntryNotFoundError):  # no such repository: whoever loads the model says so
+            return None
+    elif not path.is_file():
         return None
+    saved = read_facts(EditsRecord, path)
+    return saved.architecture, [Edit.from_dict(edit) for edit in saved.edits]
 
 
 def with_inserts(plain: type[Any], record: Sequence[Edit]) -> Any:
@@ -105,16 +88,9 @@ def with_inserts(plain: type[Any], record: Sequence[Edit]) -> Any:
 
 
 def check_weights(model: PreTrainedModel, name: str, report: Mapping[str, set[str]], *, exact: bool) -> None:
-    """Refuse weights that are not those of the edited model.
+    """Refuse weights of which transformers reports that some are missing, or have no place in the edited model.
 
-    Args:
-        model: The model.
-        name: Where it came from.
-        report: The keys that transformers missed and did not expect.
-        exact: Whether the model has the class that was saved; else only the parts that hold its layers count.
-
-    Raises:
-        StoreError: If a weight is missing, or has no place in the model.
+    Unless the model is exactly of the class that was saved, only the parts that hold its layers count.
     """
     prefix, layered = f"{model.base_model_prefix}.", set[str]() if exact else _layered(model)
 
@@ -138,7 +114,7 @@ def _layered(model: PreTrainedModel) -> set[str]:
 
 
 def _mismatch(name: str, what: str) -> StoreError:
-    return StoreError(f"load: the weights in {name} are not those of the edited model: {what}. Copy or save it again.")
+    return damaged(f"the weights in {name}", f"are not those of the edited model: {what}")
 
 
 def replay_inserts(model: PreTrainedModel, record: Sequence[Edit]) -> None:
@@ -172,16 +148,7 @@ def _present_name(name: str, known: Collection[str], model: PreTrainedModel) -> 
 
 
 def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> None:
-    """Freeze again what was frozen, and give the model its record.
-
-    Args:
-        model: The model, with its inserted layers.
-        name: Where it came from.
-        record: Its edits.
-
-    Raises:
-        StoreError: If the record names what the model does not have, or what was cut off is there.
-    """
+    """Freeze again what was frozen, and give the model its record; StoreError if the two do not agree."""
     parameters = dict(model.named_parameters())
     present = [[_present_name(key, parameters, model) for key in edit.parameters] for edit in record]
     for number, edit in enumerate(record):

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
@@ -16,9 +16,22 @@ from safetensors.torch import save as dump_safetensors
 from lamina.errors import LaminaError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from torch import Tensor
+
+Content = TypeVar("Content")
+
+
+def damaged(place: object, what: str) -> StoreError:
+    """The error for a file or folder that holds something else than was saved."""
+    return StoreError(f"load: {place} {what}. Copy or save it again.")
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, without its full stop."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip().rstrip(".") if lines else type(error).__name__
 
 
 @contextmanager
@@ -26,22 +39,16 @@ def staged(folder: Path, entries: Sequence[str], *, force: bool = False) -> Gene
     """Write the entries of a folder all at once.
 
     The first entry marks the folder as complete: it goes first and comes last, so that whoever reads finds the old
-    entries, the new ones, or no mark. Everything else in the folder stays.
-
-    Args:
-        folder: Where to; made if it is not there.
-        entries: Names of the files and folders that may be written; existing ones are replaced, or removed.
-        force: Replace them even if the mark is not there.
+    entries, the new ones, or no mark. Existing entries are replaced or removed, everything else in the folder stays.
 
     Yields:
-        An empty folder to write them into.
+        An empty folder to write the entries into.
 
     Raises:
-        StoreError: If the folder cannot be written, or holds such an entry without the mark, as a folder made by
-            something else might.
+        StoreError: If the folder cannot be written, or holds such an entry without the mark (unless `force`).
     """
     _check_target(folder, entries, force=force)
-    made = not folder.exists()
+    is_new = not folder.exists()
     stage: Path | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,13 +59,13 @@ def staged(folder: Path, entries: Sequence[str], *, force: bool = False) -> Gene
         raise
     except OSError as error:
         raise StoreError(
-            f"save: {folder} cannot be written ({_reason(error)}); nothing in it was changed. "
+            f"save: {folder} cannot be written ({error.strerror or first_line(error)}); nothing in it was changed. "
             "Check the rights and the space there, or give another folder."
         ) from error
     finally:
         if stage is not None:
             shutil.rmtree(stage, ignore_errors=True)
-        if made and folder.is_dir() and not any(folder.iterdir()):
+        if is_new and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
 
@@ -78,27 +85,23 @@ def _swap(folder: Path, stage: Path, entries: Sequence[str]) -> None:
     old = stage / ".old"
     old.mkdir()
     try:
-        for name in entries:
-            if (folder / name).exists():
-                (folder / name).replace(old / name)
-        for name in reversed(entries):
-            if (stage / name).exists():
-                (stage / name).replace(folder / name)
+        _move(entries, folder, old)
+        _move(reversed(entries), stage, folder)
     except OSError:
-        for name in reversed(entries):
-            if (old / name).exists():
-                if (folder / name).exists():
-                    (folder / name).replace(stage / name)
-                (old / name).replace(folder / name)
+        replaced = [name for name in reversed(entries) if (old / name).exists()]
+        _move(replaced, folder, stage)
+        _move(replaced, old, folder)
         raise
 
 
-def write_json(path: Path, fields: Mapping[str, Any]) -> None:
-    """Write an object as indented JSON.
+def _move(names: Iterable[str], source: Path, target: Path) -> None:
+    for name in names:
+        if (source / name).exists():
+            (source / name).replace(target / name)
 
-    Raises:
-        StoreError: If a value is not one that JSON has.
-    """
+
+def write_json(path: Path, fields: Mapping[str, Any]) -> None:
+    """Write an object as indented JSON; StoreError if a value is not one that JSON has."""
     try:
         text = json.dumps(fields, indent=2, ensure_ascii=False)
     except (TypeError, ValueError) as error:
@@ -110,22 +113,23 @@ def write_json(path: Path, fields: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object.
-
-    Raises:
-        StoreError: If it is missing, damaged, or holds something else.
-    """
-    try:
-        fields: object = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise StoreError(f"load: {path} is not there; the folder is incomplete. Copy or save it again.") from None
-    except OSError as error:
-        raise StoreError(f"load: {path} cannot be read ({_reason(error)}). Check the rights.") from None
-    except ValueError as error:  # not UTF-8, or not JSON
-        raise StoreError(f"load: {path} is not JSON ({error}); the file is damaged. Copy or save it again.") from None
+    """Read a file that holds one JSON object; StoreError if it is missing, damaged, or holds something else."""
+    fields: object = _read(path, lambda content: json.loads(content.decode()), "JSON")
     if not isinstance(fields, dict):
-        raise StoreError(f"load: {path} holds no JSON object; the file is damaged. Copy or save it again.")
+        raise damaged(path, "holds no JSON object; the file is damaged")
     return cast("dict[str, Any]", fields)
+
+
+def _read(path: Path, parse: Callable[[bytes], Content], form: str) -> Content:
+    try:
+        return parse(path.read_bytes())
+    except FileNotFoundError:
+        raise damaged(path, "is not there; the folder is incomplete") from None
+    except OSError as error:
+        reason = error.strerror or first_line(error)
+        raise StoreError(f"load: {path} cannot be read ({reason}). Check the rights.") from None
+    except (ValueError, SafetensorError) as error:
+        raise damaged(path, f"is not {form} ({first_line(error)}); the file is damaged or cut off") from None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -135,43 +139,20 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_tensors(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read tensors and hold them against those that are expected.
+    """Read tensors from a safetensors file; StoreError if it is damaged, or a name or shape is not as expected.
 
-    Args:
-        path: A safetensors file.
-        expected: Name -> a tensor of the right shape; floats stay floats, of whichever precision was saved.
-
-    Raises:
-        StoreError: If the file is missing, damaged or cut off, or its tensors are not the expected ones.
+    Floats must be floats, of whichever precision was saved.
     """
-    try:
-        found = load_safetensors(path.read_bytes())
-    except FileNotFoundError:
-        raise StoreError(f"load: {path} is not there; the folder is incomplete. Copy or save it again.") from None
-    except (OSError, SafetensorError) as error:
-        raise StoreError(
-            f"load: {path} cannot be read ({_reason(error)}); it is damaged or cut off. Copy or save it again."
-        ) from None
-    if wrong := _differences(found, expected):
-        raise StoreError(
-            f"load: {path} does not fit the reader that the folder describes: {wrong[0]}"
-            f"{f' (and {len(wrong) - 1} more)' if len(wrong) > 1 else ''}. Copy or save it again."
-        )
-    return found
-
-
-def _differences(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
-    wrong = [f"no tensor '{name}'" for name in expected if name not in found]
-    wrong += [f"an unexpected tensor '{name}'" for name in found if name not in expected]
+    tensors = _read(path, load_safetensors, "safetensors")
+    wrong = [f"no tensor '{name}'" for name in expected if name not in tensors]
+    wrong += [f"an unexpected tensor '{name}'" for name in tensors if name not in expected]
     for name, want in expected.items():
-        got = found.get(name, want)
+        got = tensors.get(name, want)
         if got.shape != want.shape:
             wrong.append(f"'{name}' is {tuple(got.shape)} instead of {tuple(want.shape)}")
         elif got.is_floating_point() != want.is_floating_point():
             wrong.append(f"'{name}' is {got.dtype} instead of {want.dtype}")
-    return wrong
-
-
-def _reason(error: Exception) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text).splitlines()[0]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise damaged(path, f"does not fit the reader that the folder describes: {wrong[0]}{more}")
+    return tensors

@@ -7,17 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.editing.inserted import is_inserted
 from lamina.errors import LaminaError, StoreError
-from lamina.store.edited import RECORD, check_weights, read_record, replay_inserts, restore_edits, with_inserts
-from lamina.store.models import (
-    SHORT_NAMES,
-    empty_model,
-    load_config,
-    load_processor,
-    model_class,
-    model_error,
-    name_classes,
-    source_of,
-)
+from lamina.store import models
+from lamina.store.edited import check_weights, read_record, replay_inserts, restore_edits, with_inserts
+from lamina.store.files import damaged
+from lamina.store.manifest import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,14 +54,14 @@ def load(
         UnsupportedModelError: If transformers does not know the family, or the family has no such head.
     """
     name = str(name)
-    kind, config = model_class(head), load_config(name, revision=revision)
+    kind, config = models.model_class(head), models.load_config(name, revision=revision)
     if labels is not None:
-        name_classes(config, labels)
+        models.name_classes(config, labels)
     architecture, edits = read_record(name, revision) or ("", [])
     try:
-        plain: Any = type(empty_model(config, kind)) if edits and kind.__name__.startswith("AutoModel") else kind
+        plain: Any = type(models.empty_model(config, kind)) if edits and kind.__name__.startswith("AutoModel") else kind
         model, report = (with_inserts(plain, edits) if edits else plain).from_pretrained(
-            source_of(name, revision),
+            models.source_of(name, revision),
             config=config,
             revision=revision or "main",
             dtype=dtype,
@@ -79,29 +72,25 @@ def load(
     except LaminaError:
         raise
     except Exception as error:  # transformers raises many unrelated kinds
-        raise model_error(name, config.model_type, error) from error
+        raise models.model_error(name, config.model_type, error) from error
     _check_shapes(model, name, report, new_head=labels is not None)
     if edits:
         model.__class__ = plain
         check_weights(model, name, report, exact=plain.__name__ == architecture)
         restore_edits(model, name, edits)
     elif lost := [key for key in sorted(report["unexpected_keys"]) if is_inserted(key)]:
-        raise StoreError(
-            f"load: {name} has inserted layers ('{lost[0]}'), but no {RECORD} that says where they belong."
-        )
+        raise StoreError(f"load: {name} has inserted layers ('{lost[0]}'), but no {RECORD} that says where they go.")
     _report_missing(name, report, new_head=labels is not None)
-    model.config._name_or_path = model.name_or_path = SHORT_NAMES.get(name, name)
-    return model.eval(), load_processor(name, model, revision=revision)
+    model.config._name_or_path = model.name_or_path = models.SHORT_NAMES.get(name, name)
+    return model.eval(), models.load_processor(name, model, revision=revision)
 
 
 def _check_shapes(model: PreTrainedModel, name: str, report: dict[str, Any], *, new_head: bool) -> None:
     """Refuse weights of another shape than the config says; a head that gets new classes may have any."""
     for key, saved, wanted in sorted(report["mismatched_keys"]):
         if not new_head or key.startswith(f"{model.base_model_prefix}."):
-            raise StoreError(
-                f"load: the weights of {name} do not fit its config.json: '{key}' is {tuple(saved)} instead of "
-                f"{tuple(wanted)}. Copy or save both again."
-            )
+            what = f"do not fit its config.json: '{key}' is {tuple(saved)} instead of {tuple(wanted)}"
+            raise damaged(f"the weights of {name}", what)
 
 
 def _report_missing(name: str, report: dict[str, Any], *, new_head: bool) -> None:
@@ -111,20 +100,9 @@ def _report_missing(name: str, report: dict[str, Any], *, new_head: bool) -> Non
 
 
 def outline(name: str | Path, head: str | None = None) -> PreTrainedModel:
-    """Build a model on the meta device, inserted layers included: the architecture, no weights, no memory.
-
-    Args:
-        name: A local folder or a hub id; its config, and its record of edits if it has one, are enough.
-        head: As for `load`.
-
-    Raises:
-        ModelNotFoundError: If there is no such model.
-        StoreError: If the record is damaged.
-        UnknownNameError: If there is no such head.
-        UnsupportedModelError: If transformers does not know the family.
-    """
+    """Build a model on the meta device from its config and its record of edits: no weights, no memory."""
     name = str(name)
-    model = empty_model(load_config(name), model_class(head))
+    model = models.empty_model(models.load_config(name), models.model_class(head))
     _, edits = read_record(name, None) or ("", [])
     replay_inserts(model, edits)
     restore_edits(model, name, edits)

@@ -1,4 +1,4 @@
-"""What the JSON files of a saved bank hold, checked key by key."""
+"""What the JSON files of a saved folder hold, checked key by key."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lamina.errors import StoreError, UnknownNameError
-from lamina.store.files import read_json
+from lamina.store.files import damaged, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
 FORMAT = 1
 MANIFEST, CARD, READERS, BASE = "lamina.json", "README.md", "readers", "base"
-READER, WEIGHTS = "reader.json", "model.safetensors"
+READER, WEIGHTS, RECORD = "reader.json", "model.safetensors", "lamina_edits.json"
 
 
 class _Facts(BaseModel):
@@ -70,59 +69,40 @@ class ReaderFacts(_Facts):
     borrowed: str | None = None
 
 
+class EditsRecord(_Facts):
+    """`lamina_edits.json`: the class of the model that was saved, and its edits."""
+
+    format: int
+    architecture: str
+    edits: list[dict[str, Any]]
+
+
 Facts = TypeVar("Facts", bound=_Facts)
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read `lamina.json`.
+def read_facts(kind: type[Facts], path: Path) -> Facts:
+    """Read a JSON file and check its fields.
 
     Raises:
-        StoreError: If it is missing, damaged, or of a format this version does not read.
-        UnknownNameError: If it holds a key that this format does not have.
+        StoreError: If it is missing, damaged or of another format, or a field is missing or of the wrong type.
+        UnknownNameError: If it has a key that is not known.
     """
-    path = folder / MANIFEST
-    if not path.exists():
-        raise StoreError(
-            f"load: {folder} has no {MANIFEST}; that file makes a folder a bank. "
-            "Give a folder that save_pretrained wrote, or save the bank again."
-        )
     fields = read_json(path)
-    if fields.get("format") != FORMAT:
+    if "format" in kind.model_fields and fields.get("format") != FORMAT:
         raise StoreError(
             f"load: {path} has format {fields.get('format')}; this version of lamina reads format {FORMAT}. "
-            "Use the version that saved the bank, or a newer one."
+            "Use the version that saved it, or a newer one."
         )
-    return parse(Manifest, fields, path)
-
-
-def parse(kind: type[Facts], fields: Mapping[str, Any], path: Path) -> Facts:
-    """Check the fields of a file.
-
-    Raises:
-        StoreError: If one is missing or of the wrong type.
-        UnknownNameError: If there is one too many.
-    """
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise _translated(kind, error, path) from None
-
-
-def _translated(kind: type[_Facts], error: ValidationError, path: Path) -> StoreError | UnknownNameError:
-    problem = error.errors()[0]
+        problem = error.errors()[0]
     *parents, key = map(str, problem["loc"])
     where = ".".join([*parents, key])
     if problem["type"] == "extra_forbidden":
-        return UnknownNameError(op=f"load: {path}", got=where, known=_known(kind, parents), what="key")
+        holder = kind if not parents else BaseFacts if parents == ["base"] else StackFacts
+        known = [".".join([*parents, name]) for name in holder.model_fields]
+        raise UnknownNameError(op=f"load: {path}", got=where, known=known, what="key")
     if problem["type"] == "missing":
-        return StoreError(f"load: {path} has no '{where}'; the file is incomplete. Copy or save it again.")
-    return StoreError(
-        f"load: {path} has {str(problem['input'])[:40]!r} as '{where}'; {problem['msg'].lower()}. "
-        "Copy or save it again."
-    )
-
-
-def _known(kind: type[_Facts], parents: list[str]) -> list[str]:
-    """The keys there are at the place where one was too many."""
-    inner = kind if not parents else BaseFacts if parents == ["base"] else StackFacts
-    return [".".join([*parents, name]) for name in inner.model_fields]
+        raise damaged(path, f"has no '{where}'; the file is incomplete")
+    raise damaged(path, f"has {str(problem['input'])[:40]!r} as '{where}'; {problem['msg'].lower()}")

