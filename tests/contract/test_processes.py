@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 if TYPE_CHECKING:

@@ -177,7 +177,7 @@ def test_texts_padded_on_the_left_get_the_same_answers():
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ("one text", "predict: got one text; a list of texts is needed. Put it in a list"),
+        ("one text", "predict: got one text; a list of texts is needed"),
         (["a", 3], "predict: entry 1 is int; all must be texts, or all pairs of texts"),
         (["a", ("a", "b")], "predict: entry 1 is tuple; all must be texts"),
         ([("a", "b"), "a"], "predict: entry 1 is str; all must be texts"),
@@ -204,7 +204,7 @@ def test_what_cannot_be_predicted():
         predict(ReaderBank(tiny_model()), ["a"])
     with pytest.raises(ConfigError, match=r"(?s)predict: single texts are read here, and pairs were given.*'who'"):
         predict(bank, [("a", "b")])
-    with pytest.raises(ConfigError, match="predict: batch_size is 0; it must be at least 1"):
+    with pytest.raises(ConfigError, match="predict: eval_batch_size is 0; it must be at least 1"):
         predict(bank, ["a"], batch_size=0)
 
 
@@ -353,7 +353,7 @@ def said(answer: Any) -> Any:
 
 def test_what_cannot_be_filled_in():
     bank = masked_bank("m")
-    with pytest.raises(ConfigError, match="predict: reader 'm' reads single texts, and pairs were given"):
+    with pytest.raises(ConfigError, match=r"(?s)predict: single texts are read here, and pairs were given.*'m'"):
         predict(bank, [("a", "b")])
     bank.processor = tiny_tokenizer()
     with pytest.raises(ConfigError, match="predict: the tokenizer has no mask token"):
