@@ -75,12 +75,7 @@ def numbers(table: Table, column: str | int) -> tuple[float, ...]:
     for row, cell in zip(table.rows, table.column(column), strict=True):
         value = float(cell) if _is_number(cell) else math.nan
         if not math.isfinite(value):
-            raise DataError(
-                f"labels: {table.path} row {row} has '{cell}' in column '{column}'; a regression task needs a number.",
-                path=table.path,
-                row=row,
-                column=str(column),
-            )
+            raise bad_cell(table, row, column, f"has '{cell}' in column '{column}'; a regression task needs a number.")
         out.append(value)
     return tuple(out)
 
@@ -96,18 +91,22 @@ def id_of(labels: Sequence[str]) -> Callable[[object], int | None]:
     return lambda cell: index.get(label_name(cell))
 
 
+def bad_cell(table: Table, row: int, column: str | int, problem: str) -> DataError:
+    """An error that names file, row and column."""
+    return DataError(f"task: {table.path} row {row} {problem}", path=table.path, row=row, column=str(column))
+
+
+def _known(number: int | None, table: Table, row: int, *cell_labels_column: Any) -> int:
+    return unknown_label(table, row, *cell_labels_column) if number is None else number
+
+
 def unknown_label(table: Table, row: int, cell: object, labels: Sequence[str], column: str | int) -> NoReturn:
     """Refuse a cell whose label is not in the set.
 
     Raises:
         DataError: Always; names file, row and label.
     """
-    raise DataError(
-        f"labels: {table.path} row {row} has label '{cell}'; the labels are: {', '.join(labels)}.",
-        path=table.path,
-        row=row,
-        column=str(column),
-    )
+    raise bad_cell(table, row, column, f"has label '{cell}'; the labels are: {', '.join(labels)}.")
 
 
 def class_ids(table: Table, column: str | int, labels: Sequence[str]) -> tuple[int, ...]:
@@ -117,11 +116,8 @@ def class_ids(table: Table, column: str | int, labels: Sequence[str]) -> tuple[i
         DataError: If a label is not in the set.
     """
     find = id_of(labels)
-    out: list[int] = []
-    for row, cell in zip(table.rows, table.column(column), strict=True):
-        found = find(cell)
-        out.append(found if found is not None else unknown_label(table, row, cell, labels, column))
-    return tuple(out)
+    cells = zip(table.rows, table.column(column), strict=True)
+    return tuple(_known(find(cell), table, row, cell, labels, column) for row, cell in cells)
 
 
 def multi_hot(table: Table, column: str | int, labels: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -133,10 +129,7 @@ def multi_hot(table: Table, column: str | int, labels: Sequence[str]) -> tuple[t
     find = id_of(labels)
     out: list[tuple[int, ...]] = []
     for row, cell in zip(table.rows, table.column(column), strict=True):
-        ids = set()
-        for part in parts(cell):
-            found = find(part)
-            ids.add(found if found is not None else unknown_label(table, row, part, labels, column))
+        ids = {_known(find(part), table, row, part, labels, column) for part in parts(cell)}
         out.append(tuple(int(i in ids) for i in range(len(labels))))
     return tuple(out)
 
@@ -150,13 +143,8 @@ def texts(table: Table, column: str | int) -> Sequence[str]:
     cells = table.column(column)
     for row, cell in zip(table.rows, cells, strict=True):
         if not isinstance(cell, str):
-            raise DataError(
-                f"task: {table.path} row {row} has no text in column '{column}' but {type(cell).__name__}; "
-                "a task of this kind reads text.",
-                path=table.path,
-                row=row,
-                column=str(column),
-            )
+            came = type(cell).__name__
+            raise bad_cell(table, row, column, f"has no text in column '{column}' but {came}; this kind reads text.")
     return cells
 
 

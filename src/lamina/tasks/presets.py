@@ -93,7 +93,7 @@ def _glue(
     **more: Any,
 ) -> Preset:
     """A task of GLUE; the labels of its test parts are not public."""
-    sizes = dict(zip(("train", "validation"), rows, strict=True))
+    sizes: dict[str, int] = dict(zip(PARTS[:2], rows, strict=True))
     files = {"train": ("train.tsv",), "validation": ("dev.tsv",)}
     return Preset("nyu-mll/glue", columns, labels, metrics, sizes, length, files, config=config, **more)
 

@@ -251,10 +251,7 @@ def _split(table: Table, spec: ColumnSpec) -> Split:
     for column, texts in zip((spec.text, spec.label), columns, strict=True):
         blank = next((row for row, text in zip(table.rows, texts, strict=True) if not text.strip()), None)
         if blank is not None:
-            raise DataError(
-                f"task: {table.path} row {blank} is blank in column '{column}'; every text has one that it becomes.",
-                path=table.path,
-                row=blank,
-                column=str(column),
+            raise lab.bad_cell(
+                table, blank, column, f"is blank in column '{column}'; every text has one that it becomes."
             )
     return Split.of(columns[0], columns[1])

@@ -11,7 +11,6 @@ import torch
 
 from lamina.data.read import read_table
 from lamina.data.windows import word_labels, word_tokens
-from lamina.errors import DataError
 from lamina.tasks import labels as lab
 from lamina.tasks.base import Kind, Results
 from lamina.tasks.inputs import RowTargets, TextInputs, checked_texts, configure_classes, logits_problem
@@ -217,19 +216,11 @@ def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str, ...]]:
     for row, words, marks in zip(table.rows, table.column(spec.text), table.column(spec.label), strict=True):
         if not isinstance(words, list | tuple) or not isinstance(marks, list | tuple):
             column = spec.label if isinstance(words, list | tuple) else spec.text
-            raise DataError(
-                f"task: {table.path} row {row} has no list in column '{column}'; a token task reads a list of words "
-                "and a list of tags. Use JSONL or Parquet with lists, or CoNLL columns.",
-                path=table.path,
-                row=row,
-                column=str(column),
-            )
+            problem = f"has no list in column '{column}'; a token task reads a list of words and a list of tags."
+            raise lab.bad_cell(table, row, column, problem)
         if len(words) != len(marks):
-            raise DataError(
-                f"task: {table.path} row {row} has {len(words)} words and {len(marks)} tags; every word has one tag.",
-                path=table.path,
-                row=row,
-            )
+            problem = f"has {len(words)} words and {len(marks)} tags; every word has one tag."
+            raise lab.bad_cell(table, row, spec.label, problem)
         tags.append(tuple(_tag_name(mark, spec.labels) for mark in marks))
     return tags
 
