@@ -11,14 +11,14 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.data.read import read_chunks
 from lamina.errors import ConfigError, DataError, StoreError
-from lamina.tasks.base import GenerationOptions
-from lamina.train.predict import PredictOptions, Predictor
+from lamina.train.options import FitOptions
+from lamina.train.predict import Predictor
 from lamina.utils import check_range, write_text
 
 if TYPE_CHECKING:
@@ -112,13 +112,10 @@ def predict_file(  # noqa: PLR0913
     if output.suffix.lower() not in FORMATS:
         raise ConfigError(f"predict: the output {output} ends in '{output.suffix}'; it must be {', '.join(FORMATS)}.")
     check_range("predict", "chunk_rows", chunk_rows, 1, float("inf"))
-    options = PredictOptions(batch_size, prefix, num_workers)
-    generation = GenerationOptions(
-        max_target_length=max_target_length, num_beams=num_beams, length_penalty=length_penalty
-    )
-    predictor = Predictor.of(
-        bank_or_model, readers=readers, kind=kind, processor=processor, options=options, generation=generation
-    )
+    written = {"max_target_length": max_target_length, "num_beams": num_beams, "length_penalty": length_penalty}
+    given = {"eval_batch_size": batch_size, "prefix": prefix, "num_workers": num_workers, "progress": False}
+    options = FitOptions.of({**given, **written}, "predict")
+    predictor = Predictor.of(bank_or_model, options, readers=readers, kind=kind, processor=processor)
     columns = [text or usual_column(source), *([text_pair] if text_pair else [])]
     stat = source.stat()
     same = {
@@ -129,7 +126,7 @@ def predict_file(  # noqa: PLR0913
         "readers": list(predictor.names),
         "weights": predictor.digest(),
         "prefix": prefix,
-        **asdict(generation),
+        **written,
     }
     partial = Partial.open(output, same, resume=resume)
     job = _Job(source, columns, predictor, chunk_rows, skip_bad=skip_bad)

@@ -185,7 +185,8 @@ class Engine:
             [
                 [self.subject.count(name, some[name]) if valid else 0.0 for name in names]
                 for some, valid in zip(labels, counts, strict=True)
-            ]
+            ],
+            dtype=torch.float32,
         )
         total = found.sum(0)
         if world_size() > 1:

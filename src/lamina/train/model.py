@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,12 +17,12 @@ from lamina.tasks.base import GenerationOptions
 from lamina.train.learner import Learner
 from lamina.train.rates import parameter_groups
 from lamina.train.scoring import eval_mode
-from lamina.train.subjects import check_parts, placed, refuse
+from lamina.train.subjects import Common, check_parts, placed, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch import Tensor, nn
+    from torch import Tensor
     from transformers import PreTrainedModel
 
     from lamina.tasks.base import Kind, TaskLike
@@ -40,7 +40,7 @@ class ModelTask:
     labels: tuple[str, ...]
 
 
-class ModelSubject:
+class ModelSubject(Common):
     """A whole model with a head of its own.
 
     Args:
@@ -48,7 +48,7 @@ class ModelSubject:
         task: What it is for.
         op: The operation, named in errors.
         processor: Tokenizer or image processor; None: the one that belongs to `model.name_or_path`.
-        generation: How texts are written.
+        options: How texts are written.
 
     Raises:
         ConfigError: If there is no processor.
@@ -60,33 +60,14 @@ class ModelSubject:
         task: TaskLike,
         op: str,
         processor: Any = None,
-        generation: GenerationOptions | None = None,
+        options: FitOptions | None = None,
     ) -> None:
-        self.model, self.task, self.op = model, task, op
+        self.model = self.base = model
+        self.modules, self.draws, self.op, self.task = (model,), True, op, task
         self.kind: Kind = kind_of(task.kind)
         self.processor = find_processor(model, op) if processor is None else processor
-        self.generation = GenerationOptions() if generation is None else generation
-
-    @property
-    def modules(self) -> tuple[nn.Module, ...]:
-        """The model."""
-        return (self.model,)
-
-    @property
-    def base(self) -> PreTrainedModel:
-        """The model."""
-        return self.model
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return self.model.device
-
-    draws = True
-
-    def to(self, device: torch.device) -> None:
-        """Put the model on a device."""
-        self.model.to(device)  # pyright: ignore[reportArgumentType]
+        written = {} if options is None else options.model_dump(include={one.name for one in fields(GenerationOptions)})
+        self.generation = GenerationOptions(**written)
 
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
         """See that there is one task, with these parts."""
@@ -212,24 +193,6 @@ class ModelSubject:
         if self.kind.has_classes:
             return len(self.task.labels)
         return int(getattr(self.model.config.get_text_config(), "vocab_size", 1))
-
-    def note(self, name: str, info: dict[str, Any]) -> None:
-        """A model keeps no notes."""
-        del name, info
-
-    def trained_with(self, names: Sequence[str], option: str) -> int | None:
-        """A model does not say."""
-        del names, option
-
-    def importance(self, name: str) -> dict[int, float]:
-        """A model mixes no layers."""
-        del name
-        return {}
-
-    def end_epoch(self, name: str, done: float) -> bool:
-        """A model has no stages."""
-        del name, done
-        return False
 
 
 def find_processor(model: PreTrainedModel, op: str) -> Any:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, LaminaError
 from lamina.tasks import kind_of
-from lamina.tasks.base import EncodeOptions, GenerationOptions
+from lamina.tasks.base import EncodeOptions
 from lamina.train.model import ModelSubject, task_of
+from lamina.train.options import FitOptions
 from lamina.train.plan import Group
 from lamina.train.readers import BankSubject
 from lamina.train.run import max_length
@@ -76,32 +76,19 @@ def predict(  # noqa: PLR0913
             token to fill in.
         UnknownNameError: If a reader does not exist.
     """
-    generation = GenerationOptions(
-        max_target_length=max_target_length, num_beams=num_beams, length_penalty=length_penalty
+    options = FitOptions.of(
+        {
+            "eval_batch_size": batch_size,
+            "prefix": prefix,
+            "max_target_length": max_target_length,
+            "num_beams": num_beams,
+            "length_penalty": length_penalty,
+            "num_workers": num_workers,
+            "progress": progress,
+        },
+        "predict",
     )
-    predictor = Predictor.of(
-        bank_or_model,
-        readers=readers,
-        kind=kind,
-        processor=processor,
-        options=PredictOptions(batch_size, prefix, num_workers, progress),
-        generation=generation,
-    )
-    return predictor(examples)
-
-
-@dataclass(frozen=True)
-class PredictOptions:
-    """How examples are read."""
-
-    batch_size: int = 32
-    prefix: str = ""
-    num_workers: int = 0
-    progress: bool = False
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"predict: batch_size is {self.batch_size}; it must be at least 1.")
+    return Predictor.of(bank_or_model, options, readers=readers, kind=kind, processor=processor)(examples)
 
 
 class Predictor:
@@ -113,7 +100,7 @@ class Predictor:
         options: How examples are read.
     """
 
-    def __init__(self, subject: Subject, tasks: Mapping[str, TaskLike], options: PredictOptions) -> None:
+    def __init__(self, subject: Subject, tasks: Mapping[str, TaskLike], options: FitOptions) -> None:
         self._subject, self._tasks, self._options = subject, tasks, options
         if not tasks:
             raise ConfigError("predict: there is no reader; at least one is needed.")
@@ -122,22 +109,19 @@ class Predictor:
     def of(
         cls,
         target: ReaderBank | PreTrainedModel,
+        options: FitOptions,
         *,
         readers: Sequence[str] | None = None,
         kind: str | None = None,
         processor: Any = None,
-        options: PredictOptions | None = None,
-        generation: GenerationOptions | None = None,
     ) -> Predictor:
         """Of a bank's readers, or a whole model; see `predict`."""
-        options = PredictOptions() if options is None else options
         if isinstance(target, ReaderBank):
-            subject = BankSubject(target, "predict", processor)
             names = list(target) if readers is None else readers
             heads: dict[str, Any] = {name: target[name].config.head for name in names}
-            return cls(subject, heads, options)
+            return cls(BankSubject(target, "predict", processor), heads, options)
         task = task_of(target, kind)
-        return cls(ModelSubject(target, task, "predict", processor, generation), {task.kind: task}, options)
+        return cls(ModelSubject(target, task, "predict", processor, options), {task.kind: task}, options)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -198,6 +182,6 @@ class Predictor:
         for name, task in tasks.items():
             results[name] = kind_of(task.kind).answers(task, splits[task.kind], inputs, subject.processor)
         group = Group("predict", tasks, kind, inputs, {})
-        size, workers = options.batch_size, options.num_workers
+        size, workers = options.scoring_batch_size, options.num_workers
         collect(subject, group, results, batch_size=size, num_workers=workers, progress=options.progress)
         return {name: result.predictions() for name, result in results.items()}

@@ -12,13 +12,12 @@ from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.train.learner import BASE, Learner, reader_groups
 from lamina.train.rates import parameter_groups
-from lamina.train.subjects import check_parts, placed, refuse
+from lamina.train.subjects import Common, check_parts, placed, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch import Tensor, nn
-    from transformers import PreTrainedModel
+    from torch import Tensor
 
     from lamina.bank import ReaderBank
     from lamina.tasks.task import Task
@@ -28,40 +27,17 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 
-class BankSubject:
+class BankSubject(Common):
     """The readers of a bank, and its base where that is trained along."""
 
     def __init__(self, bank: ReaderBank, op: str, processor: Any = None) -> None:
-        self.bank, self.op = bank, op
+        self.bank, self.base, self.op, self.draws = bank, bank.model, op, bank.train_base
+        self.modules = (bank, bank.model) if bank.train_base else (bank,)
         self.processor = bank.processor if processor is None else processor
         if self.processor is None:
             raise ConfigError(
                 f"{op}: the bank has no processor; it is needed to read examples. Use ReaderBank(model, processor=...)."
             )
-
-    @property
-    def modules(self) -> tuple[nn.Module, ...]:
-        """The bank, and a base that is trained along."""
-        return (self.bank, self.bank.model) if self.bank.train_base else (self.bank,)
-
-    @property
-    def base(self) -> PreTrainedModel:
-        """The model that is read."""
-        return self.bank.model
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return self.bank.device
-
-    @property
-    def draws(self) -> bool:
-        """A base that is trained along does; readers have generators of their own."""
-        return self.bank.train_base
-
-    def to(self, device: torch.device) -> None:
-        """Put the readers and their model on a device."""
-        self.bank.to(device)
 
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
         """See that every task fits its reader.

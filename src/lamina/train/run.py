@@ -13,7 +13,7 @@ from lamina.data.encode import length_limit
 from lamina.errors import ConfigError
 from lamina.store.edited import save
 from lamina.tasks import kind_of
-from lamina.tasks.base import EncodeOptions, GenerationOptions
+from lamina.tasks.base import EncodeOptions
 from lamina.tasks.task import Task
 from lamina.train.checkpoint import Checkpoints
 from lamina.train.grid import RunSpec, expand_into
@@ -80,7 +80,7 @@ def train(  # noqa: PLR0913
     accelerator = start_accelerator(options, folder)
     specs = _specs(target, tasks, grid or {}, options)
     tasks = {name: tasks[spec.task] for name, spec in specs.items()}
-    subject.to(accelerator.device)
+    target.to(accelerator.device)  # pyright: ignore
     groups = groups_of(subject, tasks, "train", options, encodings)
     validation = groups_of(subject, tasks, "validation", options, encodings)
     epochs = {name: int(spec.epochs or 1) for name, spec in specs.items()}
@@ -122,10 +122,7 @@ def open_subject(
     if len(tasks) != 1:
         raise ConfigError(f"{op}: {len(tasks)} tasks were given; a whole model is trained on one.")
     (task,) = tasks.values()
-    generation = GenerationOptions(
-        max_target_length=options.max_target_length, num_beams=options.num_beams, length_penalty=options.length_penalty
-    )
-    return ModelSubject(target, task, op, processor, generation)
+    return ModelSubject(target, task, op, processor, options)
 
 
 def groups_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError
 
@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
 
     from lamina.tasks.task import Task
     from lamina.train.model import ModelSubject
@@ -38,3 +39,40 @@ def refuse(op: str, options: FitOptions, *names: str, where: str) -> None:
         value = getattr(options, name)
         if value != type(options).model_fields[name].get_default(call_default_factory=True):
             raise ConfigError(f"{op}: {name} is {value!r}; {where} has no use for it.")
+
+
+class Common:
+    """What both kinds of subject have.
+
+    Attributes:
+        base: The model.
+        modules: Whose modes are changed for training and scoring.
+        draws: Whether training draws from torch's own random numbers.
+        op: The operation, named in errors.
+        processor: Tokenizer or image processor.
+    """
+
+    base: PreTrainedModel
+    modules: tuple[nn.Module, ...]
+    draws: bool
+    op: str
+    processor: Any
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.base.parameters()).device
+
+    def trained_with(self, names: Sequence[str], option: str) -> int | None:
+        """The value of an option that learners were trained with; None where that is not known."""
+
+    def note(self, name: str, info: dict[str, Any]) -> None:
+        """Take note of how a learner was trained."""
+
+    def importance(self, name: str) -> dict[int, float]:  # noqa: ARG002
+        """Layer -> share, where a learner mixes layers."""
+        return {}
+
+    def end_epoch(self, name: str, done: float) -> bool:  # noqa: ARG002
+        """Let a learner go on to its next stage; whether parameters were started afresh."""
+        return False

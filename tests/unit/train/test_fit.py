@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from tests.support.masked import masked_bank, running
 from tests.support.training import (
     LENGTH,
@@ -260,6 +261,20 @@ def test_bfloat16(task: Task):
     seen.clear()
     evaluate(bank, {"r": task})
     assert seen == {(False, False)}  # it was the run's, and is not the bank's
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_float16(monkeypatch: pytest.MonkeyPatch):
+    """Gradients are scaled while they are computed, and back before they are clipped."""
+    with pytest.raises(ConfigError, match="precision is 'float16' and there is no GPU"):
+        train(bank_for(a=TASK), {"a": TASK}, precision="float16")
+    monkeypatch.setattr("lamina.train.engine.start_accelerator", lambda options, output: Accelerator(cpu=True))
+    found = []
+    for precision in ("float32", "float16"):
+        bank = bank_for(a=TASK)
+        train(bank, {"a": TASK}, precision=precision, epochs=2, max_grad_norm=0.1)
+        found.append(weights(bank))
+    assert 0 < largest_difference(*found) < 0.1
 
 
 def test_a_regulariser_with_a_cutoff_keeps_numbers():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lamina.train.inference import guess
+from tests.support.finetuned import bert, drawn, image_processor, t5, t5_tokenizer, vit
 from tests.support.masked import MASK, masked_bank, masked_model, masking_tokenizer, running
 from tests.support.training import (
     PEOPLE,
@@ -178,7 +179,7 @@ def test_texts_padded_on_the_left_get_the_same_answers():
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ("one text", "predict: got one text; a list of texts is needed. Put it in a list"),
+        ("one text", "predict: got one text; a list of texts is needed"),
         (["a", 3], "predict: entry 1 is int; all must be texts, or all pairs of texts"),
         (["a", ("a", "b")], "predict: entry 1 is tuple; all must be texts"),
         ([("a", "b"), "a"], "predict: entry 1 is str; all must be texts"),
@@ -205,7 +206,7 @@ def test_what_cannot_be_predicted():
         predict(ReaderBank(tiny_model()), ["a"])
     with pytest.raises(ConfigError, match=r"(?s)predict: single texts are read here, and pairs were given.*'who'"):
         predict(bank, [("a", "b")])
-    with pytest.raises(ConfigError, match="predict: batch_size is 0; it must be at least 1"):
+    with pytest.raises(ConfigError, match="predict: eval_batch_size is 0; it must be at least 1"):
         predict(bank, ["a"], batch_size=0)
 
 
@@ -354,10 +355,10 @@ def said(answer: Any) -> Any:
 
 def test_what_cannot_be_filled_in():
     bank = masked_bank("m")
-    with pytest.raises(ConfigError, match="predict: reader 'm' reads single texts, and pairs were given"):
+    with pytest.raises(ConfigError, match=r"(?s)predict: single texts are read here, and pairs were given.*'m'"):
         predict(bank, [("a", "b")])
     bank.processor = tiny_tokenizer()
-    with pytest.raises(ConfigError, match="predict: the tokenizer has no mask token"):
+    with pytest.raises(ConfigError, match="masked_lm: the tokenizer has no mask token"):
         predict(bank, ["a"])
     with pytest.raises(ConfigError, match="masked_lm: the tokenizer has no mask token"):
         evaluate(bank, {"m": running()})
@@ -370,3 +371,45 @@ def test_a_reader_learns_to_fill_in():
     after = evaluate(bank, {"m": running()})["m"]
     assert after["perplexity"] < before["perplexity"] / 2
     assert after["perplexity"] == pytest.approx(min(row["perplexity"] for row in result.history), rel=1e-4)
+
+
+# Whole models
+
+
+def test_whole_models_of_every_kind(tmp_path: Path):
+    """What the answer is called follows from the model's head; labels are those of its config."""
+    tokenizer, texts = tiny_tokenizer(), ["anna was in paris", "the film"]
+    model = bert(labels=3)
+    (first, _) = predict(model, texts, processor=tokenizer)
+    assert list(first["sequence_classification"]["probabilities"]) == ["LABEL_0", "LABEL_1", "LABEL_2"]
+    assert "value" in predict(bert(labels=1), texts, processor=tokenizer)[0]["sequence_classification"]
+    model.config.problem_type = "multi_label_classification"
+    assert "labels" in predict(model, texts, processor=tokenizer)[0]["sequence_classification"]
+    tags = bert("AutoModelForTokenClassification", 5)
+    assert [span["text"] for span in predict(tags, texts, processor=tokenizer)[1]["token_classification"]] == [
+        *("the", "film")
+    ]
+    masked = predict(masked_model(), ["anna [MASK] paris"], processor=masking_tokenizer())
+    assert len(masked[0]["masked_lm"][0]["candidates"]) == 5
+    options = {"processor": t5_tokenizer(), "max_target_length": 3}
+    written = predict(t5(), texts, **options)
+    assert [list(answer["summarization"]) for answer in written] == [["text"]] * 2
+    assert predict(t5(), texts, kind="translation", **options)[0]["translation"] == written[0]["summarization"]
+    (tmp_path / "x.png").write_bytes(drawn(1, 1).data or b"")
+    (answer,) = predict(vit(), [str(tmp_path / "x.png")], processor=image_processor())
+    assert set(answer["image_classification"]) == {"label", "score", "probabilities"}
+
+
+def test_a_model_s_answers_are_those_of_its_own_pass():
+    model, text = bert(), "anna was in paris"
+    with torch.no_grad():
+        logits = model(**tiny_tokenizer()([text], return_tensors="pt")).logits[0]
+    (answer,) = predict(model, [text], processor=tiny_tokenizer())
+    assert list(answer["sequence_classification"]["probabilities"].values()) == pytest.approx(
+        logits.softmax(-1).tolist(), abs=1e-6
+    )
+
+
+def test_a_model_without_a_head():
+    with pytest.raises(ConfigError, match="predict: BertModel has no head for any kind of task; known: sequence_"):
+        predict(bert("AutoModel"), ["a"], processor=tiny_tokenizer())
