@@ -5,8 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -134,8 +134,6 @@ def _discover(model: nn.Module) -> dict[str, LayerStack]:
 
 
 class _UnreadableError(Exception):
-    """Why a model cannot be read, and what to do."""
-
     def __init__(self, reason: str, hint: str = _ELSEWHERE) -> None:
         self.reason, self.hint = reason, hint
         super().__init__(reason)
@@ -157,8 +155,7 @@ def _find(model: nn.Module) -> dict[str, LayerStack]:
     return by_name
 
 
-@dataclass(frozen=True, eq=False)
-class _Sight:
+class _Sight(NamedTuple):
     """One stack on the first run: a state of it, its blocks, and for each layer the events where it can be read."""
 
     state: Tensor

@@ -21,7 +21,7 @@ OnStart = Callable[[tuple[object, ...], dict[str, object]], None]
 def watch(
     stack: LayerStack, layers: Sequence[int], on_state: OnState, on_start: OnStart | None = None
 ) -> Generator[None]:
-    """Call back with each chosen layer's state the moment it exists.
+    """Call back with each chosen layer's state the moment it exists; LayerIndexError if there is no such layer.
 
     Args:
         stack: Where the layers are.
@@ -30,9 +30,6 @@ def watch(
             raise to stop the pass; the exception leaves the model's call.
         on_start: Called with the positional and keyword arguments of `stack.scope` when a pass over the stack
             begins, also after a pass that was stopped.
-
-    Raises:
-        LayerIndexError: If a layer does not exist.
     """
     watches: dict[tuple[nn.Module, Side], _Watch] = {}
     for layer in select(list(layers), stack.layers, op="watch") if layers else ():
@@ -98,20 +95,10 @@ def token_mask(
     args: tuple[object, ...] = (),
     kwargs: Mapping[str, object] | None = None,
 ) -> Tensor | None:
-    """Find which tokens of a pass over a stack are real.
+    """Find which tokens of a pass over a stack are real: None if all are; ConfigError if the mask does not say so.
 
-    Args:
-        stack: The stack.
-        batch: What the whole model was called with; empty if that is not known.
-        args: Positional arguments of the call of `stack.scope`; `kwargs` are the others.
-        kwargs: See `args`.
-
-    Returns:
-        The batch's own mask `[batch, tokens]`, else the one the stack was called with; None if there is neither, so
-        that every token is real.
-
-    Raises:
-        ConfigError: If the mask does not say for each token whether it is real.
+    It is the mask `[batch, tokens]` in `batch`, what the whole model was called with (empty if that is not known), else
+    the one among `args` and `kwargs`, what the stack's scope was called with.
     """
     mask = batch.get("decoder_attention_mask" if stack.name == "decoder" else "attention_mask")
     if mask is None:

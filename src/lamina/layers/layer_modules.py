@@ -15,15 +15,10 @@ _TOKENS = 7  # of the input that shows what comes before the blocks
 
 
 def layer_modules(model: nn.Module, stack: LayerStack, layers: Collection[int]) -> dict[int, set[nn.Module]]:
-    """The modules of layers, each with its own parameters.
+    """The modules of some layers of a stack, each with its own parameters.
 
-    Layer 0 is what the stack computes before its first block; layer i is block i; what comes after the last block (a
-    norm) belongs to the last. Poolers and heads belong to none.
-
-    Args:
-        model: A transformers model.
-        stack: One of its stacks; without a module per block everything is of layer 0.
-        layers: Which layers.
+    Layer 0 is what the stack computes before its first block (everything, where there is no module per block); layer i
+    is block i; what comes after the last block (a norm) belongs to the last. Poolers and heads belong to none.
     """
     around = _around(model, stack)
     by_layer: dict[int, set[nn.Module]] = {

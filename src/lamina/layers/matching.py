@@ -14,12 +14,9 @@ MOST = 6  # how many places are tried for one layer; one or two are the rule
 
 
 def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Call]:
-    """Find the call of each block: state i - 1 goes in, state i comes out.
+    """Find the call of each block, bottom first: state i - 1 goes in, state i comes out. Empty without such modules.
 
     A last block whose output is normalised before it is returned is known by its place beside the others.
-
-    Returns:
-        One call per block, bottom first; empty if the model has no module per block.
     """
     blocks: list[Call] = []
     last = len(seen) - 1

@@ -28,12 +28,9 @@ class NoInputError(Exception):
 
 
 def probe_input(model: nn.Module, tokens: int, seed: int) -> Probe:
-    """Make a random input.
+    """Make a random input of what the config and `main_input_name` of a model say it reads.
 
-    Args:
-        model: A transformers model; its config and `main_input_name` say what it reads.
-        tokens: Length of texts and frames of sound; images have the size the config states.
-        seed: Seeds the values.
+    `tokens` is the length of texts and frames of sound; images have the size the config states.
 
     Raises:
         NoInputError: If the model reads something else.

@@ -25,8 +25,8 @@ Row = TypeVar("Row", "Roles", "Convolutions")
 class Attention:
     """Where an attention's projections are.
 
-    A path is dotted and starts at the block; a number counts through a list (-1 is its last), `*` stands
-    for any text, so that one path may name several modules.
+    A path is dotted and starts at the block; a number counts through a list (-1 is its last), `*` stands for any
+    text, so that one path may name several modules.
 
     Attributes:
         query: Path of the query projection; the same as `key` and `value` where one projection gives several.
@@ -132,8 +132,10 @@ def family_of(model: nn.Module) -> str:
 
 def has_path(block: nn.Module, path: str) -> bool:
     """Whether a block has the module that owns the projection at `path`."""
-    parent = path.rpartition(".")[0]
-    return not isinstance(_follow([block], parent), str)
+    return not isinstance(_follow([block], path.rpartition(".")[0]), str)
+
+
+_ROW_HINT = "Correct the row, or use the version of transformers that it was written for."
 
 
 def modules_at(block: nn.Module, path: str, *, family: str, op: str) -> list[nn.Module]:
@@ -156,26 +158,20 @@ def head_width_at(block: nn.Module, path: str, *, family: str, op: str) -> int:
     return width
 
 
-_ROW_HINT = "Correct the row, or use the version of transformers that it was written for."
-
-
 def _follow(modules: list[nn.Module], path: str) -> list[nn.Module] | str:
     """The modules at a path, or what was missing on the way."""
     for part in path.split("."):
         following: list[nn.Module] = []
         for module in modules:
             children = children_of(module)
-            chosen = [child for name, child in children.items() if fnmatchcase(name, _pattern(part, len(children)))]
+            from_end = part.startswith("-") and part[1:].isdecimal()
+            pattern = str(len(children) + int(part)) if from_end else part
+            chosen = [child for name, child in children.items() if fnmatchcase(name, pattern)]
             if not chosen:
                 return f"{type(module).__name__} has no '{part}' (it has {', '.join(children) or 'no parts'})"
             following += chosen
         modules = following
     return modules
-
-
-def _pattern(part: str, count: int) -> str:
-    """What a part of a path matches, among a count of children."""
-    return str(count + int(part)) if part.startswith("-") and part[1:].isdecimal() else part
 
 
 def linear_weight(module: nn.Module) -> Tensor | None:
@@ -194,9 +190,8 @@ def convolution_weight(module: nn.Module) -> Tensor | None:
     One that computes its weight, as weight norm does, is not plain.
     """
     weight = dict(module.named_parameters(recurse=False)).get("weight")
-    if type(module) not in (nn.Conv1d, nn.Conv2d) or weight is None:
-        return None
-    return weight if weight.is_floating_point() else None
+    plain = type(module) in (nn.Conv1d, nn.Conv2d) and weight is not None and weight.is_floating_point()
+    return weight if plain else None
 
 
 def _read() -> tuple[dict[str, Roles], dict[str, Convolutions]]:

@@ -15,16 +15,13 @@ FORMS = "an int (negative counts from the top), a list of ints, 'all', 'bottom:4
 
 
 def select(selector: object, layers: int, *, op: str) -> list[int]:
-    """Turn a selector into layer numbers.
+    """Turn a selector into layer numbers, ascending, each once.
 
     Args:
         selector: A `Selector`: an int (negative counts from the top), a list of ints, "all", "bottom:4" (layers 0
             to 3), "top:4", "2-6" (both ends included), or "1-" (from 1 to the top).
         layers: Count of layers there are, embeddings included.
         op: The operation that asks, named in errors.
-
-    Returns:
-        Layer numbers, ascending, each once.
 
     Raises:
         LayerIndexError: If a layer does not exist.
