@@ -18,11 +18,8 @@ A message reads `<operation>: <what came>; <what holds>. <what to do>`.
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Self
+from collections.abc import Iterable
+from typing import Self
 
 
 class LaminaError(Exception):
@@ -50,9 +47,8 @@ class UnknownNameError(LaminaError, LookupError):
     def __init__(self, *, op: str, got: str, known: Iterable[str], what: str = "name") -> None:
         self.op, self.got, self.known = op, got, tuple(known)
         close = difflib.get_close_matches(str(got), self.known, n=1)
-        hint = f" Did you mean '{close[0]}'?" if close else " Use one of these."
-        listed = ", ".join(self.known) or "none"
-        super().__init__(f"{op}: unknown {what} '{got}'; known: {listed}.{hint}")
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        super().__init__(f"{op}: unknown {what} '{got}'; known: {', '.join(self.known) or 'none'}.{hint}")
 
 
 class LayerIndexError(LaminaError, IndexError):
@@ -124,9 +120,8 @@ class MissingExtraError(LaminaError, ImportError):
 
     def __init__(self, *, op: str, package: str, extra: str) -> None:
         self.op, self.package, self.extra = op, package, extra
-        super().__init__(
-            f"{op}: needs the package '{package}', which is not installed. Run: pip install 'lamina[{extra}]'"
-        )
+        missing = f"needs the package '{package}', which is not installed"
+        super().__init__(f"{op}: {missing}. Run: pip install 'lamina[{extra}]'")
 
     @classmethod
     def of(cls, error: ImportError, *, op: str, extra: str) -> Self:

@@ -11,13 +11,10 @@ from lamina.errors import ConfigError, UnknownNameError
 
 
 class Registry:
-    """Maps the name of a method to the frozen config class that builds it.
+    """Maps the name of a method to the frozen config class that builds it, as "package.module:Class".
 
-    Args:
-        what: What the rows are, in the singular; used in messages ("fusion").
-        rows: `name -> "package.module:Class"`.
-
-    Third parties call `add`, or ship an entry point in the group `lamina.<what>`.
+    `what` is what the rows are, in the singular ("fusion"). Third parties call `add`, or ship an entry point in the
+    group `lamina.<what>`.
     """
 
     def __init__(self, what: str, rows: dict[str, str]) -> None:
@@ -28,9 +25,7 @@ class Registry:
     def add(self, name: str, target: str) -> None:
         """Register `target` ("package.module:Class") under `name`."""
         if name in self._rows:
-            raise ConfigError(
-                f"{self.what}: '{name}' is already registered as {self._rows[name]}. Choose another name."
-            )
+            raise ConfigError(f"{self.what}: '{name}' is already registered as {self._rows[name]}.")
         self._rows[name] = target
 
     def names(self) -> tuple[str, ...]:
@@ -42,11 +37,7 @@ class Registry:
         return tuple(self._rows)
 
     def get(self, name: str) -> type[Any]:
-        """The config class registered under `name`.
-
-        Raises:
-            UnknownNameError: If there is none; names those that exist.
-        """
+        """The config class registered under `name`; UnknownNameError names those that exist."""
         if name not in self.names():
             raise UnknownNameError(op=self.what, got=name, known=self.names())
         module, _, attribute = self._rows[name].partition(":")
@@ -74,9 +65,7 @@ class Registry:
         rest = dict(fields)
         name = rest.pop("name", None)
         if not isinstance(name, str):
-            raise ConfigError(
-                f"{self.what}: no 'name' among {sorted(fields)}; known: {', '.join(self.names())}. Add one."
-            )
+            raise ConfigError(f"{self.what}: no 'name' among {sorted(fields)}; known: {', '.join(self.names())}.")
         kind = self.get(name)
         known = {field.name: field for field in dataclasses.fields(kind) if field.init}
         for key in rest:
@@ -85,7 +74,7 @@ class Registry:
         required = [k for k, f in known.items() if f.default is f.default_factory is dataclasses.MISSING]
         missing = [key for key in required if key not in rest]
         if missing:
-            raise ConfigError(f"{self.what} '{name}': no {', '.join(missing)} given; it is required. Add it.")
+            raise ConfigError(f"{self.what} '{name}': no {', '.join(missing)} given; it is required.")
         return kind(**rest)
 
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 from lamina.errors import ConfigError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
-
-def check_range(op: str, name: str, value: float, low: float, high: float, *, open_high: bool = False) -> None:
-    """Raise ConfigError unless low <= value <= high (or < high)."""
-    if not (low <= value < high if open_high else low <= value <= high):
-        bound = f"{low} <= {name} {'<' if open_high else '<='} {high}"
-        raise ConfigError(f"{op}: {name} is {value}; it must be {bound}. Change it.")
+def check_range(
+    op: str, name: str, value: float | None, low: float, high: float = math.inf, *, open_high: bool = False
+) -> None:
+    """Raise ConfigError unless low <= value <= high (or < high); None passes."""
+    if value is None or (low <= value < high if open_high else low <= value <= high):
+        return
+    top = "" if high == math.inf else f" and {'below' if open_high else 'at most'} {high}"
+    raise ConfigError(
+        f"{op}: {name} is {value}; it must be at least {low}{top}{' and finite' * (open_high and not top)}."
+    )
 
 
 def write_text(path: Path, text: str) -> None:
@@ -38,12 +42,14 @@ def derive_seed(*parts: object) -> int:
 
 def rank() -> int:
     """The number of this process among those of the run, from 0."""
-    return _group().get_rank() if _distributed() else 0
+    group = _group()
+    return group.get_rank() if group else 0
 
 
 def world_size() -> int:
     """How many processes share the run."""
-    return _group().get_world_size() if _distributed() else 1
+    group = _group()
+    return group.get_world_size() if group else 1
 
 
 def barrier() -> None:
@@ -55,21 +61,11 @@ def barrier() -> None:
 def _group() -> Any:
     from torch import distributed
 
-    return distributed
-
-
-def _distributed() -> bool:
-    return _group().is_available() and _group().is_initialized()
+    return distributed if distributed.is_available() and distributed.is_initialized() else None
 
 
 def progress_bar(batches: Iterable[Any], *, show: bool, **options: Any) -> Any:
-    """The batches, with a progress bar on standard error where one is wanted.
-
-    Args:
-        batches: What is iterated over.
-        show: Whether there is a bar.
-        **options: For `tqdm`, such as `desc` and `unit`.
-    """
+    """The batches, with `tqdm`'s bar on standard error (and its `options`, such as `desc`) if `show`."""
     if not show:
         return batches
     from tqdm.auto import tqdm

@@ -53,7 +53,7 @@ def ada_layers(fusion: Any, states: Tensor, mask: Tensor) -> Tensor:
 
 
 def single_layer(fusion: Any, states: Tensor, mask: Tensor) -> Tensor:
-    return _finished(fusion.settings, layer_norm(gelu(states[fusion.index]) @ fusion.projection[0].T), mask)
+    return _finished(fusion.config, layer_norm(gelu(states[fusion.index]) @ fusion.projection[0].T), mask)
 
 
 def last_layer(_fusion: Any, states: Tensor, _mask: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, cast, final
 
@@ -14,17 +15,13 @@ from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
 from lamina.bank.saving import SavedBank
 from lamina.bank.streaming import StackPass, StateRecorder, attach
 from lamina.errors import ConfigError, UnknownNameError
-from lamina.layers import stacks
+from lamina.layers import LayerStack, stacks
 from lamina.layers.discovery import pick_stack
 from lamina.layers.guard import LayerGuard, hold
 from lamina.layers.hooks import StopForward, run_until_stopped, token_mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from transformers import PreTrainedModel
-
-    from lamina.layers import LayerStack
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # a reader's name is also the name of its folder
 
@@ -78,11 +75,7 @@ class ReaderBank(nn.Module, SavedBank):
 
     @property
     def stacks(self) -> dict[str, LayerStack]:
-        """The model's stacks, found once.
-
-        Raises:
-            ConfigError: If the model's layers were edited since.
-        """
+        """The model's stacks, found once; ConfigError if its layers were edited since."""
         if self._found is None:
             by_name = stacks(self.model)
             self._found = by_name, LayerGuard(self.model, by_name)
@@ -117,21 +110,12 @@ class ReaderBank(nn.Module, SavedBank):
             raise ConfigError(f"{op}: there is a reader '{name}' already. Remove it first, or choose another name.")
 
     def remove(self, name: str) -> None:
-        """Detach a reader.
-
-        Raises:
-            UnknownNameError: If there is no reader `name`.
-        """
+        """Detach a reader; UnknownNameError if there is none of that name."""
         self._check_known("bank.remove", [name])
         del self.readers[_key(name)]
 
     def rename(self, name: str, to: str) -> None:
-        """Give a reader another name.
-
-        Raises:
-            UnknownNameError: If there is no reader `name`.
-            ConfigError: If `to` is taken or not allowed.
-        """
+        """Give a reader another name; UnknownNameError if it is not there, ConfigError if `to` is not to be had."""
         self._check_known("bank.rename", [name])
         self._check_new("bank.rename", to)
         modules = {to if known == name else known: self[known] for known in self}
@@ -209,16 +193,13 @@ class ReaderBank(nn.Module, SavedBank):
         readers: Sequence[str] | None = None,
         labels: Mapping[str, Tensor] | None = None,
     ) -> BankOutput:
-        """Run readers on states that were recorded, in place of a run of the model.
+        """Run readers on states that were recorded, in place of a run of the model; see `forward`.
 
         Args:
             states: Stack -> layer -> state `[batch, tokens, width]`, as `record_states` gives them.
             batch: What the model would be called with; its attention mask is used.
             readers: Which readers to run; None: all.
-            labels: Reader name -> labels; readers without any get no loss.
-
-        Returns:
-            What a call of the bank on the batch returns.
+            labels: Reader name -> labels.
 
         Raises:
             UnknownNameError: If a name is not in the bank.
@@ -229,17 +210,14 @@ class ReaderBank(nn.Module, SavedBank):
         for stack_pass in passes:
             for name, reader in stack_pass.readers.items():
                 if reader.config.fusion.needs_block_inputs:
-                    raise ConfigError(
-                        f"bank.read_states: reader '{name}' needs more of the model's pass than its states; "
-                        "call the bank itself."
-                    )
+                    reason = "needs more of the model's pass than its states; call the bank itself"
+                    raise ConfigError(f"bank.read_states: reader '{name}' {reason}.")
             given = states.get(stack_pass.stack.name, {})
             for layer in stack_pass.layers:
                 if layer not in given:
-                    raise ConfigError(
-                        f"bank.read_states: no state of layer {layer} of the stack '{stack_pass.stack.name}' came; "
-                        f"the readers need the layers {', '.join(map(str, stack_pass.layers))}."
-                    )
+                    came = f"no state of layer {layer} of the stack '{stack_pass.stack.name}' came"
+                    needed = ", ".join(map(str, stack_pass.layers))
+                    raise ConfigError(f"bank.read_states: {came}; the readers need the layers {needed}.")
                 stack_pass.take(layer, given[layer])
             stack_pass.mask = token_mask(stack_pass.stack, batch)
         return self._finish(passes, labels, readers)
@@ -247,11 +225,7 @@ class ReaderBank(nn.Module, SavedBank):
     def record_states(
         self, layers: Mapping[str, Sequence[int]], batch: Mapping[str, Any]
     ) -> dict[str, dict[int, Tensor]]:
-        """Run the model and keep states; its forward ends after the last layer wanted.
-
-        Args:
-            layers: Stack -> layers whose states are wanted.
-            batch: What the model is called with.
+        """Run the model and keep the states of stack -> layers; its forward ends after the last layer wanted.
 
         Returns:
             Stack -> layer -> state `[batch, tokens, width]`, without gradients.
@@ -281,11 +255,8 @@ class ReaderBank(nn.Module, SavedBank):
         return self._passes(names, grad=grad), grad
 
     def _passes(self, names: Sequence[str], *, grad: bool) -> list[StackPass]:
-        by_name = self.stacks
-        used: dict[str, dict[str, ReaderModule]] = {stack: {} for stack in by_name}
-        for name in names:
-            used[self[name].stack][name] = self[name]
-        return [StackPass(by_name[stack], members, grad=grad) for stack, members in used.items() if members]
+        used = {stack: {name: self[name] for name in names if self[name].stack == stack} for stack in self.stacks}
+        return [StackPass(self.stacks[stack], members, grad=grad) for stack, members in used.items() if members]
 
     def _stack(self, name: str | None) -> LayerStack:
         return pick_stack(self.stacks, name, op="bank")
@@ -298,12 +269,10 @@ class ReaderBank(nn.Module, SavedBank):
         main: Any = None,
     ) -> BankOutput:
         """Logits and losses, in the order of the readers that were asked for."""
-        outputs = {
-            name: output for stack_pass in passes for name, output in stack_pass.finish(self.model, labels).items()
-        }
-        out = BankOutput(main=main)
-        for name in self if readers is None else readers:
-            out.readers[name] = ReaderOutput(*outputs[name])
+        outputs: dict[str, ReaderOutput] = {}
+        for stack_pass in passes:
+            outputs |= stack_pass.finish(self.model, labels)
+        out = BankOutput({name: outputs[name] for name in (self if readers is None else readers)}, main=main)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.training):
             for name, target in labels.items():
                 out.readers[name].loss = self[name].loss(out.readers[name].logits, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
@@ -9,19 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import UnknownNameError
-from lamina.heads.base import IGNORE
-from lamina.layers import select
+from lamina.fusion.base import Fusion, FusionConfig
+from lamina.heads.base import IGNORE, Head, HeadConfig
+from lamina.layers import LayerStack, select
 from lamina.utils import derive_seed, rank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from jaxtyping import Bool, Float
     from transformers import PreTrainedModel
-
-    from lamina.fusion.base import Fusion, FusionConfig
-    from lamina.heads.base import Head, HeadConfig
-    from lamina.layers import LayerStack
 
 
 @final
@@ -44,15 +40,7 @@ class Reader:
 
 @final
 class ReaderModule(nn.Module):
-    """A reader attached to a model: the fusion's and the head's parameters, and what was learned about them.
-
-    Attributes:
-        config: The `Reader` it was built from.
-        stack: Name of the stack that is read.
-        layers: The layers that are read, in the numbers of `hidden_states`.
-        info: JSON-ready facts about its training, saved with it.
-        step: Training passes so far; with the seed, it fixes dropout's random numbers.
-    """
+    """A reader attached to a model: the fusion's and the head's parameters, and what was learned about them."""
 
     fusion: Fusion
     head: Head
@@ -61,8 +49,8 @@ class ReaderModule(nn.Module):
         super().__init__()
         self.config, self.stack = config, stack.name
         self.layers = tuple(select(config.fusion.selector(), stack.layers, op="reader"))
-        self.info: dict[str, Any] = {}
-        self.step = 0
+        self.info: dict[str, Any] = {}  # JSON-ready facts about its training, saved with it
+        self.step = 0  # training passes so far; with the seed, it fixes dropout's random numbers
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.fusion = config.fusion.build_on(model, stack, len(self.layers))
@@ -84,27 +72,17 @@ class ReaderModule(nn.Module):
         mask: Bool[Tensor, "batch tokens"],
         labels: Tensor | None = None,
     ) -> Tensor:
-        """The output of a head that is computed alone; while training, torch's own random numbers are seeded for it.
-
-        Where there are labels, a head that can computes the logits of labelled positions only.
-        """
+        """The output of a head that runs alone, of labelled positions only where it can; seeds torch while training."""
         options: dict[str, Tensor] = {}
         if self.head.logits_to_keep and labels is not None:
             options["logits_to_keep"] = (labels != IGNORE).to(features.device)
-        if not self.training:
-            return self.head(features, mask, **options)
-        devices = [features.device] if features.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(derive_seed(self.config.seed, self.step, "head"))
+        with torch.random.fork_rng(devices=[features.device] if features.is_cuda else [], enabled=self.training):
+            if self.training:
+                torch.manual_seed(derive_seed(self.config.seed, self.step, "head"))
             return self.head(features, mask, **options)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The head's loss plus the fusion's regularization.
-
-        Args:
-            logits: What the head gave.
-            labels: See the head's `loss`.
-        """
+        """The head's loss plus the fusion's regularization."""
         loss = self.head.loss(logits, labels.to(logits.device))
         regularization = self.fusion.regularization(self.head)
         return loss if regularization is None else loss + regularization

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from huggingface_hub import ModelHubMixin
+from huggingface_hub import ModelCard, ModelHubMixin
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from huggingface_hub import ModelCard
     from transformers import PreTrainedModel
 
 
@@ -62,14 +60,11 @@ class SavedBank(ModelHubMixin):
         return cast("Any", load_bank(folder, model, processor, revision=revision))
 
     def push_to_hub(self, repo: str, **options: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Save to a repository on the hub.
+        """Save to a repository on the hub, made if it is not there; returns the address of the commit.
 
         Args:
-            repo: Its id; made if it is not there.
+            repo: Its id.
             **options: `message`, `private`, `token`, `branch` and `create_pr`.
-
-        Returns:
-            The address of the commit.
 
         Raises:
             StoreError: If the hub refuses or cannot be reached.
@@ -79,11 +74,7 @@ class SavedBank(ModelHubMixin):
         return push_bank(cast("Any", self), repo, **options)
 
     def generate_model_card(self, title: str = "bank") -> ModelCard:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """What a bank's folder says about itself to a person.
-
-        Args:
-            title: Name of the folder or repository.
-        """
+        """What a bank's folder or repository, named `title`, says about itself to a person."""
         from lamina.store import model_card
 
         return model_card(cast("Any", self), title)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,31 +11,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lamina.bank.reader import ReaderModule, ReaderOutput
 from lamina.errors import ConfigError
-from lamina.fusion.base import LayerView
-from lamina.layers import select
+from lamina.fusion.base import LayerView, Stream
+from lamina.layers import LayerStack, select
 from lamina.layers.hooks import token_mask, watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from jaxtyping import Bool
     from transformers import PreTrainedModel
-
-    from lamina.bank.reader import ReaderModule
-    from lamina.fusion.base import Stream
-    from lamina.layers import LayerStack
 
 
 class StackPass:
     """Feeds each state to the readers that need it, at the moment it exists, then lets it go.
 
     Readers on the same layers whose fusions have the same `group` run as one stream.
-
-    Args:
-        stack: The stack that is read.
-        readers: Name -> reader, all of them on this stack.
-        grad: Whether gradients of the readers are wanted.
 
     Attributes:
         layers: The layers that are needed, ascending.
@@ -81,10 +72,8 @@ class StackPass:
                 stream.step(index, view)
         return layer == self.layers[-1]
 
-    def finish(
-        self, model: PreTrainedModel, labels: Mapping[str, Tensor] | None = None
-    ) -> dict[str, tuple[Tensor, Tensor]]:
-        """Name -> logits and the mask `[batch, tokens]` they were computed under; alike heads run as one.
+    def finish(self, model: PreTrainedModel, labels: Mapping[str, Tensor] | None = None) -> dict[str, ReaderOutput]:
+        """What each reader says, by name; alike heads run as one.
 
         Args:
             model: The model.
@@ -95,11 +84,9 @@ class StackPass:
         """
         real = self._real(model)
         with torch.set_grad_enabled(self._grad):
-            features = {
-                name: part
-                for names, stream in self._streams
-                for name, part in zip(names, stream.finish(real), strict=True)
-            }
+            features: dict[str, Tensor] = {}
+            for names, stream in self._streams:
+                features |= zip(names, stream.finish(real), strict=True)
             groups: dict[object, list[str]] = defaultdict(list)
             together = self._grad or real.is_cuda  # on a CPU without gradients, heads one by one stay in its caches
             for name in features:
@@ -109,7 +96,7 @@ class StackPass:
             logits: dict[str, Tensor] = {}
             for names in groups.values():
                 logits |= self._logits(names, features, real, (labels or {}).get(names[0]))
-        return {name: (logits[name], real) for name in self.readers}
+        return {name: ReaderOutput(logits[name], real) for name in self.readers}
 
     def _logits(
         self, names: list[str], features: Mapping[str, Tensor], real: Tensor, labels: Tensor | None
@@ -142,12 +129,7 @@ class StackPass:
 
 
 class StateRecorder:
-    """Takes part in a pass only to keep the states of some layers.
-
-    Args:
-        stack: The stack that is read.
-        layers: Which layers.
-    """
+    """Takes part in a pass only to keep the states of some layers."""
 
     mask: Tensor | None = None
 
@@ -171,12 +153,9 @@ class StateRecorder:
 def attach(
     passes: Sequence[StackPass | StateRecorder], batch: Mapping[str, Any], stop: BaseException | None = None
 ) -> Iterator[None]:
-    """Let passes over several stacks take part in one run of the model.
+    """Let passes over several stacks take part in one run of the model on `batch`.
 
-    Args:
-        passes: What reads the stacks.
-        batch: What the model will be called with.
-        stop: Raised once every pass has taken its last state; None: the model runs to its end.
+    `stop` is raised once every pass has taken its last state; None: the model runs to its end.
     """
     left = len(passes)
 

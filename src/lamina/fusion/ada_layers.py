@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import ConfigError
-from lamina.fusion.projected import ProjectedConfig, ProjectedFusion, Projection
+from lamina.fusion.projected import ProjectedConfig, ProjectedFusion
+from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-
-    from lamina.layers.selectors import Selector
 
 
 @final
@@ -52,12 +51,11 @@ class AdaLayers(ProjectedConfig):
     output_activation: bool = True
 
     def __post_init__(self) -> None:
-        self.projection.check("ada_layers")
+        self.check("ada_layers")
         check_range("ada_layers", "cutoff", self.cutoff, 0, 1, open_high=True)
         if self.alpha <= 0:
             raise ConfigError(f"ada_layers: alpha is {self.alpha}; it must be positive.")
-        if self.entropy < 0:
-            raise ConfigError(f"ada_layers: entropy is {self.entropy}; it must not be negative.")
+        check_range("ada_layers", "entropy", self.entropy, 0)
 
     def build(self, layers: int, width: int) -> AdaLayersFusion:
         """Make the module for `layers` states of size `width`."""
@@ -66,16 +64,17 @@ class AdaLayers(ProjectedConfig):
                 f"ada_layers: cutoff is {self.cutoff} for {layers} layers, whose importances all start at "
                 f"{1 / layers:.4g}; that would remove every layer. Use a cutoff below {1 / layers:.4g}."
             )
-        return AdaLayersFusion(self, self.projection, layers=layers, width=width)
+        return AdaLayersFusion(self, layers=layers, width=width)
 
 
 @final
 class AdaLayersFusion(ProjectedFusion):
     """The module of `AdaLayers`: `projection [layers, dim, width]`, `scores [layers]`."""
 
-    def __init__(self, config: AdaLayers, settings: Projection, *, layers: int, width: int) -> None:
-        super().__init__(settings, layers=layers, width=width, projections=layers)
-        self.config = config
+    config: AdaLayers
+
+    def __init__(self, config: AdaLayers, *, layers: int, width: int) -> None:
+        super().__init__(config, layers=layers, width=width, projections=layers)
         self.scores = nn.Parameter(torch.ones(layers))
 
     def weights(self) -> Float[Tensor, " layers"]:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
+from lamina.layers.selectors import Selector
+from lamina.layers.stack import LayerStack
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
-
     from jaxtyping import Bool, Float
     from transformers import PreTrainedModel
 
-    from lamina.layers import LayerStack
-    from lamina.layers.selectors import Selector
+
+T = TypeVar("T")
 
 
 class FusionConfig(ABC):
@@ -37,24 +37,15 @@ class FusionConfig(ABC):
 
     @abstractmethod
     def build(self, layers: int, width: int) -> Fusion:
-        """Make the trainable module.
+        """Make the trainable module, freshly initialised from torch's global generator.
 
         Args:
             layers: Number of hidden states it will get.
             width: Size of each of them.
-
-        Returns:
-            The module, freshly initialised from torch's global generator.
         """
 
     def build_on(self, model: PreTrainedModel, stack: LayerStack, layers: int) -> Fusion:
-        """Make the module for a model that is at hand; most fusions need only the width of its stack.
-
-        Args:
-            model: The model that is read.
-            stack: Its stack.
-            layers: Number of hidden states it will get.
-        """
+        """Make the module for a stack of a model that is at hand; most fusions need only its width."""
         del model
         return self.build(layers, stack.width)
 
@@ -87,19 +78,30 @@ class Fusion(nn.Module, ABC):
     """Hidden states -> features. Calling it on stacked states runs the same stream that a bank runs."""
 
     generator: torch.Generator | None = None  # source of dropout's random numbers; None is torch's own
+    stacks: ClassVar[bool] = False  # True: `stream` takes any number of members
 
     def __init__(self, *, layers: int, width: int, dim: int) -> None:
         super().__init__()
-        check_range("fusion", "layers", layers, 1, math.inf)
+        check_range("fusion", "layers", layers, 1)
         self.layers, self.width, self.dim = layers, width, dim
 
-    @abstractmethod
-    def stream(self, members: Sequence[Fusion]) -> Stream:
-        """Start a pass for `members`, which all have the `group` of this one."""
+    def stream(self, members: Sequence[Any]) -> Stream:
+        """Start a pass for `members`, all of this class and `group`; by default one that ends in `fuse`."""
+        del members
+        return BufferedStream(self.fuse)
+
+    def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
+        """Features of all active states, index -> state, lowest first; for fusions that need them at once."""
+        raise NotImplementedError
 
     def group(self) -> Hashable | None:
-        """Fusions on the same layers with equal groups are computed as one operation; None: alone."""
-        return None
+        """Fusions of one class on the same layers with equal groups are computed as one operation; None: alone.
+
+        With `stacks` they are those that have parameters of the same shapes at the same place.
+        """
+        if not self.stacks:
+            return None
+        return tuple((parameter.shape, parameter.dtype, parameter.device) for parameter in self.parameters())
 
     def active_layers(self) -> tuple[int, ...]:
         """Indices of the states that can change the features now; the others (and their gradients) may be skipped."""
@@ -114,11 +116,7 @@ class Fusion(nn.Module, ABC):
         """Raise ConfigError if `head` cannot read these features; most can."""
 
     def on_epoch_end(self, done: float, head: nn.Module) -> bool:
-        """Go on to the next stage of training, for fusions that have stages.
-
-        Args:
-            done: Share of the reader's epochs that are over, up to 1.
-            head: What reads the features.
+        """Go on to the next stage of training, for fusions that have stages; `done` (up to 1) of the epochs are over.
 
         Returns:
             Whether parameters were reset; optimizer state, schedule and best epoch are then reset too.
@@ -182,30 +180,39 @@ class BufferedStream(Stream):
         return [self._fuse(states, mask)]
 
 
-def fed(total: Tensor | None) -> Tensor:
-    """What a stream has gathered.
-
-    Raises:
-        ConfigError: If it was fed no state.
-    """
+def fed(total: T | None) -> T:
+    """What a stream has gathered; ConfigError if it was fed no state."""
     if total is None:
         raise ConfigError("fusion: no state was fed; every active layer must be before finish.")
     return total
 
 
 class WeightedSum(Stream):
-    """Streams `sum_i weight_i * state_i`: one accumulator, whatever the number of layers."""
+    """Streams `sum_i weight_i * state_i` for any number of members: one accumulator, whatever the number of layers.
 
-    def __init__(self, weights: Float[Tensor, " layers"]) -> None:
-        self._weights = weights
-        self._total: Tensor | None = None
+    Args:
+        weights: `[layers]` for one member, or `[layers, members, 1, 1, width]`.
+    """
+
+    _total: Tensor | None = None  # [members, batch, tokens, width]
+
+    def __init__(self, weights: Tensor) -> None:
+        self._weights = (weights.view(-1, 1, 1, 1, 1) if weights.ndim == 1 else weights).unbind(0)
 
     def step(self, index: int, view: LayerView) -> None:
         """Add one weighted state."""
-        part = view.state.to(self._weights.dtype) * self._weights[index]
-        self._total = part if self._total is None else self._total + part
+        weight = self._weights[index]
+        self._add(view.state.to(weight.dtype), weight.to(view.state.device))
+
+    def _add(self, state: Float[Tensor, "batch tokens width"], weight: Float[Tensor, "members ..."]) -> None:
+        if self._total is None:
+            self._total = state * weight
+        elif torch.is_grad_enabled():
+            self._total = torch.addcmul(self._total, state, weight)
+        else:
+            self._total.addcmul_(state, weight)
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
-        """The sum."""
+        """The sums."""
         del mask
-        return [fed(self._total)]
+        return list(fed(self._total).unbind(0))

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
 from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
+from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
     from jaxtyping import Bool, Float
-
-    from lamina.layers.selectors import Selector
 
 
 @final
@@ -31,7 +29,7 @@ class Concat(FusionConfig):
         bias: Add a learned vector to the sum. The paper's count, 25.17 million at width 1024 and 24 layers, has none.
 
     Raises:
-        ConfigError: If a value cannot be.
+        ConfigError: If `dim` is below 1.
 
     Source:
         ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)", arXiv:2209.15168, eq. 2. It names no start; here
@@ -43,8 +41,7 @@ class Concat(FusionConfig):
     bias: bool = False
 
     def __post_init__(self) -> None:
-        if self.dim is not None:
-            check_range("concat", "dim", self.dim, 1, math.inf)
+        check_range("concat", "dim", self.dim, 1)
 
     def build(self, layers: int, width: int) -> ConcatFusion:
         """Make the module for `layers` states of size `width`."""
@@ -55,24 +52,20 @@ class Concat(FusionConfig):
 class ConcatFusion(Fusion):
     """The module of `Concat`: `projection [layers, dim, width]`, and `bias [dim]` or None."""
 
+    stacks: ClassVar[bool] = True
+
     def __init__(self, *, layers: int, width: int, dim: int, bias: bool) -> None:
         super().__init__(layers=layers, width=width, dim=dim)
         bound = 1 / math.sqrt(layers * width)
         self.projection = nn.Parameter(torch.empty(layers, dim, width).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(dim).uniform_(-bound, bound)) if bias else None
 
-    def group(self) -> Hashable:
-        """Same shape, same place."""
-        return (self.width, self.dim, self.bias is None, self.projection.dtype, self.projection.device)
-
-    def stream(self, members: Sequence[Fusion]) -> Stream:
-        """One matrix product per layer for all members together."""
-        return ConcatStream(cast("Sequence[ConcatFusion]", members))
+    def stream(self, members: Sequence[Any]) -> Stream:
+        """One batched matrix product per layer for all members, added to one accumulator."""
+        return _ConcatStream(members)
 
 
-class ConcatStream(Stream):
-    """Runs any number of alike Concats: one batched matrix product per layer, added to one accumulator."""
-
+class _ConcatStream(Stream):
     def __init__(self, members: Sequence[ConcatFusion]) -> None:
         self._biases = [member.bias for member in members]
         # unbound at once: the gradient of each slice would be as large as the whole
@@ -80,7 +73,6 @@ class ConcatStream(Stream):
         self._total: Tensor | None = None  # [members, batch * tokens, dim]
 
     def step(self, index: int, view: LayerView) -> None:
-        """Map one state."""
         maps = [member[index] for member in self._maps]
         weight = (torch.stack(maps) if len(maps) > 1 else maps[0].unsqueeze(0)).mT
         state = view.state.to(weight.dtype).flatten(0, 1).expand(len(maps), -1, -1)
@@ -92,6 +84,5 @@ class ConcatStream(Stream):
             self._total.baddbmm_(state, weight)
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """The sums."""
         totals = fed(self._total).unflatten(1, mask.shape).unbind(0)
         return [total if bias is None else total + bias for total, bias in zip(totals, self._biases, strict=True)]

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
 from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
+from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
     from jaxtyping import Bool, Float
-
-    from lamina.layers.selectors import Selector
 
 
 @final
@@ -32,7 +29,7 @@ class DepthLSTM(FusionConfig):
         layers: Which layers; the default leaves the embeddings out.
 
     Raises:
-        ConfigError: If a value cannot be.
+        ConfigError: If `dim` is below 1.
 
     Source:
         Li et al. 2018, "Layer Trajectory LSTM", with a plain LSTM cell: theirs has peepholes and sits inside a
@@ -43,8 +40,7 @@ class DepthLSTM(FusionConfig):
     layers: Selector = "1-"
 
     def __post_init__(self) -> None:
-        if self.dim is not None:
-            check_range("depth_lstm", "dim", self.dim, 1, math.inf)
+        check_range("depth_lstm", "dim", self.dim, 1)
 
     def build(self, layers: int, width: int) -> DepthLSTMFusion:
         """Make the module for `layers` states of size `width`."""
@@ -55,20 +51,18 @@ class DepthLSTM(FusionConfig):
 class DepthLSTMFusion(Fusion):
     """The module of `DepthLSTM`: `cell`, an `nn.LSTMCell` (its parameters, one start and one order of gates)."""
 
+    stacks: ClassVar[bool] = True
+
     def __init__(self, *, layers: int, width: int, dim: int) -> None:
         super().__init__(layers=layers, width=width, dim=dim)
         self.cell = nn.LSTMCell(width, dim)
 
-    def group(self) -> Hashable:
-        """Same shape, same place."""
-        return (self.cell.weight_ih.shape, self.cell.weight_ih.dtype, self.cell.weight_ih.device)
-
-    def stream(self, members: Sequence[Fusion]) -> Stream:
+    def stream(self, members: Sequence[Any]) -> Stream:
         """One step of all members' cells per layer."""
-        return DepthLSTMStream([cast("DepthLSTMFusion", member).cell for member in members])
+        return _DepthLSTMStream([member.cell for member in members])
 
 
-class DepthLSTMStream(Stream):
+class _DepthLSTMStream(Stream):
     """Runs any number of alike cells as one; keeps a hidden and a cell state, `[members, batch * tokens, dim]`."""
 
     def __init__(self, cells: Sequence[nn.LSTMCell]) -> None:
@@ -80,20 +74,15 @@ class DepthLSTMStream(Stream):
         self._memory: Tensor | None = None
 
     def step(self, index: int, view: LayerView) -> None:
-        """Take one step up."""
         del index
-        members, dtype = len(self._input[0]), self._input[0].dtype
-        state = view.state.to(dtype).flatten(0, 1).expand(members, -1, -1)
-        gates = [torch.baddbmm(bias, state, weight) for bias, weight in zip(self._bias, self._input, strict=True)]
+        state = view.state.to(self._input[0].dtype).flatten(0, 1).expand(len(self._input[0]), -1, -1)
+        gates = list(map(torch.baddbmm, self._bias, [state] * 4, self._input))
         if self._hidden is not None:
-            gates = [
-                torch.baddbmm(gate, self._hidden, weight) for gate, weight in zip(gates, self._recurrent, strict=True)
-            ]
+            gates = list(map(torch.baddbmm, gates, [self._hidden] * 4, self._recurrent))
         enter, keep, new, leave = gates
         memory = enter.sigmoid() * new.tanh()
         self._memory = memory if self._memory is None else torch.addcmul(memory, keep.sigmoid(), self._memory)
         self._hidden = leave.sigmoid() * self._memory.tanh()
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """The hidden states."""
         return [hidden.unflatten(0, mask.shape) for hidden in fed(self._hidden).unbind(0)]

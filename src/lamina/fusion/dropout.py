@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
+from torch import Tensor
 
 _LEVELS = 1 << 16  # 16 random bits per element: drawing them costs a quarter of torch's own Bernoulli numbers
 
 
 def dropout(part: Tensor, p: float, generators: Sequence[torch.Generator | None], *, axis: int = 0) -> Tensor:
-    """Set elements to 0 with probability `p`, each member by its own generator, and scale the rest up.
+    """Set elements to 0 with probability `p`, and scale the rest up; the mean stays.
 
     Args:
         part: The members' values.
         p: Probability, to the nearest of 65,536 levels.
         generators: One per member; None is torch's own.
         axis: Where the members are in `part`.
-
-    Returns:
-        As many values with the same mean; `part` itself where `p` is 0.
     """
     return part if p == 0 else drop(part, p, draw(part.shape, generators, part.device, axis=axis))
 
@@ -34,7 +27,12 @@ def draw(
 ) -> Tensor:
     """Uniform 16-bit integers of a shape, each member's from its own generator."""
     alone = torch.Size((*shape[:axis], *shape[axis + 1 :]))
-    return torch.stack([_bits(alone, generator, device) for generator in generators], dim=axis)
+    count, bits = alone.numel(), list[Tensor]()
+    for generator in generators:
+        words = torch.empty(-(-count // 4), dtype=torch.int64, device=device)
+        words.random_(-(1 << 63), None, generator=generator)
+        bits.append(words.view(torch.int16)[:count].view(alone))
+    return torch.stack(bits, dim=axis)
 
 
 def drop(part: Tensor, p: float, bits: Tensor) -> Tensor:
@@ -43,10 +41,3 @@ def drop(part: Tensor, p: float, bits: Tensor) -> Tensor:
     keep = torch.empty(part.shape, dtype=part.dtype, device=part.device)
     torch.ge(bits, level - _LEVELS // 2, out=keep)  # ones and zeros at once: faster than a conversion
     return part * keep.mul_(_LEVELS / (_LEVELS - level))
-
-
-def _bits(shape: torch.Size, generator: torch.Generator | None, device: torch.device) -> Tensor:
-    """Uniform 16-bit integers."""
-    count = shape.numel()
-    words = torch.empty(-(-count // 4), dtype=torch.int64, device=device).random_(-(1 << 63), None, generator=generator)
-    return words.view(torch.int16)[:count].view(shape)

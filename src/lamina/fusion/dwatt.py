@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, final
 
@@ -10,14 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import BufferedStream, FusionConfig, Stream
+from lamina.fusion.base import FusionConfig
 from lamina.fusion.gated import InputWeighted
+from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
-
-    from lamina.layers.selectors import Selector
 
 
 @final
@@ -35,7 +33,7 @@ class DWAtt(FusionConfig):
         layers: Which layers; the default leaves the embeddings out.
 
     Raises:
-        ConfigError: If a value cannot be.
+        ConfigError: If a size is below 1.
 
     Source:
         ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)", arXiv:2209.15168, eq. 3 to 11, with the biases
@@ -49,17 +47,15 @@ class DWAtt(FusionConfig):
     layers: Selector = "1-"
 
     def __post_init__(self) -> None:
-        if self.bottleneck is not None:
-            check_range("dwatt", "bottleneck", self.bottleneck, 1, math.inf)
-        check_range("dwatt", "position_dim", self.position_dim, 1, math.inf)
+        check_range("dwatt", "bottleneck", self.bottleneck, 1)
+        check_range("dwatt", "position_dim", self.position_dim, 1)
 
     def build(self, layers: int, width: int) -> DWAttFusion:
         """Make the module for `layers` states of size `width`."""
-        bottleneck = self.bottleneck or max(1, width // 2)
-        return DWAttFusion(layers=layers, width=width, bottleneck=bottleneck, position_dim=self.position_dim)
+        return DWAttFusion(self, layers=layers, width=width)
 
 
-class Bottleneck(nn.Module):
+class _Bottleneck(nn.Module):
     """`W LN(gelu(U x))`: `down` is U, `up` is W."""
 
     def __init__(self, width: int, bottleneck: int) -> None:
@@ -69,7 +65,6 @@ class Bottleneck(nn.Module):
         self.up = nn.Linear(bottleneck, width, bias=False)
 
     def forward(self, state: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
-        """Map one state."""
         return self.up(self.norm(F.gelu(self.down(state))))
 
 
@@ -79,22 +74,16 @@ class DWAttFusion(InputWeighted):
 
     places: Tensor
 
-    def __init__(self, *, layers: int, width: int, bottleneck: int, position_dim: int) -> None:
+    def __init__(self, config: DWAtt, *, layers: int, width: int) -> None:
         super().__init__(layers=layers, width=width, dim=width)
-        self.query = Bottleneck(width, bottleneck)
-        self.values = nn.ModuleList(Bottleneck(width, bottleneck) for _ in range(layers))
+        bottleneck = config.bottleneck or max(1, width // 2)
+        self.query = _Bottleneck(width, bottleneck)
+        self.values = nn.ModuleList(_Bottleneck(width, bottleneck) for _ in range(layers))
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
-        self.keys = nn.Linear(position_dim, width, bias=False)
-        self.register_buffer("places", torch.rand(layers, position_dim))
+        self.keys = nn.Linear(config.position_dim, width, bias=False)
+        self.register_buffer("places", torch.rand(layers, config.position_dim))
 
-    def stream(self, members: object) -> Stream:
-        """Keep the states until the query's is there."""
-        del members
-        return BufferedStream(self._fuse)
-
-    def _fuse(
-        self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]
-    ) -> Float[Tensor, "batch tokens width"]:
+    def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
         """Attend, one value at a time; a state is let go once it was read."""
         dtype = self.keys.weight.dtype
         fused = states[self.layers - 1].to(dtype)

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from lamina.errors import ConfigError
-from lamina.fusion.base import Fusion, FusionConfig, Stream, fed
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
 from lamina.layers.hooks import watch
-from lamina.layers.isolation import main_device, preserve_model
+from lamina.layers.isolation import first_line, main_device, preserve_model
 from lamina.layers.probe_input import probe_input
-from lamina.layers.stack import alike, swapped
+from lamina.layers.stack import LayerStack, alike, swapped
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from jaxtyping import Bool, Float
     from transformers import PreTrainedModel
 
-    from lamina.fusion.base import LayerView
-    from lamina.layers import LayerStack
+Swap = tuple[int, int] | None
 
 _HEAD_SIZE = 64  # of the plain blocks, as in BERT and RoBERTa of every size
 _PROBE_TOKENS = 7
@@ -70,11 +68,7 @@ class ExtraLayers(FusionConfig):
         return ExtraLayersFusion([_plain_block(width) for _ in range(self.n)], layers=layers, width=width)
 
     def build_on(self, model: PreTrainedModel, stack: LayerStack, layers: int) -> ExtraLayersFusion:
-        """Make blocks of the kind of the stack's last one.
-
-        Raises:
-            ConfigError: If that block cannot be copied, or a copy does not compute what it computes.
-        """
+        """Make blocks of the kind of the stack's last one; ConfigError if a copy does not compute what it computes."""
         copied, swap = _checked_copy(model, stack)
         blocks = [copied, *(copy.deepcopy(copied) for _ in range(self.n - 1))]
         for block in blocks:
@@ -87,13 +81,7 @@ class ExtraLayersFusion(Fusion):
     """The module of `ExtraLayers`: `blocks`, run one after the other on the last state it is given."""
 
     def __init__(
-        self,
-        blocks: Sequence[nn.Module],
-        *,
-        layers: int,
-        width: int,
-        in_a_pass: bool = False,
-        swap: tuple[int, int] | None = None,
+        self, blocks: Sequence[nn.Module], *, layers: int, width: int, in_a_pass: bool = False, swap: Swap = None
     ) -> None:
         super().__init__(layers=layers, width=width, dim=width)
         self.blocks = nn.ModuleList(blocks)
@@ -107,18 +95,17 @@ class ExtraLayersFusion(Fusion):
     @contextmanager
     def block_inputs(self, stack: LayerStack) -> Iterator[None]:
         """Remember how the pass calls the stack's last block: mask, positions and whatever else there is."""
-        if not self._in_a_pass:
-            yield
-            return
 
         def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._call = _Call.of(block, args, kwargs, stack.depth - 1)
 
-        handle = stack.blocks[-1].register_forward_pre_hook(before, with_kwargs=True)
-        try:
+        if not self._in_a_pass:
             yield
+            return
+        try:
+            with stack.blocks[-1].register_forward_pre_hook(before, with_kwargs=True):
+                yield
         finally:
-            handle.remove()
             self._call = None
 
     def stream(self, members: object) -> Stream:
@@ -127,11 +114,7 @@ class ExtraLayersFusion(Fusion):
         return _TopStream(self)
 
     def block_call(self) -> _Call | None:
-        """How the pass called the base's last block; None for blocks that need nothing but the mask.
-
-        Raises:
-            ConfigError: If no pass was recorded, or it continued from a cache.
-        """
+        """How the pass called the base's last block; None for blocks that need nothing but the mask."""
         if not self._in_a_pass:
             return None
         if self._call is None:
@@ -153,21 +136,14 @@ class ExtraLayersFusion(Fusion):
         dtype = next(self.parameters()).dtype
         state = state.to(dtype)
         call = (call or _plain_call(mask)).to(dtype)
-        with self._own_randomness(state.device):
+        seeded = self.training and self.generator is not None
+        with torch.random.fork_rng(devices=[state.device] if state.is_cuda else [], enabled=seeded):
+            if seeded:  # torch's own generators: dropout inside the blocks knows no other
+                seed = torch.randint(1 << 62, (), generator=self.generator, device=state.device)
+                torch.manual_seed(int(seed))
             for block in self.blocks:
                 state = call.run(block, state, self._swap)
         return state
-
-    @contextmanager
-    def _own_randomness(self, device: torch.device) -> Iterator[None]:
-        """Seed torch's generators for the blocks, whose dropout knows no other, and put them back."""
-        if not self.training or self.generator is None:
-            yield
-            return
-        seed = torch.randint(1 << 62, (), generator=self.generator, device=self.generator.device).item()
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(int(seed))
-            yield
 
 
 class _TopStream(Stream):
@@ -175,35 +151,25 @@ class _TopStream(Stream):
 
     def __init__(self, fusion: ExtraLayersFusion) -> None:
         self._fusion = fusion
-        self._state: Tensor | None = None
-        self._call: _Call | None = None
+        self._taken: tuple[Tensor, _Call | None] | None = None
 
     def step(self, index: int, view: LayerView) -> None:
-        """Keep the state and the call, which is forgotten elsewhere once the pass ends."""
         del index
-        self._state, self._call = view.state, self._fusion.block_call()
+        self._taken = (view.state, self._fusion.block_call())  # forgotten elsewhere once the pass ends
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
-        """Run the blocks."""
-        state, call, self._state, self._call = fed(self._state), self._call, None, None
-        return [self._fusion.run(state, call, mask)]
+        taken, self._taken = fed(self._taken), None
+        return [self._fusion.run(*taken, mask)]
 
 
 @dataclass(frozen=True)
 class _Call:
-    """How a block was called, without the caches.
-
-    Attributes:
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        place: Where among them the hidden state is.
-        past: Tokens of the text that are in a cache and not in this call.
-    """
+    """How a block was called, without the caches."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    place: int | str = 0
-    past: int = 0
+    place: int | str = 0  # where among them the hidden state is
+    past: int = 0  # tokens of the text that are in a cache and not in this call
 
     @classmethod
     def of(cls, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], layer: int) -> _Call:
@@ -222,31 +188,21 @@ class _Call:
 
     def to(self, dtype: torch.dtype) -> _Call:
         """The same call with every floating-point tensor in another precision."""
-        return _Call(_cast(self.args, dtype), _cast(self.kwargs, dtype), self.place, self.past)
+        args, kwargs = tree_map_only(
+            Tensor, lambda value: value.to(dtype) if value.is_floating_point() else value, (self.args, self.kwargs)
+        )
+        return _Call(args, kwargs, self.place, self.past)
 
-    def run(self, block: nn.Module, state: Tensor, swap: tuple[int, int] | None) -> Tensor:
+    def run(self, block: nn.Module, state: Tensor, swap: Swap) -> Tensor:
         """Repeat it on another block with another state `[batch, tokens, width]`; returns the new state."""
         args, kwargs = list(self.args), dict(self.kwargs)
-        if isinstance(self.place, int):
-            args[self.place] = swapped(state, swap)
-        else:
-            kwargs[self.place] = swapped(state, swap)
+        cast("Any", args if isinstance(self.place, int) else kwargs)[self.place] = swapped(state, swap)
         output = block(*args, **kwargs)
         return swapped(output if isinstance(output, Tensor) else output[0], swap)
 
 
 def _is_cache(value: object) -> bool:
     return hasattr(value, "get_seq_length")  # every cache of transformers 5 has it
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    if type(value) in (tuple, list):
-        return type(value)(_cast(item, dtype) for item in value)
-    if type(value) is dict:
-        return {key: _cast(item, dtype) for key, item in value.items()}
-    return value
 
 
 def _plain_block(width: int) -> nn.Module:
@@ -273,12 +229,8 @@ def _plain_call(mask: Bool[Tensor, "batch tokens"]) -> _Call:
     return _Call((None,), {"attention_mask": scores[:, None, None, :]})
 
 
-def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module, tuple[int, int] | None]:
-    """A trainable copy of the last block in single precision, and how it keeps its states.
-
-    Raises:
-        ConfigError: If there is none, or it does not compute what the block computes.
-    """
+def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module, Swap]:
+    """A trainable copy of the last block in single precision, and how it keeps its states."""
     if not stack.blocks:
         raise _refusal(model, "it has no module per block")
     try:
@@ -287,8 +239,7 @@ def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module,
     except ConfigError:
         raise
     except Exception as error:
-        told = next(iter(str(error).strip().splitlines()), "")
-        raise _refusal(model, f"a copy of its last block does not run ({type(error).__name__}: {told})") from error
+        raise _refusal(model, f"a copy of its last block does not run ({first_line(error)})") from error
     return copied, swap
 
 
@@ -312,15 +263,8 @@ def _copy(block: nn.Module) -> nn.Module:
     return copied
 
 
-def _rehearse(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) -> tuple[int, int] | None:
-    """Run the model once on a tiny input, and the copy as its last block was called.
-
-    Returns:
-        The two axes that trade places in the block, or None.
-
-    Raises:
-        ConfigError: If the block does not take the state of the layer below, or the copy gives another result.
-    """
+def _rehearse(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) -> Swap:
+    """Run the model once on a tiny input, and the copy as its last block was called; the axes the block exchanges."""
     block, layer = stack.blocks[-1], stack.depth - 1
     seen: dict[Any, Any] = {}
 
@@ -356,15 +300,9 @@ def _run_model(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def _start_afresh_(block: nn.Module, model: PreTrainedModel, of: nn.Module) -> None:
-    """Initialise every parameter as the model does, and what it leaves out as torch does.
-
-    Raises:
-        ConfigError: If a parameter is initialised by neither.
-    """
-    owner: Any = model
-    for module in model.modules():
-        if hasattr(module, "_init_weights") and any(part is of for part in module.modules()):
-            owner = module  # the innermost model around the block
+    """Initialise every parameter as the model does, and what it leaves out as torch does."""
+    around = [part for part in model.modules() if hasattr(part, "_init_weights") and of in set(part.modules())]
+    owner: Any = around[-1]  # the innermost model
     for parameter in block.parameters():
         parameter.fill_(torch.nan)
     for module in block.modules():

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream
-from lamina.fusion.elementwise import ScaledSum, shares
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, WeightedSum
+from lamina.fusion.elementwise import shares
+from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
     from jaxtyping import Bool, Float
-
-    from lamina.layers.selectors import Selector
 
 
 @final
@@ -32,7 +29,7 @@ class Gated(FusionConfig):
         layers: Which layers.
 
     Raises:
-        ConfigError: If a value cannot be.
+        ConfigError: If `hidden` is below 1.
 
     Source:
         Wang et al. 2018, "Multi-layer Representation Fusion for Neural Machine Translation", as ElNokrashy et al. 2024
@@ -44,7 +41,7 @@ class Gated(FusionConfig):
     layers: Selector = "all"
 
     def __post_init__(self) -> None:
-        check_range("gated", "hidden", self.hidden, 1, math.inf)
+        check_range("gated", "hidden", self.hidden, 1)
 
     def build(self, layers: int, width: int) -> GatedFusion:
         """Make the module for `layers` states of size `width`."""
@@ -84,6 +81,8 @@ class InputWeighted(Fusion):
 class GatedFusion(InputWeighted):
     """The module of `Gated`: the linear maps `inner` (V, a) and `outer` (U, b)."""
 
+    stacks: ClassVar[bool] = True
+
     def __init__(self, *, layers: int, width: int, hidden: int) -> None:
         super().__init__(layers=layers, width=width, dim=width)
         self.inner = nn.Linear(width, hidden)
@@ -91,18 +90,12 @@ class GatedFusion(InputWeighted):
         nn.init.zeros_(self.outer.weight)
         nn.init.constant_(self.outer.bias, 1 / layers)
 
-    def group(self) -> Hashable:
-        """Same shape, same place."""
-        return (self.inner.weight.shape, self.inner.weight.dtype, self.inner.weight.device)
-
-    def stream(self, members: Sequence[Fusion]) -> Stream:
-        """One matrix product per layer for all members together."""
-        return GatedStream(cast("Sequence[GatedFusion]", members))
+    def stream(self, members: Sequence[Any]) -> Stream:
+        """One matrix product per layer for all members together: their hidden layers are stacked into one."""
+        return _GatedStream(members)
 
 
-class GatedStream(ScaledSum):
-    """Runs any number of alike Gateds: their hidden layers are stacked into one."""
-
+class _GatedStream(WeightedSum):
     def __init__(self, members: Sequence[GatedFusion]) -> None:
         self._members = members
         self._inner = torch.cat([member.inner.weight for member in members])
@@ -112,7 +105,6 @@ class GatedStream(ScaledSum):
         self._weights: list[Tensor] = []
 
     def step(self, index: int, view: LayerView) -> None:
-        """Weigh one state."""
         del index
         state = view.state.to(self._inner.dtype)
         hidden = F.gelu(F.linear(state, self._inner, self._inner_bias)).unflatten(-1, (len(self._members), -1))
@@ -121,8 +113,7 @@ class GatedStream(ScaledSum):
         self._add(state, weights.unsqueeze(-1))
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
-        """The sums."""
-        sums = self._sums()
+        sums = super().finish(mask)
         for member, weights in zip(self._members, torch.stack(self._weights, dim=1), strict=True):
             member.observe(weights, mask)
         return sums

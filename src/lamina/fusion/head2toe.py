@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
-from lamina.fusion.base import BufferedStream, Fusion, FusionConfig, Stream
+from lamina.fusion.base import Fusion, FusionConfig
+from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
-
-    from lamina.layers.selectors import Selector
 
 logger = logging.getLogger(__name__)
 
@@ -65,16 +64,13 @@ class Head2Toe(FusionConfig):
         if not 0 < self.fraction <= 1:
             raise ConfigError(f"head2toe: fraction is {self.fraction}; it must be above 0 and at most 1.")
         if not 0 < self.score_share < 1:
-            raise ConfigError(
-                f"head2toe: score_share is {self.score_share}; it must be above 0 and below 1, since both stages "
-                "need epochs."
-            )
+            reason = "it must be above 0 and below 1, since both stages need epochs"
+            raise ConfigError(f"head2toe: score_share is {self.score_share}; {reason}.")
         check_range("head2toe", "group_lasso", self.group_lasso, 0, float("inf"), open_high=True)
         check_range("head2toe", "chunks", self.chunks, 1, 1000)
         if self.per_token and self.chunks > 1:
             raise ConfigError(
-                f"head2toe: chunks is {self.chunks} with per_token; chunks are stretches of a whole text. "
-                "Use one of the two."
+                f"head2toe: chunks is {self.chunks} with per_token; chunks are stretches of a whole text."
             )
 
     def build(self, layers: int, width: int) -> Head2ToeFusion:
@@ -86,12 +82,13 @@ class Head2Toe(FusionConfig):
 class Head2ToeFusion(Fusion):
     """The module of `Head2Toe`; it has no parameters, only what was chosen: `kept [dim]` and `selected []`."""
 
+    kept: Tensor
+    selected: Tensor
+    shares: Tensor
+
     def __init__(self, config: Head2Toe, *, layers: int, width: int) -> None:
         super().__init__(layers=layers, width=width, dim=layers * config.chunks * width)
         self.config = config
-        self.kept: Tensor
-        self.selected: Tensor
-        self.shares: Tensor
         self.register_buffer("kept", torch.ones(self.dim, dtype=torch.bool))
         self.register_buffer("selected", torch.zeros((), dtype=torch.bool))
         self.register_buffer("shares", torch.full((layers,), 1 / layers))
@@ -104,46 +101,28 @@ class Head2ToeFusion(Fusion):
         """Share of each layer in the features that are kept; before that, in their scores after the last epoch."""
         return self.shares.clone()
 
-    def stream(self, members: object) -> Stream:
-        """Keep the states until the mask is known."""
-        del members
-        return BufferedStream(self.features)
-
-    def features(
-        self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]
-    ) -> Float[Tensor, "batch tokens dim"]:
-        """The scaled features of all layers; those that are not kept are 0.
-
-        Args:
-            states: Index -> state `[batch, tokens, width]`; layers that are not live may be missing.
-            mask: True where a token is real.
-        """
+    def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
+        """The scaled features of all layers; 0 for those without a state and those that are not kept."""
         dtype, (batch, tokens) = self.shares.dtype, mask.shape
         pool = None if self.config.per_token else _stretches(mask, self.config.chunks).to(dtype)
-        parts: list[Tensor] = []
-        nothing = self.shares.new_zeros(batch, 1 if pool is not None else tokens, self.dim // self.layers)
-        for index in range(self.layers):
-            if index not in states:
-                parts.append(nothing)
-                continue
-            state = states[index].to(dtype)
-            part = state if pool is None else (pool @ state).flatten(1).unsqueeze(1)
-            parts.append(F.normalize(part, dim=-1))
+        parts = [self.shares.new_zeros(batch, tokens if pool is None else 1, self.dim // self.layers)] * self.layers
+        for index, state in states.items():
+            part = state.to(dtype) if pool is None else (pool @ state.to(dtype)).flatten(1).unsqueeze(1)
+            parts[index] = F.normalize(part, dim=-1)
         return (torch.cat(parts, dim=-1) * self.kept).expand(-1, tokens, -1)
 
     def check_head(self, head: nn.Module) -> None:
         """Raise ConfigError unless the head is one linear map, on what these features are of: a text or a token."""
         output = getattr(head, "output", None)
-        own = {id(parameter) for parameter in output.parameters()} if isinstance(output, nn.Linear) else set()
-        if not own or any(id(parameter) not in own for parameter in head.parameters()):
+        own = set(output.parameters()) if isinstance(output, nn.Linear) else set()
+        if not own or own != set(head.parameters()):
             raise ConfigError(
                 "head2toe: the head has more than one linear map; features are scored by its weights. Set "
                 'pooling="first" (SequenceClassification), or encoder_layers=0 (TokenClassification, with per_token).'
             )
-        kind = getattr(getattr(head, "config", None), "kind", "")
-        if not self.config.per_token and kind != "sequence_classification":
+        if not self.config.per_token and not getattr(head, "pools", False):
             raise ConfigError(
-                f"head2toe: the head is one for '{kind}'; the features are of a whole text, the same for each token. "
+                "head2toe: the head labels each token; the features are of a whole text, the same for each token. "
                 "Set per_token=True."
             )
 

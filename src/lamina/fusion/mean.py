@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, final
 import torch
 
 from lamina.fusion.base import Fusion, FusionConfig, Stream, WeightedSum
+from lamina.layers.selectors import Selector
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
-
-    from lamina.layers.selectors import Selector
 
 
 @final

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,13 @@ from lamina.fusion.dropout import draw, drop, dropout
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
     from jaxtyping import Bool, Float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Projection:
-    """What happens to each state and to the sum: the settings two fusions must share to run as one.
+class ProjectedConfig(FusionConfig):
+    """Settings of what happens to each state and to the sum; fusions that share them can run as one.
 
-    Args:
+    Attributes:
         dim: Size of the features, k in the paper.
         dropout: Probability, on each layer's features and (with positions) on the sum.
         positions: Add fixed sinusoidal token positions to the sum.
@@ -40,24 +37,8 @@ class Projection:
 
     def check(self, op: str) -> None:
         """Raise ConfigError if a value cannot be."""
-        check_range(op, "dim", self.dim, 1, math.inf)
+        check_range(op, "dim", self.dim, 1)
         check_range(op, "dropout", self.dropout, 0, 1, open_high=True)
-
-
-class ProjectedConfig(FusionConfig):
-    """Settings with those of a `Projection` among them."""
-
-    dim: int
-    dropout: float
-    positions: bool
-    output_activation: bool
-
-    @property
-    def projection(self) -> Projection:
-        """What happens to each state and to the sum."""
-        return Projection(
-            dim=self.dim, dropout=self.dropout, positions=self.positions, output_activation=self.output_activation
-        )
 
 
 class ProjectedFusion(Fusion):
@@ -66,10 +47,12 @@ class ProjectedFusion(Fusion):
     `projection` is `[projections, dim, width]`, without bias; the norm has no affine part, eps 1e-5.
     """
 
-    def __init__(self, settings: Projection, *, layers: int, width: int, projections: int) -> None:
-        super().__init__(layers=layers, width=width, dim=settings.dim)
-        self.settings = settings
-        self.projection = nn.Parameter(torch.empty(projections, settings.dim, width))
+    stacks: ClassVar[bool] = True
+
+    def __init__(self, config: ProjectedConfig, *, layers: int, width: int, projections: int) -> None:
+        super().__init__(layers=layers, width=width, dim=config.dim)
+        self.config = config
+        self.projection = nn.Parameter(torch.empty(projections, config.dim, width))
         for weight in self.projection:
             nn.init.kaiming_uniform_(weight, a=math.sqrt(5))  # what nn.Linear starts from
 
@@ -77,30 +60,25 @@ class ProjectedFusion(Fusion):
     def weights(self) -> Float[Tensor, " layers"]:
         """Weight of each layer in the sum."""
 
-    def place(self, index: int) -> int:
-        """Which of the projections is W_i of state number `index`."""
-        return index
-
     def group(self) -> Hashable:
-        """Same shape, same settings, same place."""
-        return (self.settings, self.width, self.training, self.projection.dtype, self.projection.device)
+        """Same shapes, same settings, same place."""
+        config = self.config
+        return (super().group(), self.training, config.dropout, config.positions, config.output_activation)
 
     def active_layers(self) -> tuple[int, ...]:
         """Layers whose weight is not zero."""
         return tuple(self.weights().detach().nonzero().flatten().tolist())
 
-    def stream(self, members: Sequence[Fusion]) -> Stream:
-        """One accumulator for all members together."""
-        return ProjectedStream(cast("Sequence[ProjectedFusion]", members))
+    def stream(self, members: Sequence[Any]) -> Stream:
+        """One matrix product per layer and one accumulator for all members together."""
+        return _ProjectedStream(members)
 
 
-class ProjectedStream(Stream):
-    """Runs any number of alike fusions: one matrix product and one accumulator per layer for all of them."""
-
+class _ProjectedStream(Stream):
     def __init__(self, members: Sequence[ProjectedFusion]) -> None:
         self._members = members
-        self._settings = members[0].settings
-        self._p = members[0].settings.dropout if members[0].training else 0.0
+        self._config = members[0].config
+        self._p = self._config.dropout if members[0].training else 0.0
         self._weights = torch.stack([member.weights() for member in members])
         self._zero = (self._weights == 0).tolist()
         self._kernels: Sequence[Tensor] | None = None
@@ -109,7 +87,6 @@ class ProjectedStream(Stream):
         self._total: Tensor | None = None
 
     def step(self, index: int, view: LayerView) -> None:
-        """Add this layer's share to every member in which its weight is not zero."""
         rows = [row for row, zero in enumerate(self._zero) if not zero[index]]
         if not rows:
             return
@@ -127,7 +104,7 @@ class ProjectedStream(Stream):
 
     def _kernel(self, rows: list[int], index: int) -> Float[Tensor, "members dim width"]:
         """W_i of some of the members, for one state."""
-        place = self._members[0].place(index)
+        place = index if len(self._members[0].projection) > 1 else 0  # SingleLayer has but one
         if self._kernels is not None:
             return self._kernels[place] if len(rows) == len(self._members) else self._kernels[place][rows]
         if len(rows) == 1:
@@ -138,24 +115,21 @@ class ProjectedStream(Stream):
         """Random bits for dropout, some of the members' own."""
         if self._p == 0:
             return None
-        shape = torch.Size((*state.shape[:2], len(rows), self._settings.dim))
+        shape = torch.Size((*state.shape[:2], len(rows), self._config.dim))
         return draw(shape, [self._members[row].generator for row in rows], state.device, axis=2)
 
     def _add_some(self, part: Tensor, rows: list[int]) -> None:
         if self._total is None:
-            self._total = part.new_zeros(*part.shape[:2], len(self._zero), self._settings.dim)
+            self._total = part.new_zeros(*part.shape[:2], len(self._zero), self._config.dim)
         self._total = self._total.index_add(2, torch.tensor(rows, device=part.device), part)
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Activation and positions on the sum, split by member."""
         total = fed(self._total)
-        if self._settings.output_activation:
+        if self._config.output_activation:
             total = F.gelu(total)
-        if self._settings.positions:
-            places = sinusoids(mask, self._settings.dim).to(total.dtype)
-            total = dropout(
-                total + places.unsqueeze(2), self._p, [member.generator for member in self._members], axis=2
-            )
+        if self._config.positions:
+            total = total + sinusoids(mask, self._config.dim).to(total.dtype).unsqueeze(2)
+            total = dropout(total, self._p, [member.generator for member in self._members], axis=2)
         return list(total.movedim(2, 0).contiguous().unbind(0))  # one copy here saves each head its own
 
 

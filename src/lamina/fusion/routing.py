@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import BufferedStream, Fusion, FusionConfig, Stream
+from lamina.fusion.base import Fusion, FusionConfig
+from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
-
-    from lamina.layers.selectors import Selector
 
 
 @final
@@ -52,10 +51,8 @@ class Routing(FusionConfig):
     streams: ClassVar[bool] = False  # the second iteration needs every input again
 
     def __post_init__(self) -> None:
-        for name, low in (("dim", 2), ("vectors", 2), ("iterations", 2)):
-            check_range("routing", name, getattr(self, name), low, 1 << 20)
-        if self.size is not None:
-            check_range("routing", "size", self.size, 2, 1 << 20)
+        for name in ("dim", "vectors", "size", "iterations"):
+            check_range("routing", name, getattr(self, name), 2, 1 << 20)
 
     def build(self, layers: int, width: int) -> RoutingFusion:
         """Make the module for `layers` states of size `width`."""
@@ -72,20 +69,11 @@ class RoutingFusion(Fusion):
         self.scale = nn.Parameter(torch.ones(layers, width))
         self.shift = nn.Parameter(torch.zeros(layers, width))
         size, many, rounds = config.size or width, config.vectors, config.iterations
-        self.stages = nn.ModuleList(
-            [
-                Route(None, many, width, size, iterations=rounds),
-                Route(many, many, size, size, iterations=rounds),
-                Route(many, config.dim, size, 1, iterations=rounds),
-            ]
-        )
+        shapes = ((None, many, width, size), (many, many, size, size), (many, config.dim, size, 1))
+        self.stages = nn.ModuleList(Route(*shape, iterations=rounds) for shape in shapes)
 
-    def stream(self, members: object) -> Stream:
-        """Keep the states: routing reads them once per iteration."""
-        del members
-        return BufferedStream(self._fuse)
-
-    def _fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
+    def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
+        """Route what the states hold."""
         parts = [
             F.layer_norm(state.to(self.scale.dtype), (self.width,)) * self.scale[index] + self.shift[index]
             for index, state in states.items()
@@ -133,32 +121,21 @@ class Route(nn.Module):
     def forward(
         self, vectors: Float[Tensor, "batch inputs size"], real: Bool[Tensor, "batch inputs"] | None = None
     ) -> Float[Tensor, "batch outputs more"]:
-        """Route.
-
-        Args:
-            vectors: The inputs.
-            real: False where an input is padding; None: nowhere.
-        """
+        """Route; `real` is False where an input is padding (None: nowhere)."""
         if real is None:
             real = vectors.new_ones(vectors.shape[:2], dtype=torch.bool)
         damping = real.sum(1).clamp(min=1).to(vectors.dtype).rsqrt()[:, None, None]  # 1 / sqrt(number of inputs)
         activation = (vectors * self.activation).sum(-1, keepdim=True) * damping + self.activation_bias.unsqueeze(-1)
         active = activation.sigmoid() * real.unsqueeze(-1)
-        use, ignore = self._worth(vectors)
+        # what each output gains by using an input and loses by ignoring it
+        worth = self.worth
+        use, ignore = worth(vectors).chunk(2, dim=-1) if isinstance(worth, nn.Linear) else worth.unbind()
         share, outputs = torch.full_like(use, 1 / use.shape[-1]), vectors.new_empty(0)
         for iteration in range(self.iterations):
             if iteration > 0:
                 share = self._shares(vectors, outputs)
             outputs = self._outputs(vectors, damping, active * (use * share - ignore * (1 - share)))
         return self._normalised(outputs)
-
-    def _worth(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """What each output gains by using an input and loses by ignoring it."""
-        if isinstance(self.worth, nn.Linear):
-            use, ignore = self.worth(vectors).chunk(2, dim=-1)
-        else:
-            use, ignore = self.worth.unbind()
-        return use, ignore
 
     def _outputs(self, vectors: Tensor, damping: Tensor, weight: Tensor) -> Tensor:
         """Sum of the votes `(x_i / sqrt(inputs) * vote_scale_j) vote_map + vote_bias_j`, inputs summed first."""

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from lamina.fusion.base import Fusion, FusionConfig, Stream, WeightedSum
+from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-
-    from lamina.layers.selectors import Selector
 
 
 @final
@@ -38,15 +37,15 @@ class ScalarMix(FusionConfig):
 
     def build(self, layers: int, width: int) -> ScalarMixFusion:
         """Make the module for `layers` states of size `width`."""
-        return ScalarMixFusion(self, layers=layers, width=width, dim=width)
+        return ScalarMixFusion(self, layers=layers, width=width)
 
 
 @final
 class ScalarMixFusion(Fusion):
     """The module of `ScalarMix`: `scores [layers]`, `scale []`."""
 
-    def __init__(self, config: ScalarMix, *, layers: int, width: int, dim: int) -> None:
-        super().__init__(layers=layers, width=width, dim=dim)
+    def __init__(self, config: ScalarMix, *, layers: int, width: int) -> None:
+        super().__init__(layers=layers, width=width, dim=width)
         self.config = config
         self.scores = nn.Parameter(torch.zeros(layers))
         self.scale = nn.Parameter(torch.ones(()))

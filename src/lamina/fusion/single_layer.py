@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
-from lamina.fusion.projected import ProjectedConfig, ProjectedFusion, Projection
+from lamina.fusion.projected import ProjectedConfig, ProjectedFusion
 from lamina.layers import select
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class SingleLayer(ProjectedConfig):
     output_activation: bool = True
 
     def __post_init__(self) -> None:
-        self.projection.check("single_layer")
+        self.check("single_layer")
 
     def selector(self) -> int:
         """The one layer."""
@@ -46,21 +46,16 @@ class SingleLayer(ProjectedConfig):
     def build(self, layers: int, width: int) -> SingleLayerFusion:
         """Make the module; given more states than the one selected, it picks `layer` among them."""
         index = 0 if layers == 1 else select(self.layer, layers, op="single_layer")[0]
-        return SingleLayerFusion(self.projection, layers=layers, width=width, index=index)
+        return SingleLayerFusion(self, layers=layers, width=width, index=index)
 
 
 @final
 class SingleLayerFusion(ProjectedFusion):
     """The module of `SingleLayer`: `projection [1, dim, width]`."""
 
-    def __init__(self, settings: Projection, *, layers: int, width: int, index: int) -> None:
-        super().__init__(settings, layers=layers, width=width, projections=1)
+    def __init__(self, config: SingleLayer, *, layers: int, width: int, index: int) -> None:
+        super().__init__(config, layers=layers, width=width, projections=1)
         self.index = index
-
-    def place(self, index: int) -> int:
-        """The one projection there is."""
-        del index
-        return 0
 
     def active_layers(self) -> tuple[int, ...]:
         """The layer that is read."""
@@ -68,6 +63,4 @@ class SingleLayerFusion(ProjectedFusion):
 
     def weights(self) -> Float[Tensor, " layers"]:
         """1 for the layer that is read, 0 for the others."""
-        weights = torch.zeros(self.layers, device=self.projection.device, dtype=self.projection.dtype)
-        weights[self.index] = 1
-        return weights
+        return torch.eye(self.layers, device=self.projection.device, dtype=self.projection.dtype)[self.index]

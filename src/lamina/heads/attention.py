@@ -6,22 +6,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.fusion.dropout import dropout
 from lamina.heads.base import check_heads
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from jaxtyping import Bool, Float
-    from torch import Tensor
 
-    Generators = Sequence[torch.Generator | None]
+Generators = Sequence[torch.Generator | None]
 
 
 def linear(maps: Sequence[nn.Linear], features: Float[Tensor, "heads *rows dim"]) -> Float[Tensor, "heads *rows out"]:
@@ -44,23 +42,16 @@ def norm(norms: Sequence[nn.LayerNorm], features: Float[Tensor, "heads *rows dim
         return norms[0](features)
     normal = F.layer_norm(features, norms[0].normalized_shape, eps=norms[0].eps)
     places = (len(norms), *[1] * (features.ndim - 2), -1)
-    weight, bias = (
-        torch.stack([getattr(module, name) for module in norms]).view(places) for name in ("weight", "bias")
-    )
+    weight = torch.stack([module.weight for module in norms]).view(places)
+    bias = torch.stack([module.bias for module in norms]).view(places)
     return torch.addcmul(bias, normal, weight)
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention with biases, without residual.
-
-    Args:
-        op: Who asks, for the error.
-        dim: Size of the features.
-        heads: Must divide `dim`.
-        dropout: Probability, on the attention weights.
+    """Multi-head self-attention with biases, without residual; `dropout` is on the attention weights.
 
     Raises:
-        ConfigError: If `heads` does not divide `dim`.
+        ConfigError: If `heads` does not divide `dim`; `op` is named.
     """
 
     def __init__(self, op: str, dim: int, heads: int, dropout: float = 0.0) -> None:
@@ -100,12 +91,7 @@ def attend(
 class EncoderLayer(nn.Module):
     """A pre-norm transformer encoder layer with GELU.
 
-    Args:
-        op: Who asks, for the error.
-        dim: Size of the features.
-        heads: Must divide `dim`.
-        feedforward: Inner size.
-        dropout: Probability, on attention weights, inside the feed-forward and on both branches.
+    Dropout is on the attention weights, inside the feed-forward (of size `feedforward`) and on both branches.
     """
 
     def __init__(self, op: str, dim: int, heads: int, feedforward: int, dropout: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -12,8 +13,6 @@ from torch.nn import functional as F
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
-
     from jaxtyping import Bool, Float
     from transformers import PreTrainedModel
 
@@ -46,6 +45,7 @@ class Head(nn.Module, ABC):
 
     generator: torch.Generator | None = None  # source of dropout's random numbers; None is torch's own
     logits_to_keep: ClassVar[bool] = False  # True: `forward` takes `logits_to_keep`, the positions that are wanted
+    pools: ClassVar[bool] = False  # True: one row of logits per text, not per token
 
     @abstractmethod
     def forward(self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]) -> Tensor:
@@ -83,24 +83,18 @@ class Head(nn.Module, ABC):
 
 
 class LabelHead(Head):
-    """A head that ends in one linear map, a score per label.
-
-    Args:
-        config: Its settings, with `labels` and `class_weights`.
-        dim: Size of the features.
-        parts: What comes before the linear map, by the names of the attributes.
-    """
+    """A head that ends in one linear map, a score per label; its config has `labels` and `class_weights`."""
 
     class_weights: Tensor | None
 
-    def __init__(self, config: HeadConfig, dim: int, parts: Mapping[str, nn.Module]) -> None:
+    def __init__(self, config: Any, dim: int, **parts: nn.Module) -> None:
         super().__init__()
-        self.config: Any = config
-        for name, part in parts.items():
+        self.config = config
+        for name, part in parts.items():  # these come before the linear map
             self.add_module(name, part)
         self.output = nn.Linear(dim, len(config.labels))
-        weights: Sequence[float] | None = self.config.class_weights
-        self.register_buffer("class_weights", None if weights is None else torch.tensor(weights), persistent=False)
+        weights = None if config.class_weights is None else torch.tensor(config.class_weights)
+        self.register_buffer("class_weights", weights, persistent=False)
 
     @property
     def outputs(self) -> int:
@@ -121,11 +115,7 @@ class LabelHead(Head):
 
 
 def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
-    """Label names from a sequence of them, or from their number.
-
-    Raises:
-        ConfigError: If there is none, or one twice.
-    """
+    """Label names from a sequence of them, or from their number; ConfigError if there is none, or one twice."""
     if isinstance(labels, str):
         raise ConfigError(f"{op}: labels are the text '{labels}'; a list of names is needed.")
     names = tuple(str(i) for i in range(labels)) if isinstance(labels, int) else tuple(labels)
@@ -145,18 +135,12 @@ def check_heads(op: str, dim: int, attention_heads: int) -> None:
 
 
 def checked_weights(op: str, weights: Sequence[float] | None, labels: int) -> tuple[float, ...] | None:
-    """The weights as a tuple.
-
-    Raises:
-        ConfigError: Unless there is one positive weight per label.
-    """
+    """The weights as a tuple; ConfigError unless there is one positive weight per label."""
     if weights is None:
         return None
     if len(weights) != labels or min(weights) <= 0:
-        raise ConfigError(
-            f"{op}: class_weights are {tuple(weights)} for {labels} labels; one positive weight per label is needed. "
-            "List them in the order of the labels."
-        )
+        came = f"class_weights are {tuple(weights)} for {labels} labels"
+        raise ConfigError(f"{op}: {came}; one positive weight per label is needed, in their order.")
     return tuple(float(weight) for weight in weights)
 
 

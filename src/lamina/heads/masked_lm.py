@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
@@ -18,13 +18,10 @@ from lamina.layers.probe_input import NoInputError, probe_input
 from lamina.layers.stack import alike
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from jaxtyping import Bool, Float, Int
     from transformers import PreTrainedModel
 
-    Activation = Callable[[Tensor], Tensor]
-
+Activation = Callable[[Tensor], Tensor]
 LABELS = ("token",)  # the classes are the base's vocabulary, which is not listed
 _PROBE_TOKENS = 8
 _CLOSE = 1e-3  # relative to the largest logit; a wrong activation or order is off by far more
@@ -54,31 +51,17 @@ class MaskedLM(HeadConfig):
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", label_names(self.kind, self.labels))
         if self.labels != LABELS:
-            raise ConfigError(
-                f"{self.kind}: labels are {self.labels}; the classes are the base's vocabulary. Leave labels out."
-            )
+            raise ConfigError(f"{self.kind}: labels are {self.labels}; the classes are the base's vocabulary.")
 
     def build(self, dim: int) -> MaskedLMHead:
-        """Refuse: the base is needed.
-
-        Raises:
-            ConfigError: Always.
-        """
+        """Raise ConfigError: the base is needed."""
         raise ConfigError(
             f"{self.kind}: only the size {dim} of the features was given; the head projects onto the vocabulary of "
             "its base. Attach the reader to a bank, or call build_on with the model."
         )
 
     def build_on(self, model: PreTrainedModel, dim: int) -> MaskedLMHead:
-        """Make the module for a model that is at hand.
-
-        Args:
-            model: The model that is read.
-            dim: Size of the features.
-
-        Raises:
-            ConfigError: If the model has no vocabulary.
-        """
+        """Make the module for a model that is at hand; ConfigError if it has no vocabulary."""
         projection = vocabulary_of(model)
         transform = _own_transform(model, projection) or _fresh_transform(projection, dim)
         return MaskedLMHead(projection, transform, dim)
@@ -101,11 +84,8 @@ class _Transform:
 class MaskedLMHead(Head):
     """The module of `MaskedLM`; logits `[batch, tokens, classes]`, a class per entry of the base's vocabulary.
 
-    Args:
-        projection: The base's module whose `weight` is `[classes, width]`; kept by reference, so it follows the base
-            to its device, and is no part of this module's state.
-        transform: What goes before it.
-        dim: Size of the features; one linear map more where the transform takes another size.
+    The base's `projection` (`weight` `[classes, width]`) is kept by reference: it follows the base to its device and is
+    no part of this module's state. Where the transform takes features of another size, one linear map more comes first.
     """
 
     logits_to_keep: ClassVar[bool] = True
@@ -124,16 +104,10 @@ class MaskedLMHead(Head):
         mask: Bool[Tensor, "batch tokens"],
         logits_to_keep: Bool[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens classes"] | Float[Tensor, "kept classes"]:
-        """Logits of each token; those of padding mean nothing.
+        """Logits of each token, in the dtype of the base's projection; those of padding mean nothing.
 
-        Args:
-            features: What the fusion gave.
-            mask: Real tokens; not needed, every token stands for itself.
-            logits_to_keep: Positions whose logits are wanted. The vocabulary is large, and only some 15 % of the
-                positions have a label, so a loss needs no others.
-
-        Returns:
-            `[batch, tokens, classes]`, or `[kept, classes]` in row order; in the dtype of the base's projection.
+        With `logits_to_keep`, those of these positions alone, in row order: the vocabulary is large, and a loss needs
+        only the some 15 % of the positions that have a label.
         """
         del mask
         if logits_to_keep is not None:
@@ -142,35 +116,26 @@ class MaskedLMHead(Head):
         if self.enter is not None:
             hidden = self.enter(hidden)
         hidden = self.norm(self._activation(self.dense(hidden)))
-        weight = cast("Tensor", self._projection[0].weight)
+        weight = self.borrowed()["vocabulary"]
         return F.linear(hidden.to(weight.dtype), weight, self.bias.to(weight.dtype))
 
     @property
     def outputs(self) -> int:
         """Size of the base's vocabulary."""
-        return len(cast("Tensor", self._projection[0].weight))
+        return len(self.borrowed()["vocabulary"])
 
     def borrowed(self) -> dict[str, Tensor]:
         """The projection's weight."""
         return {"vocabulary": cast("Tensor", self._projection[0].weight)}
 
     def loss(self, logits: Tensor, labels: Int[Tensor, "batch tokens"]) -> Float[Tensor, ""]:
-        """Mean cross-entropy over tokens whose label is not IGNORE.
-
-        Args:
-            logits: `[batch, tokens, classes]`, or `[kept, classes]` for `logits_to_keep = labels != IGNORE`.
-            labels: Entries of the vocabulary, or IGNORE.
-        """
+        """Mean cross-entropy over tokens whose label is not IGNORE; of all logits, or of those of just these tokens."""
         given = labels != IGNORE
         return cross_entropy(logits if logits.ndim == 2 else logits[given], labels[given], None)
 
 
 def vocabulary_of(model: PreTrainedModel) -> nn.Module:
-    """The module whose `weight` `[classes, width]` maps onto the vocabulary: the output embeddings, else the input's.
-
-    Raises:
-        ConfigError: If the model has neither.
-    """
+    """The module whose `weight` `[classes, width]` maps onto the vocabulary: output embeddings, else the input's."""
     for find in (model.get_output_embeddings, model.get_input_embeddings):
         try:
             module = find()
@@ -179,8 +144,7 @@ def vocabulary_of(model: PreTrainedModel) -> nn.Module:
         if isinstance(module, nn.Linear | nn.Embedding):
             return module
     raise ConfigError(
-        f"masked_lm: the family '{model.config.model_type}' has no vocabulary; tokens are predicted with the base's "
-        "own. Use a model that reads text."
+        f"masked_lm: the family '{model.config.model_type}' has no vocabulary. Use a model that reads text."
     )
 
 
@@ -210,10 +174,8 @@ def _own_transform(model: PreTrainedModel, projection: nn.Module) -> _Transform 
 
 def _biases(projection: nn.Module, outside: Sequence[nn.Module], classes: int) -> Iterator[Tensor]:
     """What may be added to the logits: the projection's bias, or a vector of that size in the head."""
-    for module in (projection, *outside):
-        for parameter in module.parameters(recurse=False):
-            if parameter.shape == (classes,):
-                yield parameter.detach()
+    parameters = (parameter for module in (projection, *outside) for parameter in module.parameters(recurse=False))
+    return (parameter.detach() for parameter in parameters if parameter.shape == (classes,))
 
 
 def _activations(config: Any) -> Iterator[Activation]:
@@ -239,10 +201,8 @@ def _first_equal(model: PreTrainedModel, projection: nn.Module, parts: Sequence[
         if states is None or logits is None:
             return None
         weight = cast("Tensor", projection.weight)
-        for part in parts:
-            if alike(F.linear(part(states[-1]), weight, part.bias.to(weight.dtype)), logits, _CLOSE):
-                return part
-    return None
+        again = ((part, F.linear(part(states[-1]), weight, part.bias.to(weight.dtype))) for part in parts)
+        return next((part for part, own in again if alike(own, logits, _CLOSE)), None)
 
 
 def _copy(module: Any) -> Any:

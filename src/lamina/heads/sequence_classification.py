@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -12,12 +13,10 @@ from torch.nn import functional as F
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.dropout import dropout
 from lamina.heads.attention import SelfAttention, attend, linear
-from lamina.heads.base import Head, HeadConfig, LabelHead, checked_weights, label_names
+from lamina.heads.base import HeadConfig, LabelHead, checked_weights, label_names
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
     from jaxtyping import Bool, Float
 
 POOLINGS = ("attention", "mean", "first")
@@ -70,10 +69,12 @@ class SequenceClassification(HeadConfig):
 class SequenceClassificationHead(LabelHead):
     """The module of `SequenceClassification`; logits `[batch, classes]`."""
 
+    pools: ClassVar[bool] = True
+
     def __init__(self, config: SequenceClassification, dim: int) -> None:
         attends = config.pooling == "attention"
         parts = {"attention": SelfAttention(config.kind, dim, config.attention_heads)} if attends else {}
-        super().__init__(config, dim, parts)
+        super().__init__(config, dim, **parts)
 
     def group(self) -> Hashable:
         """Same shape, same settings, same place."""
@@ -82,22 +83,19 @@ class SequenceClassificationHead(LabelHead):
 
     def many(
         self,
-        heads: Sequence[Head],
+        heads: Sequence[Any],
         features: Float[Tensor, "heads batch tokens dim"],
         mask: Bool[Tensor, "batch tokens"],
     ) -> Float[Tensor, "heads batch classes"]:
         """Logits of each text, for alike heads at once."""
-        members = cast("Sequence[SequenceClassificationHead]", heads)
-        outputs, generators = [member.output for member in members], [member.generator for member in members]
+        outputs, generators = [head.output for head in heads], [head.generator for head in heads]
         p = self.config.dropout if self.training else 0.0
         if self.config.pooling == "first":
             first = mask.int().argmax(1)
             seen = features[:, torch.arange(features.shape[1], device=first.device), first]
             return linear(outputs, dropout(seen, p, generators))
         if self.config.pooling == "attention":
-            features = F.gelu(
-                attend([cast("SelfAttention", member.attention) for member in members], features, mask, generators)
-            )
+            features = F.gelu(attend([head.attention for head in heads], features, mask, generators))
         share = mask.unsqueeze(-1).to(features.dtype)
         pooled = (dropout(features, p, generators) * share).sum(2) / share.sum(1)
         return linear(outputs, pooled)
@@ -115,22 +113,21 @@ class SequenceClassificationHead(LabelHead):
         if self.config.problem_type == "regression":
             logits = logits.squeeze(-1)
         if labels.shape != logits.shape:
-            raise ConfigError(
-                f"{self.config.kind}: labels are {tuple(labels.shape)} for a {self.config.problem_type} with outputs "
-                f"{tuple(logits.shape)}; both must have one shape."
+            came = (
+                f"labels are {tuple(labels.shape)} for a {self.config.problem_type} with outputs {tuple(logits.shape)}"
             )
+            raise ConfigError(f"{self.config.kind}: {came}; both must have one shape.")
+        given, logits = self._given(labels), logits.float()
+        target = labels.masked_fill(~given, 0).float()
         if self.config.problem_type == "regression":
-            given = ~labels.isnan()
-            error = F.mse_loss(logits.float(), labels.nan_to_num().float(), reduction="none")
+            error = F.mse_loss(logits, target, reduction="none")
         else:
-            given = labels >= 0
-            target = labels.clamp(min=0).float()
-            weight = self.class_weights
-            error = F.binary_cross_entropy_with_logits(logits.float(), target, weight=weight, reduction="none")
+            error = F.binary_cross_entropy_with_logits(logits, target, weight=self.class_weights, reduction="none")
         return (error * given).sum() / given.sum().clamp(min=1)
 
     def count(self, labels: Tensor) -> Tensor:
         """Number (or weight) of the labels that are given."""
-        if self.config.problem_type == "classification":
-            return super().count(labels)
-        return (~labels.isnan() if self.config.problem_type == "regression" else labels >= 0).sum()
+        return super().count(labels) if self.config.problem_type == "classification" else self._given(labels).sum()
+
+    def _given(self, labels: Tensor) -> Tensor:
+        return ~labels.isnan() if self.config.problem_type == "regression" else labels >= 0

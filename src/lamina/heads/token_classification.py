@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from torch import nn
 
 from lamina.fusion.dropout import dropout
 from lamina.heads.attention import EncoderLayer, encode, linear
-from lamina.heads.base import Head, HeadConfig, LabelHead, checked_weights, label_names
+from lamina.heads.base import HeadConfig, LabelHead, checked_weights, label_names
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
     from jaxtyping import Bool, Float
     from torch import Tensor
 
@@ -62,11 +61,9 @@ class TokenClassificationHead(LabelHead):
     """The module of `TokenClassification`; logits `[batch, tokens, classes]`."""
 
     def __init__(self, config: TokenClassification, dim: int) -> None:
-        encoder = nn.ModuleList(
-            EncoderLayer(config.kind, dim, config.attention_heads, config.feedforward, config.dropout)
-            for _ in range(config.encoder_layers)
-        )
-        super().__init__(config, dim, {"encoder": encoder})
+        settings = (config.attention_heads, config.feedforward, config.dropout)
+        encoder = (EncoderLayer(config.kind, dim, *settings) for _ in range(config.encoder_layers))
+        super().__init__(config, dim, encoder=nn.ModuleList(encoder))
 
     def group(self) -> Hashable:
         """Same shape, same settings, same place."""
@@ -76,14 +73,13 @@ class TokenClassificationHead(LabelHead):
 
     def many(
         self,
-        heads: Sequence[Head],
+        heads: Sequence[Any],
         features: Float[Tensor, "heads batch tokens dim"],
         mask: Bool[Tensor, "batch tokens"],
     ) -> Float[Tensor, "heads batch tokens classes"]:
         """Logits of each token, for alike heads at once."""
-        members = cast("Sequence[TokenClassificationHead]", heads)
-        generators = [member.generator for member in members]
-        for layers in zip(*(cast("nn.ModuleList", member.encoder) for member in members), strict=True):
-            features = encode(cast("Sequence[EncoderLayer]", layers), features, mask, generators)
+        generators = [head.generator for head in heads]
+        for layers in zip(*(head.encoder for head in heads), strict=True):
+            features = encode(layers, features, mask, generators)
         p = self.config.dropout if self.training else 0.0
-        return linear([member.output for member in members], dropout(features, p, generators))
+        return linear([head.output for head in heads], dropout(features, p, generators))

@@ -4,10 +4,9 @@ Layer i is entry i of what the model returns as `hidden_states`: 0 the embedding
 knows a family by name; `stacks` runs the model on a tiny input and looks.
 """
 
-from lamina.layers.discovery import default_stack, stacks
+from lamina.layers.discovery import default_stack, stacks, tap
 from lamina.layers.hooks import watch
 from lamina.layers.selectors import select
 from lamina.layers.stack import LayerStack, TapPoint
-from lamina.layers.taps import tap
 
 __all__ = ["LayerStack", "TapPoint", "default_stack", "select", "stacks", "tap", "watch"]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from lamina.errors import UnknownNameError, UnsupportedModelError
 from lamina.layers.hooks import watch
-from lamina.layers.isolation import MetaValues, main_device, preserve_model
+from lamina.layers.isolation import MetaValues, first_line, main_device, preserve_model
 from lamina.layers.matching import find_blocks, find_run, find_scope, places
 from lamina.layers.probe_input import NoInputError, Probe, probe_input
+from lamina.layers.selectors import Selector, select
 from lamina.layers.stack import LayerStack, TapPoint, alike, by_path
 from lamina.layers.trace import Event, Trace, traced
 
@@ -43,25 +44,16 @@ def stacks(model: nn.Module) -> dict[str, LayerStack]:
     Raises:
         UnsupportedModelError: If a layer cannot be found, or cannot be read for certain.
     """
-    known = _known.get(model)
-    if known is None or not known.holds(model):
-        known = _known[model] = _Known.of(model, _discover(model))
+    if model not in _known or _known[model][0] != _state(model):
+        found = _discover(model)
+        paths = {module: path for path, module in by_path(model).items()}
+        _known[model] = (_state(model), [_moved(stack, paths.__getitem__) for stack in found.values()])
     modules = by_path(model)
-    return {stack.name: _moved(stack, modules.__getitem__) for stack in known.stacks}
+    return {stack.name: _moved(stack, modules.__getitem__) for stack in _known[model][1]}
 
 
 def default_stack(model: nn.Module, name: str | None = None, *, op: str = "stacks") -> LayerStack:
-    """Get a stack by name.
-
-    Args:
-        model: A transformers model.
-        name: Name of the stack; None is the only one, or the encoder.
-        op: The operation that asks, named in errors.
-
-    Raises:
-        UnknownNameError: If the model has no such stack.
-        UnsupportedModelError: If its layers cannot be read.
-    """
+    """Get a stack by name; None is the only one, or the encoder. Another name raises UnknownNameError."""
     return pick_stack(stacks(model), name, op=op)
 
 
@@ -73,47 +65,47 @@ def pick_stack(by_name: Mapping[str, LayerStack], name: str | None, *, op: str) 
     return by_name[name]
 
 
-def same_stacks(model: nn.Module, copy: nn.Module) -> None:
-    """Take what was found for a model to hold for a copy of it, so that nobody looks again.
+@contextmanager
+def tap(model: nn.Module, layers: Selector = "all", stack: str | None = None) -> Generator[dict[int, Tensor]]:
+    """Collect states as the model runs.
 
     Args:
-        model: The model.
-        copy: Has the same modules at the same paths.
+        model: The model; what it returns stays the same, bit for bit.
+        layers: Which layers, as a selector.
+        stack: Name of the stack; None is the only one, or the encoder.
+
+    Yields:
+        Layer -> its state `[batch, tokens, width]`, filled as the model runs and emptied when a new pass over the
+        stack begins, so after `generate` it holds the last pass. States carry gradients if the pass does.
 
     Raises:
         UnsupportedModelError: If the model's layers cannot be read.
+        UnknownNameError: If it has no such stack.
+        LayerIndexError: If it has no such layer.
+        ConfigError: If `layers` is no selector.
     """
+    source = default_stack(model, stack, op="tap")
+    states: dict[int, Tensor] = {}
+    chosen = select(layers, source.layers, op="tap")
+    with watch(source, chosen, states.__setitem__, on_start=lambda _args, _kwargs: states.clear()):
+        yield states
+
+
+def same_stacks(model: nn.Module, copy: nn.Module) -> None:
+    """Take what was found for a model to hold for a copy with the same modules at the same paths."""
     stacks(model)
-    _known[copy] = replace(_known[model], modules=tuple(weakref.ref(module) for module in copy.modules()))
+    _known[copy] = (_state(copy), _known[model][1])
 
 
-@dataclass(frozen=True, eq=False)
-class _Known:
-    """What was found, without holding on to the model.
-
-    Attributes:
-        modules: The model's modules; with `settings`, what must not have changed since.
-        settings: What else decides where layers are.
-        stacks: The stacks, with paths in place of modules.
-    """
-
-    modules: tuple[weakref.ref[nn.Module], ...]
-    settings: tuple[object, ...]
-    stacks: tuple[LayerStack, ...]
-
-    @classmethod
-    def of(cls, model: nn.Module, found: dict[str, LayerStack]) -> _Known:
-        paths = {module: path for path, module in by_path(model).items()}
-        by_paths = tuple(_moved(stack, paths.__getitem__) for stack in found.values())
-        return cls(tuple(weakref.ref(module) for module in model.modules()), _settings(model), by_paths)
-
-    def holds(self, model: nn.Module) -> bool:
-        modules = list(model.modules())
-        if len(modules) != len(self.modules) or self.settings != _settings(model):
-            return False
-        return all(known() is module for known, module in zip(self.modules, modules, strict=True))
+def _state(model: nn.Module) -> tuple[object, ...]:
+    """What must stay for the stacks to hold: the modules, whether there are weights, how many blocks are used."""
+    config: Any = model.config
+    modules = tuple(map(weakref.ref, model.modules()))
+    return modules, main_device(model).type == "meta", *(getattr(config, name, None) for name in _DEPTHS)
 
 
+_DEPTHS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
+_Known = tuple[tuple[object, ...], list[LayerStack]]  # paths in place of modules, so as not to hold on to the model
 _known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
 
 
@@ -126,15 +118,6 @@ def _moved(stack: LayerStack, move: Callable[[Any], Any]) -> LayerStack:
         scope=move(stack.scope),
         run=tuple(map(move, stack.run)),
     )
-
-
-def _settings(model: nn.Module) -> tuple[object, ...]:
-    """Whether there are weights, and how many blocks the config uses."""
-    config: Any = model.config
-    return main_device(model).type == "meta", *(getattr(config, name, None) for name in _DEPTHS)
-
-
-_DEPTHS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
 
 
 def _discover(model: nn.Module) -> dict[str, LayerStack]:
@@ -151,8 +134,6 @@ def _discover(model: nn.Module) -> dict[str, LayerStack]:
 
 
 class _UnreadableError(Exception):
-    """Why a model cannot be read, and what to do."""
-
     def __init__(self, reason: str, hint: str = _ELSEWHERE) -> None:
         self.reason, self.hint = reason, hint
         super().__init__(reason)
@@ -174,8 +155,7 @@ def _find(model: nn.Module) -> dict[str, LayerStack]:
     return by_name
 
 
-@dataclass(frozen=True, eq=False)
-class _Sight:
+class _Sight(NamedTuple):
     """One stack on the first run: a state of it, its blocks, and for each layer the events where it can be read."""
 
     state: Tensor
@@ -189,10 +169,8 @@ def _find_without_weights(model: nn.Module, probe: Probe) -> dict[str, LayerStac
     with MetaValues():
         trace, _, states = _first_run(model, [probe, Probe(bare, probe.rows)])
     sights = {name: _sight(model, name, entries, trace, probe.rows) for name, entries in states.items()}
-    return {
-        name: _build(model, name, sight, [events[0] for events in sight.places], trace)
-        for name, sight in sights.items()
-    }
+    first = {name: [events[0] for events in sight.places] for name, sight in sights.items()}
+    return {name: _build(model, name, sight, first[name], trace) for name, sight in sights.items()}
 
 
 def _first_run(model: nn.Module, probes: Sequence[Probe]) -> tuple[Trace, nn.Module, States]:
@@ -215,10 +193,8 @@ def _run(target: nn.Module, probe: Probe, **options: bool) -> object:
     try:
         return target(**probe.inputs, **options)
     except Exception as error:
-        told = next(iter(str(error).strip().splitlines()), "")
-        raise _UnreadableError(
-            f"it does not run on a small input ({type(error).__name__}: {told})", _way_out(target)
-        ) from error
+        reason = f"it does not run on a small input ({first_line(error)})"
+        raise _UnreadableError(reason, _way_out(target)) from error
 
 
 def _way_out(target: nn.Module) -> str:
@@ -230,10 +206,8 @@ def _way_out(target: nn.Module) -> str:
 
 def _states(output: object) -> States:
     """The states in what a model returned, by stack."""
-    by_stack: States = {}
-    for name, key in _HIDDEN.items():
-        if (states := getattr(output, key, None)) is not None:
-            by_stack[name] = tuple(states)
+    states = {name: getattr(output, key, None) for name, key in _HIDDEN.items()}
+    by_stack: States = {name: tuple(values) for name, values in states.items() if values is not None}
     if "main" in by_stack:
         return {"main": by_stack["main"]}
     if set(by_stack) != {"encoder", "decoder"}:
@@ -290,13 +264,9 @@ def _verify(
         chosen[name] = []
         for layer, (ranked, state) in enumerate(zip(sight.places, states[name], strict=True)):
             since = chosen[name][-1].time if chosen[name] else -1
-            right = (
-                event
-                for event in ranked
-                if event.time >= since
-                and all(torch.equal(value, state) for value in heard.get(numbers[event], (_NONE,)))
-            )
-            event = next(right, None)
+            later = (event for event in ranked if event.time >= since)
+            seen = ((event, heard.get(numbers[event], (_NONE,))) for event in later)
+            event = next((event for event, values in seen if all(torch.equal(value, state) for value in values)), None)
             if event is None:
                 raise _lost(name, layer, "where it seemed to be, another input shows another value")
             chosen[name].append(event)
@@ -314,16 +284,9 @@ def _point(event: Event, trace: Trace) -> TapPoint:
 def _build(model: nn.Module, name: str, sight: _Sight, events: list[Event], trace: Trace) -> LayerStack:
     scope = find_scope(trace, events[0], events[-1], sight.state)
     base = cast("nn.Module", getattr(model, "base_model", model))
-    inside = scope.module in set(base.modules())
-    return LayerStack(
-        name=name,
-        width=sight.state.shape[-1],
-        blocks=sight.blocks,
-        points=tuple(_point(event, trace) for event in events),
-        scope=scope.module,
-        scope_path=scope.path,
-        run=find_run(base if inside else model, trace, events[-1]),
-    )
+    run = find_run(base if scope.module in set(base.modules()) else model, trace, events[-1])
+    points = tuple(_point(event, trace) for event in events)
+    return LayerStack(name, sight.state.shape[-1], sight.blocks, points, scope.module, scope.path, run)
 
 
 def _rehearse(target: nn.Module, probe: Probe, by_name: Mapping[str, LayerStack], states: States) -> None:

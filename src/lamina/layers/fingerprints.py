@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lamina.errors import ConfigError
-from lamina.layers import default_stack
-from lamina.layers.stack import saved_buffers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from transformers import PreTrainedModel
-
-    from lamina.layers import LayerStack
+from lamina.layers.discovery import default_stack
+from lamina.layers.stack import LayerStack, saved_buffers
 
 
-def fingerprint(model: PreTrainedModel, stack_name: str) -> str:
-    """Hash the weights that take part up to the stack's last layer.
+def fingerprint(model: nn.Module, stack_name: str) -> str:
+    """Hash the weights that take part up to a stack's last layer.
 
     A backbone alone and the same backbone inside a model with a head agree; one changed number changes it. Nothing
     is remembered between calls, since a weight can change without a trace.
-
-    Args:
-        model: The model.
-        stack_name: Name of one of its stacks.
 
     Returns:
         SHA-256 in hexadecimal over each tensor's name in its module, dtype, shape and bytes.
@@ -41,8 +31,13 @@ def fingerprint(model: PreTrainedModel, stack_name: str) -> str:
 
 
 def fingerprint_of(stack: LayerStack) -> str:
-    """Hash the weights of a stack; see `fingerprint`."""
-    return fingerprint_of_tensors(pair for module in stack.run for pair in _own(module))
+    """Hash the weights of a stack (buffers of integers aside); see `fingerprint`."""
+    buffers = ((module, saved_buffers(module).items()) for module in stack.run)
+    return fingerprint_of_tensors(
+        pair
+        for module, saved in buffers
+        for pair in (*module.named_parameters(recurse=False), *(pair for pair in saved if pair[1].is_floating_point()))
+    )
 
 
 def fingerprint_of_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
@@ -50,24 +45,14 @@ def fingerprint_of_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
     digest = hashlib.sha256()
     seen: set[int] = set()
     for name, tensor in tensors:
-        if id(tensor) in seen:
-            continue
-        seen.add(id(tensor))
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(_bytes(tensor))
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            digest.update(_bytes(tensor))
     return digest.hexdigest()
-
-
-def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and saved buffers of floats that are the module's own, not those of modules inside."""
-    yield from module.named_parameters(recurse=False)
-    yield from ((name, buffer) for name, buffer in saved_buffers(module).items() if buffer.is_floating_point())
 
 
 def _bytes(tensor: Tensor) -> Any:
     if tensor.is_meta:
-        raise ConfigError(
-            "fingerprint: the model has no weights, only an architecture; a fingerprint is a hash of weights. "
-            "Load the model with its weights."
-        )
+        raise ConfigError("fingerprint: the model has no weights, only an architecture. Load it with its weights.")
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
-from typing import Any, cast, final
+from collections.abc import Mapping
+from typing import Any, final
 
 from torch import nn
 
 from lamina.errors import ConfigError
-from lamina.layers.stack import LayerStack, by_path
+from lamina.layers.stack import LayerStack, by_path, children_of
 
 EDITS = "_lamina_edits"  # an attribute of the model object, so that copies of a model carry the record of its edits
 
 
 @final
 class LayerGuard:
-    """Tells whether a model's layers are still those that were found; a check takes microseconds.
-
-    Args:
-        model: The model.
-        by_name: Its stacks.
-    """
+    """Tells whether the layers of a model's stacks are still those that were found; a check takes microseconds."""
 
     def __init__(self, model: nn.Module, by_name: Mapping[str, LayerStack]) -> None:
         paths = {module: path for path, module in by_path(model).items()}
@@ -32,20 +27,12 @@ class LayerGuard:
                 parent, _, name = paths[module].rpartition(".")
                 if name:
                     self._children.setdefault(parent, {})[name] = module
-        self._lists = {path: len(_children(model.get_submodule(path))) for path in blocks}
+        self._lists = {path: len(children_of(model.get_submodule(path))) for path in blocks}
         owners = (model, getattr(model, "base_model", model), *(stack.scope for stack in by_name.values()))
         self._edits = {owner: getattr(owner, EDITS, ()) for owner in owners}
 
     def check(self, model: nn.Module, op: str) -> None:
-        """Compare.
-
-        Args:
-            model: The model.
-            op: The operation that asks, named in errors.
-
-        Raises:
-            ConfigError: If a block was replaced, added or taken out, or an edit was recorded.
-        """
+        """Raise ConfigError if a block was replaced, added or taken out, or an edit was recorded."""
         changed = self._change(model)
         if changed is not None:
             raise ConfigError(
@@ -60,7 +47,7 @@ class LayerGuard:
                 return f"it was edited ({', '.join(edit.kind for edit in done[len(known) :])})"
         for path, known in self._children.items():
             try:
-                children = _children(model.get_submodule(path))
+                children = children_of(model.get_submodule(path))
             except AttributeError:
                 return f"there is no '{path}'"
             for name, module in known.items():
@@ -69,10 +56,6 @@ class LayerGuard:
             if len(children) != self._lists.get(path, len(children)):
                 return f"'{path}' has {len(children)} blocks, not {self._lists[path]}"
         return None
-
-
-def _children(module: nn.Module) -> dict[str, nn.Module]:
-    return dict(cast("Iterable[tuple[str, nn.Module]]", module.named_children()))
 
 
 _HELD = "_lamina_banks"  # an attribute of a model that banks read

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeGuard, final
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeGuard, final
 
 from torch import Tensor, nn
 
 from lamina.errors import ConfigError
 from lamina.layers.selectors import select
 from lamina.layers.stack import LayerStack, Side, TapPoint, pick, pick_argument
-
-if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
 
 OnState = Callable[[int, Tensor], None]
 OnStart = Callable[[tuple[object, ...], dict[str, object]], None]
@@ -25,7 +21,7 @@ OnStart = Callable[[tuple[object, ...], dict[str, object]], None]
 def watch(
     stack: LayerStack, layers: Sequence[int], on_state: OnState, on_start: OnStart | None = None
 ) -> Generator[None]:
-    """Call back with each chosen layer's state the moment it exists.
+    """Call back with each chosen layer's state the moment it exists; LayerIndexError if there is no such layer.
 
     Args:
         stack: Where the layers are.
@@ -34,67 +30,48 @@ def watch(
             raise to stop the pass; the exception leaves the model's call.
         on_start: Called with the positional and keyword arguments of `stack.scope` when a pass over the stack
             begins, also after a pass that was stopped.
-
-    Raises:
-        LayerIndexError: If a layer does not exist.
     """
-    chosen = sorted(select(list(layers), stack.layers, op="watch")) if layers else []
-    watches = [_Watch(stack, module, side, chosen, on_state) for module, side in _places(stack, chosen)]
-    handles: list[RemovableHandle] = []
+    watches: dict[tuple[nn.Module, Side], _Watch] = {}
+    for layer in select(list(layers), stack.layers, op="watch") if layers else ():
+        point = stack.points[layer]
+        watched = watches.setdefault((point.module, point.side), _Watch(on_state))
+        watched.wanted.setdefault(point.call, []).append((layer, point))
 
     def start(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        for watched in watches:
+        for watched in watches.values():
             watched.count = 0
         if on_start is not None:
             on_start(args, kwargs)
 
-    try:
-        handles.append(stack.scope.register_forward_pre_hook(start, with_kwargs=True, prepend=True))
-        handles.extend(watched.register() for watched in watches)
+    with ExitStack() as handles:
+        handles.enter_context(stack.scope.register_forward_pre_hook(start, with_kwargs=True, prepend=True))
+        for (module, side), watched in watches.items():
+            if side == "input":
+                handles.enter_context(module.register_forward_pre_hook(watched.on_input, with_kwargs=True))
+            else:
+                handles.enter_context(module.register_forward_hook(watched.on_output))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _places(stack: LayerStack, layers: Sequence[int]) -> list[tuple[nn.Module, Side]]:
-    return list(dict.fromkeys((stack.points[layer].module, stack.points[layer].side) for layer in layers))
 
 
 class _Watch:
     """One side of one module; `count` is how often it was called since the pass began."""
 
-    def __init__(
-        self, stack: LayerStack, module: nn.Module, side: Side, layers: Sequence[int], on_state: OnState
-    ) -> None:
-        self.module, self.side, self.on_state, self.count = module, side, on_state, 0
+    def __init__(self, on_state: OnState) -> None:
+        self.on_state, self.count = on_state, 0
         self.wanted: dict[int, list[tuple[int, TapPoint]]] = {}
-        for layer in layers:
-            point = stack.points[layer]
-            if point.module is module and point.side == side:
-                self.wanted.setdefault(point.call, []).append((layer, point))
 
-    def register(self) -> RemovableHandle:
-        if self.side == "input":
-            return self.module.register_forward_pre_hook(partial(_on_input, self), with_kwargs=True)
-        return self.module.register_forward_hook(partial(_on_output, self))
+    def on_input(self, _module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        for layer, point in self._call():
+            self.on_state(layer, pick_argument(point, args, kwargs))
 
+    def on_output(self, _module: nn.Module, _args: tuple[object, ...], output: object) -> None:
+        for layer, point in self._call():
+            self.on_state(layer, pick(point, output))
 
-# A call beyond those of the pass is a recomputation (gradient checkpointing) and finds nothing wanted.
-
-
-def _on_input(seen: _Watch, _module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-    wanted = seen.wanted.get(seen.count)
-    seen.count += 1
-    for layer, point in wanted or ():
-        seen.on_state(layer, pick_argument(point, args, kwargs))
-
-
-def _on_output(seen: _Watch, _module: nn.Module, _args: tuple[object, ...], output: object) -> None:
-    wanted = seen.wanted.get(seen.count)
-    seen.count += 1
-    for layer, point in wanted or ():
-        seen.on_state(layer, pick(point, output))
+    def _call(self) -> list[tuple[int, TapPoint]]:
+        """What is wanted of this call; nothing of a recomputation (gradient checkpointing), which comes after."""
+        self.count += 1
+        return self.wanted.get(self.count - 1, [])
 
 
 @final
@@ -103,16 +80,7 @@ class StopForward(BaseException):
 
 
 def run_until_stopped(model: nn.Module, batch: Mapping[str, Any], stop: StopForward) -> Any:
-    """Run a model until a hook raises `stop`.
-
-    Args:
-        model: The model.
-        batch: What it is called with.
-        stop: The exception that ends this run; those of other runs pass through.
-
-    Returns:
-        The model's output, or None if it was stopped.
-    """
+    """The model's output, or None if a hook raised `stop`; the exceptions of other runs pass through."""
     try:
         return model(**batch)
     except StopForward as raised:
@@ -127,20 +95,10 @@ def token_mask(
     args: tuple[object, ...] = (),
     kwargs: Mapping[str, object] | None = None,
 ) -> Tensor | None:
-    """Find which tokens of a pass over a stack are real.
+    """Find which tokens of a pass over a stack are real: None if all are; ConfigError if the mask does not say so.
 
-    Args:
-        stack: The stack.
-        batch: What the whole model was called with; empty if that is not known.
-        args: Positional arguments of the call of `stack.scope`.
-        kwargs: Keyword arguments of that call.
-
-    Returns:
-        The batch's own mask `[batch, tokens]`, else the one the stack was called with; None if there is neither, so
-        that every token is real.
-
-    Raises:
-        ConfigError: If the mask does not say for each token whether it is real.
+    It is the mask `[batch, tokens]` in `batch`, what the whole model was called with (empty if that is not known), else
+    the one among `args` and `kwargs`, what the stack's scope was called with.
     """
     mask = batch.get("decoder_attention_mask" if stack.name == "decoder" else "attention_mask")
     if mask is None:

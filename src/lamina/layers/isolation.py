@@ -26,9 +26,11 @@ def preserve_model(model: nn.Module) -> Generator[None]:
         exits.enter_context(_same_randomness(model))
         exits.enter_context(torch.inference_mode(False))
         exits.enter_context(torch.no_grad())
-        exits.enter_context(torch.autocast(_device_type(model), enabled=False))
+        device = main_device(model).type
+        exits.enter_context(torch.autocast("cpu" if device == "meta" else device, enabled=False))
         saved = [_Saved(module) for module in model.modules()]
-        buffers = [(buffer, buffer._version, buffer.clone()) for buffer in model.buffers() if _can_change(buffer)]
+        changeable = [buffer for buffer in model.buffers() if not (buffer.is_meta or buffer.is_inference())]
+        buffers = [(buffer, buffer._version, buffer.clone()) for buffer in changeable]
         try:
             model.eval()
             yield
@@ -53,13 +55,9 @@ def main_device(model: nn.Module) -> torch.device:
     return next((device for device in devices if device != meta), torch.device("cpu"))
 
 
-def _can_change(buffer: Tensor) -> bool:
-    return not (buffer.is_meta or buffer.is_inference())
-
-
-def _device_type(model: nn.Module) -> str:
-    kind = main_device(model).type
-    return "cpu" if kind == "meta" else kind
+def first_line(error: Exception) -> str:
+    """An error's type and the first line of what it says."""
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
 @contextmanager
@@ -89,7 +87,7 @@ class MetaValues(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        """Answer, or do what was asked."""
+        """Answer."""
         if func in _QUESTIONS and args[0].is_meta:
             return _QUESTIONS[func](0)
         return func(*args, **kwargs or {})
@@ -115,9 +113,8 @@ class _Saved:
         }
 
     def restore(self) -> None:
-        current = self.module.__dict__
-        current.clear()
-        current.update(self.attributes)
+        self.module.__dict__.clear()
+        self.module.__dict__.update(self.attributes)
         for name, content in self.contents.items():
             container = self.attributes[name]
             if isinstance(container, list):

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+
+from torch import nn
 
 from lamina.layers.discovery import stacks
 from lamina.layers.isolation import MetaValues, preserve_model
 from lamina.layers.probe_input import probe_input
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from torch import nn
-    from transformers import PreTrainedModel
-
-    from lamina.layers.stack import LayerStack
+from lamina.layers.stack import LayerStack
 
 _TOKENS = 7  # of the input that shows what comes before the blocks
 
 
-def layer_modules(model: PreTrainedModel, stack: LayerStack, layers: Collection[int]) -> dict[int, set[nn.Module]]:
-    """The modules of layers, each with its own parameters.
+def layer_modules(model: nn.Module, stack: LayerStack, layers: Collection[int]) -> dict[int, set[nn.Module]]:
+    """The modules of some layers of a stack, each with its own parameters.
 
-    Layer 0 is what the stack computes before its first block; layer i is block i; what comes after the last block (a
-    norm) belongs to the last. Poolers and heads belong to none.
-
-    Args:
-        model: A transformers model.
-        stack: One of its stacks; without a module per block everything is of layer 0.
-        layers: Which layers.
+    Layer 0 is what the stack computes before its first block (everything, where there is no module per block); layer i
+    is block i; what comes after the last block (a norm) belongs to the last. Poolers and heads belong to none.
     """
     around = _around(model, stack)
     by_layer: dict[int, set[nn.Module]] = {
@@ -44,7 +34,7 @@ def layer_modules(model: PreTrainedModel, stack: LayerStack, layers: Collection[
     return by_layer
 
 
-def stack_modules(model: PreTrainedModel, stack: LayerStack) -> set[nn.Module]:
+def stack_modules(model: nn.Module, stack: LayerStack) -> set[nn.Module]:
     """The modules of all layers of a stack together, each with its own parameters; the model is not run."""
     return {*_blocks(stack), *_around(model, stack)}
 
@@ -53,21 +43,15 @@ def _blocks(stack: LayerStack) -> set[nn.Module]:
     return {module for block in stack.blocks for module in block.modules()}
 
 
-def _around(model: PreTrainedModel, stack: LayerStack) -> list[nn.Module]:
-    """What takes part in a stack's layers without being in a block."""
-    blocks = _blocks(stack)
-    return [module for module in _own_run(model, stack) if module not in blocks]
+def _around(model: nn.Module, stack: LayerStack) -> list[nn.Module]:
+    """What takes part in a stack's layers without being in a block, nor in the encoder that a decoder looks at."""
+    others = _blocks(stack)
+    if stack.name == "decoder":
+        others |= set(stacks(model)["encoder"].run) - set(stack.scope.modules())
+    return [module for module in stack.run if module not in others]
 
 
-def _own_run(model: PreTrainedModel, stack: LayerStack) -> list[nn.Module]:
-    """What takes part in a stack's layers; of a decoder's, without the encoder that it looks at."""
-    if stack.name != "decoder":
-        return list(stack.run)
-    other, inside = set(stacks(model)["encoder"].run), set(stack.scope.modules())
-    return [module for module in stack.run if module in inside or module not in other]
-
-
-def _after_blocks(model: PreTrainedModel, stack: LayerStack, around: list[nn.Module]) -> set[nn.Module]:
+def _after_blocks(model: nn.Module, stack: LayerStack, around: list[nn.Module]) -> set[nn.Module]:
     """Those modules that are first called after the first block has begun, on a tiny input."""
     base = getattr(model, "base_model", model)
     inputs = probe_input(base, _TOKENS, seed=1).inputs

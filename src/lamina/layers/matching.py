@@ -7,21 +7,16 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from lamina.layers.stack import saved_buffers
-from lamina.layers.trace import Call, Event, Trace
+from lamina.layers.trace import Call, Event, Seen, Trace
 
 _NEVER = 1 << 62
 MOST = 6  # how many places are tried for one layer; one or two are the rule
 
-Seen = tuple[list[Event], list[Event]]  # as the very same tensor; as one that looks equal
-
 
 def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Call]:
-    """Find the call of each block: state i - 1 goes in, state i comes out.
+    """Find the call of each block, bottom first: state i - 1 goes in, state i comes out. Empty without such modules.
 
     A last block whose output is normalised before it is returned is known by its place beside the others.
-
-    Returns:
-        One call per block, bottom first; empty if the model has no module per block.
     """
     blocks: list[Call] = []
     last = len(seen) - 1
@@ -31,7 +26,7 @@ def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Ca
         gives = _calls(seen[layer], "output", since)
         block = _first(model, [call for call in takes if call in gives])
         if block is None and layer == last:
-            block = _beside(blocks[-1], takes) if blocks else _only(model, trace, takes)
+            block = _beside(blocks[-1], takes) if blocks else _single(model, trace, takes)
         if block is None:
             return []
         blocks.append(block)
@@ -59,10 +54,8 @@ def places(seen: Sequence[Seen], blocks: Sequence[Call]) -> list[list[Event]]:
 def find_scope(trace: Trace, first: Event, last: Event, state: Tensor) -> Call:
     """Find the closest call around all layers that happens once per pass; one with the mask, if any has it."""
     counts = trace.counts()
-    around = [
-        call for call in trace.calls if counts[call.path] == 1 and call.started < first.time and call.ended >= last.time
-    ]
-    around.sort(key=lambda call: call.started, reverse=True)
+    once = (call for call in reversed(trace.calls) if counts[call.path] == 1)  # calls begin in order
+    around = [call for call in once if call.started < first.time and call.ended >= last.time]
     masked = [call for call in around if call.mask is not None and call.mask.shape == state.shape[:2]]
     return (masked or around)[0]
 
@@ -82,17 +75,13 @@ def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...
     def visit(module: nn.Module) -> None:
         if started.get(module, -1) > last.time:
             return
-        if _owns(module):
+        if saved_buffers(module) or next(module.parameters(recurse=False), None) is not None:
             taking_part[module] = None
         for child in module.children():
             visit(child)
 
     visit(base)
     return tuple(taking_part)
-
-
-def _owns(module: nn.Module) -> bool:
-    return bool(saved_buffers(module)) or next(module.parameters(recurse=False), None) is not None
 
 
 def _calls(seen: Seen, side: str, since: int) -> list[Call]:
@@ -117,7 +106,7 @@ def _beside(block: Call, takes: Sequence[Call]) -> Call | None:
     return next((call for call in takes if _parent(call.path) == _parent(block.path)), None)
 
 
-def _only(model: nn.Module, trace: Trace, takes: Sequence[Call]) -> Call | None:
+def _single(model: nn.Module, trace: Trace, takes: Sequence[Call]) -> Call | None:
     """The single block of a stack with one: in a list of modules, and another module takes what it gives."""
     for call in takes:
         given = {event.key for event in trace.events if event.call is call and event.side == "output"}

@@ -17,12 +17,7 @@ PADDED = 3  # how many tokens of the second row are padding: models that drop pa
 
 @dataclass(frozen=True)
 class Probe:
-    """A tiny input.
-
-    Attributes:
-        inputs: Keyword arguments of the model.
-        rows: Size of the batch.
-    """
+    """A tiny input: keyword arguments of the model, and the size of the batch."""
 
     inputs: dict[str, Tensor]
     rows: int
@@ -33,12 +28,9 @@ class NoInputError(Exception):
 
 
 def probe_input(model: nn.Module, tokens: int, seed: int) -> Probe:
-    """Make a random input.
+    """Make a random input of what the config and `main_input_name` of a model say it reads.
 
-    Args:
-        model: A transformers model; its config and `main_input_name` say what it reads.
-        tokens: Length of texts and frames of sound; images have the size the config states.
-        seed: Seeds the values.
+    `tokens` is the length of texts and frames of sound; images have the size the config states.
 
     Raises:
         NoInputError: If the model reads something else.
@@ -50,30 +42,17 @@ def probe_input(model: nn.Module, tokens: int, seed: int) -> Probe:
     rng = torch.Generator().manual_seed(seed)
     inputs = make(model, tokens, rng)
     rows = len(inputs[name])
-    accepted = _accepted(model)
-    if is_encoder_decoder(model) and "decoder_input_ids" in accepted:
+    accepted = inspect.signature(model.forward).parameters
+    if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
         inputs |= _text(model, tokens - 2, rng, rows=rows, prefix="decoder_")
-    device, dtype = main_device(model), _float_type(model)
+    floats = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    device, dtype = main_device(model), next(floats, torch.float32)
     placed = {
         key: value.to(device, dtype) if value.is_floating_point() else value.to(device)
         for key, value in inputs.items()
         if key in accepted or key == name
     }
     return Probe(placed, rows)
-
-
-def is_encoder_decoder(model: nn.Module) -> bool:
-    """Whether the config says that the model has an encoder and a decoder."""
-    return bool(getattr(model.config, "is_encoder_decoder", False))
-
-
-def _accepted(model: nn.Module) -> set[str]:
-    return set(inspect.signature(model.forward).parameters)
-
-
-def _float_type(model: nn.Module) -> torch.dtype:
-    kinds = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
-    return next(kinds, torch.float32)
 
 
 def _configs(model: nn.Module) -> list[Any]:
@@ -84,7 +63,8 @@ def _configs(model: nn.Module) -> list[Any]:
 
 
 def _setting(model: nn.Module, name: str) -> object:
-    return next((found for config in _configs(model) if (found := getattr(config, name, None)) is not None), None)
+    values = (getattr(config, name, None) for config in _configs(model))
+    return next((value for value in values if value is not None), None)
 
 
 def _counts(model: nn.Module, name: str) -> list[int]:
@@ -105,12 +85,14 @@ def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2,
     size = int(getattr(config, "vocab_size", None) or _count(model, "vocab_size"))
     if size < 2:
         raise NoInputError("its config has no vocab_size")
-    special = {token for part in _configs(model) for token in _special_tokens(part)} | {0}
+    settings: list[dict[str, Any]] = [vars(part) for part in _configs(model)]
+    named = [value for setting in settings for key, value in setting.items() if key.endswith(_SPECIAL)]
+    listed = [cast("list[Any]", value) if isinstance(value, list) else [value] for value in named]
+    special = {0, *(token for tokens in listed for token in tokens if isinstance(token, int))}
     ordinary = torch.tensor([token for token in range(size) if token not in special] or [size - 1])
     ids = ordinary[torch.randint(len(ordinary), (rows, tokens), generator=rng)]
     mask = torch.ones(rows, tokens, dtype=torch.long)
-    end = getattr(config, "eos_token_id", None)
-    pad = getattr(config, "pad_token_id", None)
+    end, pad = getattr(config, "eos_token_id", None), getattr(config, "pad_token_id", None)
     for row in range(rows):
         real = tokens - PADDED if row == 1 and tokens > PADDED else tokens
         if isinstance(end, int) and 0 <= end < size:
@@ -128,12 +110,6 @@ def _text_config(model: nn.Module, *, decoder: bool) -> object:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def _special_tokens(config: object) -> list[int]:
-    named: list[Any] = [value for key, value in vars(config).items() if key.endswith(_SPECIAL)]
-    listed = [cast("list[Any]", value) if isinstance(value, list) else [value] for value in named]
-    return [item for items in listed for item in items if isinstance(item, int)]
-
-
 _SPECIAL = ("_token_id", "_token_index", "_token_ids")
 
 
@@ -147,7 +123,9 @@ def _sound(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Ten
     """A waveform that gives `tokens` frames; or, where the config has mel bins, a spectrogram of full length."""
     kernels, strides = _counts(model, "conv_kernel"), _counts(model, "conv_stride")
     if kernels and strides:
-        samples = _samples(tokens * _count(model, "squeeze_factor", 1), kernels, strides)
+        samples = tokens * _count(model, "squeeze_factor", 1)
+        for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
+            samples = (samples - 1) * stride + kernel
         mask = torch.ones(2, samples, dtype=torch.long)
         mask[1, samples * 2 // 3 :] = 0
         return {"input_values": torch.randn(2, samples, generator=rng) * mask, "attention_mask": mask}
@@ -157,14 +135,8 @@ def _sound(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Ten
     raise NoInputError("it reads sound, and its config has neither conv_kernel and conv_stride nor num_mel_bins")
 
 
-def _samples(frames: int, kernels: list[int], strides: list[int]) -> int:
-    for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
-        frames = (frames - 1) * stride + kernel
-    return frames
-
-
 def _spectrogram(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
-    bins = next((found for name in _BINS if (found := _count(model, name))), 0)
+    bins = next(filter(None, (_count(model, name) for name in _BINS)), 0)
     if not bins:
         raise NoInputError(f"it reads spectrograms, and its config has none of {', '.join(_BINS)}")
     positions = _count(model, "max_source_positions")

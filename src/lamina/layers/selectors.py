@@ -15,16 +15,13 @@ FORMS = "an int (negative counts from the top), a list of ints, 'all', 'bottom:4
 
 
 def select(selector: object, layers: int, *, op: str) -> list[int]:
-    """Turn a selector into layer numbers.
+    """Turn a selector into layer numbers, ascending, each once.
 
     Args:
         selector: A `Selector`: an int (negative counts from the top), a list of ints, "all", "bottom:4" (layers 0
             to 3), "top:4", "2-6" (both ends included), or "1-" (from 1 to the top).
         layers: Count of layers there are, embeddings included.
         op: The operation that asks, named in errors.
-
-    Returns:
-        Layer numbers, ascending, each once.
 
     Raises:
         LayerIndexError: If a layer does not exist.
@@ -34,10 +31,10 @@ def select(selector: object, layers: int, *, op: str) -> list[int]:
         return _from_text(selector, layers, op)
     if _whole(selector):
         return [_index(cast("int", selector), layers, op)]
-    several = cast("Sequence[object]", selector) if isinstance(selector, (list, tuple, range)) else (None,)
-    if not all(map(_whole, several)):
+    items = cast("Sequence[object]", selector) if isinstance(selector, (list, tuple, range)) else (None,)
+    if not all(map(_whole, items)):
         raise _unknown(cast("object", selector), op)
-    chosen = sorted(_index(cast("int", item), layers, op) for item in several)
+    chosen = sorted(_index(cast("int", item), layers, op) for item in items)
     if not chosen:
         raise ConfigError(f"{op}: layers is {selector!r}, which names no layer; at least one is needed. Use {FORMS}.")
     twice = [str(layer) for layer, following in pairwise(chosen) if layer == following]
@@ -57,25 +54,18 @@ def _from_text(selector: str, layers: int, op: str) -> list[int]:
     if text.isdecimal():
         return [_index(int(text), layers, op)]
     if end := re.fullmatch(r"(bottom|top):(\d+)", text):
-        return _from_end(end[1], int(end[2]), layers, op)
+        count = int(end[2])
+        if count == 0:
+            raise ConfigError(f"{op}: '{text}' names no layer; at least one is needed. Use '{end[1]}:1' or more.")
+        _index(count - 1, layers, op)
+        return list(range(layers))[:count] if end[1] == "bottom" else list(range(layers))[-count:]
     if span := re.fullmatch(r"(\d+)-(\d*)", text):
-        return _from_span(span[1], span[2], layers, op)
+        low, high = span.groups()
+        first, last = _index(int(low), layers, op), _index(int(high), layers, op) if high else layers - 1
+        if first > last:
+            raise ConfigError(f"{op}: '{text}' runs backwards; a range goes upwards. Use '{high}-{low}'.")
+        return list(range(first, last + 1))
     raise _unknown(selector, op)
-
-
-def _from_end(end: str, count: int, layers: int, op: str) -> list[int]:
-    if count == 0:
-        raise ConfigError(f"{op}: '{end}:0' names no layer; at least one is needed. Use '{end}:1' or more.")
-    _index(count - 1, layers, op)
-    return list(range(count)) if end == "bottom" else list(range(layers - count, layers))
-
-
-def _from_span(low: str, high: str, layers: int, op: str) -> list[int]:
-    first = _index(int(low), layers, op)
-    last = _index(int(high), layers, op) if high else layers - 1
-    if first > last:
-        raise ConfigError(f"{op}: '{low}-{high}' runs backwards; a range goes upwards. Use '{high}-{low}'.")
-    return list(range(first, last + 1))
 
 
 def _index(layer: int, layers: int, op: str) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +49,8 @@ class LayerStack:
         scope: The closest module around all points that is called once per pass, and with the mask where a
             module is. A call of it starts a pass over the stack.
         scope_path: Its dotted name in the model; "" is the model itself.
-        run: Modules that own parameters or saved buffers and take part up to the last layer, each once, in the
-            order the model registers them. The same for a backbone alone and inside a model with a head.
+        run: Modules that own parameters or saved buffers and take part up to the last layer, each once, as registered;
+            the same for a backbone alone and inside a model with a head.
     """
 
     name: str
@@ -77,6 +77,11 @@ def by_path(model: nn.Module) -> dict[str, nn.Module]:
     return dict(cast("Iterable[tuple[str, nn.Module]]", model.named_modules()))
 
 
+def children_of(module: nn.Module) -> dict[str, nn.Module]:
+    """Name -> submodule, each once."""
+    return dict(cast("Iterable[tuple[str, nn.Module]]", module.named_children()))
+
+
 def saved_buffers(module: nn.Module) -> dict[str, Tensor]:
     """A module's own buffers that are part of its state, without those of modules inside."""
     own = dict(module.named_buffers(recurse=False))
@@ -86,11 +91,9 @@ def saved_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 def pick(point: TapPoint, output: object) -> Tensor:
     """Take a layer's state out of what its module returned."""
-    if isinstance(output, Mapping):  # a ModelOutput takes positions as well as keys, as the tuple it may be replaced by
-        return swapped(cast("Mapping[int | str | None, Tensor]", output)[point.index], point.swap)
-    if point.index is None:
-        return swapped(cast("Tensor", output), point.swap)
-    return swapped(cast("Sequence[Tensor]", output)[cast("int", point.index)], point.swap)
+    # a ModelOutput takes positions as well as keys, as the tuple it may be replaced by
+    state = output if point.index is None and not isinstance(output, Mapping) else cast("Any", output)[point.index]
+    return swapped(cast("Tensor", state), point.swap)
 
 
 def pick_argument(point: TapPoint, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Tensor:
@@ -106,8 +109,6 @@ def swapped(state: Tensor, swap: tuple[int, int] | None) -> Tensor:
 
 def alike(value: Tensor, state: Tensor, tolerance: float) -> bool:
     """Whether two tensors have one shape, and differ by at most `tolerance` x the largest number of the second."""
-    if value.shape != state.shape:
-        return False
-    return torch.equal(value, state) or bool(
-        (value.float() - state.float()).abs().max() <= tolerance * state.float().abs().max()
-    )
+    if value.shape != state.shape or torch.equal(value, state):
+        return value.shape == state.shape
+    return bool((value.float() - state.float()).abs().max() <= tolerance * state.float().abs().max())

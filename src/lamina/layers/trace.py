@@ -5,9 +5,9 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,31 +15,19 @@ from torch import Tensor, nn
 from lamina.layers.hooks import argument
 from lamina.layers.stack import Side, by_path
 
-if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
-
 Key = tuple[object, ...]
 
 
 @dataclass(eq=False)
 class Call:
-    """One call of a module.
-
-    Attributes:
-        module: The module.
-        path: Its dotted name.
-        number: Which of its calls, from 0.
-        started: When it began, as a count of events.
-        ended: When it returned.
-        mask: The mask `[batch, tokens]` among its arguments, if any.
-    """
+    """One call of a module."""
 
     module: nn.Module
     path: str
-    number: int
-    started: int
+    number: int  # which of the module's calls, from 0
+    started: int  # a count of events
     ended: int = -1
-    mask: Tensor | None = None
+    mask: Tensor | None = None  # [batch, tokens], if there is one among the arguments
 
 
 @dataclass(eq=False)
@@ -56,6 +44,9 @@ class Event:
     swap: tuple[int, int] | None = None
 
 
+Seen = tuple[list[Event], list[Event]]  # where a state was: as the very same tensor; as one that looks equal
+
+
 @dataclass(eq=False)
 class Trace:
     """One run: every call, and every value of three axes that entered or left one, in order."""
@@ -67,14 +58,12 @@ class Trace:
         """Path -> how often the module was called."""
         return Counter(call.path for call in self.calls)
 
-    def seen_as(self, state: Tensor) -> tuple[list[Event], list[Event]]:
-        """Find where a state was seen: as the very same tensor, and as one that looks equal."""
+    def seen_as(self, state: Tensor) -> Seen:
+        """Find where a state was seen."""
         key = key_of(state)
         like = [event for event in self.events if event.key == key]
         same = [event for event in like if event.tensor() is state and event.version == state._version]
-        if state.is_meta:
-            return same, []
-        return same, [event for event in like if event not in same]
+        return same, [] if state.is_meta else [event for event in like if event not in same]
 
 
 @contextmanager
@@ -83,7 +72,6 @@ def traced(model: nn.Module) -> Generator[Trace]:
     trace, open_calls = Trace(), list[Call]()
     numbers: Counter[str] = Counter()
     clock = iter(range(1 << 62))
-    handles: list[RemovableHandle] = []
     paths = {module: path for path, module in by_path(model).items()}
 
     def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -105,14 +93,11 @@ def traced(model: nn.Module) -> Generator[Trace]:
         for index, value in _parts(output):
             _note(trace, call, "output", index, value, call.ended)
 
-    try:
+    with ExitStack() as handles:
         for module in paths:
-            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            handles.append(module.register_forward_hook(after))
+            handles.enter_context(module.register_forward_pre_hook(before, with_kwargs=True))
+            handles.enter_context(module.register_forward_hook(after))
         yield trace
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _parts(output: object) -> list[tuple[int | str | None, object]]:
@@ -134,11 +119,7 @@ def _note(trace: Trace, call: Call, side: Side, index: int | str | None, value: 
     trace.events.append(Event(call, side, index, time, key_of(value), held, value._version))
     if not value.is_meta:  # some models keep the axes in another order inside
         for swap in _SWAPS:
-            trace.events.append(Event(call, side, index, time, key_of(value.transpose(*swap)), _nothing, 0, swap))
-
-
-def _nothing() -> None:
-    return None
+            trace.events.append(Event(call, side, index, time, key_of(value.transpose(*swap)), lambda: None, 0, swap))
 
 
 _SWAPS = ((1, 2), (0, 1))

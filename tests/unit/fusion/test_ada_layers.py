@@ -130,7 +130,7 @@ def test_alpha_makes_scores_count_for_more():
         ({"cutoff": -0.1}, "ada_layers: cutoff is -0.1"),
         ({"cutoff": 1.0}, "ada_layers: cutoff is 1.0; it must be"),
         ({"alpha": 0.0}, "ada_layers: alpha is 0.0; it must be positive"),
-        ({"entropy": -1.0}, "ada_layers: entropy is -1.0; it must not be negative"),
+        ({"entropy": -1.0}, "ada_layers: entropy is -1.0; it must be at least 0"),
     ],
 )
 def test_values_that_cannot_be_are_refused(settings: dict[str, float], message: str):

@@ -258,7 +258,7 @@ def test_a_head_without_a_linear_map_is_refused():
 
 def test_features_of_a_text_are_not_for_tokens():
     head = TokenClassification(2, encoder_layers=0)
-    with pytest.raises(ConfigError, match=r"head2toe: the head is one for 'token_classification';.*Set per_token=True"):
+    with pytest.raises(ConfigError, match=r"head2toe: the head labels each token;.*Set per_token=True"):
         Head2Toe().build(2, 4).check_head(head.build(8))
     Head2Toe(per_token=True).build(2, 4).check_head(head.build(8))
 
@@ -272,7 +272,10 @@ def test_features_of_a_text_are_not_for_tokens():
         ({"score_share": 1.0}, r"head2toe: score_share is 1\.0; it must be"),
         ({"group_lasso": -1.0}, r"head2toe: group_lasso is -1\.0; it must be"),
         ({"chunks": 0}, r"head2toe: chunks is 0; it must be"),
-        ({"chunks": 2, "per_token": True}, r"head2toe: chunks is 2 with per_token; .*Use one of the two"),
+        (
+            {"chunks": 2, "per_token": True},
+            r"head2toe: chunks is 2 with per_token; chunks are stretches of a whole text",
+        ),
     ],
 )
 def test_values_that_cannot_be_are_refused(settings: dict[str, Any], match: str):
