@@ -35,14 +35,7 @@ def encodable(text: str) -> str:
 
 
 def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
-    """One data set of tables that come one by one; large ones are on disk, in a file that is removed with it.
-
-    Args:
-        tables: At least one, all of the same schema.
-
-    Raises:
-        DataError: If the file cannot be written.
-    """
+    """One data set of tables of one schema; a large one is on disk, in a file that is removed with it."""
     import datasets
     from datasets.table import InMemoryTable
 
@@ -114,10 +107,7 @@ def chunks(items: Iterable[Any], size: int = CHUNK) -> Iterator[list[Any]]:
 class Column(Sequence[Any]):
     """Some columns of a data set as one sequence, whose items are made when they are asked for.
 
-    Args:
-        rows: The data set.
-        names: Its columns.
-        decode: Makes an item of the cells of a row, in the order of `names`; None: the cell, or the tuple of cells.
+    `decode` makes an item of the cells of a row, in the order of `names`; None: the cell, or the tuple of cells.
     """
 
     def __init__(self, rows: datasets.Dataset, names: Sequence[str], decode: Callable[..., Any] | None = None) -> None:
@@ -159,22 +149,14 @@ class Column(Sequence[Any]):
 
 @final
 class Ragged:
-    """A column of lists of numbers, row by row without a copy.
-
-    Args:
-        column: Of an Arrow table; rows are read from its memory, or from the file that it is mapped to.
-
-    Attributes:
-        lengths: Numbers in each row.
-    """
+    """A column of lists of numbers, row by row, without a copy of its memory or of the file that it is mapped to."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
         chunks = [chunk for chunk in column.chunks if len(chunk)]
         self._values = [chunk.values.to_numpy(zero_copy_only=True) for chunk in chunks]
         self._edges = [chunk.offsets.to_numpy(zero_copy_only=True) for chunk in chunks]
         self._starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
-        edges = [np.diff(edges) for edges in self._edges]
-        self.lengths = np.concatenate(edges).astype(np.int64) if edges else np.zeros(0, np.int64)
+        self.lengths = np.concatenate([np.zeros(0, np.int64), *map(np.diff, self._edges)])  # numbers in each row
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -46,33 +46,24 @@ def padding_of(processor: PreTrainedTokenizerBase | ProcessorMixin) -> dict[str,
 
 
 def length_batches(lengths: Sequence[int], batch_size: int, *, seed: int | None = None) -> list[list[int]]:
-    """Rows in batches of like length, so that little is padded.
+    """Row numbers in batches of like length, so that little is padded; the last one of all may have fewer rows.
 
-    Args:
-        lengths: Tokens of each row.
-        batch_size: Rows per batch; the last one of all may have fewer.
-        seed: For training: rows shuffled, sorted within chunks of 50 batches, batches shuffled. None, for
-            evaluation: longest first, so that memory runs out at once or never.
-
-    Returns:
-        Row numbers; every row is in one batch.
-
-    Raises:
-        ConfigError: If `batch_size` is below 1.
+    With a seed, for training, rows are shuffled, sorted within chunks of 50 batches, and batches shuffled. Without, for
+    evaluation, the longest come first, so that memory runs out at once or never.
     """
     if batch_size < 1:
         raise ConfigError(f"length_batches: batch_size is {batch_size}; it must be at least 1.")
     lengths = [int(length) for length in lengths]
     rows = list(range(len(lengths)))
-    if seed is None:
-        rows.sort(key=lambda row: -lengths[row])
-        return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
-    rng = random.Random(seed)
-    rng.shuffle(rows)
-    chunk = batch_size * _SORTED_BATCHES
+    rng = None if seed is None else random.Random(seed)
+    chunk = len(rows) or 1
+    if rng is not None:
+        rng.shuffle(rows)
+        chunk = batch_size * _SORTED_BATCHES
     batches: list[list[int]] = []
     for start in range(0, len(rows), chunk):
-        some = sorted(rows[start : start + chunk], key=lambda row: -lengths[row])
-        batches += [some[i : i + batch_size] for i in range(0, len(some), batch_size)]
-    rng.shuffle(batches)
+        ordered = sorted(rows[start : start + chunk], key=lambda row: -lengths[row])
+        batches += [ordered[i : i + batch_size] for i in range(0, len(ordered), batch_size)]
+    if rng is not None:
+        rng.shuffle(batches)
     return batches

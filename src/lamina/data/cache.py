@@ -1,4 +1,8 @@
-"""The hidden-state cache: when it can be used, filling it, and opening what it holds."""
+"""The hidden-state cache: when it can be used, filling it, and reading what it holds.
+
+An entry has a file per stack, an array `[tokens, layers, width]` of every row's real tokens: all layers of a row come
+with one read. The longest row comes first, as states are computed, so where a row begins follows from the lengths.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,19 @@ import json
 import logging
 import os
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, cast, final
 
+import numpy as np
 import torch
 from rich.filesize import decimal
 from torch import distributed
 
 from lamina.data.batches import tokenizer_of
 from lamina.data.cache_files import FORMAT, cache_folder, check_room, claim, disk_errors, entries, publish, read_entry
-from lamina.data.cached_states import DTYPES, CachedStates, Layout
-from lamina.errors import CacheError, UnknownNameError
+from lamina.errors import CacheError
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.utils import progress_bar, world_size
 
@@ -31,21 +36,8 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
 
-    class CachedInputs(Protocol):
-        """What the cache asks of the rows that a model reads; see `lamina.tasks.base.Inputs`."""
-
-        @property
-        def lengths(self) -> Sequence[int]: ...  # noqa: D102
-        @property
-        def uncacheable(self) -> str | None: ...  # noqa: D102
-        @property
-        def digest(self) -> str: ...  # noqa: D102
-        def batch(self, rows: Sequence[int]) -> Mapping[str, Tensor]: ...  # noqa: D102
-
-
 logger = logging.getLogger(__name__)
 
-MODES = ("off", "auto", "on")
 _TRIAL = 4  # batches that are timed before all rows are written
 _NOT_THE_STATES = {"_name_or_path", "transformers_version", "architectures", "dtype", "id2label", "label2id"}
 
@@ -53,52 +45,28 @@ _NOT_THE_STATES = {"_name_or_path", "transformers_version", "architectures", "dt
 @final
 @dataclass(frozen=True, kw_only=True)
 class CacheSettings:
-    """How a run uses the cache.
+    """How a run uses the cache."""
 
-    Attributes:
-        mode: "off", "on" (an error where it cannot be used), or "auto" (used where reading takes less time than
-            computing, and the states fit).
-        dtype: "float16" or "float32", of the files.
-        folder: Where; None: `cache_folder()`.
-        precision: What the model computes in, as in `FitOptions`.
-        batch_size: Rows per pass while filling.
-        passes: How often the rows will be read; "auto" fills for two or more.
-        progress: Show a progress bar while filling.
-
-    Raises:
-        UnknownNameError: If the mode or the dtype is another one.
-    """
-
-    mode: Literal["off", "auto", "on"] = "auto"
-    dtype: Literal["float16", "float32"] = "float16"
-    folder: str | Path | None = None
-    precision: str = "float32"
-    batch_size: int = 64
-    passes: int = 2
-    progress: bool = False
-
-    def __post_init__(self) -> None:
-        for what, known in (("mode", MODES), ("dtype", DTYPES)):
-            if getattr(self, what) not in known:
-                raise UnknownNameError(op="cache", got=getattr(self, what), known=known, what=what)
+    mode: Literal["off", "auto", "on"] = "auto"  # "on": or an error; "auto": where it saves time and the states fit
+    dtype: Literal["float16", "float32"] = "float16"  # of the files
+    folder: str | Path | None = None  # None: `cache_folder()`
+    precision: str = "float32"  # what the model computes in, as in `FitOptions`
+    batch_size: int = 64  # rows per pass while filling
+    passes: int = 2  # how often the rows will be read; "auto" fills for two or more
+    progress: bool = False  # show a progress bar while filling
 
 
 def open_states(
     bank: ReaderBank,
-    inputs: CachedInputs,
+    inputs: Any,
     names: Sequence[str],
     *,
     settings: CacheSettings,
     fingerprints: Mapping[str, str] | None = None,
 ) -> CachedStates | None:
-    """The cached states of some inputs, written if they are not there yet.
+    """The cached states of inputs (a `lamina.tasks.base.Inputs`) for some readers, written if they are not there yet.
 
-    Args:
-        bank: The readers and their model.
-        inputs: The rows that the model reads.
-        names: The readers that will read their states.
-        settings: Where and how.
-        fingerprints: Stack -> hash of its weights, where several inputs are opened in turn; None: computed.
+    `fingerprints` (stack -> hash of its weights) spare computing them anew where several inputs are opened in turn.
 
     Returns:
         The states, or None where the model is to be run each time; in mode "auto" the reason is logged. Of several
@@ -116,31 +84,27 @@ def open_states(
         return _without(reason)
     entry = _Entry(bank, inputs, names, settings, fingerprints or {})
     states, problem = entry.open(), None
-    if states is None and auto and settings.passes < 2:
-        problem = "these texts are read only once"
-    elif states is None:
+    if states is None:
         try:
             problem = entry.fill()
-            states = entry.open()
-            if states is None and problem is None:
+            if problem is None and (states := entry.open()) is None:
                 raise CacheError(f"cache: {entry.path} is gone; it was removed as soon as it was written.")
         except CacheError as error:
             if not auto:
                 raise
-            problem = str(error)
-            logger.warning(problem)
+            logger.warning(problem := str(error))
     if not _everywhere(states is not None, bank.device):
         return _without(problem or "the states are not there in every process")
     logger.info("cache: %s of states in %s", decimal(sum(entry.layout.sizes.values())), entry.path)
     return states
 
 
-def obstacle(bank: ReaderBank, names: Sequence[str], inputs: CachedInputs | None = None) -> str | None:
+def obstacle(bank: ReaderBank, names: Sequence[str], inputs: Any = None) -> str | None:
     """Why these readers cannot read cached states of these inputs; None if they can."""
     if bank.train_base:
         return "the model is trained too, so its states change"
     for name in names:
-        if _needs_block_inputs(bank[name].config.fusion):
+        if bank[name].config.fusion.needs_block_inputs:
             return f"reader '{name}' needs more of the model's pass than its states"
         if bank[name].stack == "decoder":
             return f"reader '{name}' reads the decoder, whose padding the texts do not tell"
@@ -149,10 +113,10 @@ def obstacle(bank: ReaderBank, names: Sequence[str], inputs: CachedInputs | None
 
 def layers_of(bank: ReaderBank, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Stack -> the layers that these readers need, ascending."""
-    found: dict[str, set[int]] = {}
+    needed: dict[str, set[int]] = {}
     for name in names:
-        found.setdefault(bank[name].stack, set()).update(bank[name].layers)
-    return {stack: tuple(sorted(layers)) for stack, layers in found.items()}
+        needed.setdefault(bank[name].stack, set()).update(bank[name].layers)
+    return {stack: tuple(sorted(layers)) for stack, layers in needed.items()}
 
 
 def hash_processor(processor: Any) -> str:
@@ -163,7 +127,90 @@ def hash_processor(processor: Any) -> str:
         known: Any = sorted(tokenizer.get_vocab().items())
     else:
         known = {k: v for k, v in json.loads(backend.to_str()).items() if k not in ("truncation", "padding")}
-    return hashlib.sha256(json.dumps([type(tokenizer).__name__, known], sort_keys=True).encode()).hexdigest()
+    return _hash([type(tokenizer).__name__, known])
+
+
+def _hash(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+@final
+@dataclass(frozen=True)
+class Layout:
+    """What an entry holds, and where: tokens of each row, stack -> ascending layers, stack -> width."""
+
+    lengths: Sequence[int]
+    layers: Mapping[str, Sequence[int]]
+    widths: Mapping[str, int]
+    dtype: str = "float16"  # of the files; or "float32"
+
+    @cached_property
+    def order(self) -> list[int]:
+        """The rows as they follow one another in the files."""
+        return sorted(range(len(self.lengths)), key=lambda row: -self.lengths[row])
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """The first token of each row in the files, and behind those the count of all tokens."""
+        starts = np.empty(len(self.order) + 1, dtype=np.int64)
+        starts[[*self.order, -1]] = np.cumsum([0, *(self.lengths[row] for row in self.order)])
+        return starts
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Stack -> bytes of its file."""
+        size = int(self.starts[-1]) * np.dtype(self.dtype).itemsize
+        return {stack: size * len(layers) * self.widths[stack] for stack, layers in self.layers.items()}
+
+    def pack(self, rows: Sequence[int], states: Sequence[Tensor], stack: str) -> np.ndarray:
+        """The states (per layer `[batch, tokens, width]`) of rows, side by side in `order`, as they are stored."""
+        lengths = torch.tensor([self.lengths[row] for row in rows], device=states[0].device)
+        shape = (len(rows), int(lengths.max()), self.widths[stack])
+        if tuple(states[0].shape) != shape:
+            raise CacheError(
+                f"cache: the model's states are {tuple(states[0].shape)} for rows of {shape}; only models that keep "
+                "every token can be cached. Go without a cache."
+            )
+        real = torch.arange(shape[1], device=lengths.device) < lengths[:, None]
+        packed = torch.stack([state.detach()[real] for state in states], dim=1).to("cpu", getattr(torch, self.dtype))
+        if not packed.isfinite().all():
+            raise CacheError(
+                f"cache: some states are beyond the range of {self.dtype}, or not numbers, and cannot be kept. "
+                "Use cache_dtype='float32', or go without a cache."
+            )
+        return packed.numpy()
+
+
+@final
+class CachedStates:
+    """The states of some rows on disk in `dtype`, read in any order and by any number of processes at once."""
+
+    def __init__(self, folder: Path, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+        self.folder, self.layout, self.dtype, self.device = folder, layout, dtype, device
+        self._files = {
+            stack: np.memmap(folder / f"{stack}.bin", layout.dtype, "r").reshape(-1, len(layers), layout.widths[stack])
+            for stack, layers in layout.layers.items()
+        }
+        self._buffer = np.empty(0, layout.dtype)  # kept: fresh memory costs more than the copy into it
+
+    def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
+        """Stack -> layer -> states `[batch, tokens, width]` of some rows, padded with zeros on the right."""
+        lengths = [int(self.layout.lengths[row]) for row in rows]
+        states = {}
+        for stack, file in self._files.items():
+            shape = (len(rows), max(lengths), *file.shape[1:])
+            size = int(np.prod(shape))
+            if self._buffer.size < size:
+                self._buffer = np.empty(size, file.dtype)
+            padded = self._buffer[:size].reshape(shape)
+            for states_of_row, row, length in zip(padded, rows, lengths, strict=True):
+                start = self.layout.starts[row]
+                states_of_row[:length] = file[start : start + length]
+                states_of_row[length:] = 0
+            moved = torch.from_numpy(padded).to(self.device)
+            layers = enumerate(self.layout.layers[stack])
+            states[stack] = {layer: moved[:, :, at].to(self.dtype, copy=True) for at, layer in layers}
+        return states
 
 
 @final
@@ -171,42 +218,35 @@ class _Entry:
     """The entry of some inputs. Its key is a hash of everything that the states depend on."""
 
     def __init__(
-        self,
-        bank: ReaderBank,
-        inputs: CachedInputs,
-        names: Sequence[str],
-        settings: CacheSettings,
-        fingerprints: Mapping[str, str],
+        self, bank: ReaderBank, inputs: Any, names: Sequence[str], settings: CacheSettings, marks: Mapping[str, str]
     ) -> None:
         self.bank, self.inputs, self.settings = bank, inputs, settings
         layers = layers_of(bank, names)
         widths = {stack: bank.stacks[stack].width for stack in layers}
-        lengths = [int(length) for length in inputs.lengths]
-        self.layout = Layout(lengths, layers, widths, settings.dtype)
+        self.layout = layout = Layout([int(length) for length in inputs.lengths], layers, widths, settings.dtype)
         config = {key: value for key, value in bank.model.config.to_dict().items() if key not in _NOT_THE_STATES}
         self.facts = {
             "format": FORMAT,
-            "fingerprints": {name: fingerprints.get(name) or fingerprint_of(bank.stacks[name]) for name in layers},
+            "fingerprints": {name: marks.get(name) or fingerprint_of(bank.stacks[name]) for name in layers},
             "config": json.dumps(config, sort_keys=True, default=str),
             "processor": hash_processor(bank.processor),
             "inputs": inputs.digest,
             "precision": settings.precision,
-            **self.layout.facts(),
+            "rows": len(layout.lengths),
+            "tokens": int(layout.starts[-1]),
+            "layers": {stack: list(numbers) for stack, numbers in layers.items()},
+            "widths": widths,
+            "dtype": settings.dtype,
         }
-        key = hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()[:32]
-        self.path = cache_folder(settings.folder) / key
+        self.path = cache_folder(settings.folder) / _hash(self.facts)[:32]
 
     def open(self) -> CachedStates | None:
         """The states, or None if there are none that can be used; says so where there are others."""
         entry = read_entry(self.path, self.facts)
         if entry is None:
             if other := sum(entry.foreign for entry in entries(self.path.parent)):
-                logger.warning(
-                    "cache: %d entries in %s were written by another version and are not used; "
-                    "'lamina cache' lists them, 'lamina cache --clear all' removes all",
-                    other,
-                    self.path.parent,
-                )
+                what = "cache: %d entries in %s were written by another version; 'lamina cache --clear all' removes all"
+                logger.warning(what, other, self.path.parent)
             return None
         if entry.problem is not None:
             logger.warning("cache: %s is not used: %s; the states are computed again", self.path, entry.problem)
@@ -217,14 +257,9 @@ class _Entry:
             return None
 
     def fill(self) -> str | None:
-        """Run the model over all rows and store their states, unless they are there by now.
-
-        Returns:
-            In mode "auto" why it was given up; else None.
-
-        Raises:
-            CacheError: If the states do not fit on the disk or in the dtype, or cannot be written.
-        """
+        """Run the model over all rows and store their states; returns why it was given up, in mode "auto" alone."""
+        if self.settings.mode == "auto" and self.settings.passes < 2:
+            return "these texts are read only once"
         folder, sizes = self.path.parent, self.layout.sizes
         check_room(folder, sum(sizes.values()))
         with disk_errors(folder), claim(folder, self.path.name, self.facts) as private:
@@ -232,8 +267,6 @@ class _Entry:
                 return None
             with ExitStack() as opened:
                 files = {name: opened.enter_context((private / f"{name}.bin").open("wb")) for name in sizes}
-                for name, file in files.items():
-                    file.truncate(sizes[name])
                 dtype = self._write(private, files)
             if dtype is None:
                 return "reading takes longer than computing here"
@@ -270,9 +303,8 @@ class _Entry:
     def _compute(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
         device, precision = self.bank.device, self.settings.precision
         batch = {key: value.to(device) for key, value in self.inputs.batch(rows).items()}
-        mixed = precision != "float32"
-        with torch.no_grad(), torch.autocast(device.type, getattr(torch, precision)) if mixed else nullcontext():
-            states = _record(self.bank, self.layout.layers, batch)
+        with torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32"):
+            states = self.bank.record_states(self.layout.layers, batch)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return states
@@ -298,13 +330,3 @@ def _everywhere(ready: bool, device: torch.device) -> bool:
     answer = torch.tensor(int(ready), device=device)
     distributed.all_reduce(answer, distributed.ReduceOp.MIN)
     return bool(answer)
-
-
-def _record(bank: Any, layers: Mapping[str, Sequence[int]], batch: Mapping[str, Tensor]) -> dict[str, Any]:
-    if hasattr(bank, "record_states"):
-        return bank.record_states(layers, batch)
-    return bank(**batch, readers=[], keep=layers).states
-
-
-def _needs_block_inputs(fusion: Any) -> bool:
-    return fusion.needs_block_inputs if hasattr(fusion, "needs_block_inputs") else fusion.follows

@@ -3,7 +3,6 @@
 <folder>/
   <key>/             a whole entry: index.json and one file of states per stack
   .<key>.new/        an entry while it is written; its writer holds the lock of the key
-  .<key>.old/        an entry on its way out
   .locks/<key>.lock  ends with the process that holds it, so an unfinished entry whose lock is free is nobody's
 """
 
@@ -40,27 +39,19 @@ _PARTIAL = re.compile(r"\.([0-9a-f]{32})\.new")
 
 def cache_folder(asked: str | Path | None = None) -> Path:
     """Where states are cached: `asked`, else $LAMINA_CACHE, else `lamina` in $XDG_CACHE_HOME or ~/.cache."""
-    if asked is None:
-        asked = os.environ.get("LAMINA_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lamina")
-    return Path(asked).expanduser()
+    default = os.environ.get("LAMINA_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lamina")
+    return Path(default if asked is None else asked).expanduser()
 
 
 @final
 @dataclass(frozen=True)
 class Entry:
-    """One whole entry of the cache.
-
-    Attributes:
-        path: Its folder, named by its key.
-        facts: Its index; empty where that cannot be read.
-        size_bytes: Of its files.
-        problem: Why it cannot be used, or None.
-    """
+    """A whole entry of the cache, in a folder named by its key."""
 
     path: Path
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Any]  # its index; empty where that cannot be read
     size_bytes: int
-    problem: str | None
+    problem: str | None  # why it cannot be used
 
     @property
     def key(self) -> str:
@@ -81,17 +72,12 @@ class Entry:
 
 def entries(folder: Path) -> list[Entry]:
     """Every whole entry, newest first; a folder that does not exist has none."""
-    found = [entry for path in _subfolders(folder) if _KEY.fullmatch(path.name) and (entry := read_entry(path))]
-    return sorted(found, key=lambda entry: entry.age_s if entry.age_s is not None else float("inf"))
+    whole = [entry for path in _subfolders(folder) if _KEY.fullmatch(path.name) and (entry := read_entry(path))]
+    return sorted(whole, key=lambda entry: float("inf") if entry.age_s is None else entry.age_s)
 
 
 def read_entry(path: Path, expected: Mapping[str, Any] | None = None) -> Entry | None:
-    """One entry, with what is wrong with it if anything is; None if there is none at `path`.
-
-    Args:
-        path: Its folder.
-        expected: What its index must say.
-    """
+    """The entry at `path`, or None; its problem says if files are not whole, or the index is not as `expected`."""
     if not path.is_dir():
         return None
     sizes = {file.name: file.stat().st_size for file in path.iterdir() if file.is_file()}
@@ -114,32 +100,17 @@ def unfinished(folder: Path, *, remove: bool = False) -> list[Path]:
     """What killed writers left behind; with `remove` it is deleted."""
     left = []
     for path in _subfolders(folder):
-        if match := _PARTIAL.fullmatch(path.name):
-            lock = _lock(folder, match[1])
-            with suppress(Timeout):
-                if not lock.is_locked:
-                    with lock.acquire(timeout=0):
-                        left.append(path)
-                        if remove:
-                            shutil.rmtree(path, ignore_errors=True)
+        match = _PARTIAL.fullmatch(path.name)
+        if match and not (lock := _lock(folder, match[1])).is_locked:
+            with suppress(Timeout), lock.acquire(timeout=0):
+                left.append(path)
+                if remove:
+                    shutil.rmtree(path, ignore_errors=True)
     return left
 
 
 def clear(folder: Path, which: str) -> list[Entry]:
-    """Remove entries, and whatever killed writers left behind. Entries that are being written stay.
-
-    Args:
-        folder: The cache.
-        which: A key, the beginning of one, or "all".
-
-    Returns:
-        The entries that were removed.
-
-    Raises:
-        UnknownNameError: If there is no such entry.
-        ConfigError: If several keys begin so.
-        CacheError: If the folder cannot be written.
-    """
+    """Remove and return the entries that a key, its beginning or "all" names; leftovers of killed writers go too."""
     known = entries(folder)
     chosen = known if which == "all" else [entry for entry in known if which and entry.key.startswith(which)]
     if which != "all" and not chosen:
@@ -155,8 +126,7 @@ def clear(folder: Path, which: str) -> list[Entry]:
 
 def check_room(folder: Path, needed_bytes: int) -> None:
     """Raise CacheError unless so much can be written and a reserve (5 %, at most 1 GiB) stays free."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    usage = shutil.disk_usage(there)
+    usage = shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
     reserve = min(GIB, usage.total // 20)
     if needed_bytes + reserve > usage.free:
         raise CacheError(
@@ -170,21 +140,10 @@ def check_room(folder: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def claim(folder: Path, key: str, expected: Mapping[str, Any] | None = None) -> Iterator[Path | None]:
-    """Hold the right to write an entry; waits for another process that has it.
+    """Hold the right to write an entry whose index must be as `expected`; waits for another process that has it.
 
-    Leftovers of killed writers are removed on the way.
-
-    Args:
-        folder: The cache.
-        key: The entry.
-        expected: What its index must say.
-
-    Yields:
-        A private folder to write to, which is gone at the end unless `publish` was called; None if the entry is whole,
-        perhaps since another process wrote it.
-
-    Raises:
-        CacheError: If this process writes the entry already.
+    Yields a private folder, which is gone at the end unless `publish` was called; None if the entry is whole, perhaps
+    since another process wrote it. Leftovers of killed writers are removed on the way.
     """
     lock, path = _lock(folder, key), folder / f".{key}.new"
     if lock.is_locked:
@@ -198,41 +157,31 @@ def claim(folder: Path, key: str, expected: Mapping[str, Any] | None = None) -> 
         shutil.rmtree(path, ignore_errors=True)
         unfinished(folder, remove=True)
         entry = read_entry(folder / key, expected)
-        if entry is not None and entry.problem is None:
-            yield None
-        else:
+        whole = entry is not None and entry.problem is None
+        if not whole:
             path.mkdir()
-            yield path
+        yield None if whole else path
     finally:
         shutil.rmtree(path, ignore_errors=True)
         lock.release()
 
 
 def publish(path: Path, facts: Mapping[str, Any]) -> None:
-    """Put an entry in its place, whole or not at all.
-
-    Args:
-        path: The private folder that `claim` gave; its files are closed.
-        facts: What the index says; the format, the time and the files' sizes are added.
-    """
-    final = path.with_name(path.name[1:33])
+    """Put what was written to a private folder of `claim` in its place, whole or not at all, with an index of facts."""
+    entry = path.with_name(path.name[1:33])
     sizes = {file.name: file.stat().st_size for file in path.iterdir()}
-    index = {"key": final.name, **facts, "format": FORMAT, "made": time.time(), "files": sizes}
+    index = {"key": entry.name, **facts, "format": FORMAT, "made": time.time(), "files": sizes}
     (path / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
     for name in (*sizes, INDEX):
         with (path / name).open("r+b") as file:
             os.fsync(file.fileno())
-    _remove(final)  # one that could not be used
-    path.replace(final)
+    _remove(entry)  # one that could not be used
+    path.replace(entry)
 
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Name the cache's folder where the system does not let us write to it.
-
-    Raises:
-        CacheError: If it does not.
-    """
+    """Raise CacheError, which names the cache's folder, where the system does not let us write to it."""
     try:
         yield
     except CacheError:
@@ -254,7 +203,6 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def _remove(path: Path) -> None:
     """Delete an entry, from its index on, without which nothing is read; who reads it keeps what is open."""
-    with suppress(FileNotFoundError):
-        (path / INDEX).unlink()
+    (path / INDEX).unlink(missing_ok=True)
     with suppress(FileNotFoundError):
         shutil.rmtree(path)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from lamina.data.arrow import CHUNK, chunks, encodable
+from lamina.data.arrow import CHUNK, chunks, dataset_of, encodable
 from lamina.data.batches import tokenizer_of
 from lamina.data.windows import TOKEN_KEYS, Encoded, Run, window_table
 from lamina.errors import ConfigError
@@ -35,19 +35,10 @@ _POSITIONS = re.compile(r"(^|\.)(position_embeddings?|embed_positions?|pos_embed
 def length_limit(
     model: PreTrainedModel, processor: PreTrainedTokenizerBase | ProcessorMixin, asked: int | None = None
 ) -> int:
-    """How many tokens, special ones included, one window may have.
+    """How many tokens, special ones included, one window may have: `asked`, or what tokenizer and model allow, or 512.
 
-    Args:
-        model: The model; only its config and its position tables are looked at. A table whose first rows stand for
-            padding (RoBERTa) has that many positions less. A model with relative positions alone has no limit.
-        processor: The tokenizer, or a processor that holds one.
-        asked: A smaller limit, in tokens.
-
-    Returns:
-        `asked`, or what tokenizer and model allow; 512 if neither says.
-
-    Raises:
-        ConfigError: If `asked` is below 1 or above what is allowed.
+    Only the model's config and its position tables are looked at. A table whose first rows stand for padding (RoBERTa)
+    has that many positions less. A model with relative positions alone has no limit.
     """
     limits = [_positions(model), int(min(getattr(tokenizer_of(processor), "model_max_length", _UNLIMITED), _UNLIMITED))]
     allowed = min(_UNLIMITED if limit is None else limit for limit in limits)
@@ -61,18 +52,15 @@ def length_limit(
 
 def _positions(model: PreTrainedModel) -> int | None:
     """Positions the model has, None without a limit."""
-    found = [(module, getattr(module, "weight", None)) for name, module in model.named_modules() if _is_table(name)]
-    tables = [rows.shape[0] - _padding_rows(module) for module, rows in found if isinstance(rows, nn.Parameter)]
+    named = model.named_modules()
+    weights = [(module, getattr(module, "weight", None)) for name, module in named if _POSITIONS.search(name)]
+    tables = [rows.shape[0] - _padding_rows(module) for module, rows in weights if isinstance(rows, nn.Parameter)]
     if tables:
         return min(tables)
     if getattr(model.config, "relative_attention", False):
         return None
     known = getattr(model.config, "max_position_embeddings", None)
     return known if isinstance(known, int) and known > 0 else None
-
-
-def _is_table(name: str) -> bool:
-    return _POSITIONS.search(name) is not None
 
 
 def _padding_rows(module: nn.Module) -> int:
@@ -117,8 +105,14 @@ def encode(
         "return_special_tokens_mask": True,
         "return_offsets_mapping": offsets and tokenizer.is_fast,
     }
+    if windows and pairs:
+        raise ConfigError("encode: windows of text pairs were asked for; only single texts are cut. Truncate pairs.")
+    if windows and not tokenizer.is_fast:
+        raise ConfigError(
+            f"encode: {type(tokenizer).__name__} is a slow tokenizer; token tasks need character offsets, "
+            "which only fast ones give. Load it with use_fast=True, or take a model that has a fast one."
+        )
     if windows:
-        _check_windows(tokenizer, pairs=pairs)
         options |= {"stride": _overlap(stride, max_length, room), "return_overflowing_tokens": True}
     truncated = 0
 
@@ -130,28 +124,20 @@ def encode(
             yield _windows(tokenizer, raw, start=number * CHUNK, step=room - options.get("stride", 0))
 
     with _unchanged(tokenizer, windows=windows):
-        encoded = Encoded.join(tables())
+        encoded = Encoded(dataset_of(tables()))
     encoded.truncated = truncated
     return encoded
 
 
 def blocks(texts: Sequence[str], processor: PreTrainedTokenizerBase | ProcessorMixin, *, max_length: int) -> Encoded:
-    """Tokenise running text, join it and cut it into blocks of equal length, as is usual in language modelling.
+    """Tokenise running text, join it and cut it into blocks of `max_length` tokens, as is usual in language modelling.
 
     Each text keeps the special tokens around it, which mark where one ends and the next begins; blocks are cut without
-    regard to them. The last block is shorter, and is kept.
-
-    Args:
-        texts: Paragraphs in the order they are read.
-        processor: The tokenizer, or a processor that holds one. It is left as it was.
-        max_length: Tokens per block.
-
-    Returns:
-        Every block as a text of its own, without offsets.
+    regard to them. The last block is shorter, and is kept. Every block is a text of its own, without offsets.
     """
     tokenizer = tokenizer_of(processor)
     with _unchanged(tokenizer, windows=False):
-        return Encoded.join(_blocks(tokenizer, texts, max_length))
+        return Encoded(dataset_of(_blocks(tokenizer, texts, max_length)))
 
 
 def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iterator[pa.Table]:
@@ -163,25 +149,15 @@ def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iter
                 joined.setdefault(key, []).extend(token for row in rows for token in row)
         length = len(joined["input_ids"])
         whole = length if part is None else length - length % max_length
-        features = [
-            {key: tokens[at : at + max_length] for key, tokens in joined.items()} for at in range(0, whole, max_length)
+        rows = [
+            {**{key: tokens[at : at + max_length] for key, tokens in joined.items()}, "text": count + number}
+            for number, at in enumerate(range(0, whole, max_length))
         ]
         joined = {key: tokens[whole:] for key, tokens in joined.items()}
-        if features or (part is None and not count):
-            runs = [Run(0, len(feature["input_ids"]), 0) for feature in features]
-            numbers = range(count, count + len(features))
-            yield window_table(features, numbers, [0] * len(runs), [[] for _ in runs], runs)
-        count += len(features)
-
-
-def _check_windows(tokenizer: Tokenizer, *, pairs: bool) -> None:
-    if pairs:
-        raise ConfigError("encode: windows of text pairs were asked for; only single texts are cut.")
-    if not tokenizer.is_fast:
-        raise ConfigError(
-            f"encode: {type(tokenizer).__name__} is a slow tokenizer; token tasks need character offsets, "
-            "which only fast ones give. Load it with use_fast=True, or take a model that has a fast one."
-        )
+        if rows or (part is None and not count):
+            run = {"window": 0, "start": 0, "number": 0, "offsets": []}
+            yield window_table([{**row, **run, "stop": len(row["input_ids"])} for row in rows])
+        count += len(rows)
 
 
 def _overlap(asked: int | None, max_length: int, room: int) -> int:
@@ -232,21 +208,20 @@ def _count_truncated(tokenizer: Tokenizer, texts: Sequence[Text], ids: Sequence[
 def _windows(tokenizer: Tokenizer, raw: Mapping[str, Any], *, start: int, step: int) -> pa.Table:
     """The windows of one call, whose first text has the number `start`."""
     keys = [key for key in TOKEN_KEYS if key in raw]
-    features, texts, windows, offsets, runs = [], [], [], [], []
+    known = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, 0)
+    start_token = next(token for token in known if token is not None)
+    rows: list[dict[str, Any]] = []
     for i, text in enumerate(raw.get("overflow_to_sample_mapping") or range(len(raw["input_ids"]))):
-        feature = {key: raw[key][i] for key in keys}
+        row = {key: raw[key][i] for key in keys}
         spans = raw["offset_mapping"][i] if "offset_mapping" in raw else []
-        window = windows[-1] + 1 if texts and texts[-1] == start + text else 0
+        window = rows[-1]["window"] + 1 if rows and rows[-1]["text"] == start + text else 0
         run = _run(raw, i, window * step)
-        if len(feature["input_ids"]) == 0:
-            feature = {key: [0] for key in keys} | {"input_ids": [_start_token(tokenizer)], "attention_mask": [1]}
+        if len(row["input_ids"]) == 0:
+            row = {key: [0] for key in keys} | {"input_ids": [start_token], "attention_mask": [1]}
             spans = [(0, 0)] * ("offset_mapping" in raw)
-        features.append(feature)
-        texts.append(start + text)
-        windows.append(window)
-        offsets.append([span if run.start <= at < run.stop else (0, 0) for at, span in enumerate(spans)])
-        runs.append(run)
-    return window_table(features, texts, windows, offsets, runs)
+        edges = [edge for at, span in enumerate(spans) for edge in (span if run.start <= at < run.stop else (0, 0))]
+        rows.append({**row, **run._asdict(), "text": start + text, "window": window, "offsets": edges})
+    return window_table(rows)
 
 
 def _run(raw: Mapping[str, Any], i: int, number: int) -> Run:
@@ -257,10 +232,3 @@ def _run(raw: Mapping[str, Any], i: int, number: int) -> Run:
     start = special.index(0)
     stop = special.index(1, start) if 1 in special[start:] else len(special)
     return Run(start, stop, number)
-
-
-def _start_token(tokenizer: Tokenizer) -> int:
-    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id):
-        if token is not None:
-            return token
-    return 0

@@ -12,14 +12,18 @@ import csv
 import json
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from lamina.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
 Lines = Iterator[tuple[int, str | DataError]]
@@ -40,19 +44,15 @@ def read_records(path: Path, kind: str, header: Sequence[str] | None = None) -> 
         header: Names of the columns of a TSV or CSV file that has no first line with names.
     """
     lines = read_lines(path)
-    match kind:
-        case "tsv":
-            return _grid(path, _per_line(lines, lambda _, text: text.split("\t") if text else []), header)
-        case "csv":
-            return _grid(path, _csv(path, lines), header)
-        case "conll":
-            return _conll(path, lines)
-        case "jsonl":
-            return _per_line(lines, lambda number, text: _object(path, number, text) if text.strip() else None)
-        case "all_lines":
-            return _per_line(lines, lambda _, text: {"text": text})
-        case _:
-            return _per_line(lines, lambda _, text: {"text": text} if text.strip() else None)
+    if kind == "tsv":
+        return _grid(path, _per_line(lines, lambda _, text: text.split("\t") if text else []), header)
+    if kind == "csv":
+        return _grid(path, _csv(path, lines), header)
+    if kind == "conll":
+        return _conll(path, lines)
+    if kind == "jsonl":
+        return _per_line(lines, lambda number, text: _object(path, number, text) if text.strip() else None)
+    return _per_line(lines, lambda _, text: {"text": text} if text.strip() or kind == "all_lines" else None)
 
 
 def read_lines(path: Path) -> Lines:
@@ -63,12 +63,10 @@ def read_lines(path: Path) -> Lines:
             try:
                 line: str | DataError = data.decode("utf-8")
             except UnicodeDecodeError as error:
-                line = DataError(
-                    f"read: {path} is not UTF-8 at byte {start + error.start} (row {number}); files are read as UTF-8. "
-                    "Convert the file, for example with iconv.",
-                    path=str(path),
-                    row=number,
+                what = (
+                    f"read: {path} is not UTF-8 at byte {start + error.start} (row {number}); files are read as UTF-8."
                 )
+                line = DataError(f"{what} Convert the file, for example with iconv.", path=str(path), row=number)
             if number == 1 and isinstance(line, str):
                 line = line.removeprefix("\ufeff")
             if line:
@@ -76,7 +74,7 @@ def read_lines(path: Path) -> Lines:
             start += len(data)
 
 
-def without_end(line: str) -> str:
+def _without_end(line: str) -> str:
     """A line without the line feed, or carriage return and line feed, that ends it."""
     return line.removesuffix("\n").removesuffix("\r")
 
@@ -84,7 +82,7 @@ def without_end(line: str) -> str:
 def _per_line(lines: Lines, parse: Callable[[int, str], Any]) -> Iterator[tuple[int, Any]]:
     """What `parse` makes of each line; None is no row."""
     for number, line in lines:
-        row = line if isinstance(line, DataError) else parse(number, without_end(line))
+        row = line if isinstance(line, DataError) else parse(number, _without_end(line))
         if row is not None:
             yield number, row
 
@@ -158,7 +156,7 @@ def _conll(path: Path, lines: Lines) -> Records:
         if isinstance(line, DataError):
             first, problem = first or number, problem or line
             continue
-        text = without_end(line)
+        text = _without_end(line)
         cells = text.split("\t") if "\t" in text else _BLANKS.split(text.strip(" "))
         if text.strip() and cells[0] != "-DOCSTART-":
             width = width or len(cells)
@@ -173,39 +171,34 @@ def _conll(path: Path, lines: Lines) -> Records:
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a Parquet file with their numbers, from 1.
+    """The rows of a Parquet file with their numbers, from 1; `columns` may name "outer.inner".
 
-    Args:
-        path: The file; of its groups of rows one at a time is in memory.
-        columns: Which to read, "outer.inner" among them; None: all.
-        rows: How many to read at once.
-
-    Raises:
-        DataError: If the file is damaged, or a column is missing.
+    So many rows at once, of one group of rows at a time, are in memory.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    number = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            there = file.schema_arrow.names
-            wanted = None if columns is None else [n if n in there else n.partition(".")[0] for n in columns]
-            for name, outer in zip(columns or (), wanted or (), strict=True):
-                if outer not in there:
-                    raise no_column(path, name, dict.fromkeys(there))
-            for batch in file.iter_batches(rows, columns=wanted):
-                for record in batch.to_pylist():
-                    number += 1
-                    yield number, record
-    except (pa.ArrowInvalid, OSError) as error:
-        raise not_parquet(path, error) from None
+    with parquet_errors(path), pq.ParquetFile(path) as file:
+        known = file.schema_arrow.names
+        wanted = None if columns is None else [n if n in known else n.partition(".")[0] for n in columns]
+        for name, outer in zip(columns or (), wanted or (), strict=True):
+            if outer not in known:
+                raise no_column(path, name, known)
+        records = (record for batch in file.iter_batches(rows, columns=wanted) for record in batch.to_pylist())
+        yield from enumerate(records, start=1)
 
 
 # Errors
 
 
-def no_column(path: object, name: str, known: Mapping[str, Any]) -> DataError:
+@contextmanager
+def parquet_errors(path: Path) -> Iterator[None]:
+    """Raise DataError, which names the file, where it cannot be read as Parquet."""
+    try:
+        yield
+    except (pa.ArrowInvalid, OSError) as error:
+        what = str(error).splitlines()[0]
+        raise DataError(f"read: {path} is not a Parquet file ({what}); it may be cut off.", path=str(path)) from None
+
+
+def no_column(path: object, name: str, known: Iterable[str]) -> DataError:
     """The error for a column that is missing."""
     listed = ", ".join(known) or "none"
     return DataError(f"read: {path} has no column '{name}'; its columns are: {listed}.", path=str(path), column=name)
@@ -213,23 +206,16 @@ def no_column(path: object, name: str, known: Mapping[str, Any]) -> DataError:
 
 def no_value(path: object, row: int, column: str) -> DataError:
     """The error for a row without a value in a column."""
-    what = f"read: {path} row {row} has no value in column '{column}'; every row needs one."
-    return DataError(what, path=str(path), row=row, column=column)
+    return _bad_row(path, row, f"has no value in column '{column}'; every row needs one", column)
 
 
-def empty(path: object) -> DataError:
+def empty(path: Path) -> DataError:
     """The error for a file without rows."""
     return DataError(f"read: {path} is empty; a task needs at least one row.", path=str(path))
 
 
-def not_parquet(path: Path, error: Exception) -> DataError:
-    """The error for a Parquet file that cannot be read."""
-    what = str(error).splitlines()[0]
-    return DataError(f"read: {path} is not a Parquet file ({what}); it may be cut off.", path=str(path))
-
-
-def _bad_row(path: Path, row: int, what: str) -> DataError:
-    return DataError(f"read: {path} row {row} {what}.", path=str(path), row=row)
+def _bad_row(path: object, row: int, what: str, column: str | None = None) -> DataError:
+    return DataError(f"read: {path} row {row} {what}.", path=str(path), row=row, column=column)
 
 
 def _wrong_width(path: Path, row: int, got: int, expected: int) -> DataError:

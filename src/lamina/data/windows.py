@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from lamina.data.arrow import Column, Ragged, dataset_of
+from lamina.data.arrow import Column, Ragged
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import datasets
     from torch import Tensor
@@ -34,21 +34,12 @@ class Run(NamedTuple):
     number: int
 
 
-def window_table(
-    features: Sequence[Mapping[str, Sequence[int]]],
-    text: Sequence[int],
-    window: Sequence[int],
-    offsets: Sequence[Sequence[tuple[int, int]]],
-    runs: Sequence[Run],
-) -> pa.Table:
-    """Some windows as an Arrow table; see `Encoded` for what each argument holds."""
-    keys = [key for key in TOKEN_KEYS if features and key in features[0]] or ["input_ids"]
-    columns = {key: pa.array([feature[key] for feature in features], pa.list_(TOKEN_KEYS[key])) for key in keys}
-    flat = [[edge for span in spans for edge in span] for spans in offsets]
-    columns["offsets"] = pa.array(flat, pa.list_(pa.int32()))
-    starts, stops, numbers = zip(*runs, strict=True) if runs else ((), (), ())
-    places = zip(_PLACES.items(), (text, window, starts, stops, numbers), strict=True)
-    return pa.table({**columns, **{name: pa.array(values, kind) for (name, kind), values in places}})
+def window_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Some windows as an Arrow table: the tokens of each, "offsets" as flat edges, "text", "window" and its `Run`."""
+    keys = [key for key in TOKEN_KEYS if rows and key in rows[0]] or ["input_ids"]
+    lists = {**{key: TOKEN_KEYS[key] for key in keys}, "offsets": pa.int32()}
+    schema = pa.schema({**{name: pa.list_(kind) for name, kind in lists.items()}, **_PLACES})
+    return pa.Table.from_pylist(rows, schema=schema)
 
 
 def pairs_of(flat: Sequence[int]) -> list[tuple[int, int]]:
@@ -62,12 +53,7 @@ def _feature(keys: Sequence[str], *cells: Any) -> dict[str, Any]:
 
 @final
 class Encoded:
-    """Texts as windows of tokens, in the order of the texts; in Arrow.
-
-    Args:
-        rows: A row per window, as `window_table` makes them.
-        truncated: How many texts lost tokens; 0 with windows.
-    """
+    """Texts as windows of tokens, in the order of the texts: rows of `window_table`; `truncated` texts lost tokens."""
 
     def __init__(self, rows: datasets.Dataset, truncated: int = 0) -> None:
         self.truncated, self._rows = truncated, rows
@@ -95,16 +81,6 @@ class Encoded:
         """Per window its number in that text."""
         return self._rows.data.column("window").to_numpy()
 
-    @classmethod
-    def of(cls, *columns: Any, truncated: int = 0) -> Encoded:
-        """From the arguments of `window_table`."""
-        return cls(dataset_of([window_table(*columns)]), truncated)
-
-    @classmethod
-    def join(cls, tables: Iterable[pa.Table], truncated: int = 0) -> Encoded:
-        """From tables that `window_table` made."""
-        return cls(dataset_of(tables), truncated)
-
     def __len__(self) -> int:
         return len(self._rows)
 
@@ -120,11 +96,7 @@ class Encoded:
 
     @property
     def offsets(self) -> Column:
-        """Per window and token the character span in the (first) text.
-
-        (0, 0) for special tokens and those of the second text; empty lists if the tokenizer is a slow one or no offsets
-        were asked for.
-        """
+        """Per window and token the character span in the (first) text, else (0, 0); empty lists without offsets."""
         return Column(self._rows, ["offsets"], pairs_of)
 
     @cached_property
@@ -139,27 +111,19 @@ class Encoded:
         return hashlib.blake2b(b"".join(self._tokens[key].digest() for key in self.keys), digest_size=16).hexdigest()
 
     def batch(self, rows: Sequence[int], fill: Mapping[str, int]) -> dict[str, Tensor]:
-        """Some windows `[batch, tokens]`, padded on the right.
-
-        Args:
-            rows: Which, at least one.
-            fill: Key -> what it is padded with; 0 where none is named.
-        """
+        """Some windows `[batch, tokens]`, at least one, padded on the right with `fill` of their key, or 0."""
         return {key: torch.from_numpy(self._tokens[key].padded(rows, fill.get(key, 0))) for key in self.keys}
 
 
 def owners(encoded: Encoded) -> list[list[bool]]:
-    """Choose, for every token of a text, the one window that sees most around it.
+    """Per window and token whether it counts here: every token of a text counts in the one window that sees most.
 
-    Returns:
-        Per window and token whether the token counts here. Special tokens and second texts count nowhere. What a
-        window sees around a token is the smaller of the counts to its left and right; a text's own end is no lack.
+    Special tokens and second texts count nowhere. What a window sees around a token is the smaller of the counts to
+    its left and right; a text's own end is no lack.
     """
     flags = [[False] * length for length in encoded.lengths.tolist()]
-    totals: dict[int, int] = {}
     texts = encoded.text.tolist()
-    for text, run in zip(texts, encoded.runs, strict=True):
-        totals[text] = run.number + run.stop - run.start
+    totals = {text: run.number + run.stop - run.start for text, run in zip(texts, encoded.runs, strict=True)}
     best: dict[tuple[int, int], tuple[int, int, int]] = {}
     for window, (text, run) in enumerate(zip(texts, encoded.runs, strict=True)):
         total = totals[text]
@@ -190,69 +154,47 @@ def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) ->
     Returns:
         Per text and word (window, position), or None for a word that has no token of its own (the tokenizer
         drops it, or reads it as one with the word before).
-
-    Raises:
-        ConfigError: If there are no offsets, or the texts are not as many.
     """
     if encoded.texts != len(words):
         raise ConfigError(
             f"word_labels: {encoded.texts} texts and words of {len(words)}; both must be of the same rows."
         )
     words = list(words)
-    found: list[list[tuple[int, int] | None]] = [[None] * len(spans) for spans in words]
+    places: list[list[tuple[int, int] | None]] = [[None] * len(spans) for spans in words]
     following = [0] * len(words)
     texts, runs = encoded.text.tolist(), encoded.runs
-    for window, (owned, spans) in enumerate(zip(owners(encoded), encoded.offsets, strict=True)):
-        if len(spans) != len(owned):
+    for window, (owned, offsets) in enumerate(zip(owners(encoded), encoded.offsets, strict=True)):
+        if len(offsets) != len(owned):
             raise ConfigError(
                 "word_labels: there are no character offsets; words are found by them. "
                 "Use a fast tokenizer, and encode with offsets."
             )
         text = texts[window]
+        spans, word = words[text], following[text]
         for at in range(runs[window].start, runs[window].stop):
-            if owned[at]:
-                following[text] = word = _word_at(words[text], spans[at], following[text])
-                _claim(found[text], words[text], word, spans[at], (window, at))
-    return found
-
-
-def _word_at(words: Sequence[tuple[int, int]], span: tuple[int, int], word: int) -> int:
-    """The first word from `word` on that ends behind the start of `span`."""
-    while word < len(words) and words[word][1] <= span[0]:
-        word += 1
-    return word
-
-
-def _claim(
-    found: list[tuple[int, int] | None],
-    words: Sequence[tuple[int, int]],
-    word: int,
-    span: tuple[int, int],
-    place: tuple[int, int],
-) -> None:
-    if word < len(words) and found[word] is None and span[0] < span[1] and words[word][0] < span[1]:
-        found[word] = place
+            start, stop = offsets[at]
+            while owned[at] and word < len(spans) and spans[word][1] <= start:
+                word += 1
+            free = owned[at] and word < len(spans) and places[text][word] is None
+            if free and start < stop and spans[word][0] < stop:
+                places[text][word] = (window, at)
+        following[text] = word
+    return places
 
 
 def word_labels(
     encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]], labels: Sequence[Sequence[int]]
 ) -> list[list[int]]:
-    """Labels for tokens: each word's on the token that stands for it, `IGNORED` on all others.
+    """Per window a label for every token: each word's on the token that stands for it, `IGNORED` on all others.
 
     Args:
         encoded: Windows of the texts, with offsets.
         words: Per text the character span of every word.
         labels: Per text a class id for every word.
-
-    Returns:
-        Per window one class id or -100 for every token.
-
-    Raises:
-        ConfigError: If the offsets or rows do not fit.
     """
-    found = [[IGNORED] * length for length in encoded.lengths.tolist()]
+    ids = [[IGNORED] * length for length in encoded.lengths.tolist()]
     for row, places in enumerate(word_tokens(encoded, words)):
         for label, place in zip(labels[row], places, strict=True):
             if place is not None:
-                found[place[0]][place[1]] = label
-    return found
+                ids[place[0]][place[1]] = label
+    return ids

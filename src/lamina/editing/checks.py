@@ -8,23 +8,15 @@ from lamina.errors import ConfigError
 from lamina.layers import default_stack, select
 
 if TYPE_CHECKING:
-    from torch import nn
     from transformers import PreTrainedModel
 
     from lamina.layers import LayerStack
 
 
 def check_editable(model: PreTrainedModel, op: str) -> None:
-    """Refuse a model whose layers cannot be changed in place.
-
-    Args:
-        model: What is to be edited.
-        op: The operation that asks, named in errors.
-
-    Raises:
-        ConfigError: If it is no transformers model, is compiled or quantised, or has weights that are not in memory.
-    """
-    if _is_compiled(model):
+    """Raise ConfigError unless the layers of a model can be changed in place."""
+    parts = (model, *model.modules())
+    if any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in parts):
         raise ConfigError(
             f"{op}: the model is compiled; what was compiled would go on running the old layers. "
             "Edit the model first, then compile it."
@@ -34,44 +26,20 @@ def check_editable(model: PreTrainedModel, op: str) -> None:
             f"{op}: a {type(model).__name__} came; only a transformers model itself can be edited, no wrapper of one. "
             "Load it with AutoModel, and wrap it after the edit."
         )
-    if _is_quantized(model):
+    quantized = getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None) is not None
+    if quantized or getattr(model.config, "quantization_config", None) is not None:
         raise ConfigError(
             f"{op}: the model is quantised; its weights are packed and cannot be edited. "
             "Load it without quantisation, edit and save it, then quantise what was saved."
         )
-    if _is_offloaded(model):
+    if hasattr(model, "hf_device_map") and any(parameter.is_meta for parameter in model.parameters()):
         raise ConfigError(
             f"{op}: parts of the model are offloaded; an edit there would be lost. Load it into memory as a whole."
         )
 
 
-def _is_compiled(model: nn.Module) -> bool:
-    """Whether `torch.compile(model)`, or `compile()` of the model or a part of it, was called."""
-    each = (model, *model.modules())
-    return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in each)
-
-
-def _is_quantized(model: PreTrainedModel) -> bool:
-    known = getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None) is not None
-    return bool(known or getattr(model.config, "quantization_config", None) is not None)
-
-
-def _is_offloaded(model: PreTrainedModel) -> bool:
-    """Whether accelerate keeps weights elsewhere; a model without any weights, on the meta device, is fine."""
-    return hasattr(model, "hf_device_map") and any(parameter.is_meta for parameter in model.parameters())
-
-
 def chosen_blocks(model: PreTrainedModel, layers: object, stack: str | None, op: str) -> tuple[LayerStack, list[int]]:
-    """The stack and the layers that an edit of blocks names.
-
-    Args:
-        model: What is to be edited.
-        layers: A layer selector; "all" is every block.
-        stack: Name of the stack; None is the only one, or the encoder.
-        op: The operation that asks, named in errors.
-
-    Returns:
-        The stack and its layers, ascending; layer i is the block `stack.blocks[i - 1]`.
+    """The stack and the layers, ascending, that an edit of blocks names; layer i is the block `stack.blocks[i - 1]`.
 
     Raises:
         ConfigError: If layer 0 is named, the stack has no module per block, or a block that is named has its weights
@@ -95,11 +63,7 @@ def chosen_blocks(model: PreTrainedModel, layers: object, stack: str | None, op:
 
 
 def check_shared(stack: LayerStack, chosen: list[int], op: str) -> None:
-    """Refuse to touch a block that serves as several layers where only some of them are named.
-
-    Raises:
-        ConfigError: If that is what the layers name.
-    """
+    """Raise ConfigError where a block serves as several layers, and only some of them are named."""
     named = {id(stack.blocks[layer - 1]) for layer in chosen if layer > 0}
     shared = [layer for layer, block in enumerate(stack.blocks, 1) if id(block) in named and layer not in chosen]
     if shared:

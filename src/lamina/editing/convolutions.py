@@ -15,15 +15,7 @@ if TYPE_CHECKING:
 
 
 def convolution_blocks(model: PreTrainedModel, op: str) -> tuple[str, list[nn.Module]]:
-    """The name of a model's sequence of convolutions, and its blocks: layer i is the i-th, from 1.
-
-    Args:
-        model: A transformers model, with or without a head.
-        op: The operation that asks, named in errors.
-
-    Raises:
-        UnsupportedModelError: If the family has no row of convolutions, or the model is not what the row says.
-    """
+    """The name of a model's sequence of convolutions, and its blocks: layer i is the i-th, from 1."""
     row = convolutions_of(model, op=op)
     return row.stack, modules_at(getattr(model, "base_model", model), row.blocks, family=family_of(model), op=op)
 
@@ -33,21 +25,9 @@ def chosen_convolutions(
 ) -> tuple[str, list[int], dict[str, tuple[nn.Module, Tensor]]]:
     """The convolutions that an edit names.
 
-    Args:
-        model: What is to be edited.
-        layers: A layer selector; "all" is every layer from 1.
-        stack: Name of the sequence; None and "all" are the only one.
-        op: The operation that asks, named in errors.
-
     Returns:
         The name of the sequence, the layers, ascending, and path -> convolution and its weight
         `[channels, in / groups, kernel...]`, each once.
-
-    Raises:
-        ConfigError: If layer 0 is named.
-        LayerIndexError: If a layer does not exist.
-        UnknownNameError: If there is no such sequence.
-        UnsupportedModelError: If the family has no row of convolutions, or the model is not what the row says.
     """
     name, blocks = convolution_blocks(model, op)
     if stack not in (None, "all", name):

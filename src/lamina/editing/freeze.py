@@ -52,7 +52,11 @@ def freeze_(
         UnknownNameError: If there is no such stack.
     """
     check_editable(model, _OP)
-    inserted = _inserted(model, train)
+    inserted = [module for module in model.modules() if isinstance(module, InsertedLayer)] if train else []
+    if train not in (None, "inserted"):
+        raise ConfigError(f"{_OP}: train is {train!r}; it is 'inserted' or None.")
+    if train and not inserted:
+        raise ConfigError(f"{_OP}: train is 'inserted', and the model has no inserted layers. Call insert_ first.")
     every = train is not None and stack is None
     chosen = _stacks(model, whole=layers == "all") if every else [default_stack(model, stack, op=_OP)]
     numbers = [select(layers, found.layers, op=_OP) for found in chosen]
@@ -80,20 +84,6 @@ def _stacks(model: PreTrainedModel, *, whole: bool) -> list[LayerStack]:
         if not whole:
             raise
         return []
-
-
-def _inserted(model: PreTrainedModel, train: str | None) -> list[InsertedLayer]:
-    """The inserted layers that are to be trained."""
-    if train is None:
-        return []
-    if train != "inserted":
-        raise ConfigError(f"{_OP}: train is {train!r}; it is 'inserted' or None.")
-    found = [module for module in model.modules() if isinstance(module, InsertedLayer)]
-    if not found:
-        raise ConfigError(
-            f"{_OP}: train is 'inserted', and the model has no inserted layers. Call insert_ first, or leave it out."
-        )
-    return found
 
 
 def _modules(model: PreTrainedModel, stack: LayerStack, chosen: list[int]) -> set[nn.Module]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lamina.editing.checks import check_editable, chosen_blocks
 from lamina.editing.convolutions import chosen_convolutions
 from lamina.editing.inserted import ACTIVATIONS, InsertedLayer, attach, mark_content_of
-from lamina.editing.record import Edit, record
+from lamina.editing.record import Edit, draw_seed, record
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.layers.discovery import default_stack, stacks
 from lamina.layers.roles import (
@@ -94,8 +94,9 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
         gelu on the weight. There gelu(I) is 0.84 I; "identity" starts at 1.14 I, whose gelu is I. The paper's section
         on limitations leaves convolutional networks to future work; "convolution" is the same idea there.
     """
-    options = Options(position, _plain(layers), init, activation, placement, stack, kernel)
-    return _insert(model, options, lambda: _draw(generator) if init in _RANDOM else None)
+    plain = layers if isinstance(layers, (int, str)) else list(layers)  # as JSON keeps it
+    options = Options(position, plain, init, activation, placement, stack, kernel)
+    return _insert(model, options, lambda: draw_seed(generator) if init in _RANDOM else None)
 
 
 def replay_insert(model: PreTrainedModel, edit: Edit) -> Edit:
@@ -137,9 +138,10 @@ class Options:
 
     def settings(self) -> dict[str, Any]:
         """What a record says; records of matrices have no kernel."""
-        return {
-            name: value for name, value in asdict(self).items() if name != "kernel" or self.position == "convolution"
-        }
+        settings = asdict(self)
+        if self.position != "convolution":
+            del settings["kernel"]
+        return settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +175,8 @@ def _insert(model: PreTrainedModel, options: Options, seed_of: Callable[[], int 
 def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], list[_Site]]:
     """The stack, the layers and where to insert; refuses before anything is touched."""
     if options.position == "convolution":
-        return _plan_convolutions(model, options)
+        name, layers, convolutions = chosen_convolutions(model, options.layers, options.stack, _OP)
+        return name, layers, [_after(path, *found, options.kernel) for path, found in convolutions.items()]
     roles = roles_of(model, op=_OP)
     default = default_stack(model).name
     names = list(stacks(model)) if options.stack == "all" else [options.stack or default]
@@ -189,14 +192,9 @@ def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], lis
     return options.stack or default, sorted(numbers), list(sites.values())
 
 
-def _plan_convolutions(model: PreTrainedModel, options: Options) -> tuple[str, list[int], list[_Site]]:
-    stack, chosen, found = chosen_convolutions(model, options.layers, options.stack, _OP)
-    sites: list[_Site] = []
-    for path, (convolution, weight) in found.items():
-        channels, axes = weight.shape[0], weight.ndim - 2
-        shape = (channels, channels, *[options.kernel] * axes)
-        sites.append(_Site(path, convolution, shape, axes=axes))
-    return stack, chosen, sites
+def _after(path: str, convolution: nn.Module, weight: Tensor, kernel: int) -> _Site:
+    axes = weight.ndim - 2
+    return _Site(path, convolution, (*[len(weight)] * 2, *[kernel] * axes), axes=axes)
 
 
 def _sites(
@@ -233,12 +231,9 @@ def _attention_sites(
 def _outputs(projection: nn.Module, path: str, family: str) -> int:
     weight = linear_weight(projection)
     if weight is None:
-        raise UnsupportedModelError(
-            op=_OP,
-            model_type=family,
-            reason=f"'{path}' is a {type(projection).__name__}, no plain linear map",
-            hint="Merge adapters and undo quantisation first.",
-        )
+        reason = f"'{path}' is a {type(projection).__name__}, no plain linear map"
+        hint = "Merge adapters and undo quantisation first."
+        raise UnsupportedModelError(op=_OP, model_type=family, reason=reason, hint=hint)
     return weight.shape[0]
 
 
@@ -247,31 +242,16 @@ def _weight(options: Options, site: _Site, generator: torch.Generator | None) ->
     dtype = torch.promote_types(given.dtype, torch.float32)
     if options.init not in _RANDOM:
         weight = torch.zeros(site.shape, dtype=dtype, device=given.device)
-        middle = [options.kernel // 2] * site.axes
         if options.init != "zero":
-            width = site.shape[1]
-            weight[(..., *middle)] = _scale(options) * torch.eye(width, dtype=dtype, device=given.device)
+            scale = GELU_IS_ONE if options.init == "identity" and options.activation == "gelu" else 1.0
+            eye = torch.eye(site.shape[1], dtype=dtype, device=given.device)
+            weight[(..., *[options.kernel // 2] * site.axes)] = scale * eye
         return weight
     weight = torch.empty(site.shape, dtype=dtype, device="meta" if given.is_meta else "cpu")
-    if not given.is_meta:
-        per_head = weight.ndim == 3 and not site.axes
-        for part in weight if per_head else [weight]:
-            if options.init == "xavier":
-                nn.init.xavier_normal_(part, generator=generator)
-            else:
-                nn.init.kaiming_normal_(part, nonlinearity="relu", generator=generator)
+    per_head = weight.ndim == 3 and not site.axes
+    for part in () if given.is_meta else weight if per_head else [weight]:
+        if options.init == "xavier":
+            nn.init.xavier_normal_(part, generator=generator)
+        else:
+            nn.init.kaiming_normal_(part, nonlinearity="relu", generator=generator)
     return weight.to(given.device)
-
-
-def _scale(options: Options) -> float:
-    return GELU_IS_ONE if options.init == "identity" and options.activation == "gelu" else 1.0
-
-
-def _draw(generator: torch.Generator | None) -> int:
-    device = "cpu" if generator is None else generator.device
-    return int(torch.randint(2**63 - 1, (), generator=generator, device=device))
-
-
-def _plain(layers: Selector) -> int | str | list[int]:
-    """The selector as JSON keeps it."""
-    return layers if isinstance(layers, (int, str)) else list(layers)

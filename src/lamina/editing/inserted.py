@@ -54,10 +54,8 @@ class InsertedLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight)
-        self.activation = activation
-        self.placement = placement
-        self.content_only = content_only
-        self.axes = axes
+        self.activation, self.placement = activation, placement
+        self.content_only, self.axes = content_only, axes
 
     @property
     def linear(self) -> bool:

@@ -41,7 +41,9 @@ def merge_(model: PreTrainedModel) -> Edit:
     projections = all_inserted(model)
     if not projections:
         raise ConfigError(f"{_OP}: the model has no inserted layers; there is nothing to fold. Use insert_ first.")
-    users = _users(model)
+    users: dict[int, list[str]] = {}  # by a parameter's identity, the names under which it is used
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        users.setdefault(id(parameter), []).append(name)
     for path, projection in projections.items():
         _check(model, path, projection, users)
     changed: list[str] = []
@@ -55,26 +57,15 @@ def merge_(model: PreTrainedModel) -> Edit:
     return record(model, Edit("merge", stack, tuple(layers), tuple(changed)))
 
 
-def _users(model: nn.Module) -> dict[int, list[str]]:
-    """The names under which each parameter is used, by its identity."""
-    users: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        users.setdefault(id(parameter), []).append(name)
-    return users
-
-
 def _check(model: nn.Module, path: str, projection: nn.Module, users: dict[int, list[str]]) -> None:
     for layer in inserted_in(projection):
         _check_layer(model, path, projection, layer)
     _weight_of(model, path, projection)
     others = [name for name in users[id(projection._parameters["weight"])] if name != f"{path}.weight"]
-    if others and _elsewhere(model, projection, others):
-        raise UnsupportedModelError(
-            op=_OP,
-            model_type=family_of(model),
-            reason=f"'{path}.weight' is also used as {', '.join(others)}, which would change with it",
-            hint="Untie the weights first.",
-        )
+    if any(model.get_submodule(name.rpartition(".")[0]) is not projection for name in others):
+        reason = f"'{path}.weight' is also used as {', '.join(others)}, which would change with it"
+        hint = "Untie the weights first."
+        raise UnsupportedModelError(op=_OP, model_type=family_of(model), reason=reason, hint=hint)
 
 
 def _check_layer(model: nn.Module, path: str, projection: nn.Module, layer: InsertedLayer) -> None:
@@ -98,11 +89,6 @@ def _check_layer(model: nn.Module, path: str, projection: nn.Module, layer: Inse
         hint = "Keep the inserted layers, or insert into 'ffn' only."
     if reason is not None:
         raise UnsupportedModelError(op=_OP, model_type=family_of(model), reason=reason, hint=hint)
-
-
-def _elsewhere(model: nn.Module, projection: nn.Module, names: list[str]) -> bool:
-    """Whether one of the names belongs to another module than the projection."""
-    return any(model.get_submodule(name.rpartition(".")[0]) is not projection for name in names)
 
 
 def _weight_of(model: nn.Module, path: str, projection: nn.Module) -> Float[Tensor, "out ..."]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, final
 
+import torch
+
 from lamina.errors import StoreError
 from lamina.layers.guard import EDITS
 
@@ -43,11 +45,7 @@ class Edit:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Edit:
-        """Read a record.
-
-        Raises:
-            StoreError: If it is not one.
-        """
+        """Read a record; StoreError if it is not one."""
         known = {field.name for field in fields(cls)}
         if set(given) != known or given.get("kind") not in KINDS:
             raise StoreError(
@@ -71,3 +69,8 @@ def record(model: PreTrainedModel, edit: Edit) -> Edit:
 def restore(model: PreTrainedModel, done: Sequence[Edit]) -> None:
     """Give a model the record of edits that were made to it before it was saved."""
     setattr(model, EDITS, tuple(done))
+
+
+def draw_seed(generator: torch.Generator | None) -> int:
+    """A seed of a generator; None is torch's global one."""
+    return int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device if generator else "cpu"))

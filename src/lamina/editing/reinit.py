@@ -10,7 +10,7 @@ from torch import nn
 
 from lamina.editing.checks import check_editable, chosen_blocks
 from lamina.editing.inserted import InsertedLayer
-from lamina.editing.record import Edit, record
+from lamina.editing.record import Edit, draw_seed, record
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers.isolation import preserve_model
 
@@ -67,13 +67,18 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
     Source:
         Tamkin et al. 2020, arXiv:2004.14975: the weights of the linear projections, sigma 0.02, truncated at 2 sigma.
     """
-    _check({"scope": scope, "biases": biases, "norms": norms}, std, bound)
+    for option, got in (("scope", scope), ("biases", biases), ("norms", norms)):
+        if got not in _CHOICES[option]:
+            raise UnknownNameError(op=_OP, got=str(got), known=_CHOICES[option], what=option)
+    for option, value in (("std", std), ("bound", bound)):
+        if not 0 < value < float("inf"):
+            raise ConfigError(f"{_OP}: {option} is {value}; it must be positive and finite.")
     check_editable(model, _OP)
     found, chosen = chosen_blocks(model, layers, stack, _OP)
     blocks = list(dict.fromkeys(found.blocks[layer - 1] for layer in chosen))
     _check_tied(model, blocks)
     settings: dict[str, Any] = {"layers": chosen, "stack": found.name, "scope": scope}
-    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=_device(generator)))
+    seed = draw_seed(generator)
     changed: list[nn.Parameter] = []
     if scope == "block" or norms == "reset":
         built = list(_own(blocks, norms=scope == "linear"))
@@ -83,15 +88,6 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
         settings |= {"std": std, "bound": bound, "biases": biases, "norms": norms}
         changed += _draw(blocks, std=std, bound=bound, zero=biases == "zero", seed=seed)
     return record(model, Edit("reinit", found.name, tuple(chosen), _names(model, changed), settings, seed))
-
-
-def _check(chosen: dict[str, str], std: float, bound: float) -> None:
-    for option, got in chosen.items():
-        if got not in _CHOICES[option]:
-            raise UnknownNameError(op=_OP, got=str(got), known=_CHOICES[option], what=option)
-    for option, value in {"std": std, "bound": bound}.items():
-        if not 0 < value < float("inf"):
-            raise ConfigError(f"{_OP}: {option} is {value}; it must be positive and finite.")
 
 
 def _check_tied(model: PreTrainedModel, blocks: Sequence[nn.Module]) -> None:
@@ -109,10 +105,6 @@ def _check_tied(model: PreTrainedModel, blocks: Sequence[nn.Module]) -> None:
                 )
 
 
-def _device(generator: torch.Generator | None) -> torch.device:
-    return torch.device("cpu") if generator is None else generator.device
-
-
 def _own(blocks: Iterable[nn.Module], *, norms: bool = False) -> Iterator[nn.Module]:
     """The modules of blocks, or of them the normalisations, without layers that were inserted."""
     for block in blocks:
@@ -125,30 +117,19 @@ def _is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower()
 
 
-def _maps(module: nn.Module) -> list[nn.Parameter]:
-    """The weights of a module that is a linear map; experts keep several maps in one tensor."""
-    if isinstance(module, (nn.Embedding, nn.modules.conv._ConvNd)) or _is_norm(module):
-        return []
-    named = module.named_parameters(recurse=False)
-    return [parameter for name, parameter in named if _is_map(name, parameter)]
-
-
 def _is_map(name: str, parameter: nn.Parameter) -> bool:
-    stacked = parameter.ndim == 3 and "embed" not in name
-    return stacked or (parameter.ndim == 2 and name.endswith("weight"))
-
-
-def _biases(module: nn.Module) -> list[nn.Parameter]:
-    if _is_norm(module):
-        return []
-    return [parameter for name, parameter in module.named_parameters(recurse=False) if name.endswith("bias")]
+    """Whether a parameter is a linear map; experts keep several maps in one tensor."""
+    return (parameter.ndim == 3 and "embed" not in name) or (parameter.ndim == 2 and name.endswith("weight"))
 
 
 def _draw(blocks: Sequence[nn.Module], *, std: float, bound: float, zero: bool, seed: int) -> list[nn.Parameter]:
     """Draw the weights of all linear maps on the CPU, so that a seed gives the same weights on every device."""
     rng = torch.Generator().manual_seed(seed)
-    weights = [weight for module in _own(blocks) for weight in _maps(module)]
-    biases = [bias for module in _own(blocks) for bias in _biases(module)] if zero else []
+    modules = [module for module in _own(blocks) if not _is_norm(module)]
+    maps = [module for module in modules if not isinstance(module, (nn.Embedding, nn.modules.conv._ConvNd))]
+    weights = [part for module in maps for name, part in module.named_parameters(recurse=False) if _is_map(name, part)]
+    named = [pair for module in modules for pair in module.named_parameters(recurse=False)]
+    biases = [bias for name, bias in named if zero and name.endswith("bias")]
     with torch.no_grad():
         for weight in weights:
             if not weight.is_meta:

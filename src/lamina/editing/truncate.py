@@ -13,8 +13,6 @@ from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from transformers import PretrainedConfig, PreTrainedModel
 
     from lamina.layers import LayerStack
@@ -59,12 +57,17 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
     if removed:
         place = _container(model, found)
         before, after = _rebuilt(model, found, keep)
-        gone = _under(model, place, keep)
+        if place is not None:
+            start, named = f"{place}.", model.named_parameters(remove_duplicate=False)
+            inside = [name for name, _ in named if name.startswith(start)]
+            gone = tuple(name for name in inside if int(name.removeprefix(start).split(".")[0]) >= keep)
         _check_shapes(model, before, after, gone)
         if place is not None:
             del model.get_submodule(place)[keep:]  # pyright: ignore[reportIndexIssue]
         _adopt(model, before, after)
-        _untie(model, gone)
+        tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+        for name in [name for name, source in tied.items() if name in gone or source in gone]:
+            del tied[name]
     return record(model, Edit("truncate", found.name, removed, gone, {"keep": keep, "stack": found.name}))
 
 
@@ -125,35 +128,19 @@ def _cut(config: PretrainedConfig, stack: str, depth: int, keep: int) -> None:
     )
 
 
-def _under(model: PreTrainedModel, place: str | None, keep: int) -> tuple[str, ...]:
-    """Full names of the parameters of the blocks from `keep` on."""
-    if place is None:
-        return ()
-    start = f"{place}."
-    names = (name for name, _ in model.named_parameters(remove_duplicate=False) if name.startswith(start))
-    return tuple(name for name in names if int(name.removeprefix(start).split(".")[0]) >= keep)
-
-
-def _check_shapes(
-    model: PreTrainedModel, before: PreTrainedModel, after: PreTrainedModel, gone: tuple[str, ...]
-) -> None:
-    """Refuse if the new config builds anything but the model without the removed blocks."""
-    live = _shapes(model)
-    known = _differing(live, _shapes(before))  # what the user added or left out
-    wrong = sorted(_differing({name: live[name] for name in live if name not in gone}, _shapes(after)) - known)
-    if wrong:
+def _check_shapes(model: nn.Module, before: nn.Module, after: nn.Module, gone: tuple[str, ...]) -> None:
+    """Raise ConfigError if the new config builds anything but the model without the removed blocks."""
+    now, was, will_be = (
+        {(name, part.shape) for name, part in built.named_parameters(remove_duplicate=False)}
+        for built in (model, before, after)
+    )
+    known = {name for name, _ in now ^ was}  # what the user added or left out
+    kept = {(name, shape) for name, shape in now if name not in gone}
+    if wrong := sorted({name for name, _ in kept ^ will_be} - known):
         raise ConfigError(
             f"{_OP}: the shape of {wrong[0]} depends on the number of blocks, so it could not be kept. "
             "Nothing was changed; load the model without that part."
         )
-
-
-def _shapes(model: nn.Module) -> dict[str, torch.Size]:
-    return {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
-
-
-def _differing(one: Mapping[str, torch.Size], other: Mapping[str, torch.Size]) -> set[str]:
-    return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
 
 
 def _adopt(model: PreTrainedModel, before: PreTrainedModel, after: PreTrainedModel) -> None:
@@ -177,10 +164,3 @@ def _follow(target: object, was: object, now: object) -> None:
                 _follow(getattr(target, name), old, value)
         elif isinstance(value, int | list | tuple) and type(old) is type(value) and old != value:
             setattr(target, name, copy.copy(value))
-
-
-def _untie(model: PreTrainedModel, gone: tuple[str, ...]) -> None:
-    """Forget the removed weights where the model keeps count of tied ones."""
-    tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-    for name in [name for name, source in tied.items() if name in gone or source in gone]:
-        del tied[name]

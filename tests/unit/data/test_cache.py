@@ -21,9 +21,8 @@ from transformers import BartConfig, BartModel
 from lamina.bank import Reader, ReaderBank
 from lamina.data import cache as cache_module
 from lamina.data import cache_files
-from lamina.data.cache import CacheSettings, hash_processor, layers_of, obstacle, open_states
-from lamina.data.cached_states import CachedStates
-from lamina.errors import CacheError, UnknownNameError
+from lamina.data.cache import CachedStates, CacheSettings, hash_processor, layers_of, obstacle, open_states
+from lamina.errors import CacheError
 from lamina.fusion.extra_layers import ExtraLayers
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
@@ -396,12 +395,6 @@ def test_auto_compares_the_time_of_computing_and_of_reading(
 
 def test_auto_with_one_batch_has_nothing_to_compare(tmp_path: Path):
     assert opened(bank_of(), tmp_path, mode="auto", batch_size=100) is not None
-
-
-@pytest.mark.parametrize("option", ["mode", "dtype"])
-def test_unknown_choices(option: str):
-    with pytest.raises(UnknownNameError, match=f"unknown {option} 'always'"):
-        CacheSettings(**{option: "always"})  # pyright: ignore[reportArgumentType]
 
 
 def test_progress_is_shown_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lamina.data.cached_states import CachedStates, Layout
+from lamina.data.cache import CachedStates, Layout
 from lamina.errors import CacheError
 
 LENGTHS = (3, 1, 5, 2, 4)
@@ -84,12 +84,6 @@ def test_states_come_back_in_the_dtype_they_had(tmp_path: Path):
     state, expected = reader.batch([2])["main"][3], states([2], dtype=torch.bfloat16)["main"][3]
     assert state.dtype == torch.bfloat16
     assert torch.equal(state, expected)  # half precision has more digits than bfloat16
-
-
-def test_a_batch_may_be_padded_further(tmp_path: Path):
-    reader = write(tmp_path)
-    assert reader.batch([1], tokens=4)["main"][1].shape == (1, 4, 4)
-    assert reader.batch([2], tokens=4)["main"][1].shape == (1, 5, 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -265,7 +265,7 @@ def written(folder: Path, ending: str) -> Path:
     if ending == "parquet":
         pq.write_table(pa.Table.from_pylist(RECORDS), path, row_group_size=2)
     elif ending == "txt":
-        path.write_text("\n\n".join(record["text"] for record in RECORDS))
+        path.write_text("\n".join(record["text"] for record in RECORDS))
     elif ending == "jsonl":
         path.write_text("\n".join(map(json.dumps, RECORDS)))
     else:
@@ -295,6 +295,10 @@ def test_reading_goes_on_behind_the_rows_that_are_done(tmp_path: Path, ending: s
     assert read_texts(path, start=7) == []
 
 
+def test_blank_lines_of_plain_text_are_rows_so_that_each_line_has_an_answer(tmp_path: Path):
+    assert read_texts(put(tmp_path, "a.txt", "a\n\nb\n")) == [["a", "", "b"]]
+
+
 def test_only_the_columns_asked_for_are_handed_out(tmp_path: Path):
     rows = [{"translation": {"en": "yes", "ro": "da"}, "label": 1}]
     for path in (put(tmp_path, "a.jsonl", json.dumps(rows[0])), tmp_path / "a.parquet"):
@@ -317,7 +321,7 @@ BAD = {
     "jsonl": (b'{"text": "a"}\n{"text": \n[1]\n{"text": "\xff"}\n{"label": 1}\n\n{"text": "b"}\n', [2, 3, 4, 5]),
     "csv": (b'text,label\na,1\n"open,1\nb\n\xff,1\n\nc,"x"y\nb,1\n', [3, 4, 5, 6, 7]),
     "tsv": (b"text\tlabel\na\t1\nb\n\xff\t1\n\nb\t1\n", [3, 4, 5]),
-    "txt": (b"a\n\xff\n\nb\n", [2]),
+    "txt": (b"a\n\xff\nb\n", [2]),
     "conll": (b"a O\n\nx\ny O\n\nz O\n\xff\n\nb O\n", [3, 7]),
 }
 
@@ -363,7 +367,7 @@ def test_a_null_in_parquet_is_a_row_without_a_value(tmp_path: Path):
 
 
 def test_files_without_rows_damaged_files_and_no_files_have_no_chunks(tmp_path: Path):
-    for name, text in (("a.jsonl", ""), ("a.csv", "text\n"), ("a.txt", "\n\n")):
+    for name, text in (("a.jsonl", ""), ("a.csv", "text\n"), ("a.txt", "")):
         with pytest.raises(DataError, match="is empty; a task needs at least one row"):
             list(read_chunks(put(tmp_path, name, text)))
     with pytest.raises(DataError, match="is not a Parquet file"):

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 
+from lamina.data.arrow import dataset_of
 from lamina.data.encode import encode
-from lamina.data.windows import IGNORED, Encoded, Run, owners, word_labels, word_tokens
+from lamina.data.windows import IGNORED, Encoded, Run, owners, window_table, word_labels, word_tokens
 from lamina.errors import ConfigError
 
 TEXT = "EU rejects German call to boycott British lamb . 12,345.67 😀👨‍👩‍👧 äöü naïveté שלום - New York"
@@ -37,6 +39,11 @@ def test_every_word_has_one_labelled_token(tokenizer, max_length: int):
         assert sorted(found) == list(split.labels[text])
 
 
+def encoded_of(windows: list[dict[str, Any]]) -> Encoded:
+    """The windows of one text."""
+    return Encoded(dataset_of([window_table([{"text": 0, "offsets": [], **window} for window in windows])]))
+
+
 def test_the_first_sub_token_is_labelled(tokenizer):
     split = Sentences(WORDS)
     encoded = encode(split.texts, tokenizer, max_length=200, windows=True)
@@ -48,12 +55,11 @@ def test_the_first_sub_token_is_labelled(tokenizer):
 
 def test_a_token_counts_in_the_window_that_sees_most():
     numbers = [[0, 1, 2, 3, 4, 5], [3, 4, 5, 6, 7, 8], [6, 7, 8, 9]]
-    encoded = Encoded.of(
-        [{"input_ids": [9, *row, 9]} for row in numbers],
-        [0, 0, 0],
-        [0, 1, 2],
-        [[(0, 0)] * (len(row) + 2) for row in numbers],
-        [Run(1, len(row) + 1, row[0]) for row in numbers],
+    encoded = encoded_of(
+        [
+            {"input_ids": [9, *row, 9], "window": window, **Run(1, len(row) + 1, row[0])._asdict()}
+            for window, row in enumerate(numbers)
+        ]
     )
     kept = [
         [n for n, flag in zip(row, flags[1:], strict=False) if flag]
@@ -87,13 +93,8 @@ def test_a_word_without_token_is_none(minilm):
 
 
 def test_a_token_over_two_words_stands_for_the_first():
-    encoded = Encoded.of(
-        [{"input_ids": [5, 6, 7]}],
-        [0],
-        [0],
-        [[(0, 5), (5, 6), (6, 9)]],
-        [Run(0, 3, 0)],
-    )
+    offsets = [0, 5, 5, 6, 6, 9]
+    encoded = encoded_of([{"input_ids": [5, 6, 7], "offsets": offsets, "window": 0, **Run(0, 3, 0)._asdict()}])
     assert word_tokens(encoded, [((0, 2), (3, 5), (6, 9))]) == [[(0, 0), None, (0, 2)]]
 
 
