@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.tasks import kind_of
-from lamina.tasks.base import PARTS
+from lamina.utils import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -141,10 +141,8 @@ def fetch(name: str, preset: Preset) -> dict[str, Any]:
     try:
         fetched = datasets.load_dataset(preset.hub, preset.config, revision=preset.revision)
     except Exception as error:  # the hub's clients raise many unrelated kinds
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(
-            f"task {name}: '{preset.hub}' cannot be fetched ({reason}); without `files` a preset comes from the hub."
-        ) from error
+        came = f"'{preset.hub}' cannot be fetched ({first_line(error)})"
+        raise DataError(f"task {name}: {came}; without `files` a preset comes from the hub.") from error
     return {part: fetched[part] for part in preset.rows}  # pyright: ignore
 
 

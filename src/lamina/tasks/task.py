@@ -293,7 +293,7 @@ class Task:
         spec = ColumnSpec(preset.kind, text, label, pair, preset.labels or None, preset.problem_type)
         if files is None:
             parts = fetch(short, preset)
-            spec = replace(spec, labels=preset.labels or class_names(parts[preset.parts[0]], label))
+            spec = replace(spec, labels=preset.labels or class_names(next(iter(parts.values())), label))
             tables = {part: kind.from_rows(f"{preset.hub}/{part}", rows, spec) for part, rows in parts.items()}
         else:
             sources = files if isinstance(files, Mapping) else published_files(short, preset, Path(files))
