@@ -202,6 +202,8 @@ class Kind(ABC):
         reads_pairs: Whether an example may be a pair of texts.
         sequential: Whether examples belong together in their order, so that the last tenth is held out.
         usual_columns: Columns of the text and the label where none is named.
+        other_files: What files hold whose ending says nothing: "conll" columns or "lines" of text; None: they are no
+            files of this kind.
         readers: Whether readers can do it; else only whole models.
         takes_prefix: Whether a text may be put before every example.
     """
@@ -218,6 +220,7 @@ class Kind(ABC):
     reads_pairs: ClassVar[bool] = False
     sequential: ClassVar[bool] = False
     usual_columns: ClassVar[tuple[str, str]] = ("sentence", "label")
+    other_files: ClassVar[str | None] = None
     readers: ClassVar[bool] = True
     takes_prefix: ClassVar[bool] = False
 
@@ -230,14 +233,14 @@ class Kind(ABC):
             DataError: If it cannot be read.
             ConfigError: If it is not of a form that the kind takes.
         """
-        self.check_source(source, spec)
-        return read_table(source, header=header)
-
-    def check_source(self, source: Any, spec: ColumnSpec) -> None:
-        """Raise ConfigError unless the source is one file or folder."""
         if not isinstance(source, str | Path):
             came = f"{len(source)} files were given for one part of a task of kind {spec.kind}"
             raise ConfigError(f"task: {came}; it reads one. A pair of files is for texts that become others.")
+        return self.read_one(source, spec, header)
+
+    def read_one(self, source: str | Path, spec: ColumnSpec, header: Sequence[str] | None) -> Table:
+        """The same, of one file or folder."""
+        return read_table(source, header=header, other=self.other_files)
 
     def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
         """The columns that are meant where none was named and there is none of the usual name."""

@@ -50,9 +50,8 @@ class ImageClassificationKind(ClassKind):
     usual_columns = ("image", "label")
     readers = False
 
-    def read(self, source: Any, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
+    def read_one(self, source: str | Path, spec: ColumnSpec, header: Sequence[str] | None) -> Table:
         """A folder with a folder of images per class, a plain tar file of one, or a Parquet file."""
-        self.check_source(source, spec)
         if Path(source).suffix == ".parquet":
             return self.from_rows(str(source), parquet_rows(source, _column(spec)), spec)
         return read_images(source)

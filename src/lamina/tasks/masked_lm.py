@@ -13,7 +13,6 @@ import torch
 
 from lamina.data.batches import pad, padding_of, tokenizer_of
 from lamina.data.encode import blocks
-from lamina.data.read import read_table
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError
 from lamina.tasks import labels as lab
@@ -135,11 +134,7 @@ class MaskedLMKind(Kind):
     per_token = True
     has_classes = False
     sequential = True
-
-    def read(self, source: Any, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
-        """A file; one of unknown ending holds a paragraph per line."""
-        self.check_source(source, spec)
-        return read_table(source, header=header, other="lines")
+    other_files = "lines"
 
     def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
         """Plain text is in column "text"."""

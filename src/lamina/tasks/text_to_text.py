@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from lamina.data.batches import padding_of, tokenizer_of
 from lamina.data.encode import encode
-from lamina.data.read import read_pair, read_table
+from lamina.data.read import read_pair
 from lamina.data.windows import IGNORED
 from lamina.errors import DataError
 from lamina.tasks import labels as lab
@@ -62,8 +62,8 @@ class PairInputs(Windows):
         if not split.labelled:
             return cls(sources, processor)
         targets = [_text(row, label) for row, label in enumerate(split.labels)]
-        length = options.max_target_length
-        return cls(sources, processor, encode(targets, _Writer.of(processor), max_length=length, offsets=False))
+        writer: Any = _Writer(processor)
+        return cls(sources, processor, encode(targets, writer, max_length=options.max_target_length, offsets=False))
 
     @property
     def uncacheable(self) -> str | None:
@@ -92,29 +92,24 @@ def _text(row: int, label: object) -> str:
 class _Writer:
     """A tokenizer that reads every text as a target, with the language and the vocabulary of one."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    @classmethod
-    def of(cls, processor: Any) -> Any:
-        tokenizer = tokenizer_of(processor)
-        if getattr(tokenizer, "tgt_lang", "") is None:
-            lang = tokenizer.src_lang
+    def __init__(self, processor: Any) -> None:
+        self._tokenizer: Any = tokenizer_of(processor)
+        self._unset = getattr(self._tokenizer, "tgt_lang", "") is None
+        if self._unset:
+            lang = self._tokenizer.src_lang
             logger.warning("generation: the tokenizer's tgt_lang is not set; targets are taken to be in %s", lang)
-        return cls(tokenizer)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
     def __call__(self, texts: list[str], **options: Any) -> Any:
-        tokenizer = self._tokenizer
-        if getattr(tokenizer, "tgt_lang", "") is not None:
-            return tokenizer(text_target=texts, **options)
-        tokenizer.tgt_lang = tokenizer.src_lang
+        if self._unset:
+            self._tokenizer.tgt_lang = self._tokenizer.src_lang
         try:
-            return tokenizer(text_target=texts, **options)
+            return self._tokenizer(text_target=texts, **options)
         finally:
-            tokenizer.tgt_lang = None
+            if self._unset:
+                self._tokenizer.tgt_lang = None
 
 
 def texts_of(ids: Int[Tensor, "batch tokens"], processor: PreTrainedTokenizerBase | ProcessorMixin) -> list[str]:
@@ -137,7 +132,7 @@ class TextToTextKind(Kind):
         """A file with two columns, or two plain text files whose lines belong together."""
         if not isinstance(source, str | Path):
             return read_pair(source, (str(spec.text), str(spec.label)))
-        return read_table(source, header=header)
+        return super().read(source, spec, header)
 
     def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
         """Columns "text" and "target"."""

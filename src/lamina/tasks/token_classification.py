@@ -9,7 +9,6 @@ import numpy as np
 import regex
 import torch
 
-from lamina.data.read import read_table
 from lamina.data.windows import word_labels
 from lamina.tasks import labels as lab
 from lamina.tasks.base import Results
@@ -60,11 +59,7 @@ class TokenClassificationKind(ClassKind):
     auto_class = "AutoModelForTokenClassification"
     per_token = True
     logits_axes = 3
-
-    def read(self, source: Any, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
-        """A file; one of unknown ending holds CoNLL columns."""
-        self.check_source(source, spec)
-        return read_table(source, header=header, other="conll")
+    other_files = "conll"
 
     def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
         """CoNLL columns have numbers: the first holds the words, the last the tags."""
