@@ -40,6 +40,11 @@ def derive_seed(*parts: object) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def first_line(error: Exception) -> str:
+    """What an error of another library says, as far as a message can quote it."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def rank() -> int:
     """The number of this process among those of the run, from 0."""
     group = _group()

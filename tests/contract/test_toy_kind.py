@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -10,9 +11,15 @@ import torch
 from tests.support.files import tsv
 from tests.support.letters import register_letters
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
 
+from lamina import evaluate, finetune, fit, predict
+from lamina.bank import Reader, ReaderBank
+from lamina.cli import main
 from lamina.errors import ConfigError, DataError, UnknownNameError
+from lamina.fusion.mean import Mean
+from lamina.recipes.run import run_recipe
+from lamina.recipes.schema import load_recipe
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions, Inputs, Results, Targets
 from lamina.tasks.task import Task
@@ -22,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TEXTS = ["a b", "z b", "z z a", "b z a z", "b", "a z"] * 5
+RUN: dict[str, Any] = {"epochs": 20, "batch_size": 6, "learning_rate": 0.1, "progress": False}
 
 
 @pytest.fixture
@@ -92,3 +100,96 @@ def test_from_batches_to_scores_and_answers(letters: Any, tokenizer: Any):
 def test_it_is_gone_where_it_is_not_registered():
     with pytest.raises(UnknownNameError, match="kind: unknown name 'letters'"):
         kind_of("letters")
+
+
+# Training, scores and answers
+
+
+@pytest.fixture
+def task(letters: Any) -> Task:
+    rows = [{"sentence": text} for text in TEXTS]
+    return Task.from_dataset("letters", {"train": rows, "validation": rows[:12], "test": rows[:6]}, name="z")
+
+
+def model(cls: Any = BertModel, **more: Any) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=7,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=24,
+            max_position_embeddings=16,
+            initializer_range=0.3,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            **more,
+        )
+        return cls(config).eval()
+
+
+def bank_of(tokenizer: Any) -> ReaderBank:
+    from letter_kind import Letters  # pyright: ignore[reportMissingImports]
+
+    bank = ReaderBank(model(), tokenizer)
+    bank.add("z", Reader(Mean(), Letters()))
+    return bank
+
+
+def test_a_reader_is_trained_scored_and_asked(task: Task, tokenizer: Any, tmp_path: Path):
+    bank = bank_of(tokenizer)
+    before = evaluate(bank, {"z": task}, progress=False)["z"]["accuracy"]
+    result = fit(bank, {"z": task}, output=tmp_path / "out", **RUN)
+    assert result.table[0]["task"] == "z"
+    assert result.table[0]["score"] > max(before, 0.9)
+    assert evaluate(bank, {"z": task}, split="test", progress=False)["z"]["accuracy"] > 0.9
+    answers = predict(bank, ["a z", "a b"], progress=False)
+    assert [answer["z"]["label"] for answer in answers] == ["once", "never"]
+    bank.save_pretrained(tmp_path / "bank")
+    again = ReaderBank.from_pretrained(tmp_path / "bank", model=bank.model)
+    assert predict(again, ["a z", "a b"], processor=tokenizer, progress=False) == answers
+
+
+def test_a_whole_model_is_finetuned_scored_and_asked(task: Task, tokenizer: Any):
+    whole = model(BertForSequenceClassification, num_labels=3)
+    result = finetune(whole, task, processor=tokenizer, **{**RUN, "learning_rate": 5e-3})
+    assert result.table[0]["score"] > 0.9
+    assert whole.config.id2label == {0: "never", 1: "once", 2: "often"}
+    assert evaluate(whole, {"z": task}, processor=tokenizer, progress=False)["z"]["accuracy"] > 0.9
+    answers = predict(whole, ["a z", "a b"], kind="letters", processor=tokenizer)
+    assert [answer["letters"]["label"] for answer in answers] == ["once", "never"]
+
+
+def test_a_recipe_and_the_command_line(task: Task, tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    del task  # registers the kind
+    folder = tmp_path / "model"
+    model().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    path = tsv(tmp_path / "rows.tsv", TEXTS, header="sentence")
+    recipe = tmp_path / "letters.yaml"
+    recipe.write_text(
+        f"""
+model: {folder}
+fit: {{epochs: 20, batch_size: 6, learning_rate: 0.1}}
+tasks:
+  z:
+    kind: letters
+    files: {{train: {path}, validation: {path}}}
+    readers:
+      mean: {{fusion: mean}}
+"""
+    )
+    run = run_recipe(load_recipe(recipe), output=tmp_path / "out", progress=False)
+    assert (run.table[0]["metric"], run.table[0]["mean"]) == ("accuracy", 1.0)
+    for arguments in (
+        ["train", str(recipe), "--dry-run", "--json"],
+        ["train", str(recipe), "-o", str(tmp_path / "cli"), "--no-progress", "--json"],
+        ["evaluate", str(tmp_path / "cli"), "--task", f"z-mean-0={path}", "--json"],
+        ["predict", str(tmp_path / "cli"), "a z", "--json"],
+    ):
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        printed = capsys.readouterr()
+        assert end.value.code == 0, printed.err
+        assert json.loads(printed.out)

@@ -23,21 +23,13 @@ import numpy as np
 from lamina.heads.base import HeadConfig
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.tasks import labels as lab
-from lamina.tasks.base import Kind
-from lamina.tasks.inputs import (
-    ClassResults,
-    TextInputs,
-    checked_texts,
-    configure_classes,
-    first_window_targets,
-    logits_problem,
-)
+from lamina.tasks.inputs import ClassKind, ClassResults, TextInputs, checked_texts, first_window_targets
 from lamina.tasks.split import Split
 
 COUNTS = ("never", "once", "often")
 
 
-class LetterKind(Kind):
+class LetterKind(ClassKind):
     name = "letters"
     problem_types = {"classification": ("accuracy", "f1")}
     auto_class = "AutoModelForSequenceClassification"
@@ -54,20 +46,14 @@ class LetterKind(Kind):
         return first_window_targets(split, inputs.encoded)
 
     def configure(self, config, task):
-        configure_classes(config, task, self.auto_class)
+        super().configure(config, task)
         config.problem_type = "single_label_classification"
-
-    def output_problem(self, outputs, task):
-        return logits_problem(outputs, task, axes=2)
 
     def results(self, task, split, inputs):
         return ClassResults(task, split, np.where(inputs.encoded.window == 0, inputs.encoded.text, -1))
 
     def examples(self, raw, processor):
         return Split.of(checked_texts(raw, pairs=False))
-
-    def answers(self, task, split, inputs, processor):
-        return self.results(task, split, inputs)
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,6 @@ class Inputs(Protocol):
     @property
     def uncacheable(self) -> str | None:
         """Why the model's states for these rows cannot be kept from epoch to epoch; None if they can."""
-        ...
 
     @property
     def digest(self) -> str:
@@ -130,14 +129,10 @@ class Inputs(Protocol):
         ...
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """What the model is called with for some rows.
+        """What the model is called with for some rows: tensors `[batch, ...]`.
 
-        Args:
-            rows: Which.
-            epoch: Random changes differ from epoch to epoch.
-
-        Returns:
-            Tensors `[batch, ...]`; "labels" among them only where the inputs make them (hidden tokens, target texts).
+        "labels" are among them only where the inputs make them (hidden tokens, target texts). Random changes differ
+        from epoch to epoch.
         """
         ...
 
@@ -156,14 +151,7 @@ class Results(Protocol):
     """Collects outputs batch by batch, and tells what they amount to; what a subclass leaves out is empty."""
 
     def add(self, rows: Sequence[int], outputs: Any, labels: Tensor | None = None) -> None:
-        """Take in a batch.
-
-        Args:
-            rows: Which rows of the inputs.
-            outputs: What `Kind.outputs` or a reader's head gave for them.
-            labels: Their labels, where the inputs made them.
-        """
-        ...
+        """Take in what `Kind.outputs` or a reader's head gave for some rows; and labels, where the inputs made them."""
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
         """Metric -> score, in the order asked; never NaN."""
@@ -214,6 +202,8 @@ class Kind(ABC):
         reads_pairs: Whether an example may be a pair of texts.
         sequential: Whether examples belong together in their order, so that the last tenth is held out.
         usual_columns: Columns of the text and the label where none is named.
+        other_files: What files hold whose ending says nothing: "conll" columns or "lines" of text; None: they are no
+            files of this kind.
         readers: Whether readers can do it; else only whole models.
         takes_prefix: Whether a text may be put before every example.
     """
@@ -230,46 +220,34 @@ class Kind(ABC):
     reads_pairs: ClassVar[bool] = False
     sequential: ClassVar[bool] = False
     usual_columns: ClassVar[tuple[str, str]] = ("sentence", "label")
+    other_files: ClassVar[str | None] = None
     readers: ClassVar[bool] = True
     takes_prefix: ClassVar[bool] = False
 
     # From files to examples
 
     def read(self, source: Any, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
-        """Read one part from where it is: a file, or what else the kind takes.
-
-        Args:
-            source: Where.
-            spec: Its columns.
-            header: Column names of files that have none.
+        """Read one part from a file, or from what else the kind takes; `header` names the columns of files without.
 
         Raises:
             DataError: If it cannot be read.
             ConfigError: If it is not of a form that the kind takes.
         """
-        self.check_source(source, spec)
-        return read_table(source, header=header)
-
-    def check_source(self, source: Any, spec: ColumnSpec) -> None:
-        """Raise ConfigError unless the source is one file or folder."""
         if not isinstance(source, str | Path):
-            raise ConfigError(
-                f"task: {len(source)} files were given for one part of a task of kind {spec.kind}; it reads one. "
-                "A pair of files is for texts that become others."
-            )
+            came = f"{len(source)} files were given for one part of a task of kind {spec.kind}"
+            raise ConfigError(f"task: {came}; it reads one. A pair of files is for texts that become others.")
+        return self.read_one(source, spec, header)
+
+    def read_one(self, source: str | Path, spec: ColumnSpec, header: Sequence[str] | None) -> Table:
+        """The same, of one file or folder."""
+        return read_table(source, header=header, other=self.other_files)
 
     def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
         """The columns that are meant where none was named and there is none of the usual name."""
         return spec
 
     def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[Any]], spec: ColumnSpec) -> Table:
-        """A part that is at hand.
-
-        Args:
-            name: What messages call it.
-            rows: A data set of the `datasets` library, or columns of equal length.
-            spec: Its columns.
-        """
+        """A part that is at hand, as a data set or as columns of equal length; messages call it `name`."""
         columns = rows if isinstance(rows, Mapping) else {key: cells_of(rows, key, spec) for key in rows.column_names}
         return Table(name, dict(columns), range(1, len(next(iter(columns.values()), ())) + 1))
 
@@ -305,7 +283,6 @@ class Kind(ABC):
             ConfigError: If the processor is none of this kind, or an option does not fit.
         """
 
-    @abstractmethod
     def targets(self, task: TaskLike, split: Split, inputs: Inputs) -> Targets | None:
         """The labels of every row; None where the inputs make them."""
 
@@ -314,32 +291,17 @@ class Kind(ABC):
         return 0
 
     def batch_size(self, asked: int, inputs: Inputs, outputs: int) -> int:
-        """Rows per batch when scoring, at most `asked`.
-
-        Args:
-            asked: What the user asked for.
-            inputs: What is read.
-            outputs: Scores per position: classes, or entries of a vocabulary.
-        """
+        """Rows per batch when scoring, at most `asked`; `outputs` counts the scores per position of a model."""
         return asked
 
     # For estimates, before there is a model
 
     def model_rows(self, rows: int, tokens: float, max_length: int, config: Any) -> tuple[int, int]:
-        """How many rows of how many tokens a model reads of some examples.
-
-        Args:
-            rows: Examples.
-            tokens: Of a usual example.
-            max_length: Tokens that the model reads at most.
-            config: Of the model.
-        """
-        del config
+        """How many rows of how many tokens a model of this config reads of `rows` examples of usually `tokens`."""
         return rows, min(round(tokens), max_length)
 
     def target_tokens(self, max_target_length: int) -> int:
         """Tokens that a model writes per example, at most; 0: none."""
-        del max_target_length
         return 0
 
     # Whole models
@@ -381,6 +343,6 @@ class Kind(ABC):
             ConfigError: If something is not what this kind reads; names the entry.
         """
 
-    @abstractmethod
     def answers(self, task: TaskLike, split: Split, inputs: Inputs, processor: Any) -> Results:
-        """An empty collection for predicting; `split` is what `examples` gave."""
+        """An empty collection for predicting, where it is not that for scoring; `split` is what `examples` gave."""
+        return self.results(task, split, inputs)

@@ -16,10 +16,10 @@ from PIL import Image
 from lamina.data.read import Table, parquet_rows
 from lamina.errors import ConfigError
 from lamina.tasks import labels as lab
-from lamina.tasks.base import Kind, cells_of
+from lamina.tasks.base import cells_of
 from lamina.tasks.images import ImageColumn, LazyImage, image_dataset, read_images
-from lamina.tasks.inputs import ClassResults, RowTargets, configure_classes, label_array, logits_problem
-from lamina.utils import derive_seed
+from lamina.tasks.inputs import ClassKind, ClassResults, RowTargets, label_array
+from lamina.utils import derive_seed, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,7 @@ _NO_RESIZING = ("do_resize", "do_center_crop")
 
 
 @final
-class ImageClassificationKind(Kind):
+class ImageClassificationKind(ClassKind):
     """A class for every image."""
 
     name = "image_classification"
@@ -50,9 +50,8 @@ class ImageClassificationKind(Kind):
     usual_columns = ("image", "label")
     readers = False
 
-    def read(self, source: Any, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
+    def read_one(self, source: str | Path, spec: ColumnSpec, header: Sequence[str] | None) -> Table:
         """A folder with a folder of images per class, a plain tar file of one, or a Parquet file."""
-        self.check_source(source, spec)
         if Path(source).suffix == ".parquet":
             return self.from_rows(str(source), parquet_rows(source, _column(spec)), spec)
         return read_images(source)
@@ -73,10 +72,11 @@ class ImageClassificationKind(Kind):
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Settle the classes, and make the examples."""
         labels = spec.labels or lab.class_labels(tables, spec.label)
-        spec = replace(spec, problem_type="classification", labels=labels)
-        return spec, {
-            name: _images(table, spec).split(lab.class_ids(table, spec.label, labels)) for name, table in tables.items()
-        }
+        splits: dict[str, Split] = {}
+        for name, table in tables.items():
+            images: Any = table.columns.get(str(spec.text)) or table.column(spec.text)  # none of which is opened
+            splits[name] = images.split(lab.class_ids(table, spec.label, labels))
+        return replace(spec, problem_type="classification", labels=labels), splits
 
     def encode(self, split: Split, processor: Any, options: EncodeOptions) -> ImageInputs:
         """Pixels, augmented in the train part if that is wanted."""
@@ -91,14 +91,6 @@ class ImageClassificationKind(Kind):
         """An image's class."""
         return RowTargets(label_array(split))
 
-    def configure(self, config: Any, task: TaskLike) -> None:
-        """Name the classes."""
-        configure_classes(config, task, self.auto_class)
-
-    def output_problem(self, outputs: Any, task: TaskLike) -> str | None:
-        """Logits are `[batch, classes]`."""
-        return logits_problem(outputs, task, axes=2)
-
     def results(self, task: TaskLike, split: Split, inputs: Any) -> ClassResults:
         """Logits of each image."""
         return ClassResults(task, split, np.arange(len(split)))
@@ -109,18 +101,12 @@ class ImageClassificationKind(Kind):
             raise ConfigError("predict: got one image; a list of images is needed.")
         return ImageColumn.of([_image(row, entry) for row, entry in enumerate(raw)]).split(None)
 
-    def answers(self, task: TaskLike, split: Split, inputs: Any, processor: Any) -> ClassResults:
-        """A label with probabilities."""
-        return self.results(task, split, inputs)
-
 
 def _column(spec: ColumnSpec) -> str:
-    """The column that is meant: "image", where none was named."""
     return "image" if spec.text == "sentence" else str(spec.text)
 
 
 def _images(table: Table, spec: ColumnSpec) -> Any:
-    """The column of images, none of which is opened."""
     return table.columns.get(str(spec.text)) or table.column(spec.text)
 
 
@@ -134,22 +120,11 @@ def _image(row: int, entry: Any) -> LazyImage:
 
 @dataclass(frozen=True)
 class Target:
-    """The size that a processor brings images to.
-
-    Attributes:
-        height: Of its output, in pixels.
-        width: The same.
-        fixed: Whether images of every shape come out so; else only those of the same aspect ratio.
-    """
+    """The size in pixels that a processor brings images to: all if `fixed`, else those of the same aspect ratio."""
 
     height: int
     width: int
     fixed: bool
-
-    @property
-    def aspect(self) -> float:
-        """Width through height."""
-        return self.width / self.height
 
 
 @final
@@ -167,10 +142,6 @@ class ImageInputs:
 
     Raises:
         ConfigError: If `scale` is no range of shares, there is no image processor, or its images have no one size.
-
-    Attributes:
-        lengths: 1 for each image.
-        target: The size of `pixel_values`.
     """
 
     def __init__(
@@ -183,10 +154,8 @@ class ImageInputs:
         scale: tuple[float, float] = SCALE,
     ) -> None:
         if not 0 < scale[0] <= scale[1] <= 1:
-            raise ConfigError(
-                f"images: scale is {scale[0]} to {scale[1]}; it must be two shares of the image, above 0 and at most "
-                "1, the smaller first."
-            )
+            rule = "it must be two shares of the image, above 0 and at most 1, the smaller first"
+            raise ConfigError(f"images: scale is {scale[0]} to {scale[1]}; {rule}.")
         self._processor = image_processor(processor)
         self.target = target_of(self._processor)
         self._split, self._seed, self._scale, self._augment = split, seed, scale, augment
@@ -206,11 +175,7 @@ class ImageInputs:
         return "the inputs are images; only texts are cached"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Some images as `pixel_values`, float32 `[batch, channels, height, width]`.
-
-        Raises:
-            DataError: If an image cannot be read; it is named.
-        """
+        """Some images as `pixel_values`, float32 `[batch, channels, height, width]`."""
         lazy = self._split.texts.take(rows)
         images = [self._pixels(image, row, epoch) for image, row in zip(lazy, rows, strict=True)]
         values = self._processor(images, return_tensors="pt", **self._settings)["pixel_values"]
@@ -225,20 +190,16 @@ class ImageInputs:
             if rng.random() < 0.5:
                 image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         elif not target.fixed:
-            image = image.crop(middle_box(image.size, (target.aspect, target.aspect)))
+            aspect = target.width / target.height
+            image = image.crop(middle_box(image.size, (aspect, aspect)))
         return image
 
 
 def random_box(size: tuple[int, int], rng: random.Random, *, scale: tuple[float, float]) -> tuple[int, int, int, int]:
-    """A random part of an image, about as wide as high.
+    """A random part of an image of a width and height, about as wide as high: left, top, right and bottom.
 
-    Args:
-        size: Width and height of the image, in pixels.
-        rng: Draws area, aspect ratio (3/4 to 4/3, uniform in its logarithm) and place.
-        scale: Smallest and largest share of the area.
-
-    Returns:
-        Left, top, right and bottom. If ten draws do not fit into the image, the largest middle part of such a shape.
+    Drawn are its share of the area (from `scale`), its aspect ratio (3/4 to 4/3, uniform in its logarithm) and its
+    place. If ten draws do not fit into the image, it is the largest middle part of such a shape.
 
     Source:
         Szegedy et al. 2015, arXiv:1409.4842, section 6, with the place drawn over whole pixels.
@@ -255,15 +216,7 @@ def random_box(size: tuple[int, int], rng: random.Random, *, scale: tuple[float,
 
 
 def middle_box(size: tuple[int, int], aspect: tuple[float, float]) -> tuple[int, int, int, int]:
-    """The largest middle part of an image whose aspect ratio (width through height) is in a range.
-
-    Args:
-        size: Width and height of the image, in pixels.
-        aspect: Smallest and largest ratio.
-
-    Returns:
-        Left, top, right and bottom.
-    """
+    """Left, top, right and bottom of the largest middle part with an aspect ratio (width by height) in a range."""
     width, height = size
     wide, high = width, height
     if width < aspect[0] * height:
@@ -275,32 +228,22 @@ def middle_box(size: tuple[int, int], aspect: tuple[float, float]) -> tuple[int,
 
 
 def image_processor(processor: Any) -> Any:
-    """The image processor that a processor holds, or the image processor itself.
-
-    Raises:
-        ConfigError: If there is none.
-    """
+    """The image processor that a processor holds, or the image processor itself; without one a ConfigError."""
     from transformers import ImageProcessingMixin
 
     found = getattr(processor, "image_processor", processor)
     if not isinstance(found, ImageProcessingMixin):
-        raise ConfigError(
-            f"images: the processor is a {type(processor).__name__}; images are resized and normalised by the model's "
-            "image processor. Give the one that AutoImageProcessor.from_pretrained finds for the model."
-        )
+        rule = "images are resized and normalised by the model's image processor"
+        hint = "Give the one that AutoImageProcessor.from_pretrained finds for the model."
+        raise ConfigError(f"images: the processor is a {type(processor).__name__}; {rule}. {hint}")
     return found
 
 
 def target_of(processor: Any) -> Target:
     """The size that an image processor brings images to, found by giving it some.
 
-    Its settings are not enough to tell: processors name and use `size` and `crop_size` in many ways.
-
-    Args:
-        processor: An image processor.
-
-    Raises:
-        ConfigError: If it does not give one image of one size for each.
+    Its settings are not enough to tell: processors name and use `size` and `crop_size` in many ways. One that does not
+    give one image of one size for each is a ConfigError.
     """
     small, large, wide = (_shape(processor, size) for size in ((64, 64), (80, 80), (96, 64)))
     if len(small) != 4 or small != large:
@@ -316,8 +259,5 @@ def _shape(processor: Any, size: tuple[int, int]) -> tuple[int, ...]:
     try:
         return tuple(processor([Image.new("RGB", size)], return_tensors="pt")["pixel_values"].shape)
     except Exception as error:  # each processor raises what it likes
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(
-            f"images: {type(processor).__name__} fails on an RGB image of {size[0]} x {size[1]} ({reason}); "
-            "a classifier's images are made by it."
-        ) from error
+        came = f"{type(processor).__name__} fails on an RGB image of {size[0]} x {size[1]} ({first_line(error)})"
+        raise ConfigError(f"images: {came}; a classifier's images are made by it.") from error

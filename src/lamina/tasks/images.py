@@ -24,9 +24,10 @@ from lamina.data.arrow import Column, dataset_of, derived
 from lamina.data.read import Table
 from lamina.errors import DataError
 from lamina.tasks.split import Split
+from lamina.utils import first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import datasets
 
@@ -61,10 +62,7 @@ class LazyImage:
     data: bytes | None = None
 
     def open(self) -> Image.Image:
-        """Read and decode it.
-
-        Returns:
-            The image in RGB, turned as its EXIF orientation says; of several frames the first.
+        """The image in RGB, turned as its EXIF orientation says; of several frames the first.
 
         Raises:
             DataError: If it is gone, cut off, damaged, or its pixels cannot be shown in RGB.
@@ -73,22 +71,17 @@ class LazyImage:
 
     def _bytes(self) -> bytes:
         if self.path is None:
-            raise _error(self.name, f"image: {self.name} is empty; every row of an image task has an image.")
+            raise _bad_image(self.name, "is empty; every row of an image task has an image.")
         try:
             with Path(self.path).open("rb") as file:
                 file.seek(self.offset)
                 data = file.read(-1 if self.size is None else self.size)
         except OSError as error:
-            raise _error(
-                self.name,
-                f"image: {self.name} cannot be read ({error.strerror or error}); images are read again in every epoch.",
-            ) from None
+            problem = f"cannot be read ({error.strerror or error}); images are read again in every epoch."
+            raise _bad_image(self.name, problem) from None
         if self.size is not None and len(data) < self.size:
-            raise _error(
-                self.name,
-                f"image: {self.name} is cut off after {len(data)} of {self.size} bytes; the tar file has become "
-                "shorter.",
-            )
+            problem = f"is cut off after {len(data)} of {self.size} bytes; the tar file has become shorter."
+            raise _bad_image(self.name, problem)
         return data
 
 
@@ -97,9 +90,7 @@ class LazyImage:
 class ImageColumn(Sequence[LazyImage]):
     """A column of images as it stands in a table: nothing is opened.
 
-    Attributes:
-        rows: A data set with columns "text" (see `LazyImage`) and "row".
-        open_text: Makes a `LazyImage` of both.
+    `open_text` makes a `LazyImage` of the columns "text" and "row" of `rows`.
     """
 
     rows: datasets.Dataset
@@ -114,25 +105,15 @@ class ImageColumn(Sequence[LazyImage]):
 
     @classmethod
     def from_dataset(cls, rows: datasets.Dataset, column: str) -> ImageColumn:
-        """The images of a data set.
-
-        Args:
-            rows: The data set.
-            column: Its column of images.
-
-        Raises:
-            DataError: If there is no such column, or it holds no images.
-        """
+        """The images in a column of a data set; a column of none is a DataError."""
         import datasets
 
         kind = rows.features.get(column)
         if not isinstance(kind, datasets.Image):
             known = ", ".join(name for name, feature in rows.features.items() if isinstance(feature, datasets.Image))
             came = "has no column" if kind is None else "has no images in column"
-            raise DataError(
-                f"images: the data set {came} '{column}'; its columns of images are: {known or 'none'}.",
-                column=column,
-            )
+            message = f"images: the data set {came} '{column}'; its columns of images are: {known or 'none'}."
+            raise DataError(message, column=column)
         plain = rows.with_format(None).select_columns([column]).cast_column(column, datasets.Image(decode=False))
         plain = plain if column == "text" else plain.rename_column(column, "text")
         plain = plain.add_column("row", range(len(rows)))  # pyright: ignore[reportArgumentType]
@@ -147,7 +128,7 @@ class ImageColumn(Sequence[LazyImage]):
     def __iter__(self) -> Iterator[LazyImage]:
         return iter(Column(self.rows, ["text", "row"], self.open_text))
 
-    def split(self, labels: Sequence[int] | None) -> Split:
+    def split(self, labels: Iterable[int] | None) -> Split:
         """The images with their class ids."""
         column = pa.nulls(len(self)) if labels is None else pa.array(labels, pa.int64())
         rows = self.rows.add_column("label", column)  # pyright: ignore[reportArgumentType]
@@ -164,25 +145,23 @@ def _from_column(column: str, cell: Any, row: int) -> LazyImage:
 
 
 def image_dataset(name: str, columns: Mapping[str, list[Any]], image: str, label: str) -> datasets.Dataset:
-    """A data set of two columns, one of images: by their paths, bytes (as `{"bytes": ...}`) or as images of Pillow.
-
-    Raises:
-        DataError: If a cell is nothing of that.
-    """
+    """A data set of two columns, one of images: by their paths, bytes (as `{"bytes": ...}`) or as images of Pillow."""
     import datasets
 
     try:
         rows = datasets.Dataset.from_dict({key: columns[key] for key in (image, label) if key in columns})
         return rows.cast_column(image, datasets.Image()) if image in columns else rows
     except (pa.ArrowException, TypeError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(
-            f"images: {name} cannot be read ({reason}); an image is a path, bytes or an image of Pillow.", path=name
-        ) from error
+        problem = f"cannot be read ({first_line(error)}); an image is a path, bytes or an image of Pillow."
+        raise _bad_source(name, problem) from error
 
 
-def _error(path: str | Path, message: str) -> DataError:
-    return DataError(message, path=str(path))
+def _bad_image(name: str, problem: str) -> DataError:
+    return DataError(f"image: {name} {problem}", path=name)
+
+
+def _bad_source(path: str | Path, problem: str) -> DataError:
+    return DataError(f"images: {path} {problem}", path=str(path))
 
 
 def _decoded(data: bytes, name: str) -> Image.Image:
@@ -193,22 +172,16 @@ def _decoded(data: bytes, name: str) -> Image.Image:
     except DataError:
         raise
     except Exception as error:  # the decoders raise many unrelated kinds
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if isinstance(error, Image.UnidentifiedImageError):
-            reason = "no image format known"  # the library's text names an object in memory
-        raise _error(
-            name, f"image: {name} cannot be decoded ({reason}); every row of an image task is a whole image."
-        ) from error
+        unknown = isinstance(error, Image.UnidentifiedImageError)  # whose text names an object in memory
+        reason = "no image format known" if unknown else first_line(error)
+        raise _bad_image(name, f"cannot be decoded ({reason}); every row of an image task is a whole image.") from error
 
 
 def _rgb(image: Image.Image, name: str) -> Image.Image:
     """Grey, palette, CMYK and transparent images in RGB; what lies under transparent pixels shows."""
     if image.mode in ("I", "F"):
-        raise _error(
-            name,
-            f"image: {name} has pixels of 32 bits (mode {image.mode}); which of their values is white is not known. "
-            "Save it with 8 or 16 bits per channel.",
-        )
+        problem = f"has pixels of 32 bits (mode {image.mode}); which of their values is white is not known."
+        raise _bad_image(name, f"{problem} Save it with 8 or 16 bits per channel.")
     if image.mode.startswith("I;16"):
         image = image.point(lambda value: value * (1 / 256)).convert("L")  # else all above 255 becomes white
     if image.mode == "P" and "transparency" in image.info:
@@ -259,7 +232,7 @@ def read_images(path: str | Path) -> Table:
     elif path.is_file():
         scan = _in_tar(path)
     else:
-        raise _error(path, f"images: {path} is not there; images are read from a folder or a tar file.")
+        raise _bad_source(path, "is not there; images are read from a folder or a tar file.")
     names = sorted(scan.images)
     _check_classes(scan, names)
     labels = [parts[-2] for parts in names]
@@ -272,21 +245,17 @@ def _in_folder(root: Path) -> _Scan:
     scan = _Scan(root)
     for folder, folders, files in os.walk(root, onerror=_unreadable):
         here = Path(folder)
-        for name in [one for one in folders if (here / one).is_symlink()]:
+        for name in [name for name in folders if (here / name).is_symlink()]:
             scan.others[_SPECIAL] += 1
             folders.remove(name)
-        for name in files:
-            file = here / name
-            scan.add(
-                file.relative_to(root).parts, LazyImage(str(file), str(file)), plain=stat.S_ISREG(file.lstat().st_mode)
-            )
+        for file in (here / name for name in files):
+            plain = stat.S_ISREG(file.lstat().st_mode)
+            scan.add(file.relative_to(root).parts, LazyImage(str(file), str(file)), plain=plain)
     return scan
 
 
 def _unreadable(error: OSError) -> None:
-    raise _error(
-        error.filename, f"images: {error.filename} cannot be listed ({error.strerror}); all class folders are read."
-    )
+    raise _bad_source(error.filename, f"cannot be listed ({error.strerror}); all class folders are read.")
 
 
 def _in_tar(path: Path) -> _Scan:
@@ -305,9 +274,7 @@ def _in_tar(path: Path) -> _Scan:
     with path.open("rb") as file:
         file.seek(end)
         if file.read(_BLOCK) != bytes(_BLOCK):  # tarfile takes a damaged header for the end
-            raise _error(
-                path, f"images: {path} is cut off or damaged after {end} bytes; a tar file ends with a block of zeros."
-            )
+            raise _bad_source(path, f"is cut off or damaged after {end} bytes; a tar file ends with a block of zeros.")
     return scan
 
 
@@ -316,39 +283,28 @@ def _not_a_tar(path: Path, error: Exception) -> DataError:
         start = file.read(8)
     packed = next((name for magic, name in _PACKED.items() if start.startswith(magic)), None)
     if packed is not None:
-        return _error(
-            path,
-            f"images: {path} is compressed with {packed}; images are read in place, from a plain tar file or a folder. "
-            "Unpack it first.",
-        )
-    return _error(
-        path, f"images: {path} is not a whole tar file ({error}); images are read from a folder or a plain tar file."
-    )
+        rule = "images are read in place, from a plain tar file or a folder. Unpack it first."
+        return _bad_source(path, f"is compressed with {packed}; {rule}")
+    return _bad_source(path, f"is not a whole tar file ({error}); images are read from a folder or a plain tar file.")
 
 
 def _check_classes(scan: _Scan, names: Sequence[tuple[str, ...]]) -> None:
     source = scan.source
     if not names:
-        raise _error(
-            source,
-            f"images: {source} has no images (ignored: {scan.ignored}); they end in {', '.join(sorted(ENDINGS))}. "
-            "Put the images of each class into a folder named after it.",
-        )
+        came = f"has no images (ignored: {scan.ignored}); they end in {', '.join(sorted(ENDINGS))}"
+        raise _bad_source(source, f"{came}. Put the images of each class into a folder named after it.")
     places: dict[str, str] = {}
     for parts in names:
         *folders, name = parts
         if not folders:
-            raise _error(
+            raise _bad_source(
                 source,
-                f"images: {name} lies in {source} itself; the class of an image is the name of its folder, as in "
+                f"has {name} outside all class folders; the class of an image is the name of its folder, as in "
                 "airplane/0001.jpg. Put each class into a folder, and give the folder that holds them.",
             )
         label, folder = folders[-1], "/".join(folders)
         first = places.setdefault(label, folder)
         if first != folder:
-            raise _error(
-                source,
-                f"images: {source} has the class folder '{label}' twice, as {first} and "
-                f"{folder}; a class has one folder, and a part of a data set is read alone. "
-                "Give the folder, or a tar file, of one part.",
-            )
+            rule = "a class has one folder, and a part of a data set is read alone"
+            problem = f"has the class folder '{label}' twice, as {first} and {folder}; {rule}."
+            raise _bad_source(source, f"{problem} Give the folder, or a tar file, of one part.")

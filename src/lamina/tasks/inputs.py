@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 import torch
 
 from lamina.data.batches import pad, padding_of, tokenizer_of
 from lamina.data.encode import encode
-from lamina.data.windows import IGNORED
+from lamina.data.windows import IGNORED, word_tokens
 from lamina.errors import ConfigError
 from lamina.tasks import metrics as score
-from lamina.tasks.base import Results
+from lamina.tasks.base import Kind, Results
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -64,21 +64,12 @@ class TextInputs(Windows):
             ConfigError: If there is no tokenizer, it cannot tell where words are, or a length leaves no room.
         """
         check_tokenizer(processor)
-        return cls(
-            encode(
-                split.texts,
-                processor,
-                max_length=options.max_length,
-                windows=options.windows,
-                stride=options.stride,
-                offsets=options.windows,
-            ),
-            processor,
-        )
+        given: dict[str, Any] = {name: getattr(options, name) for name in ("max_length", "stride", "windows")}
+        return cls(encode(split.texts, processor, offsets=options.windows, **given), processor)
 
     @property
     def uncacheable(self) -> str | None:
-        """Why states cannot be kept: None if they can."""
+        """Only texts with an attention mask are cached."""
         keys = set(self.encoded.keys)
         if "attention_mask" in keys and keys <= _CACHED:
             return None
@@ -94,22 +85,15 @@ def check_tokenizer(processor: Any) -> None:
     from transformers import PreTrainedTokenizerBase
 
     if not isinstance(tokenizer_of(processor), PreTrainedTokenizerBase):
-        what = "no processor was given" if processor is None else f"the processor is a {type(processor).__name__}"
-        raise ConfigError(
-            f"task: {what}; texts are read by a tokenizer. Give the one that AutoTokenizer.from_pretrained finds for "
-            "the model."
-        )
+        came = "no processor was given" if processor is None else f"the processor is a {type(processor).__name__}"
+        hint = "Give the one that AutoTokenizer.from_pretrained finds for the model."
+        raise ConfigError(f"task: {came}; texts are read by a tokenizer. {hint}")
 
 
 @final
 @dataclass(frozen=True)
 class RowTargets:
-    """A label for every row, or one for each of its tokens; a `Targets`.
-
-    Attributes:
-        values: Per row a label, or a list of them.
-        per_token: Whether they are lists, padded with -100.
-    """
+    """A label for every row, or (`per_token`) a list with one for each of its tokens; a `Targets`."""
 
     values: Any
     per_token: bool = False
@@ -127,6 +111,14 @@ def first_window_targets(split: Split, encoded: Encoded) -> RowTargets:
     values = labels[encoded.text]
     values[encoded.window > 0] = math.nan if values.dtype == np.float32 else -1 if values.ndim > 1 else IGNORED
     return RowTargets(values)
+
+
+def word_places(encoded: Encoded, words: Sequence[Any]) -> Iterator[tuple[int, int, int, int]]:
+    """Window and position of the token that stands for a word, its text and its number there; for all that have one."""
+    for text, places in enumerate(word_tokens(encoded, words)):
+        for number, place in enumerate(places):
+            if place is not None:
+                yield *place, text, number
 
 
 def label_array(split: Split) -> np.ndarray[Any, np.dtype[Any]]:
@@ -166,14 +158,13 @@ class ClassResults(Results):
 
     def per_class(self) -> list[dict[str, Any]]:
         """A row per class; none for numbers."""
-        problem, count = self._task.problem_type, len(self._task.labels)
+        problem, labels = self._task.problem_type, self._task.labels
         if problem == "regression":
             return []
         guesses, targets = self._logits > 0, torch.from_numpy(label_array(self._split))
         if problem == "classification":
-            one_hot = torch.nn.functional.one_hot
-            guesses, targets = one_hot(self._logits.argmax(-1), count), one_hot(targets, count)
-        return score.class_table(guesses, targets, self._task.labels)
+            guesses, targets = (score.one_hot(ids, labels) for ids in (self._logits.argmax(-1), targets))
+        return score.class_table(guesses, targets, labels)
 
     def predictions(self) -> list[Any]:
         """Per example its "label", "score" and "probabilities", "labels" and "probabilities", or "value"."""
@@ -183,43 +174,49 @@ class ClassResults(Results):
 def _answer(logits: Tensor, task: TaskLike) -> dict[str, Any]:
     if task.problem_type == "regression":
         return {"value": float(logits[0])}
-    if task.problem_type == "multi_label":
-        probabilities = dict(zip(task.labels, logits.sigmoid().tolist(), strict=True))
+    several = task.problem_type == "multi_label"
+    values = logits.sigmoid() if several else logits.softmax(-1)
+    probabilities = dict(zip(task.labels, values.tolist(), strict=True))
+    if several:
         return {"labels": [name for name, p in probabilities.items() if p > 0.5], "probabilities": probabilities}
-    probabilities = dict(zip(task.labels, logits.softmax(-1).tolist(), strict=True))
     label = max(probabilities, key=probabilities.__getitem__)
     return {"label": label, "score": probabilities[label], "probabilities": probabilities}
 
 
-def configure_classes(config: Any, task: TaskLike, auto_class: str) -> None:
-    """Name the classes of a new head after a task's; a head that has names keeps them, and they must be the task's.
+class ClassKind(Kind):
+    """What kinds share whose models give one score per label: of an example, or of every token.
 
-    Raises:
-        ConfigError: If the head has other classes.
+    Attributes:
+        logits_axes: Of the logits: 2 for `[batch, classes]`, 3 for `[batch, tokens, classes]`.
     """
-    count = len(task.labels)
-    shown = f"{', '.join(task.labels[:5])}{' ...' if count > 5 else ''}"
-    if config.num_labels != count:
-        raise ConfigError(
-            f"finetune: the head has {config.num_labels} classes, the task has {count} ({shown}); both must be the "
-            f"same. Load the model with {auto_class}.from_pretrained(..., num_labels={count})."
-        )
-    names = [str(config.id2label[number]) for number in range(count)]
-    if names == [f"LABEL_{number}" for number in range(count)]:
-        config.id2label = dict(enumerate(task.labels))
-        config.label2id = {name: number for number, name in enumerate(task.labels)}
-    elif [name.lower() for name in names] != [name.lower() for name in task.labels]:
-        raise ConfigError(
-            f"finetune: the classes of the head are {', '.join(names[:5])}, those of the task {shown}; they must "
-            "agree, in this order. Give the task labels=[...], or the model other names: model.config.id2label = "
-            "dict(enumerate(task.labels))."
-        )
 
+    logits_axes: ClassVar[int] = 2
 
-def logits_problem(outputs: Any, task: TaskLike, axes: int) -> str | None:
-    """What is wrong with the logits of a model for classes; None if nothing is."""
-    shape = list(outputs.logits.shape)
-    return None if len(shape) == axes and shape[-1] == len(task.labels) else f"it gives logits of the shape {shape}"
+    def configure(self, config: Any, task: TaskLike) -> None:
+        """Name the classes of a new head after a task's; a head that has names keeps them: they must be the task's."""
+        count = len(task.labels)
+        shown = f"{', '.join(task.labels[:5])}{' ...' if count > 5 else ''}"
+        if config.num_labels != count:
+            raise ConfigError(
+                f"finetune: the head has {config.num_labels} classes, the task has {count} ({shown}); both must be the "
+                f"same. Load the model with {self.auto_class}.from_pretrained(..., num_labels={count})."
+            )
+        names = [str(config.id2label[number]) for number in range(count)]
+        if names == [f"LABEL_{number}" for number in range(count)]:
+            config.id2label = dict(enumerate(task.labels))
+            config.label2id = {name: number for number, name in enumerate(task.labels)}
+        elif [name.lower() for name in names] != [name.lower() for name in task.labels]:
+            raise ConfigError(
+                f"finetune: the classes of the head are {', '.join(names[:5])}, those of the task {shown}; they must "
+                "agree, in this order. Give the task labels=[...], or the model other names: model.config.id2label = "
+                "dict(enumerate(task.labels))."
+            )
+
+    def output_problem(self, outputs: Any, task: TaskLike) -> str | None:
+        """Logits that are not one per label."""
+        shape = list(outputs.logits.shape)
+        fits = len(shape) == self.logits_axes and shape[-1] == len(task.labels)
+        return None if fits else f"it gives logits of the shape {shape}"
 
 
 def checked_texts(raw: Sequence[Any], *, pairs: bool) -> Sequence[Any]:
@@ -236,7 +233,6 @@ def checked_texts(raw: Sequence[Any], *, pairs: bool) -> Sequence[Any]:
     for row, text in enumerate(raw):
         parts = [text] if single else text if isinstance(text, tuple | list) and len(text) == 2 else [None]
         if not all(isinstance(part, str) for part in parts):
-            raise ConfigError(
-                f"predict: entry {row} is {type(text).__name__}; all must be texts, or all pairs of texts."
-            )
+            came = f"entry {row} is {type(text).__name__}"
+            raise ConfigError(f"predict: {came}; all must be texts, or all pairs of texts.")
     return raw if single else [tuple(text) for text in raw]

@@ -1,16 +1,16 @@
-"""From the cells of a table to texts, class ids, numbers or zeros and ones."""
+"""From the cells of a table to texts, class ids, numbers or zeros and ones; a cell that does not fit is a DataError."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from lamina.data.read import Table
     from lamina.tasks.base import ColumnSpec
@@ -52,10 +52,8 @@ def label_name(cell: object) -> str:
 
 def infer_labels(names: Iterable[str]) -> tuple[str, ...]:
     """The distinct names, sorted; as numbers if all are whole numbers."""
-    found = set(names)
-    if all(_WHOLE.fullmatch(name) for name in found):
-        return tuple(sorted(found, key=int))
-    return tuple(sorted(found))
+    names = set(names)
+    return tuple(sorted(names, key=int if all(_WHOLE.fullmatch(name) for name in names) else None))
 
 
 def parts(cell: object) -> list[object]:
@@ -65,95 +63,69 @@ def parts(cell: object) -> list[object]:
     return [name for name in str(cell).split(",") if name.strip()]
 
 
-def numbers(table: Table, column: str | int) -> tuple[float, ...]:
-    """A regression column as floats.
-
-    Raises:
-        DataError: If a cell is no finite number.
-    """
-    out: list[float] = []
-    for row, cell in zip(table.rows, table.column(column), strict=True):
-        value = float(cell) if _is_number(cell) else math.nan
-        if not math.isfinite(value):
-            raise bad_cell(table, row, column, f"has '{cell}' in column '{column}'; a regression task needs a number.")
-        out.append(value)
-    return tuple(out)
-
-
-def id_of(labels: Sequence[str]) -> Callable[[object], int | None]:
-    """A function from a cell to its class id, None if it is not in the set.
-
-    A cell holds a class's name. Where no name is a whole number, a cell that is one counts as the id itself.
-    """
-    index = {name: i for i, name in enumerate(labels)}
-    if not any(_WHOLE.fullmatch(name) for name in labels):
-        index |= {str(i): i for i in range(len(labels))}
-    return lambda cell: index.get(label_name(cell))
-
-
 def bad_cell(table: Table, row: int, column: str | int, problem: str) -> DataError:
     """An error that names file, row and column."""
     return DataError(f"task: {table.path} row {row} {problem}", path=table.path, row=row, column=str(column))
 
 
-def _known(number: int | None, table: Table, row: int, *cell_labels_column: Any) -> int:
-    return unknown_label(table, row, *cell_labels_column) if number is None else number
+def unknown_label(table: Table, row: int, column: str | int, cell: object, labels: Sequence[str]) -> DataError:
+    """The error for a label that is not in the set."""
+    return bad_cell(table, row, column, f"has label '{cell}'; the labels are: {', '.join(labels)}.")
 
 
-def unknown_label(table: Table, row: int, cell: object, labels: Sequence[str], column: str | int) -> NoReturn:
-    """Refuse a cell whose label is not in the set.
-
-    Raises:
-        DataError: Always; names file, row and label.
-    """
-    raise bad_cell(table, row, column, f"has label '{cell}'; the labels are: {', '.join(labels)}.")
-
-
-def class_ids(table: Table, column: str | int, labels: Sequence[str]) -> tuple[int, ...]:
-    """A classification column as class ids.
-
-    Raises:
-        DataError: If a label is not in the set.
-    """
-    find = id_of(labels)
-    cells = zip(table.rows, table.column(column), strict=True)
-    return tuple(_known(find(cell), table, row, cell, labels, column) for row, cell in cells)
-
-
-def multi_hot(table: Table, column: str | int, labels: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """A multi-label column as zeros and ones, one per label.
-
-    Raises:
-        DataError: If a label is not in the set.
-    """
-    find = id_of(labels)
-    out: list[tuple[int, ...]] = []
-    for row, cell in zip(table.rows, table.column(column), strict=True):
-        ids = {_known(find(part), table, row, part, labels, column) for part in parts(cell)}
-        out.append(tuple(int(i in ids) for i in range(len(labels))))
-    return tuple(out)
+def _cells(table: Table, column: str | int) -> Iterator[tuple[int, Any]]:
+    return zip(table.rows, table.column(column), strict=True)
 
 
 def texts(table: Table, column: str | int) -> Sequence[str]:
-    """A column of texts.
-
-    Raises:
-        DataError: If a cell is none.
-    """
-    cells = table.column(column)
-    for row, cell in zip(table.rows, cells, strict=True):
+    """A column of texts."""
+    for row, cell in _cells(table, column):
         if not isinstance(cell, str):
             came = type(cell).__name__
             raise bad_cell(table, row, column, f"has no text in column '{column}' but {came}; this kind reads text.")
-    return cells
+    return table.column(column)
+
+
+def numbers(table: Table, column: str | int) -> Iterator[float]:
+    """A regression column as floats."""
+    for row, cell in _cells(table, column):
+        value = float(cell) if _is_number(cell) else math.nan
+        if not math.isfinite(value):
+            raise bad_cell(table, row, column, f"has '{cell}' in column '{column}'; a regression task needs a number.")
+        yield value
+
+
+def _id_finder(table: Table, column: str | int, labels: Sequence[str]) -> Callable[[int, object], int]:
+    """The class id of a cell, which holds a class's name; where no name is a whole number, perhaps the id itself."""
+    index = {name: i for i, name in enumerate(labels)}
+    if not any(_WHOLE.fullmatch(name) for name in labels):
+        index |= {str(i): i for i in range(len(labels))}
+
+    def find(row: int, cell: object) -> int:
+        number = index.get(label_name(cell))
+        if number is None:
+            raise unknown_label(table, row, column, cell, labels)
+        return number
+
+    return find
+
+
+def class_ids(table: Table, column: str | int, labels: Sequence[str]) -> Iterator[int]:
+    """A classification column as class ids."""
+    find = _id_finder(table, column, labels)
+    return (find(row, cell) for row, cell in _cells(table, column))
+
+
+def multi_hot(table: Table, column: str | int, labels: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    """A multi-label column as zeros and ones, one per label."""
+    find = _id_finder(table, column, labels)
+    for row, cell in _cells(table, column):
+        ids = {find(row, part) for part in parts(cell)}
+        yield tuple(int(i in ids) for i in range(len(labels)))
 
 
 def label_source(tables: Mapping[str, Table]) -> Table:
-    """The table that labels are read off.
-
-    Raises:
-        DataError: If there is no train part.
-    """
+    """The train part, which labels are read off; without it a DataError."""
     if "train" not in tables:
         raise DataError("task: no train file was given, and no labels; one of them says which labels there are.")
     return tables["train"]
@@ -171,13 +143,8 @@ def usual_column(column: str | int, default: str, usual: str, tables: Mapping[st
 
 
 def without_classes(spec: ColumnSpec, labels: tuple[str, ...], problem_type: str, instead: str) -> ColumnSpec:
-    """Settle labels and problem type of a kind that has no classes, and so takes no labels.
-
-    Raises:
-        ConfigError: If labels were given.
-    """
+    """Settle labels and problem type of a kind that has no classes; labels that were given are a ConfigError."""
     if spec.labels not in (None, labels):
-        raise ConfigError(
-            f"task: labels are {', '.join(spec.labels or ())}; a task of kind {spec.kind} has {instead} in their place."
-        )
+        came = f"labels are {', '.join(spec.labels or ())}"
+        raise ConfigError(f"task: {came}; a task of kind {spec.kind} has {instead} in their place.")
     return replace(spec, labels=labels, problem_type=problem_type)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any, final
@@ -12,12 +13,11 @@ import torch
 
 from lamina.data.batches import pad, padding_of, tokenizer_of
 from lamina.data.encode import blocks
-from lamina.data.read import read_table
-from lamina.data.windows import IGNORED, word_tokens
+from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError
 from lamina.tasks import labels as lab
 from lamina.tasks.base import Kind, Results
-from lamina.tasks.inputs import TextInputs, Windows, check_tokenizer, checked_texts
+from lamina.tasks.inputs import TextInputs, Windows, check_tokenizer, checked_texts, word_places
 from lamina.tasks.metrics import TokenSums
 from lamina.tasks.split import Split
 from lamina.utils import derive_seed
@@ -39,17 +39,11 @@ _MOST_SCORES = 1 << 27  # of tokens at once, when every entry of a vocabulary is
 
 
 def mask_token(processor: Any) -> str:
-    """The text of the tokenizer's mask token.
-
-    Raises:
-        ConfigError: If it has none.
-    """
+    """The text of the tokenizer's mask token; without one a ConfigError."""
     token = tokenizer_of(processor).mask_token
     if token is None:
-        raise ConfigError(
-            "masked_lm: the tokenizer has no mask token; masked language modelling needs one. "
-            "Use a model that was trained with it, such as BERT or RoBERTa."
-        )
+        hint = "Use a model that was trained with it, such as BERT or RoBERTa."
+        raise ConfigError(f"masked_lm: the tokenizer has no mask token; masked language modelling needs one. {hint}")
     return token
 
 
@@ -75,25 +69,13 @@ class Masking:
 
     @classmethod
     def of(cls, processor: Any) -> Masking:
-        """For a tokenizer, or a processor that holds one.
-
-        Raises:
-            ConfigError: If it has no mask token.
-        """
+        """For a tokenizer, or a processor that holds one."""
         mask_token(processor)
         tokenizer = tokenizer_of(processor)
         return cls(int(tokenizer.mask_token_id), frozenset(tokenizer.all_special_ids), len(tokenizer))
 
     def hide(self, ids: Sequence[int], seed: int) -> tuple[list[int], list[int]]:
-        """One row with some tokens hidden.
-
-        Args:
-            ids: The row's tokens.
-            seed: Which ones, and what takes their places.
-
-        Returns:
-            The row to read, and its labels: the chosen tokens as they were, and -100 everywhere else.
-        """
+        """The row to read with some tokens hidden, and its labels: the tokens that were, and -100 everywhere else."""
         rng = random.Random(seed)
         ordinary = [at for at, token in enumerate(ids) if token not in self.special]
         count = max(1, round(SHARE * len(ordinary))) if ordinary else 0
@@ -113,12 +95,8 @@ class Masking:
 class MaskedInputs(Windows):
     """Blocks of running text with some tokens hidden; an `Inputs`.
 
-    Which tokens are hidden depends on the row alone, and in the train part on seed and epoch too.
-
-    Attributes:
-        masking: How tokens are hidden.
-        seed: Of the train part; None: the same tokens in every run and epoch.
-        part: "train", "validation" or "test".
+    Which tokens are hidden depends on the row alone, and in the train part on seed and epoch too; other parts have no
+    seed.
     """
 
     masking: Masking
@@ -156,11 +134,7 @@ class MaskedLMKind(Kind):
     per_token = True
     has_classes = False
     sequential = True
-
-    def read(self, source: Any, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
-        """A file; one of unknown ending holds a paragraph per line."""
-        self.check_source(source, spec)
-        return read_table(source, header=header, other="lines")
+    other_files = "lines"
 
     def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
         """Plain text is in column "text"."""
@@ -184,12 +158,8 @@ class MaskedLMKind(Kind):
         encoded = blocks(split.texts, processor, max_length=options.max_length)
         return MaskedInputs(encoded, processor, masking, seed, options.part)
 
-    def targets(self, task: TaskLike, split: Split, inputs: Any) -> None:
-        """The inputs make them."""
-
     def model_rows(self, rows: int, tokens: float, max_length: int, config: Any) -> tuple[int, int]:
         """Blocks of the joined texts."""
-        del config
         total = ceil(rows * tokens)
         return ceil(total / max_length), min(max_length, total)
 
@@ -197,23 +167,22 @@ class MaskedLMKind(Kind):
         """Few enough rows for scores of the whole vocabulary to fit."""
         return max(1, min(asked, _MOST_SCORES // max(1, int(max(inputs.lengths, default=1)) * outputs)))
 
-    def results(self, task: TaskLike, split: Split, inputs: Any) -> TokenResults:
+    def results(self, task: TaskLike, split: Split, inputs: Any) -> Results:
         """Sums over the hidden tokens."""
-        return TokenResults()
+        return _TokenResults()
 
     def examples(self, raw: Sequence[Any], processor: Any) -> Split:
         """Texts with mask tokens, such as "[MASK]"."""
         texts, token = checked_texts(raw, pairs=False), regex.escape(mask_token(processor))
         return Split.of(texts, words=[[match.span() for match in regex.finditer(token, text)] for text in texts])
 
-    def answers(self, task: TaskLike, split: Split, inputs: Any, processor: Any) -> FilledMasks:
+    def answers(self, task: TaskLike, split: Split, inputs: Any, processor: Any) -> Results:
         """Per mask token its "start" and "end", and "candidates" with "token" and "score", best first."""
-        return FilledMasks(split, inputs, processor)
+        return _FilledMasks(split, inputs, processor)
 
 
-@final
-class TokenResults(Results):
-    """Perplexity and accuracy; a `Results` that keeps nothing but sums."""
+class _TokenResults(Results):
+    """Keeps nothing but sums."""
 
     def __init__(self) -> None:
         self._sums = TokenSums()
@@ -226,7 +195,6 @@ class TokenResults(Results):
         self._sums.add(outputs if outputs.ndim == 2 else outputs[given], labels.to(outputs.device)[given])
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        """Metric -> score."""
         return self._sums.scores(metrics)
 
 
@@ -236,28 +204,23 @@ def best_tokens(logits: Float[Tensor, "... classes"]) -> Float[Tensor, "... best
     return torch.stack([ids.to(probabilities.dtype), probabilities], dim=-1)
 
 
-@final
-class FilledMasks(Results):
-    """What may stand at the mask tokens of texts; a `Results`."""
+class _FilledMasks(Results):
+    """What may stand at the mask tokens of texts."""
 
     def __init__(self, split: Split, inputs: TextInputs, processor: Any) -> None:
         self._tokenizer = tokenizer_of(processor)
         self._masks = list(split.words or ())
         self._best: list[list[list[list[float]]]] = [[[] for _ in masks] for masks in self._masks]
-        self._places: dict[int, list[tuple[int, int, int]]] = {}
-        for text, places in enumerate(word_tokens(inputs.encoded, self._masks)):
-            for number, place in enumerate(places):
-                if place is not None:
-                    self._places.setdefault(place[0], []).append((place[1], text, number))
+        self._places: dict[int, list[list[int]]] = defaultdict(list)
+        for window, *place in word_places(inputs.encoded, self._masks):
+            self._places[window].append(place)
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
-        """Take in the logits `[batch, tokens, vocabulary]` of some windows; only the likeliest entries are kept."""
         for at, row in enumerate(rows):
-            for position, text, number in self._places.get(int(row), ()):
+            for position, text, number in self._places[int(row)]:
                 self._best[text][number] = best_tokens(outputs[at, position]).tolist()
 
     def predictions(self) -> list[Any]:
-        """Per text a list with an entry per mask token."""
         return [
             [
                 {"start": start, "end": end, "candidates": [self._candidate(*entry) for entry in best]}

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter
 
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.tasks import kind_of
-from lamina.tasks.base import PARTS
+from lamina.utils import first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -64,10 +68,7 @@ class Preset:
     languages: bool = False
     classes: int = 0
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Parts of the hub set that have labels."""
-        return tuple(self.rows)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # what the file names must be a field
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -75,181 +76,14 @@ class Preset:
         return self.labels or tuple(map(str, range(self.classes)))
 
 
-_ONE, _TWO, _IMAGE = ("sentence", None, "label"), ("sentence1", "sentence2", "label"), ("image", None, "label")
-_ENTAILMENT = ("entailment", "not_entailment")
-_SPANS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
-_CIFAR = {"train": ("train.tar", "train"), "test": ("test.tar", "test")}
-_IMAGE_SIZES = {"train": 50000, "test": 10000}
-_COLA_HEADER = ("source", "label", "mark", "sentence")
+def _read() -> dict[str, Preset]:
+    rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    named = {name: row for name, row in rows.items() if not name.startswith(".")}
+    return TypeAdapter(dict[str, Preset]).validate_python(named)
 
 
-def _glue(
-    config: str,
-    columns: tuple[str, str | None, str],
-    labels: tuple[str, ...],
-    metrics: tuple[str, ...],
-    rows: tuple[int, int],
-    length: int,
-    **more: Any,
-) -> Preset:
-    """A task of GLUE; the labels of its test parts are not public."""
-    sizes: dict[str, int] = dict(zip(PARTS[:2], rows, strict=True))
-    files = {"train": ("train.tsv",), "validation": ("dev.tsv",)}
-    return Preset("nyu-mll/glue", columns, labels, metrics, sizes, length, files, config=config, **more)
-
-
-def _sizes(*rows: int) -> dict[str, int]:
-    return dict(zip(PARTS, rows, strict=True))
-
-
-def _files(*names: str) -> dict[str, tuple[str, ...]]:
-    return {part: tuple(name.format(part) for name in names) for part in PARTS}
-
-
-PRESETS: Mapping[str, Preset] = MappingProxyType(
-    {
-        "cola": _glue(
-            "cola", _ONE, ("unacceptable", "acceptable"), ("mcc", "accuracy"), (8551, 1043), 12, header=_COLA_HEADER
-        ),
-        "sst2": _glue("sst2", _ONE, ("negative", "positive"), ("accuracy",), (67349, 872), 13),
-        "mrpc": _glue(
-            "mrpc",
-            ("#1 String", "#2 String", "Quality"),
-            ("not_equivalent", "equivalent"),
-            ("accuracy", "f1"),
-            (3668, 408),
-            53,
-            hub_columns=_TWO,
-        ),
-        "rte": _glue("rte", _TWO, _ENTAILMENT, ("accuracy",), (2490, 277), 70),
-        "stsb": _glue(
-            "stsb",
-            ("sentence1", "sentence2", "score"),
-            ("score",),
-            ("pearson", "spearman"),
-            (5749, 1500),
-            28,
-            hub_columns=_TWO,
-            problem_type="regression",
-        ),
-        "wnli": _glue("wnli", _TWO, _ENTAILMENT[::-1], ("accuracy",), (635, 71), 37),
-        "qnli": _glue("qnli", ("question", "sentence", "label"), _ENTAILMENT, ("accuracy",), (104743, 5463), 50),
-        "imdb": Preset(
-            "stanfordnlp/imdb",
-            ("text", None, "label"),
-            ("negative", "positive"),
-            ("accuracy",),
-            {"train": 25000, "test": 25000},
-            314,
-            {"train": ("train.jsonl",), "test": ("test.jsonl",)},
-        ),
-        "conll2003": Preset(
-            "eriktks/conll2003",
-            (0, None, -1),
-            (*_SPANS, "B-MISC", "I-MISC"),
-            ("span_f1", "accuracy"),
-            _sizes(14041, 3250, 3453),
-            20,
-            {
-                "train": ("eng.train", "train.txt"),
-                "validation": ("eng.testa", "valid.txt"),
-                "test": ("eng.testb", "test.txt"),
-            },
-            kind="token_classification",
-            revision="refs/convert/parquet",  # the set's own loading script runs in no current version of datasets
-            hub_columns=("tokens", None, "ner_tags"),
-        ),
-        "wikiann": Preset(
-            "unimelb-nlp/wikiann",
-            ("tokens", None, "ner_tags"),
-            _SPANS,
-            ("span_f1", "accuracy"),
-            _sizes(20000, 10000, 10000),
-            12,
-            _files("{0}.jsonl", "{0}.parquet", "{0}-00000-of-00001.parquet"),
-            kind="token_classification",
-            config="en",
-            languages=True,
-        ),
-        "wikitext2": Preset(
-            "Salesforce/wikitext",
-            ("text", None, ""),
-            ("token",),
-            ("perplexity", "accuracy"),
-            _sizes(36718, 3760, 4358),
-            70,
-            {
-                part: (f"{short}.txt", f"wiki.{short}.raw", f"wiki.{short}.tokens")
-                for part, short in zip(PARTS, ("train", "valid", "test"), strict=True)
-            },
-            kind="masked_lm",
-            config="wikitext-2-raw-v1",
-        ),
-        "cnn_dailymail": Preset(
-            "abisee/cnn_dailymail",
-            ("article", None, "highlights"),
-            ("text",),
-            ("rougeL", "rouge1", "rouge2", "rougeLsum"),
-            _sizes(287113, 13368, 11490),
-            900,
-            _files("{0}.csv"),
-            kind="summarization",
-            problem_type="generation",
-            config="3.0.0",
-            stand_ins=("articles.csv",),
-        ),
-        "wmt16_en_ro": Preset(
-            "wmt/wmt16",
-            ("translation.en", None, "translation.ro"),
-            ("text",),
-            ("bleu", "chrf"),
-            _sizes(610320, 1999, 1999),
-            35,
-            {part: ((f"{part}.en", f"{part}.ro"), f"{part}.jsonl") for part in PARTS},
-            kind="translation",
-            problem_type="generation",
-            config="ro-en",
-            stand_ins=(("tatoeba.ron-eng.eng", "tatoeba.ron-eng.ron"),),
-        ),
-        "cifar10": Preset(
-            "uoft-cs/cifar10",
-            _IMAGE,
-            ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-            ("accuracy", "f1"),
-            _IMAGE_SIZES,
-            197,
-            {
-                "train": (*_CIFAR["train"], "train_1000_per_class.tar"),
-                "test": (*_CIFAR["test"], "test_200_per_class.tar"),
-            },
-            kind="image_classification",
-            hub_columns=("img", None, "label"),
-        ),
-        "cifar100": Preset(
-            "uoft-cs/cifar100",
-            _IMAGE,
-            (),
-            ("accuracy", "f1"),
-            _IMAGE_SIZES,
-            197,
-            _CIFAR,
-            kind="image_classification",
-            hub_columns=("img", None, "fine_label"),
-            classes=100,
-        ),
-        "imagenet": Preset(
-            "ILSVRC/imagenet-1k",
-            _IMAGE,
-            (),
-            ("accuracy", "f1"),
-            {"train": 1281167, "validation": 50000},  # the labels of the test part are not public here either
-            197,
-            {"train": ("train", "train.tar"), "validation": ("val", "validation", "val.tar")},
-            kind="image_classification",
-            classes=1000,
-        ),
-    }
-)
+PRESETS: Mapping[str, Preset] = MappingProxyType(_read())
+"""Name -> preset, of `presets.yaml`."""
 
 
 def find_preset(name: str) -> tuple[str, Preset]:
@@ -269,9 +103,7 @@ def find_preset(name: str) -> tuple[str, Preset]:
     if not slash:
         return short, preset
     if not _LANGUAGE.fullmatch(language):
-        raise ConfigError(
-            f"task: '{name}' names the language '{language}'; a language is a short code. Write {short}/de, say."
-        )
+        raise ConfigError(f"task: '{name}' names the language '{language}'; a language is a short code, as {short}/de.")
     return f"{short}-{language}", replace(preset, config=language)
 
 
@@ -291,11 +123,8 @@ def published_files(name: str, preset: Preset, folder: Path) -> dict[str, Any]:
         logger.warning("task %s: %s has no train file; the train part is read from %s", name, folder, _names(stand_in))
     if found["train"] is None:
         known = " or ".join(_names(names) for names in preset.files["train"])
-        raise DataError(
-            f"task {name}: {folder} has no {known}; "
-            "a folder holds the published files, or `files` names them one by one.",
-            path=str(folder),
-        )
+        problem = f"{folder} has no {known}; a folder holds the published files, or `files` names them one by one."
+        raise DataError(f"task {name}: {problem}", path=str(folder))
     if found.get("validation", folder) is None:
         logger.warning("task %s: %s has no validation file; a tenth of the train part is set aside", name, folder)
     return {part: source for part, source in found.items() if source is not None}
@@ -312,11 +141,9 @@ def fetch(name: str, preset: Preset) -> dict[str, Any]:
     try:
         fetched = datasets.load_dataset(preset.hub, preset.config, revision=preset.revision)
     except Exception as error:  # the hub's clients raise many unrelated kinds
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(
-            f"task {name}: '{preset.hub}' cannot be fetched ({reason}); without `files` a preset comes from the hub."
-        ) from error
-    return {part: fetched[part] for part in preset.parts}  # pyright: ignore
+        came = f"'{preset.hub}' cannot be fetched ({first_line(error)})"
+        raise DataError(f"task {name}: {came}; without `files` a preset comes from the hub.") from error
+    return {part: fetched[part] for part in preset.rows}  # pyright: ignore
 
 
 def _first_present(folder: Path, names: Sequence[str | tuple[str, str]]) -> Path | tuple[Path, Path] | None:

@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SampleSize:
-    """How many rows a subsample has: exactly one of the three.
-
-    Attributes:
-        per_class: So many times the number of classes.
-        fraction: Of all rows; above 0, at most 1.
-        rows: So many.
+    """How many rows a subsample has: so many times the number of classes, a fraction of all, or so many.
 
     Raises:
         ConfigError: Unless exactly one is given, and it is in its range.
@@ -33,10 +28,8 @@ class SampleSize:
     def __post_init__(self) -> None:
         given = self.given()
         if len(given) != 1:
-            raise ConfigError(
-                f"subsample: {' and '.join(given) or 'nothing'} given; exactly one of per_class, fraction and rows is "
-                "needed."
-            )
+            came = " and ".join(given) or "nothing"
+            raise ConfigError(f"subsample: {came} given; exactly one of per_class, fraction and rows is needed.")
         for name, value in given.items():
             fits = 0 < value <= 1 if name == "fraction" else isinstance(value, int) and value >= 1
             if not fits or isinstance(value, bool):
@@ -45,15 +38,10 @@ class SampleSize:
 
     def given(self) -> dict[str, float]:
         """The one that was given, by its name."""
-        named = {"per_class": self.per_class, "fraction": self.fraction, "rows": self.rows}
-        return {name: value for name, value in named.items() if value is not None}
+        return {name: value for name, value in vars(self).items() if value is not None}
 
     def count(self, classes: int, total: int) -> int:
-        """Rows of the subsample, of `total`.
-
-        Raises:
-            ConfigError: If that is none, more than there are, or there are no classes to multiply by.
-        """
+        """Rows of the subsample, 1 to `total`; else, or without classes to multiply by, a ConfigError."""
         if self.per_class is not None and not classes:
             raise ConfigError(f"subsample: per_class is {self.per_class}; this task has no classes.")
         if self.fraction is not None:
@@ -62,28 +50,18 @@ class SampleSize:
             count = self.rows or (self.per_class or 0) * classes
             said = f"{self.rows} rows" if self.rows else f"{self.per_class} x {classes} classes = {count} rows"
         if not 1 <= count <= total:
-            raise ConfigError(
-                f"subsample: {said} of {total} rows {'is no row' if count < 1 else 'were asked for'}; it must be 1 to "
-                f"{total} rows."
-            )
+            came = f"{said} of {total} rows {'is no row' if count < 1 else 'were asked for'}"
+            raise ConfigError(f"subsample: {came}; it must be 1 to {total} rows.")
         return count
 
 
 def subsample_rows(
     names: Sequence[str], classes: Sequence[Sequence[int]], size: SampleSize, *, stratified: bool, seed: int
 ) -> list[int]:
-    """Which rows, in the order they have.
+    """Which rows, in the order they have; `classes` are per row the numbers of the classes in it.
 
-    Args:
-        names: The classes.
-        classes: Per row the numbers of the classes in it.
-        size: How many.
-        stratified: As many rows of each class (per_class), or as large a share of each (fraction, rows); else
-            uniformly, whatever their classes.
-        seed: Which rows; the same seed draws the same.
-
-    Raises:
-        ConfigError: If there are not enough rows.
+    Stratified: as many rows of each class (per_class), or as large a share of each (fraction, rows). Else they are
+    drawn uniformly, whatever their classes.
     """
     count = size.count(len(names), len(classes))
     rng = random.Random(seed)

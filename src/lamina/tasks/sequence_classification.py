@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from lamina.tasks import labels as lab
-from lamina.tasks.base import Kind
-from lamina.tasks.inputs import (
-    ClassResults,
-    TextInputs,
-    checked_texts,
-    configure_classes,
-    first_window_targets,
-    logits_problem,
-)
+from lamina.tasks.inputs import ClassKind, ClassResults, TextInputs, checked_texts, first_window_targets
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
@@ -36,7 +28,7 @@ _CONFIG = {
 
 
 @final
-class SequenceClassificationKind(Kind):
+class SequenceClassificationKind(ClassKind):
     """Classes, numbers or several labels of texts and pairs."""
 
     name = "sequence_classification"
@@ -75,12 +67,8 @@ class SequenceClassificationKind(Kind):
 
     def configure(self, config: Any, task: TaskLike) -> None:
         """Name the classes, and what the loss is."""
-        configure_classes(config, task, self.auto_class)
+        super().configure(config, task)
         config.problem_type = _CONFIG[task.problem_type]
-
-    def output_problem(self, outputs: Any, task: TaskLike) -> str | None:
-        """Logits are `[batch, classes]`."""
-        return logits_problem(outputs, task, axes=2)
 
     def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
         """Several labels are floats in transformers."""
@@ -94,10 +82,6 @@ class SequenceClassificationKind(Kind):
     def examples(self, raw: Sequence[Any], processor: Any) -> Split:
         """Texts, or pairs of texts."""
         return Split.of(checked_texts(raw, pairs=True))
-
-    def answers(self, task: TaskLike, split: Split, inputs: Any, processor: Any) -> ClassResults:
-        """A label with probabilities, labels, or a value."""
-        return self.results(task, split, inputs)
 
 
 def _labels(spec: ColumnSpec, problem: str, tables: Mapping[str, Table]) -> tuple[str, ...]:

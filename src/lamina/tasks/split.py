@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import datasets
 
 HELD_OUT = 0.1
+_SIDES = ("text", "text_pair")
 
 
 @final
@@ -51,13 +52,9 @@ class Split:
         labels: Iterable[Any] | None = None,
         words: Iterable[Sequence[tuple[int, int]]] | None = None,
     ) -> Split:
-        """From columns of Python values, which are taken one by one.
+        """From columns of Python values, which are taken one by one; see the attributes.
 
-        Args:
-            texts: Texts, or pairs of texts. Half a character, as broken JSON escapes leave it, is replaced: nothing
-                can encode it.
-            labels: As in the attribute; None: there are none.
-            words: As in the attribute.
+        Half a character, as broken JSON escapes leave it, is replaced: nothing can encode it.
         """
         given = {"text": texts, "label": labels, "words": words}
         return cls(dataset_of(_tables({name: cells for name, cells in given.items() if cells is not None})))
@@ -65,11 +62,8 @@ class Split:
     @cached_property
     def texts(self) -> Column:
         """A text each, or a pair of texts."""
-        if "text_pair" in self.rows.column_names:
-            return Column(self.rows, ["text", "text_pair"])
-        if self._open_text is not None:
-            return Column(self.rows, ["text", "row"], self._open_text)
-        return Column(self.rows, ["text"])
+        second = ["text_pair"] * self.pairs or ["row"] * (self._open_text is not None)
+        return Column(self.rows, ["text", *second], self._open_text)
 
     @cached_property
     def labels(self) -> Column:
@@ -137,12 +131,8 @@ def _tables(columns: dict[str, Iterable[Any]]) -> Iterator[pa.Table]:
         if label_type is None:
             label_type = _type_of(labels)
             pairs = bool(texts) and not isinstance(texts[0], str)
-        sides = (
-            {"text": [pair[0] for pair in texts], "text_pair": [pair[1] for pair in texts]}
-            if pairs
-            else {"text": texts}
-        )
-        table = {name: pa.array(map(encodable, side), pa.string()) for name, side in sides.items()}
+        sides = zip(*texts, strict=True) if pairs else [texts]
+        table = {name: pa.array(map(encodable, side), pa.string()) for name, side in zip(_SIDES, sides, strict=False)}
         strings = pa.types.is_string(label_type)
         table["label"] = pa.array(map(encodable, labels) if strings else labels, label_type)
         if "words" in cells:
@@ -160,40 +150,22 @@ def _type_of(labels: Sequence[Any]) -> pa.DataType:
 
 
 def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit") -> Split:
-    """At most `limit` rows, drawn uniformly without replacement; the rows keep their order.
-
-    Args:
-        split: Some part.
-        limit: How many rows, at most; None: all.
-        seed: Which rows.
-        option: What the limit is called in the error.
-
-    Raises:
-        ConfigError: If `limit` is below 1.
-    """
-    if limit is None:
-        return split
-    if limit < 1:
+    """At most `limit` rows (None: all), drawn uniformly without replacement; the rows keep their order."""
+    if limit is not None and limit < 1:
         raise ConfigError(f"task: {option} is {limit}; it must be at least 1.")
-    if limit >= len(split):
+    if limit is None or limit >= len(split):
         return split
     return split.take(sorted(random.Random(seed).sample(range(len(split)), limit)))
 
 
 def held_out(split: Split, *, stratify: bool, seed: int, last: bool = False) -> tuple[Split, Split]:
-    """Set a tenth of the rows aside for validation.
+    """What is left for training, and a tenth of the rows set aside for validation; both keep the order of the rows.
 
     Args:
-        split: The training rows.
+        split: The training rows, at least two.
         stratify: Keep the share of each class; needs one class id per row.
         seed: Which rows go.
         last: The last rows go, whatever the seed: for running text, whose lines belong together.
-
-    Returns:
-        What is left for training, and the part set aside; both keep the order of the rows.
-
-    Raises:
-        DataError: If there are fewer than two rows.
     """
     count = len(split)
     if count < 2:

@@ -14,27 +14,24 @@ _SPANS = re.compile(r"O|[BIESLU]-.+")
 
 def is_iob(tags: Iterable[str]) -> bool:
     """Whether every tag is `O`, `B-...` or `I-...`, and at least one is not `O`."""
-    seen = set(tags)
-    return bool(seen - {"O"}) and all(_IOB.fullmatch(tag) for tag in seen)
+    return _all(_IOB, tags)
 
 
 def marks_spans(tags: Iterable[str]) -> bool:
     """Whether the tags mark spans (IOB, IOBES, BILOU), so that span F1 has a meaning."""
+    return _all(_SPANS, tags)
+
+
+def _all(pattern: re.Pattern[str], tags: Iterable[str]) -> bool:
     seen = set(tags)
-    return bool(seen - {"O"}) and all(_SPANS.fullmatch(tag) for tag in seen)
+    return bool(seen - {"O"}) and all(pattern.fullmatch(tag) for tag in seen)
 
 
 def to_iob2(tags: Sequence[str]) -> tuple[str, ...]:
-    """Write every span's first tag as `B-`.
+    """The tags of one sentence, each `O`, `B-<type>` or `I-<type>`, with every span's first tag as `B-`.
 
     In IOB1 a span starts with `I-` unless it touches a span of its own type; in IOB2 it always starts with `B-`.
     Tags that are IOB2 already come back as they are.
-
-    Args:
-        tags: The tags of one sentence, each `O`, `B-<type>` or `I-<type>`.
-
-    Returns:
-        As many tags, in IOB2.
     """
     out: list[str] = []
     before = ""

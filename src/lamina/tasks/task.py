@@ -95,10 +95,8 @@ class Task:
         """
         size, kind, train = SampleSize(per_class, fraction, rows), kind_of(self.kind), self.split("train")
         if stratified and not kind.single_label(self.problem_type):
-            raise ConfigError(
-                f"subsample: stratified is set for a task of kind {self.kind} ({self.problem_type}); its rows have not "
-                "one class each."
-            )
+            came = f"stratified is set for a task of kind {self.kind} ({self.problem_type})"
+            raise ConfigError(f"subsample: {came}; its rows have not one class each.")
         names, classes = kind.row_classes(self, train)
         chosen = subsample_rows(names, classes, size, stratified=stratified, seed=seed)
         seen = {number for row in chosen for number in classes[row]}
@@ -193,9 +191,8 @@ class Task:
             ConfigError: If a limit is below 1, labels are named twice, or a kind that reads single texts is to read
                 pairs.
         """
-        sources = {
-            part: source for part, source in zip(PARTS, (train, validation, test), strict=True) if source is not None
-        }
+        given = zip(PARTS, (train, validation, test), strict=True)
+        sources = {part: source for part, source in given if source is not None}
         if not sources:
             raise DataError("task: no file was given; it needs `train`, `validation` or `test`.")
         spec = ColumnSpec(kind, text, label, text_pair, None if labels is None else tuple(labels), problem_type)
@@ -221,24 +218,12 @@ class Task:
         limit_validation: int | None = None,
         seed: int = 0,
     ) -> Task:
-        """Make a task of data that is at hand.
+        """Make a task of data that is at hand; arguments and errors are those of `from_files`, but for these.
 
-        Args:
-            kind: As in `from_files`.
-            dataset: Part ("train", "validation", "test") to rows: a `datasets.DatasetDict`, or a mapping of
-                `datasets.Dataset`s or of lists (or other iterables) of dicts. Images stand in a column of
-                `datasets.Image`, or in dicts as paths or images of Pillow.
-            text: Column of the text; of the list of words in a token task; of the image.
-            text_pair: Column of the second text of sentence-pair tasks.
-            label: Column of the label; of the list of tags in a token task; of the text to write.
-            labels: Class names in the order of their ids; by default those that the column itself has, or those of
-                "train", sorted.
-            metric: The metric that picks the best checkpoint; by default the usual one of the problem type.
-            problem_type: "classification", "regression" or "multi_label"; by default read off the labels.
-            name: What the task is called.
-            limit: At most so many training rows, drawn uniformly.
-            limit_validation: At most so many validation rows, drawn uniformly.
-            seed: Decides which rows are set aside and which are drawn.
+        `dataset` maps parts ("train", "validation", "test") to rows: a `datasets.DatasetDict`, or a mapping of
+        `datasets.Dataset`s or of lists (or other iterables) of dicts. Images stand in a column of `datasets.Image`, or
+        in dicts as paths or images of Pillow; `text` is their column. `labels` are by default those that the column
+        itself has, or those of "train", sorted.
 
         Raises:
             DataError: If a column is missing, or a cell or label does not fit; names the row.
@@ -246,9 +231,8 @@ class Task:
             ConfigError: If a limit is below 1, labels are named twice, or a part holds no rows of a known form.
         """
         if not isinstance(dataset, Mapping):
-            raise ConfigError(
-                f"task: the dataset is {type(dataset).__name__}; it must map parts to rows, as in {{'train': ...}}."
-            )
+            came = f"the dataset is {type(dataset).__name__}"
+            raise ConfigError(f"task: {came}; it must map parts to rows, as in {{'train': ...}}.")
         _check_parts(name, dataset)
         parts = {part: _rows(part, rows) for part, rows in dataset.items()}
         if not parts:
@@ -293,7 +277,7 @@ class Task:
         spec = ColumnSpec(preset.kind, text, label, pair, preset.labels or None, preset.problem_type)
         if files is None:
             parts = fetch(short, preset)
-            spec = replace(spec, labels=preset.labels or class_names(parts[preset.parts[0]], label))
+            spec = replace(spec, labels=preset.labels or class_names(next(iter(parts.values())), label))
             tables = {part: kind.from_rows(f"{preset.hub}/{part}", rows, spec) for part, rows in parts.items()}
         else:
             sources = files if isinstance(files, Mapping) else published_files(short, preset, Path(files))

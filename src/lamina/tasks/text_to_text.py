@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, final
 
 from lamina.data.batches import padding_of, tokenizer_of
 from lamina.data.encode import encode
-from lamina.data.read import read_pair, read_table
+from lamina.data.read import read_pair
 from lamina.data.windows import IGNORED
 from lamina.errors import DataError
 from lamina.tasks import labels as lab
 from lamina.tasks.base import Kind, Results
 from lamina.tasks.inputs import Windows, check_tokenizer, checked_texts
+from lamina.tasks.metrics import score_texts
 from lamina.tasks.split import Split
-from lamina.tasks.text_metrics import score_texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,14 +47,10 @@ class PairInputs(Windows):
 
     @classmethod
     def of(cls, split: Split, processor: Any, options: EncodeOptions) -> PairInputs:
-        """Tokenise a part of a task whose texts become others.
+        """Tokenise a part of a task whose texts become others; its labels are the targets.
 
-        Args:
-            split: Sources, with the targets for labels.
-            processor: The tokenizer, or a processor that holds one. It is left as it was. One that knows languages
-                reads its source language and writes its target language; where that one is not set, the first.
-            options: `prefix` is put before each source, as T5 reads "summarize: " before what it is to summarise;
-                `max_length` and `max_target_length` are in tokens, special ones included.
+        A tokenizer that knows languages reads its source language and writes its target language; where that one is
+        not set, the first. It is left as it was. The prefix stands before each source, as "summarize: " for T5.
 
         Raises:
             DataError: If a label is no text.
@@ -66,8 +62,8 @@ class PairInputs(Windows):
         if not split.labelled:
             return cls(sources, processor)
         targets = [_text(row, label) for row, label in enumerate(split.labels)]
-        length = options.max_target_length
-        return cls(sources, processor, encode(targets, _Writer.of(processor), max_length=length, offsets=False))
+        writer: Any = _Writer(processor)
+        return cls(sources, processor, encode(targets, writer, max_length=options.max_target_length, offsets=False))
 
     @property
     def uncacheable(self) -> str | None:
@@ -88,53 +84,36 @@ class PairInputs(Windows):
 
 def _text(row: int, label: object) -> str:
     if not isinstance(label, str):
-        raise DataError(
-            f"generation: row {row} has {label} for its target; texts are written. Use a task of kind summarization or "
-            "translation.",
-            row=row,
-        )
+        hint = "Use a task of kind summarization or translation."
+        raise DataError(f"generation: row {row} has {label} for its target; texts are written. {hint}", row=row)
     return label
 
 
 class _Writer:
     """A tokenizer that reads every text as a target, with the language and the vocabulary of one."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    @classmethod
-    def of(cls, processor: Any) -> Any:
-        tokenizer = tokenizer_of(processor)
-        if getattr(tokenizer, "tgt_lang", "") is None:
-            logger.warning(
-                "generation: the tokenizer's tgt_lang is not set; targets are taken to be in %s", tokenizer.src_lang
-            )
-        return cls(tokenizer)
+    def __init__(self, processor: Any) -> None:
+        self._tokenizer: Any = tokenizer_of(processor)
+        self._unset = getattr(self._tokenizer, "tgt_lang", "") is None
+        if self._unset:
+            lang = self._tokenizer.src_lang
+            logger.warning("generation: the tokenizer's tgt_lang is not set; targets are taken to be in %s", lang)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
     def __call__(self, texts: list[str], **options: Any) -> Any:
-        tokenizer = self._tokenizer
-        if getattr(tokenizer, "tgt_lang", "") is not None:
-            return tokenizer(text_target=texts, **options)
-        tokenizer.tgt_lang = tokenizer.src_lang
+        if self._unset:
+            self._tokenizer.tgt_lang = self._tokenizer.src_lang
         try:
-            return tokenizer(text_target=texts, **options)
+            return self._tokenizer(text_target=texts, **options)
         finally:
-            tokenizer.tgt_lang = None
+            if self._unset:
+                self._tokenizer.tgt_lang = None
 
 
 def texts_of(ids: Int[Tensor, "batch tokens"], processor: PreTrainedTokenizerBase | ProcessorMixin) -> list[str]:
-    """Texts from tokens, those that were written or those of labels.
-
-    Args:
-        ids: Tokens; -100 counts as padding.
-        processor: The tokenizer, or a processor that holds one.
-
-    Returns:
-        A text per row, without special tokens and without blanks around it.
-    """
+    """Rows of tokens (-100 counts as padding) as texts, without special tokens and blanks around them."""
     tokenizer = tokenizer_of(processor)
     rows = [[token for token in row if token != IGNORED] for row in ids.tolist()]
     return [text.strip() for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]
@@ -153,7 +132,7 @@ class TextToTextKind(Kind):
         """A file with two columns, or two plain text files whose lines belong together."""
         if not isinstance(source, str | Path):
             return read_pair(source, (str(spec.text), str(spec.label)))
-        return read_table(source, header=header)
+        return super().read(source, spec, header)
 
     def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
         """Columns "text" and "target"."""
@@ -174,9 +153,6 @@ class TextToTextKind(Kind):
         """The longest text that is written."""
         return max_target_length
 
-    def targets(self, task: TaskLike, split: Split, inputs: Any) -> None:
-        """The inputs make them."""
-
     def truncated(self, inputs: Any) -> int:
         """Sources that lost their end."""
         return inputs.encoded.truncated
@@ -196,17 +172,13 @@ class TextToTextKind(Kind):
         ids = writer.generate(**batch, do_sample=False, max_new_tokens=options.max_target_length, **search)
         return texts_of(ids, processor)
 
-    def results(self, task: TaskLike, split: Split, inputs: Any) -> WrittenTexts:
-        """The texts that were written."""
-        return WrittenTexts(split)
+    def results(self, task: TaskLike, split: Split, inputs: Any) -> Results:
+        """The texts that were written; to predict, each under "text"."""
+        return _WrittenTexts(split)
 
     def examples(self, raw: Sequence[Any], processor: Any) -> Split:
         """Texts to read."""
         return Split.of(checked_texts(raw, pairs=False))
-
-    def answers(self, task: TaskLike, split: Split, inputs: Any, processor: Any) -> WrittenTexts:
-        """Per example its "text"."""
-        return WrittenTexts(split)
 
 
 @final
@@ -225,33 +197,26 @@ class TranslationKind(TextToTextKind):
     problem_types = {"generation": ("bleu", "chrf")}
 
 
-@final
-class WrittenTexts(Results):
-    """Texts that a model wrote; a `Results`."""
-
+class _WrittenTexts(Results):
     def __init__(self, split: Split) -> None:
         self._split, self._texts = split, [""] * len(split)
 
     def add(self, rows: Sequence[int], outputs: Sequence[str], labels: Tensor | None = None) -> None:
-        """Take in the texts of some rows."""
         for row, text in zip(rows, outputs, strict=True):
             self._texts[row] = text
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        """Metric -> score."""
         return score_texts(metrics, self._texts, list(self._split.labels))
 
     def predictions(self) -> list[Any]:
-        """Per example its "text"."""
         return [{"text": text} for text in self._texts]
 
 
 def _split(table: Table, spec: ColumnSpec) -> Split:
-    columns = [lab.texts(table, column) for column in (spec.text, spec.label)]
-    for column, texts in zip((spec.text, spec.label), columns, strict=True):
-        blank = next((row for row, text in zip(table.rows, texts, strict=True) if not text.strip()), None)
-        if blank is not None:
-            raise lab.bad_cell(
-                table, blank, column, f"is blank in column '{column}'; every text has one that it becomes."
-            )
-    return Split.of(columns[0], columns[1])
+    columns = {column: lab.texts(table, column) for column in (spec.text, spec.label)}
+    for column, texts in columns.items():
+        for row, text in zip(table.rows, texts, strict=True):
+            if not text.strip():
+                problem = f"is blank in column '{column}'; every text has one that it becomes."
+                raise lab.bad_cell(table, row, column, problem)
+    return Split.of(columns[spec.text], columns[spec.label])

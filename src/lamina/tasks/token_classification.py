@@ -9,12 +9,11 @@ import numpy as np
 import regex
 import torch
 
-from lamina.data.read import read_table
-from lamina.data.windows import word_labels, word_tokens
+from lamina.data.windows import word_labels
 from lamina.tasks import labels as lab
-from lamina.tasks.base import Kind, Results
-from lamina.tasks.inputs import RowTargets, TextInputs, checked_texts, configure_classes, logits_problem
-from lamina.tasks.metrics import class_table, score_tags, span_table
+from lamina.tasks.base import Results
+from lamina.tasks.inputs import ClassKind, RowTargets, TextInputs, checked_texts, word_places
+from lamina.tasks.metrics import class_table, one_hot, score_tags, span_table
 from lamina.tasks.split import Split
 from lamina.tasks.tags import both_ends, is_iob, marks_spans, to_iob2
 
@@ -52,29 +51,23 @@ def join(words: Sequence[object]) -> tuple[str, tuple[Span, ...]]:
 
 
 @final
-class TokenClassificationKind(Kind):
+class TokenClassificationKind(ClassKind):
     """A tag for every word."""
 
     name = "token_classification"
     problem_types = {"classification": ("span_f1", "accuracy", "f1")}
     auto_class = "AutoModelForTokenClassification"
     per_token = True
-
-    def read(self, source: Any, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
-        """A file; one of unknown ending holds CoNLL columns."""
-        self.check_source(source, spec)
-        return read_table(source, header=header, other="conll")
+    logits_axes = 3
+    other_files = "conll"
 
     def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
         """CoNLL columns have numbers: the first holds the words, the last the tags."""
         if not all(table.numbered for table in tables.values()):
             return spec
         text, label = self.usual_columns
-        return replace(
-            spec,
-            text=0 if spec.text == text else spec.text,
-            label=-1 if spec.label == label else spec.label,
-        )
+        named = {"text": 0 if spec.text == text else spec.text, "label": -1 if spec.label == label else spec.label}
+        return replace(spec, **named)
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Settle the tags, in IOB2 where they mark spans so, and make the examples."""
@@ -110,34 +103,18 @@ class TokenClassificationKind(Kind):
         """A word's tag at its first token, in the window that shows most around it."""
         return RowTargets(word_labels(inputs.encoded, split.words or (), list(split.labels)), per_token=True)
 
-    def configure(self, config: Any, task: TaskLike) -> None:
-        """Name the classes."""
-        configure_classes(config, task, self.auto_class)
-
-    def output_problem(self, outputs: Any, task: TaskLike) -> str | None:
-        """Logits are `[batch, tokens, classes]`."""
-        return logits_problem(outputs, task, axes=3)
-
-    def results(self, task: TaskLike, split: Split, inputs: Any) -> TagResults:
-        """Logits of every word."""
-        return TagResults(task, split, inputs)
+    def results(self, task: TaskLike, split: Split, inputs: Any) -> Results:
+        """Logits of every word; to predict, spans with "start" and "end" (characters), "label", "text" and "score"."""
+        return _TagResults(task, split, inputs)
 
     def examples(self, raw: Sequence[Any], processor: Any) -> Split:
         """Texts, whose words are found by their letters and signs."""
         texts = checked_texts(raw, pairs=False)
         return Split.of(texts, words=map(word_spans, texts))
 
-    def answers(self, task: TaskLike, split: Split, inputs: Any, processor: Any) -> TagResults:
-        """Spans with "start" and "end" (characters), "label", "text" and "score"."""
-        return self.results(task, split, inputs)
 
-
-@final
-class TagResults(Results):
-    """Logits of every word, their scores and the spans they mark; a `Results`.
-
-    A word that has no token of its own gets the label "O", or else the first.
-    """
+class _TagResults(Results):
+    """Logits of every word; one that has no token of its own gets the label "O", or else the first."""
 
     def __init__(self, task: TaskLike, split: Split, inputs: TextInputs) -> None:
         self._task, self._split, words = task, split, list(split.words or ())
@@ -146,13 +123,10 @@ class TagResults(Results):
         empty[task.labels.index("O") if "O" in task.labels else 0] = 1.0
         self._logits = empty.repeat(int(self._starts[-1]), 1)
         self._places: list[list[tuple[int, int]]] = [[] for _ in range(len(inputs.encoded))]
-        for text, places in enumerate(word_tokens(inputs.encoded, words)):
-            for word, place in enumerate(places):
-                if place is not None:
-                    self._places[place[0]].append((place[1], int(self._starts[text]) + word))
+        for window, position, text, word in word_places(inputs.encoded, words):
+            self._places[window].append((position, int(self._starts[text]) + word))
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
-        """Take in the logits `[batch, tokens, classes]` of some windows."""
         places = [(at, *place) for at, row in enumerate(rows) for place in self._places[row]]
         if places:
             at, position, word = torch.tensor(places).T
@@ -162,22 +136,17 @@ class TagResults(Results):
         return list(values.split(np.diff(self._starts).tolist()))
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        """Metric -> score."""
         guesses = [tags.tolist() for tags in self._per_text(self._logits.argmax(-1))]
         return score_tags(metrics, guesses, list(self._split.labels), self._task.labels)
 
     def per_class(self) -> list[dict[str, Any]]:
-        """A row per type of span, or per tag."""
-        labels, truths = self._task.labels, list(self._split.labels)
-        guesses = self._logits.argmax(-1)
+        labels, truths, guesses = self._task.labels, list(self._split.labels), self._logits.argmax(-1)
         if marks_spans(labels):
             return span_table([tags.tolist() for tags in self._per_text(guesses)], truths, labels)
         flat = torch.tensor([tag for row in truths for tag in row])
-        one_hot = torch.nn.functional.one_hot
-        return class_table(one_hot(guesses, len(labels)), one_hot(flat, len(labels)), labels)
+        return class_table(one_hot(guesses, labels), one_hot(flat, labels), labels)
 
     def predictions(self) -> list[Any]:
-        """Per text its spans."""
         texts = zip(self._per_text(self._logits), self._split.texts, self._split.words or (), strict=True)
         return [_spans(logits, self._task.labels, text, words) for logits, text, words in texts]
 
@@ -211,7 +180,7 @@ def _best(logits: Tensor, labels: Sequence[str], words: Sequence[Span]) -> Itera
 
 
 def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str, ...]]:
-    """The tags of each row, as names; checked to be as many as the words."""
+    """The tags of each row, as names: one for every word."""
     tags: list[tuple[str, ...]] = []
     for row, words, marks in zip(table.rows, table.column(spec.text), table.column(spec.label), strict=True):
         if not isinstance(words, list | tuple) or not isinstance(marks, list | tuple):
@@ -238,7 +207,7 @@ def _split(table: Table, spec: ColumnSpec, tags: Sequence[Sequence[str]]) -> Spl
     for row, marks in zip(table.rows, tags, strict=True):
         for number, mark in enumerate(marks):
             if mark not in index:
-                lab.unknown_label(table, row + number * table.numbered, mark, names, spec.label)
+                raise lab.unknown_label(table, row + number * table.numbered, spec.label, mark, names)
     joined = [join(words) for words in table.column(spec.text)]
     ids = (tuple(index[mark] for mark in marks) for marks in tags)
     return Split.of((text for text, _ in joined), ids, (spans for _, spans in joined))
