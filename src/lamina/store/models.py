@@ -164,9 +164,11 @@ def model_class(head: str | type[Any] | None) -> Any:
     if head is None or not isinstance(head, str):
         return head or transformers.AutoModel
     name = KINDS.get(head).auto_class if head in KINDS.names() else head
-    known = [name for name in dir(transformers) if name.startswith("AutoModel")]
     found: Any = getattr(transformers, name, None)
-    if name not in known and not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+    if name.startswith("AutoModel") and found is not None:
+        return found
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        known = [name for name in dir(transformers) if name.startswith("AutoModel")]  # takes a second
         raise UnknownNameError(op="load", got=head, known=[*KINDS.names(), *known], what="head")
     return found
 
