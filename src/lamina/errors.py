@@ -45,7 +45,7 @@ class UnknownNameError(LaminaError, LookupError):
     """A name that does not exist; says which do, and which was probably meant."""
 
     def __init__(self, *, op: str, got: str, known: Iterable[str], what: str = "name") -> None:
-        self.op, self.got, self.known = op, got, tuple(known)
+        self.op, self.got, self.known, self.what = op, got, tuple(known), what
         close = difflib.get_close_matches(str(got), self.known, n=1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
         super().__init__(f"{op}: unknown {what} '{got}'; known: {', '.join(self.known) or 'none'}.{hint}")

@@ -1,4 +1,4 @@
-"""The edits that a recipe may name: their arguments, checked before there is a model, and making them."""
+"""What a recipe says of its model: a config in place of the hub's, and edits, checked before there is a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, BaseModel, create_model
+from pydantic import BaseModel, create_model
 
 from lamina.editing.freeze import freeze_
 from lamina.editing.insert import insert_
@@ -17,13 +17,13 @@ from lamina.editing.reinit import reinit_
 from lamina.editing.truncate import truncate_
 from lamina.errors import ConfigError, LaminaError, LayerIndexError, UnknownNameError
 from lamina.layers import select
-from lamina.recipes.located import Strict
+from lamina.recipes.located import Strict, checked
 from lamina.utils import derive_seed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 EDITS: dict[str, Any] = {
     "insert": insert_,
@@ -33,39 +33,60 @@ EDITS: dict[str, Any] = {
     "merge": merge_,
 }
 _LAYERS = {"truncate": "keep"}  # what names the layers of an edit, where it is not "layers"
-_GIVEN = ("model", "generator")
 _MANY = 10_000  # layers
+_MORE_KEYS = {  # what a family's model reads of its config, though the config's class does not name it
+    "deberta-v2": ("position_buckets", "share_att_key", "norm_rel_ebd"),
+    "t5": ("decoder_start_token_id",),
+}
 
 
-def check_selector(value: object) -> object:
-    """Give a layer selector back.
+def config_of(architecture: Mapping[str, Any]) -> PretrainedConfig:
+    """Build a model's config from the settings that a recipe carries, "model_type" among them.
 
     Raises:
-        ConfigError: If it has none of the forms of a selector.
+        ConfigError: If there is no "model_type", or transformers has no such family.
+        UnknownNameError: If a key does not exist.
     """
-    with suppress(LayerIndexError):  # how many layers there are is not known yet
+    from transformers import AutoConfig
+
+    settings = dict(architecture)
+    family = settings.pop("model_type", None)
+    if family is None:
+        raise ConfigError("'architecture' has no 'model_type'; it says which family the settings are of.")
+    try:
+        default = AutoConfig.for_model(family)
+    except ValueError as error:
+        raise ConfigError(f"transformers has no family '{family}'; model_type names one.") from error
+    known = [*default.to_dict(), *default.attribute_map, *_MORE_KEYS.get(family, ())]
+    for key in settings:
+        if key not in known:
+            raise UnknownNameError(op="recipe", got=key, known=known, what="key")
+    return AutoConfig.for_model(family, **settings)
+
+
+def check_selector(value: object) -> None:
+    """Raise ConfigError if a layer selector has none of the forms of one; the model's depth is not known yet."""
+    with suppress(LayerIndexError):
         select(value, _MANY, op="layers")
-    return value
+
+
+def _parameters(edit: str) -> dict[str, inspect.Parameter]:
+    """What a recipe may say of an edit."""
+    if edit not in EDITS:
+        raise UnknownNameError(op="recipe", got=edit, known=EDITS, what="edit")
+    parameters = inspect.signature(EDITS[edit]).parameters
+    return {name: parameter for name, parameter in parameters.items() if name not in ("model", "generator")}
 
 
 @cache
 def arguments_of(edit: str) -> type[BaseModel]:
-    """The arguments of an edit as a pydantic model, none of them required.
-
-    Raises:
-        UnknownNameError: If there is no such edit.
-    """
-    if edit not in EDITS:
-        raise UnknownNameError(op="recipe", got=edit, known=EDITS, what="edit")
-    parameters = inspect.signature(EDITS[edit]).parameters
+    """The arguments of an edit as a pydantic model, none of them required."""
     given: dict[str, Any] = {
-        name: (f"{one.annotation} | None", None) for name, one in parameters.items() if name not in _GIVEN
+        name: (f"{parameter.annotation} | None", None) for name, parameter in _parameters(edit).items()
     }
-    made = create_model(edit, __base__=Strict, **given)
-    made.model_rebuild(
-        _types_namespace={"Literal": Literal, "Selector": Annotated[Any, AfterValidator(check_selector)]}
-    )
-    return made
+    arguments = create_model(edit, __base__=Strict, **given)
+    arguments.model_rebuild(_types_namespace={"Literal": Literal, "Selector": Annotated[Any, checked(check_selector)]})
+    return arguments
 
 
 def check_edit(edit: str, arguments: Mapping[str, Any]) -> None:
@@ -80,8 +101,8 @@ def check_edit(edit: str, arguments: Mapping[str, Any]) -> None:
 
 def missing_arguments(edit: str, arguments: Mapping[str, Any]) -> list[str]:
     """Arguments that an edit needs and was not given."""
-    parameters = inspect.signature(EDITS[edit]).parameters
-    return [name for name, one in parameters.items() if name not in (*_GIVEN, *arguments) and one.default is one.empty]
+    needed = [name for name, parameter in _parameters(edit).items() if parameter.default is parameter.empty]
+    return [name for name in needed if name not in arguments]
 
 
 def is_left_out(edit: str, arguments: Mapping[str, Any]) -> bool:
@@ -92,24 +113,17 @@ def is_left_out(edit: str, arguments: Mapping[str, Any]) -> bool:
 def apply_edits(
     model: PreTrainedModel, edits: Sequence[tuple[str, Mapping[str, Any]]], *, seed: int, where: str
 ) -> None:
-    """Edit a model in place, with random numbers of the seed.
-
-    Args:
-        model: The model.
-        edits: Name and arguments of each, in their order.
-        seed: Of the run.
-        where: The place in the recipe, named in errors.
+    """Edit a model in place, in this order, with random numbers of the seed; `where` is named in errors.
 
     Raises:
         LaminaError: If an edit does not fit the model.
     """
     for number, (name, arguments) in enumerate(edits):
-        function = EDITS[name]
         random = {}
-        if "generator" in inspect.signature(function).parameters:
+        if "generator" in inspect.signature(EDITS[name]).parameters:
             random["generator"] = torch.Generator().manual_seed(derive_seed(seed, "edit", number))
         try:
-            function(model, **arguments, **random)
+            EDITS[name](model, **arguments, **random)
         except LaminaError as error:
             error.add_note(f"{where}, {name}")
             raise

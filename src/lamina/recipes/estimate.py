@@ -10,9 +10,9 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import LaminaError, ModelNotFoundError
-from lamina.recipes.architecture import config_of
+from lamina.recipes.edits import config_of
 from lamina.recipes.expand import expand_recipe, grid_of
-from lamina.recipes.loading import TaskStats
+from lamina.recipes.loading import load_stats
 from lamina.recipes.model_size import edit_size, model_size, reader_size
 from lamina.store import load_config
 from lamina.tasks import kind_of
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig
 
+    from lamina.recipes.loading import TaskStats
     from lamina.recipes.model_size import ReaderSize
     from lamina.recipes.schema import Recipe
     from lamina.train.grid import RunSpec
@@ -77,7 +78,7 @@ def estimate(recipe: Recipe, *, data: str | Path | None = None, **options: Any) 
     Raises:
         LaminaError: If the recipe does not fit the model, or nothing is known of a task.
     """
-    stats = {name: TaskStats.of(name, task, data) for name, task in recipe.tasks.items()}
+    stats = load_stats(recipe, data)
     specs = expand_recipe(recipe, {**recipe.fit, **options}, stats)
     config, source = _config(recipe)
     notes = [] if data is not None else ["rows and lengths are as published; --data counts those of local files"]
@@ -146,7 +147,7 @@ class _Planned:
             error.add_note(f"run {spec.name}")
             raise
         longest = self.options.max_length or getattr(config, "max_position_embeddings", None) or 512
-        sizes = {part: kind.model_rows(getattr(stats, part), stats.tokens, int(longest), config) for part in PARTS}
+        sizes = {part: kind.model_rows(stats.rows.get(part, 0), stats.tokens, int(longest), config) for part in PARTS}
         self.rows = {part: count for part, (count, _) in sizes.items()}
         self.tokens = sizes["train"][1]
         self.target = kind.target_tokens(self.options.max_target_length)

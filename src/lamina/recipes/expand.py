@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +11,16 @@ import yaml
 
 from lamina.errors import ConfigError, LaminaError, UnknownNameError
 from lamina.recipes.edits import is_left_out, missing_arguments
-from lamina.recipes.schema import MethodRecipe, ReaderRecipe, parse_recipe, slug
+from lamina.recipes.schema import MethodRecipe, parse_recipe, slug
+from lamina.tasks import kind_of
 from lamina.train.grid import RunSpec, expand, full_key, swept
+from lamina.train.options import FitOptions
+from lamina.train.subjects import refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from lamina.recipes.schema import Recipe
+    from lamina.recipes.schema import ReaderRecipe, Recipe
     from lamina.tasks.base import TaskLike
 
 
@@ -36,26 +40,50 @@ def expand_recipe(
 
     Raises:
         UnknownNameError: If a fusion, or a key of a fusion, head or grid, does not exist.
-        ConfigError: If a value does not fit, an edit lacks an argument, or two runs have one name.
+        ConfigError: If a value does not fit, an edit lacks an argument, an option has no effect, or two runs have one
+            name.
     """
-    found: dict[str, RunSpec] = {}
+    specs: dict[str, RunSpec] = {}
     for name, task in recipe.tasks.items():
         known = task.outline() if tasks is None else tasks[name]
         own = {key: value for key in ("epochs", "learning_rate") if (value := getattr(task, key)) is not None}
         for method, body in (recipe.methods or task.readers).items():
-            where = f"methods.{method}" if recipe.methods else f"tasks.{name}.readers.{method}"
+            where = f"recipe, methods.{method}" if recipe.methods else f"recipe, tasks.{name}.readers.{method}"
             template = RunSpec(f"{slug(name)}-{slug(method)}", name, options={**options, **own})
-            for spec in _repeated(recipe, method, _settings(body, known, template, where)):
-                if spec.name in found:
-                    raise ConfigError(
-                        f"recipe, {where}: '{spec.name}' is the name of another run too; names are made of the task's "
-                        "and the method's letters and digits. Rename one of them."
-                    )
-                found[spec.name] = spec
-    return found
+            settings = _of_method if isinstance(body, MethodRecipe) else _of_reader
+            try:
+                for spec in _repeated(recipe, method, settings(body, known, template)):
+                    if spec.name in specs:
+                        raise ConfigError(
+                            f"recipe: '{spec.name}' is the name of another run too; names are made of the task's and "
+                            "the method's letters and digits. Rename one of them."
+                        )
+                    _check_options(recipe, spec, known.kind)
+                    specs[spec.name] = spec
+            except LaminaError as error:
+                error.add_note(where)
+                raise
+    epochs = {spec.options.get("epochs") for spec in specs.values()}
+    if recipe.train_base and not recipe.separately and len(epochs) > 1:
+        raise ConfigError(
+            f"recipe: the readers have {sorted(map(str, epochs))} epochs; with train_base they share the model that is "
+            "trained, so all must end together, or be trained 'separately'."
+        )
+    return specs
 
 
-def _repeated(recipe: Recipe, method: str, settings: Sequence[RunSpec]) -> Iterator[RunSpec]:
+def _check_options(recipe: Recipe, spec: RunSpec, kind: str) -> None:
+    """Raise ConfigError where training would refuse an option, as far as that can be told without a model."""
+    options = FitOptions.of(spec.options)
+    if options.prefix and not kind_of(kind).takes_prefix:
+        raise ConfigError(f"fit: prefix is '{options.prefix}' for a task of kind {kind}, which has none.")
+    if spec.reader is None:
+        refuse("fit", options, "cache", "base_learning_rate", where="a whole model")
+    elif not recipe.train_base:
+        refuse("fit", options, "layer_decay", "layer_rates", where="a bank whose base is frozen")
+
+
+def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Iterator[RunSpec]:
     """A run per setting, seed and repeat; every repeat has a seed of its own."""
     for setting in settings:
         subsample = recipe.tasks[setting.task].subsample
@@ -73,28 +101,17 @@ def _repeated(recipe: Recipe, method: str, settings: Sequence[RunSpec]) -> Itera
                 yield replace(spec, reader=replace(spec.reader, seed=own))
 
 
-def _settings(body: ReaderRecipe | MethodRecipe, task: TaskLike, template: RunSpec, where: str) -> list[RunSpec]:
-    """What a grid makes of a reader or method; without one, a single setting."""
-    if isinstance(body, MethodRecipe):
-        return _method_settings(body, template, where)
-    try:
-        specs = expand(body.template(task), body.grid, name=template.name)
-    except LaminaError as error:
-        error.add_note(f"recipe, {where}")
-        raise
-    found = []
-    for spec in specs:
+def _of_reader(body: ReaderRecipe, task: TaskLike, template: RunSpec) -> Iterator[RunSpec]:
+    for spec in expand(body.template(task), body.grid, name=template.name):
         own = {"epochs": spec.epochs, "learning_rate": spec.learning_rate or body.learning_rate}
         options = {**template.options, **{key: value for key, value in own.items() if value is not None}}
         name = spec.name if body.grid else template.name
-        found.append(replace(template, name=name, reader=spec.reader, settings=spec.settings, options=options))
-    return found
+        yield replace(template, name=name, reader=spec.reader, settings=spec.settings, options=options)
 
 
-def _method_settings(method: MethodRecipe, template: RunSpec, where: str) -> list[RunSpec]:
-    keys = method.keys()
-    grid = {full_key(key, keys, where): values for key, values in method.grid.items()}
-    found = []
+def _of_method(method: MethodRecipe, task: TaskLike, template: RunSpec) -> Iterator[RunSpec]:
+    del task
+    grid = {full_key(key, method.keys(), "grid"): values for key, values in method.grid.items()}
     for number, values in enumerate(itertools.product(*grid.values()), start=1):
         chosen = dict(zip(grid, values, strict=True))
         own = {key: value for key, value in chosen.items() if "." not in key and key != "seed"}
@@ -103,13 +120,12 @@ def _method_settings(method: MethodRecipe, template: RunSpec, where: str) -> lis
             changed = {key.partition(".")[2]: value for key, value in chosen.items() if key.startswith(f"{name}.")}
             arguments = {**given, **changed}
             if missing := missing_arguments(name, arguments):
-                raise ConfigError(f"recipe, {where}, {name}: no '{missing[0]}' was given; it is required.")
+                raise ConfigError(f"recipe: {name} was given no '{missing[0]}'; it is required.")
             if not is_left_out(name, arguments):
                 edits.append((name, arguments))
         name = f"{template.name}_{number:04}" if grid else template.name
         options = {**template.options, **method.fit, **own}
-        found.append(replace(template, name=name, settings=chosen, options=options, edits=tuple(edits)))
-    return found
+        yield replace(template, name=name, settings=chosen, options=options, edits=tuple(edits))
 
 
 def grid_of(spec: RunSpec) -> dict[str, Any]:
@@ -118,33 +134,26 @@ def grid_of(spec: RunSpec) -> dict[str, Any]:
 
 
 def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[Any]]) -> Recipe:
-    """Add a grid to every reader or method that has its keys.
-
-    Args:
-        recipe: The recipe.
-        sweeps: Key, in full or short, to its values; they take the place of those that a grid has.
+    """Add values by key, in full or short, to the grid of every reader or method that has it, in place of its own.
 
     Raises:
         UnknownNameError: If no reader or method has a key.
         ConfigError: If a short key may mean either of two, or a value does not fit.
     """
     given = recipe.model_dump(exclude_unset=True)
-    known: dict[str, None] = {}
-    used: set[str] = set()
-
-    def sweep(body: ReaderRecipe | MethodRecipe, fields: dict[str, Any], kind: str) -> None:
-        keys = body.keys(kind)
-        fields["grid"], fitted = swept(body.grid, keys, sweeps)
-        known.update(dict.fromkeys(keys))
-        used.update(fitted)
-
+    places: list[tuple[Any, dict[str, Any], list[str]]] = []
     for name, method in recipe.methods.items():
-        sweep(method, given["methods"][name], "")
+        places.append((method, given["methods"][name], method.keys()))
     for name, task in recipe.tasks.items():
-        for method, reader in task.readers.items():
-            sweep(reader, given["tasks"][name]["readers"][method], task.outline().kind)
+        kind, fields = task.outline().kind, given["tasks"][name]
+        places += [(reader, fields["readers"][method], reader.keys(kind)) for method, reader in task.readers.items()]
+    used: set[str] = set()
+    for body, fields, keys in places:
+        fields["grid"], fitted = swept(body.grid, keys, sweeps)
+        used |= fitted
     for key in sweeps:
         if key not in used:
+            known = dict.fromkeys(key for _, _, keys in places for key in keys)
             raise UnknownNameError(op="sweep", got=key, known=known, what="key")
     return parse_recipe(given, op="sweep")
 
@@ -172,7 +181,6 @@ def read_sweeps(given: Sequence[str]) -> dict[str, list[Any]]:
 
 def _number(value: Any) -> Any:
     """A number that YAML reads as a text, as it does 1e-3."""
-    try:
+    with suppress(ValueError):
         return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
+    return value

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError, UnknownNameError
+from lamina.recipes.schema import TaskOutline
 from lamina.tasks import kind_of
 from lamina.tasks.presets import find_preset
-from lamina.tasks.sampling import SampleSize
 from lamina.tasks.split import HELD_OUT, Split
 from lamina.tasks.task import Task
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from lamina.recipes.schema import Recipe, TaskRecipe
 
 _TRAINING = {"readers", "epochs", "learning_rate", "subsample"}  # what does not change a task's data
@@ -40,14 +42,18 @@ def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]
         key = body.model_dump_json(exclude=_TRAINING) + ("" if body.files is None else name)
         if key not in loaded:
             loaded[key] = load_task(name, body, data)
-        task, part = loaded[key], recipe.evaluate
-        if part is not None and part not in task.splits:
-            raise ConfigError(
-                f"recipe: evaluate is {part}, but task '{name}' has only {', '.join(task.splits)}. "
-                "Give it a test part, set hold_out, or leave evaluate out."
-            )
-        tasks[name] = repeats(body, task)
+        check_parts(recipe, name, list(loaded[key].splits))
+        tasks[name] = repeats(body, loaded[key])
     return tasks
+
+
+def check_parts(recipe: Recipe, name: str, parts: Sequence[str]) -> None:
+    """Raise ConfigError if a task lacks the part that is to be scored in the end."""
+    if recipe.evaluate is not None and recipe.evaluate not in parts:
+        raise ConfigError(
+            f"recipe: evaluate is {recipe.evaluate}, but task '{name}' has only {', '.join(parts)}. "
+            "Give it a test part, set hold_out, or leave evaluate out."
+        )
 
 
 def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
@@ -82,76 +88,58 @@ def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:
     sample = recipe.subsample
     if sample is None:
         return [task]
-    return [task.subsample(**sample.size(), stratified=sample.stratified, seed=seed) for seed in range(sample.repeats)]
+    size = sample.size().given()
+    return [task.subsample(**size, stratified=sample.stratified, seed=seed) for seed in range(sample.repeats)]
 
 
 @dataclass(frozen=True)
-class TaskStats:
-    """What an estimate knows of a task: from its data, or as published.
+class TaskStats(TaskOutline):
+    """What an estimate knows of a task: rows of each part (train: in each repeat), and tokens of a usual row."""
 
-    Attributes:
-        kind: As of a task.
-        problem_type: As of a task.
-        labels: As of a task.
-        train: Rows to learn from, in each repeat.
-        validation: Rows to validate on.
-        test: Rows to test on.
-        tokens: Of a usual row.
-    """
-
-    kind: str
-    problem_type: str
-    labels: tuple[str, ...]
-    train: int
-    validation: int
-    test: int
+    rows: Mapping[str, int]
     tokens: float
 
-    @classmethod
-    def of(cls, name: str, recipe: TaskRecipe, data: str | Path | None) -> TaskStats:
-        """What is known of a task of a recipe.
 
-        Args:
-            name: Of the task.
-            recipe: Its part of the recipe.
-            data: Folder of the data; None: published numbers stand for those of presets.
+def load_stats(recipe: Recipe, data: str | Path | None) -> dict[str, TaskStats]:
+    """What is known of a recipe's tasks: of their data, or without a folder of presets, as published.
 
-        Raises:
-            LaminaError: If nothing is known of it.
-        """
-        if data is not None or recipe.preset is None:
-            return cls._measured(repeats(recipe, load_task(name, recipe, data))[0])
-        _, preset = find_preset(recipe.preset)
-        texts = 2 if recipe.masked_lm and preset.columns[1] is not None else 1  # both of a pair become rows
-        rows = {part: texts * count for part, count in preset.rows.items()}
+    Raises:
+        LaminaError: If a file, a column or a label does not fit, or a part that is to be scored is missing.
+    """
+    local = {name: body for name, body in recipe.tasks.items() if data is not None or body.preset is None}
+    tasks = load_tasks(recipe.model_copy(update={"tasks": local}), data)
+    stats = {
+        name: _measured(tasks[name][0]) if name in tasks else _published(body) for name, body in recipe.tasks.items()
+    }
+    for name in stats.keys() - tasks.keys():
+        check_parts(recipe, name, list(stats[name].rows))
+    return stats
+
+
+def _published(recipe: TaskRecipe) -> TaskStats:
+    _, preset = find_preset(str(recipe.preset))
+    texts = 2 if recipe.masked_lm and preset.columns[1] is not None else 1  # both of a pair become rows
+    rows = {part: texts * count for part, count in preset.rows.items()}
+    if recipe.hold_out or "validation" not in rows:
         held = round(HELD_OUT * rows["train"])
-        if recipe.hold_out or "validation" not in rows:
-            rows = {"test": rows.get("validation", 0), **rows, "train": rows["train"] - held, "validation": held}
-        train, validation = (
-            count if limit is None else min(count, texts * limit)
-            for count, limit in ((rows["train"], recipe.limit), (rows["validation"], recipe.limit_validation))
-        )
-        about = recipe.outline()
-        if recipe.subsample is not None:
-            classes, _ = kind_of(about.kind).row_classes(about, Split.of(()))
-            train = SampleSize(**recipe.subsample.size()).count(len(classes), train)
-        sizes = (train, validation, rows.get("test", 0), preset.length / texts)
-        return cls(about.kind, about.problem_type, about.labels, *sizes)
+        test = {"test": rows["validation"]} if "validation" in rows else {}
+        rows = {**test, **rows, "train": rows["train"] - held, "validation": held}
+    for part, limit in (("train", recipe.limit), ("validation", recipe.limit_validation)):
+        rows[part] = rows[part] if limit is None else min(rows[part], texts * limit)
+    about = recipe.outline()
+    if recipe.subsample is not None:
+        classes, _ = kind_of(about.kind).row_classes(about, Split.of(()))
+        rows["train"] = recipe.subsample.size().count(len(classes), rows["train"])
+    return TaskStats(about.kind, about.problem_type, about.labels, rows, preset.length / texts)
 
-    @classmethod
-    def _measured(cls, task: Task) -> TaskStats:
-        """Of a task that was read; words stand for tokens, of which there are about a third more."""
-        train = task.split("train")
-        texts = [train.texts[row] for row in range(0, len(train), max(1, len(train) // _LOOKED_AT))]
-        pairs = [(text,) if isinstance(text, str) else text for text in texts]
-        words = (
-            0
-            if kind_of(task.kind).processor != "tokenizer"
-            else sum(len(part.split()) for pair in pairs for part in pair)
-        )
-        tokens = 2 + 4 / 3 * words / max(1, len(texts))
-        sizes = {part: len(split) for part, split in task.splits.items()}
-        return cls(
-            task.kind, task.problem_type, tuple(task.labels), len(train), sizes.get("validation", 0),
-            sizes.get("test", 0), max(3, tokens),
-        )  # fmt: skip
+
+def _measured(task: Task) -> TaskStats:
+    """Of a task that was read; words stand for tokens, of which there are about a third more."""
+    train = task.split("train")
+    words, texts = 0, range(0, len(train), max(1, len(train) // _LOOKED_AT))
+    for row in texts if kind_of(task.kind).processor == "tokenizer" else ():
+        text = train.texts[row]
+        words += sum(len(part.split()) for part in ((text,) if isinstance(text, str) else text))
+    rows = {part: len(split) for part, split in task.splits.items()}
+    tokens = max(3, 2 + 4 / 3 * words / max(1, len(texts)))
+    return TaskStats(task.kind, task.problem_type, tuple(task.labels), rows, tokens)

@@ -3,19 +3,76 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NoReturn
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from lamina.errors import ConfigError, LaminaError, UnknownNameError
+from lamina.errors import ConfigError, DataError, LaminaError, UnknownNameError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
-    from lamina.recipes.yaml_lines import YamlFile
 
-Place = tuple[str | int, ...]
+class YamlFile(NamedTuple):
+    """The keys and values of a YAML file, and where they stand."""
+
+    fields: dict[str, Any]
+    root: yaml.Node
+
+    def find(self, place: Sequence[object]) -> tuple[int, list[object]]:
+        """The line (from 1) of the last key or item of a place that the file has, and the place up to there."""
+        node, line, there = self.root, self.root.start_mark.line, []
+        for part in place:
+            pairs: list[Any] = []
+            if isinstance(node, yaml.MappingNode):
+                pairs = [pair for pair in node.value if pair[0].value == str(part)]  # the last one is the file's own
+            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+                pairs = [(item, item) for item in node.value[part : part + 1]]
+            if not pairs:
+                break
+            line, node = pairs[-1][0].start_mark.line, pairs[-1][1]
+            there.append(part)
+        return line + 1, there
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that comes twice in a mapping, as written: before keys of other mappings are merged in."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                first = lines[key.value]
+                said = f"recipe: {self.name}, line {line}: the key '{key.value}' is also in line {first}."
+                raise DataError(said, path=self.name, row=line)
+            lines[key.value] = line
+        return node
+
+
+def read_yaml(path: Path) -> YamlFile:
+    """Read a recipe's YAML file; no code in it is run.
+
+    Raises:
+        DataError: If the file is missing, not UTF-8 or not YAML, has a key twice, or holds no keys.
+    """
+    try:
+        loader = _Loader(path.read_text(encoding="utf-8"))
+        loader.name = str(path)
+        node = loader.get_single_node()
+        fields = None if node is None else loader.construct_document(node)
+    except OSError as error:
+        raise DataError(f"recipe: {path} cannot be read ({error.strerror}); it must be a YAML file.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DataError(f"recipe: {path} is not YAML; {' '.join(str(error).split())}.", path=str(path)) from error
+    if node is None or not isinstance(fields, dict):
+        raise DataError(f"recipe: {path} holds no keys; it needs 'model' and 'tasks'.", path=str(path))
+    return YamlFile(fields, node)
 
 
 class Strict(BaseModel):
@@ -26,43 +83,44 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, given: Any) -> Any:
-        if isinstance(given, dict):
-            for key in given:
-                if key not in cls.model_fields:
-                    fail((key,), UnknownNameError(op="recipe", got=key, known=cls.model_fields, what="key"))
+        for key in given if isinstance(given, dict) else ():
+            if key not in cls.model_fields:
+                fail(UnknownNameError(op="recipe", got=key, known=cls.model_fields, what="key"), key)
         return given
 
 
-def fail(place: Place, error: LaminaError) -> NoReturn:
-    """Raise an error inside a pydantic check.
-
-    Args:
-        place: Keys and list positions below what is checked.
-        error: What is wrong there.
-    """
+def fail(error: LaminaError, *place: str | int) -> NoReturn:
+    """Raise an error inside a pydantic check, at a place (keys, list positions) below what is checked."""
     kind = PydanticCustomError("lamina", "{error}", {"error": error})
     raise ValidationError.from_exception_data("recipe", [InitErrorDetails(type=kind, loc=place, input=None)])
 
 
-def attempt(place: Place, keys: Iterable[str], action: Callable[[], Any]) -> Any:
-    """Do something whose errors belong to a place, or to the key there that the error names.
-
-    Args:
-        place: Keys and list positions below what is checked.
-        keys: What may be blamed: keys of that place.
-        action: What is done; its LaminaErrors and pydantic's errors are raised with their place.
-    """
+@contextmanager
+def at(*place: str | int, blame: Iterable[str] = ()) -> Iterator[None]:
+    """Give errors inside a pydantic check their place, or that of the first key to `blame` there that they name."""
     try:
-        return action()
+        yield
     except ValidationError as error:
         (first, *_) = error.errors()
-        fail((*place, *first["loc"]), reason_of(first))
+        fail(reason_of(first), *place, *first["loc"])
     except LaminaError as error:
-        told = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        unknown = isinstance(error, UnknownNameError)
-        names = (error.got, _what(error), error.op) if unknown else re.findall(r"[\w.]+", told)
-        blamed = [key for key in keys if key in names or key.rpartition(".")[2] in names]
-        fail((*place, *blamed[:1]), error)
+        if isinstance(error, UnknownNameError):
+            names = [error.got, error.what, error.op]
+        else:
+            names = re.findall(r"[\w.]+", "\n".join([str(error), *getattr(error, "__notes__", ())]))
+        blamed = [key for key in blame if key in names or key.rpartition(".")[2] in names]
+        fail(error, *place, *blamed[:1])
+
+
+def checked(check: Callable[[Any], Any]) -> AfterValidator:
+    """Have pydantic run a check that raises Lamina's errors, which blame keys of the value; the value stays."""
+
+    def run(value: Any) -> Any:
+        with at(blame=value if isinstance(value, dict) else ()):
+            check(value)
+        return value
+
+    return AfterValidator(run)
 
 
 def reason_of(details: Mapping[str, Any]) -> LaminaError:
@@ -77,35 +135,22 @@ def reason_of(details: Mapping[str, Any]) -> LaminaError:
     return ConfigError(f"{said[0].lower()}{said[1:]}" + ("" if given is None else f", not {given!r}"[:80]))
 
 
-def raise_first(error: ValidationError, *, op: str, file: YamlFile | None = None) -> NoReturn:
-    """Raise the first thing that is wrong as an error of Lamina's, with its line and place.
-
-    Args:
-        error: All that is wrong.
-        op: What is read, such as the path of a recipe.
-        file: Where it stands; None: not in a file.
-
-    Raises:
-        UnknownNameError: If a name does not exist.
-        ConfigError: If a value does not fit.
-    """
+def raise_first(error: ValidationError, *, op: str, file: YamlFile | None) -> NoReturn:
+    """Raise the first thing that is wrong as an error of Lamina's, with its line and place."""
     first = error.errors()[0]
     reason, place = reason_of(first), [part for part in first["loc"] if part != "[key]"]
     if file is not None:
         line, there = file.find(place)
         op, missing = f"{op}, line {line}", first["type"] == "missing"
         place = [*there, *place[len(there) :]] if missing else there
-    if isinstance(reason, UnknownNameError):
-        place = place[:-1] if place and place[-1] == reason.got else place
+    unknown = isinstance(reason, UnknownNameError)
+    if unknown and place[-1:] == [reason.got]:
+        place = place[:-1]
     where = f"{op}, {'.'.join(map(str, place))}" if place else op
-    if isinstance(reason, UnknownNameError):
-        raised: LaminaError = UnknownNameError(op=where, got=reason.got, known=reason.known, what=_what(reason))
+    if unknown:
+        raised: LaminaError = UnknownNameError(op=where, got=reason.got, known=reason.known, what=reason.what)
     else:
         raised = ConfigError(f"{where}: {str(reason).rstrip('.')}.")
     for note in getattr(reason, "__notes__", ()):
         raised.add_note(note)
     raise raised from error
-
-
-def _what(error: UnknownNameError) -> str:
-    return str(error).partition(": unknown ")[2].partition(f" '{error.got}'")[0]

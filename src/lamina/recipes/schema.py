@@ -5,24 +5,24 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from lamina.bank import Reader
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
-from lamina.recipes.architecture import config_of
-from lamina.recipes.edits import arguments_of, check_edit, check_selector
-from lamina.recipes.located import Strict, attempt, fail, raise_first
-from lamina.recipes.yaml_lines import read_yaml
+from lamina.recipes.edits import arguments_of, check_edit, check_selector, config_of
+from lamina.recipes.located import Strict, at, checked, fail, raise_first, read_yaml
 from lamina.tasks import kind_of
 from lamina.tasks.presets import find_preset
+from lamina.tasks.sampling import SampleSize
 from lamina.train.grid import expand, full_key, keys_of
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
+    from lamina.recipes.located import YamlFile
     from lamina.registry import Registry
     from lamina.tasks.base import TaskLike
     from lamina.tasks.presets import Preset
@@ -40,14 +40,26 @@ class TaskOutline:
     labels: tuple[str, ...]
 
 
-def check_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Check options of `lamina.fit`, each by itself and all together."""
-    for key, value in given.items():
-        if key in ("epochs", "learning_rate") and isinstance(value, dict):
-            fail((key,), ConfigError(f"{key} is {value}; give one number here, and tasks and readers their own"))
-        attempt((key,), (), lambda key=key, value=value: FitOptions.of({key: value}))
-    attempt((), given, lambda: FitOptions.of(given))
-    return given
+def _check_options(given: dict[str, Any]) -> None:
+    for key in ("epochs", "learning_rate"):
+        if isinstance(given.get(key), dict):
+            raise ConfigError(f"{key} is {given[key]}; give one number here, and tasks and readers their own")
+    FitOptions.of(given)
+
+
+def _check_edit(edit: dict[str, dict[str, Any]]) -> None:
+    if len(edit) != 1:
+        raise ConfigError("each edit is one name with its arguments; the next starts with '-'")
+    for name, arguments in edit.items():
+        with at(name):
+            check_edit(name, arguments)
+
+
+def _name_first(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+Options = Annotated[dict[str, Any], checked(_check_options)]
 
 
 class ReaderRecipe(Strict):
@@ -61,16 +73,11 @@ class ReaderRecipe(Strict):
         grid: Key ("fusion.alpha", "head.dropout", "seed", "learning_rate", "epochs" ...) to the values it takes.
     """
 
-    fusion: dict[str, Any]
+    fusion: Annotated[dict[str, Any], BeforeValidator(_name_first)]
     head: dict[str, Any] = Field(default_factory=dict)
     stack: str | None = None
     learning_rate: PositiveFloat | None = None
     grid: dict[str, list[Any]] = Field(default_factory=dict)
-
-    @field_validator("fusion", mode="before")
-    @classmethod
-    def _fusion_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
     def template(self, task: TaskLike) -> Reader:
         """The reader before its grid, for a task.
@@ -79,33 +86,27 @@ class ReaderRecipe(Strict):
             UnknownNameError: If the fusion, or a key of the fusion or the head, does not exist.
             ConfigError: If a value does not fit.
         """
-        return Reader(_build(FUSIONS, self.fusion), _build(HEADS, self._head_of(task)), self.stack)
+        known = {field.name for field in fields(HEADS.get(task.kind)) if field.init}
+        given: dict[str, Any] = {"problem_type": task.problem_type}
+        if kind_of(task.kind).has_classes:
+            given["labels"] = task.labels
+        head = {"name": task.kind, **{key: value for key, value in given.items() if key in known}, **self.head}
+        return Reader(_build(FUSIONS, self.fusion), _build(HEADS, head), self.stack)
 
     def keys(self, kind: str) -> list[str]:
         """Every key that the grid may have."""
         return keys_of(FUSIONS.get(str(self.fusion.get("name"))), HEADS.get(kind))
 
     def check(self, task: TaskLike) -> None:
-        """Build everything that the reader and its grid name.
-
-        Raises:
-            ValidationError: If something does not exist or does not fit, with its place.
-        """
-        attempt(("fusion",), self.fusion, lambda: _build(FUSIONS, self.fusion))
-        attempt(("head",), self.head, lambda: _build(HEADS, self._head_of(task)))
-        attempt(("grid",), self.grid, lambda: self._check_grid(task))
-
-    def _check_grid(self, task: TaskLike) -> None:
-        for member in expand(self.template(task), self.grid):
-            if member.reader is not None:
-                check_selector(member.reader.fusion.selector())
-
-    def _head_of(self, task: TaskLike) -> dict[str, Any]:
-        known = {field.name for field in fields(HEADS.get(task.kind)) if field.init}
-        given: dict[str, Any] = {"problem_type": task.problem_type}
-        if kind_of(task.kind).has_classes:
-            given["labels"] = task.labels
-        return {"name": task.kind, **{key: value for key, value in given.items() if key in known}, **self.head}
+        """Build everything that the reader and its grid name; a ValidationError says where something does not fit."""
+        with at("fusion", blame=self.fusion):
+            _build(FUSIONS, self.fusion)
+        with at("head", blame=self.head):
+            template = self.template(task)
+        with at("grid", blame=self.grid):
+            for spec in expand(template, self.grid):
+                if spec.reader is not None:
+                    check_selector(spec.reader.fusion.selector())
 
 
 def _build(registry: Registry, given: dict[str, Any]) -> Any:
@@ -129,21 +130,21 @@ class SubsampleRecipe(Strict):
         repeats: Repeat with the seeds 0, 1, ...; every repeat has rows and runs of its own.
     """
 
-    per_class: PositiveInt | None = None
-    fraction: float | None = Field(default=None, gt=0, le=1)
-    rows: PositiveInt | None = None
+    per_class: int | None = None
+    fraction: float | None = None
+    rows: int | None = None
     stratified: bool = False
     repeats: PositiveInt = 1
 
     @model_validator(mode="after")
     def _one_size(self) -> SubsampleRecipe:
-        if len(self.size()) != 1:
-            raise ValueError("give one of 'per_class', 'fraction' and 'rows'")
+        with at(blame=sorted(self.model_fields_set)):
+            self.size()
         return self
 
-    def size(self) -> dict[str, Any]:
-        """What was given of `per_class`, `fraction` and `rows`."""
-        return {key: value for key in ("per_class", "fraction", "rows") if (value := getattr(self, key)) is not None}
+    def size(self) -> SampleSize:
+        """How many rows."""
+        return SampleSize(self.per_class, self.fraction, self.rows)
 
 
 class MethodRecipe(Strict):
@@ -157,40 +158,24 @@ class MethodRecipe(Strict):
             option of `lamina.fit`.
     """
 
-    edits: list[dict[str, dict[str, Any]]] = Field(default_factory=list)
-    fit: dict[str, Any] = Field(default_factory=dict)
+    edits: list[Annotated[dict[str, dict[str, Any]], checked(_check_edit)]] = Field(default_factory=list)
+    fit: Options = Field(default_factory=dict)
     grid: dict[str, list[Any]] = Field(default_factory=dict)
-
-    _options = field_validator("fit")(check_options)
-
-    @field_validator("edits")
-    @classmethod
-    def _check_edits(cls, edits: list[dict[str, dict[str, Any]]]) -> list[dict[str, dict[str, Any]]]:
-        for number, edit in enumerate(edits):
-            if len(edit) != 1:
-                fail((number,), ConfigError("each edit is one name with its arguments; the next starts with '-'"))
-            for name, arguments in edit.items():
-                attempt((number, name), (), lambda name=name, given=arguments: check_edit(name, given))
-        return edits
 
     @model_validator(mode="after")
     def _check_grid(self) -> MethodRecipe:
         for key, values in self.grid.items():
-            place = ("grid", key)
-            full = attempt(place, (), lambda key=key: full_key(key, self.keys(), "grid"))
-            if not values:
-                fail(place, ConfigError(f"'{key}' has no values"))
-            edit, dot, argument = full.partition(".")
+            with at("grid", key):
+                edit, dot, argument = full_key(key, self.keys(), "grid").partition(".")
+                if not values:
+                    raise ConfigError(f"'{key}' has no values")
             for number, value in enumerate(values):
-                check = (lambda e=edit, a=argument, v=value: check_edit(e, {a: v})) if dot else (
-                    lambda k=full, v=value: FitOptions.of({k: v})
-                )  # fmt: skip
-                attempt((*place, number), (), check)
+                with at("grid", key, number):
+                    check_edit(edit, {argument: value}) if dot else FitOptions.of({edit: value})
         return self
 
-    def keys(self, kind: str = "") -> list[str]:
+    def keys(self) -> list[str]:
         """Every key that the grid may have."""
-        del kind
         names = dict.fromkeys(name for edit in self.edits for name in edit)
         places = [f"{name}.{argument}" for name in names for argument in arguments_of(name).model_fields]
         return [*places, *FitOptions.model_fields]
@@ -214,8 +199,8 @@ class TaskRecipe(Strict):
         readers: Method -> reader.
     """
 
-    preset: str | None = None
-    kind: str = "sequence_classification"
+    preset: Annotated[str, checked(find_preset)] | None = None
+    kind: Annotated[str, checked(kind_of)] = "sequence_classification"
     files: dict[Literal["train", "validation", "test"], str | list[str]] | None = None
     text: str | int = "sentence"
     text_pair: str | int | None = None
@@ -239,50 +224,37 @@ class TaskRecipe(Strict):
         extra = [key for key in _OF_FILES if key in self.model_fields_set]
         if self.preset is not None and extra:
             raise ValueError(f"'{extra[0]}' is for files; the preset '{self.preset}' has its own")
-        attempt(("preset",), (), self.known_preset)
-        attempt(("kind",), (), lambda: kind_of(self.kind))
-        outline = self.outline()
-        kind = kind_of(outline.kind)
-        types = kind.problem_types
-        if self.problem_type is not None and self.problem_type not in types:
-            unknown = UnknownNameError(op="recipe", got=self.problem_type, known=types, what="problem type")
-            fail(("problem_type",), unknown)
-        self._check_metric(outline)
-        if self.readers and not kind.readers:
+        outline, preset = self.outline(), self.known_preset()
+        types = kind_of(outline.kind).problem_types
+        chosen = types if self.problem_type is None else [self.problem_type]
+        metrics = [metric for problem_type in chosen for metric in types.get(problem_type, ())]
+        if preset is not None and not self.masked_lm:
+            metrics = preset.metrics
+        for key, known in (("problem_type", types), ("metric", dict.fromkeys(metrics))):
+            name = getattr(self, key)
+            if name is not None and name not in known:
+                fail(UnknownNameError(op="recipe", got=name, known=known, what=key.replace("_", " ")), key)
+        if self.readers and not kind_of(outline.kind).readers:
             raise ValueError(f"tasks of kind {outline.kind} have no readers; give the run 'methods'")
         for name, reader in self.readers.items():
-            attempt(("readers", name), (), lambda reader=reader: reader.check(outline))
+            with at("readers", name):
+                reader.check(outline)
         return self
 
-    def _check_metric(self, outline: TaskOutline) -> None:
-        preset, types = self.known_preset(), kind_of(outline.kind).problem_types
-        if preset is not None and not self.masked_lm:
-            known = preset.metrics
-        else:
-            chosen = types if self.problem_type is None else [self.problem_type]
-            known = tuple(dict.fromkeys(metric for one in chosen for metric in types[one]))
-        if self.metric is not None and self.metric not in known:
-            fail(("metric",), UnknownNameError(op="recipe", got=self.metric, known=known, what="metric"))
-
     def known_preset(self) -> Preset | None:
-        """The preset; None for files.
-
-        Raises:
-            UnknownNameError: If there is none of that name.
-        """
+        """The preset; None for files."""
         return None if self.preset is None else find_preset(self.preset)[1]
 
     def outline(self) -> TaskOutline:
         """What is known of the task before its data is read; of files that say no labels, two stand for them."""
         preset = self.known_preset()
-        if self.masked_lm or preset is None:
-            kind = MASKED_LM if self.masked_lm else self.kind
-            problem_type = self.problem_type or next(iter(kind_of(kind).problem_types))
-            weights = (reader.head.get("class_weights") for reader in self.readers.values())
-            count = 1 if problem_type == "regression" else len(next(filter(None, weights), (0, 0)))
-            labels = self.labels or map(str, range(count))
-            return TaskOutline(kind, problem_type, tuple(labels))
-        return TaskOutline(preset.kind, preset.problem_type, preset.class_names)
+        if preset is not None and not self.masked_lm:
+            return TaskOutline(preset.kind, preset.problem_type, preset.class_names)
+        kind = MASKED_LM if self.masked_lm else self.kind
+        problem_type = self.problem_type or next(iter(kind_of(kind).problem_types))
+        weights = (reader.head.get("class_weights") for reader in self.readers.values())
+        count = 1 if problem_type == "regression" else len(next(filter(None, weights), (0, 0)))
+        return TaskOutline(kind, problem_type, tuple(self.labels or map(str, range(count))))
 
 
 class Recipe(Strict):
@@ -307,7 +279,7 @@ class Recipe(Strict):
 
     model: str
     revision: str | None = None
-    architecture: dict[str, Any] | None = None
+    architecture: Annotated[dict[str, Any], checked(config_of)] | None = None
     train_base: bool = False
     separately: bool = False
     seeds: list[int] = Field(default=[0], min_length=1)
@@ -315,16 +287,7 @@ class Recipe(Strict):
     tasks: dict[str, TaskRecipe] = Field(min_length=1)
     methods: dict[str, MethodRecipe] = Field(default_factory=dict)
     keep: Literal["best", "all", "none"] = "best"
-    fit: dict[str, Any] = Field(default_factory=dict)
-
-    _options = field_validator("fit")(check_options)
-
-    @field_validator("architecture")
-    @classmethod
-    def _check_architecture(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        if given is not None:
-            attempt((), given, lambda: config_of(given))
-        return given
+    fit: Options = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _readers_or_methods(self) -> Recipe:
@@ -336,10 +299,10 @@ class Recipe(Strict):
         bare = [name for name in self.tasks if name not in read]
         if bare and not self.methods:
             raise ValueError(f"task '{bare[0]}' has no readers; give it some, or give the run 'methods'")
-        places = {("fit",): self.fit, **{("methods", name, "fit"): method.fit for name, method in self.methods.items()}}
-        for place, given in places.items() if self.methods else ():
-            if "seed" in given:
-                fail((*place, "seed"), ConfigError(f"seed is {given['seed']}; methods take theirs from 'seeds'"))
+        places = {("methods", name, "fit"): method.fit for name, method in self.methods.items()}
+        for place, given in {("fit",): self.fit, **places}.items():
+            if self.methods and "seed" in given:
+                fail(ConfigError(f"seed is {given['seed']}; methods take theirs from 'seeds'"), *place, "seed")
         return self
 
     @property
@@ -356,17 +319,12 @@ def load_recipe(path: str | Path) -> Recipe:
         UnknownNameError: If a key, method, edit, option or metric does not exist; names the line and the nearest.
         ConfigError: If a value does not fit; names the line.
     """
-    file = read_yaml(Path(path), op="recipe", needs="'model' and 'tasks'")
+    file = read_yaml(Path(path))
     return parse_recipe(file.fields, op=f"recipe {path}", file=file)
 
 
-def parse_recipe(given: dict[str, Any], *, op: str = "recipe", file: Any = None) -> Recipe:
-    """Check a recipe's fields.
-
-    Args:
-        given: The fields.
-        op: What is read, named in errors.
-        file: The `YamlFile` that they come from, for the line numbers; None: from none.
+def parse_recipe(given: dict[str, Any], *, op: str = "recipe", file: YamlFile | None = None) -> Recipe:
+    """Check a recipe's fields; errors name `op`, and the lines of the file where there is one.
 
     Raises:
         UnknownNameError: If a key, method, edit, option or metric does not exist.

@@ -111,9 +111,11 @@ def model_class(head: str | type[Any] | None) -> Any:
     if head is None or not isinstance(head, str):
         return head or transformers.AutoModel
     name = KINDS.get(head).auto_class if head in KINDS.names() else head
-    known = [name for name in dir(transformers) if name.startswith("AutoModel")]
     kind: Any = getattr(transformers, name, None)
-    if name not in known and not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+    if name.startswith("AutoModel") and kind is not None:
+        return kind
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        known = [name for name in dir(transformers) if name.startswith("AutoModel")]  # takes a second
         raise UnknownNameError(op="load", got=head, known=[*KINDS.names(), *known], what="head")
     return kind
 

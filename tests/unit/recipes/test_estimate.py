@@ -16,7 +16,7 @@ from lamina.editing.insert import insert_
 from lamina.errors import ConfigError, LaminaError, LayerIndexError, ModelNotFoundError, UnknownNameError
 from lamina.layers import stacks
 from lamina.layers.discovery import same_stacks
-from lamina.recipes.architecture import config_of
+from lamina.recipes.edits import config_of
 from lamina.recipes.estimate import Estimate, estimate, readable
 from lamina.recipes.model_size import edit_size, model_size
 from lamina.recipes.schema import Recipe, parse_recipe
@@ -445,7 +445,7 @@ def test_a_reader_that_does_not_fit_the_model(reader: dict[str, Any], kind: type
     [
         ({"edits": [{"insert": {"layers": "9"}}]}, LayerIndexError, r"(?s)layer 9 does not exist.*run a-m-0"),
         ({"edits": [{"insert": {"layers": "9"}}], "grid": {"epochs": [1]}}, LayerIndexError, r"(?s)run a-m_0001-0"),
-        ({"edits": [{"truncate": {}}]}, ConfigError, "methods.m, truncate: no 'keep' was given"),
+        ({"edits": [{"truncate": {}}]}, ConfigError, r"(?s)truncate was given no 'keep'.*methods\.m"),
         ({"edits": [{"freeze": {"train": "inserted"}}]}, ConfigError, "the model has no inserted layers"),
         ({"edits": [{"truncate": {"keep": 7}}]}, LaminaError, "keep is 7"),
     ],

@@ -119,10 +119,34 @@ def test_epochs_and_rate_of_the_closest_place(
 
 
 def test_two_runs_of_one_name():
-    with pytest.raises(ConfigError, match=r"tasks\.a\.readers\.Ada!: 'a-Ada-0' is the name of another run too"):
+    with pytest.raises(ConfigError, match=r"(?s)'a-Ada-0' is the name of another run too") as raised:
         read(recipe({"Ada": ADA, "Ada!": {"fusion": "mean"}}))
-    with pytest.raises(ConfigError, match=r"methods\.a b: 'cola-a-b-0' is the name of another run too"):
+    assert raised.value.__notes__ == ["recipe, tasks.a.readers.Ada!"]
+    with pytest.raises(ConfigError, match="'cola-a-b-0' is the name of another run too") as raised:
         tuned({"a-b": {}, "a b": {}})
+    assert raised.value.__notes__ == ["recipe, methods.a b"]
+
+
+@pytest.mark.parametrize(
+    ("methods", "options", "message"),
+    [
+        ({"m": {}}, {"cache": "on"}, "cache is 'on'; a whole model has no use for it"),
+        ({"m": {"fit": {"base_learning_rate": 0.1}}}, {}, "base_learning_rate is 0.1; a whole model has no use"),
+        ({"m": {}}, {"prefix": "say: "}, "prefix is 'say: ' for a task of kind sequence_classification"),
+        ({}, {"layer_decay": 0.5}, "layer_decay is 0.5; a bank whose base is frozen has no use for it"),
+    ],
+)
+def test_options_that_training_would_refuse(methods: dict[str, Any], options: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        tuned(methods, options) if methods else read(recipe({"Ada": ADA}), options)
+
+
+def test_readers_that_share_a_trained_base_end_together():
+    readers = {"Ada": {**ADA, "grid": {"epochs": [1, 2]}}}
+    fields = {"model": "m", "train_base": True, "tasks": {"a": {"preset": "cola", "readers": readers}}}
+    with pytest.raises(ConfigError, match=r"the readers have \['1', '2'\] epochs; with train_base they share"):
+        expand_recipe(parse_recipe(fields), {})
+    assert len(expand_recipe(parse_recipe({**fields, "separately": True}), {})) == 2
 
 
 def test_a_head_that_does_not_fit_the_data_is_told_with_its_reader():
@@ -185,8 +209,9 @@ def test_no_layers_leave_an_edit_out():
 
 
 def test_an_argument_that_an_edit_needs():
-    with pytest.raises(ConfigError, match=r"recipe, methods\.a, truncate: no 'keep' was given; it is required"):
+    with pytest.raises(ConfigError, match="truncate was given no 'keep'; it is required") as raised:
         tuned({"a": {"edits": [{"truncate": {}}]}})
+    assert raised.value.__notes__ == ["recipe, methods.a"]
 
 
 def test_the_shipped_recipe_is_understood():

@@ -12,6 +12,7 @@ from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.recipes.schema import load_recipe, parse_recipe, slug
+from lamina.tasks.sampling import SampleSize
 
 GOOD = """\
 model: minilm
@@ -106,8 +107,16 @@ def test_a_recipe_with_everything(load: Any):
     assert recipe.architecture == {"model_type": "roberta", "hidden_size": 8}
     cola, rte = recipe.tasks["cola"], recipe.tasks["rte"]
     assert (cola.metric, cola.hold_out, cola.limit, cola.limit_validation) == ("accuracy", True, 50, 20)
-    assert (cola.subsample.size(), cola.subsample.stratified, cola.subsample.repeats) == ({"per_class": 8}, True, 5)
-    assert (rte.subsample.size(), rte.subsample.stratified, rte.subsample.repeats) == ({"fraction": 0.5}, False, 1)
+    assert (cola.subsample.size(), cola.subsample.stratified, cola.subsample.repeats) == (
+        SampleSize(per_class=8),
+        True,
+        5,
+    )
+    assert (rte.subsample.size(), rte.subsample.stratified, rte.subsample.repeats) == (
+        SampleSize(fraction=0.5),
+        False,
+        1,
+    )
     assert cola.readers["Ada"].grid == {"fusion.dim": [8, 16], "alpha": [1], "seed": [1]}
 
 
@@ -195,15 +204,15 @@ VALUES = [
     (WIDE, "hold_out: true", "hold_out: maybe", 13, "tasks.cola.hold_out: input should be a valid boolean"),
     (WIDE, "limit: 50", "limit: 0", 14, "tasks.cola.limit: input should be greater than 0"),
     (WIDE, "limit_validation: 20", "limit_validation: -1", 15, "limit_validation: input should be greater than 0"),
-    (WIDE, "per_class: 8, ", "per_class: 8, rows: 9, ", 16, "cola.subsample: give one of 'per_class', 'fraction'"),
-    (WIDE, "per_class: 8, ", "", 16, "tasks.cola.subsample: give one of 'per_class', 'fraction' and 'rows'"),
-    (WIDE, "per_class: 8, ", "per_class: 0, ", 16, "subsample.per_class: input should be greater than 0"),
+    (WIDE, "per_class: 8, ", "per_class: 8, rows: 9, ", 16, "cola.subsample.per_class: .*per_class and rows given"),
+    (WIDE, "per_class: 8, ", "", 16, "tasks.cola.subsample: .*nothing given; exactly one of per_class"),
+    (WIDE, "per_class: 8, ", "per_class: 0, ", 16, "subsample.per_class: .*per_class is 0; it must be a whole number"),
     (WIDE, "repeats: 5", "repeats: 0", 16, "tasks.cola.subsample.repeats: input should be greater than 0"),
     (WIDE, "[8, 16]", "8", 18, "readers.Ada.grid.fusion.dim: input should be a valid list"),
     (WIDE, "[8, 16]", "[]", 18, "readers.Ada.grid.fusion.dim: .*has no values"),
     (WIDE, "[8, 16]", "[8, 0]", 18, "readers.Ada.grid.fusion.dim: .*dim is 0"),
-    (WIDE, "fraction: 0.5", "fraction: 0", 21, "rte.subsample.fraction: input should be greater than 0"),
-    (WIDE, "fraction: 0.5", "fraction: 1.5", 21, "subsample.fraction: input should be less than or equal to 1"),
+    (WIDE, "fraction: 0.5", "fraction: 0", 21, "rte.subsample.fraction: .*fraction is 0.0; it must be above 0"),
+    (WIDE, "fraction: 0.5", "fraction: 1.5", 21, "subsample.fraction: .*fraction is 1.5; it must be above 0"),
     (WIDE, "    readers:\n      Ada: {fusion: ada_layers}\n", "    readers: {}\n", 1, "task 'rte' has no readers"),
     (METHODS, "{preset: cola}", "{preset: cola, readers: {a: {fusion: mean}}}", 1, "has readers and the run has meth"),
     (METHODS, "model: minilm", "model: minilm\ntrain_base: true", 1, "'train_base' and 'separately' are for readers"),
