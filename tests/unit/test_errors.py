@@ -112,9 +112,7 @@ def test_the_tree_is_the_one_in_the_docstring():
 
 
 def test_a_name_like_no_other_gets_no_suggestion():
-    assert str(UnknownNameError(op="x", got="zzz", known=["mean"])) == (
-        "x: unknown name 'zzz'; known: mean."
-    )
+    assert str(UnknownNameError(op="x", got="zzz", known=["mean"])) == ("x: unknown name 'zzz'; known: mean.")
     assert "known: none." in str(UnknownNameError(op="x", got="zzz", known=[]))
 
 

@@ -106,7 +106,7 @@ def encode(
         "return_offsets_mapping": offsets and tokenizer.is_fast,
     }
     if windows and pairs:
-        raise ConfigError("encode: windows of text pairs were asked for; only single texts are cut. Truncate pairs.")
+        raise ConfigError("encode: windows of text pairs were asked for; only single texts are cut.")
     if windows and not tokenizer.is_fast:
         raise ConfigError(
             f"encode: {type(tokenizer).__name__} is a slow tokenizer; token tasks need character offsets, "
