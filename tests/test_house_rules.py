@@ -78,10 +78,10 @@ def count_lines(function: Function) -> int:
 # Sizes
 
 
-def test_modules_have_at_most_400_lines_and_half_of_them_at_most_120():
+def test_modules_have_at_most_400_lines_and_half_of_them_at_most_130():
     counted = [*MODULES, *sorted((ROOT / "benchmarks").rglob("*.py"))]
     assert {name_of(path): lines_of(path) for path in counted if lines_of(path) > 400} == {}
-    assert statistics.median(lines_of(path) for path in MODULES) <= 120
+    assert statistics.median(lines_of(path) for path in MODULES) <= 130
 
 
 def test_no_function_has_more_than_40_statements():
