@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -54,10 +54,6 @@ def window_table(
 def pairs_of(flat: Sequence[int]) -> list[tuple[int, int]]:
     """Spans from their edges, as lists of lists are stored."""
     return list(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _feature(keys: Sequence[str], *cells: Any) -> dict[str, Any]:
-    return dict(zip(keys, cells, strict=True))
 
 
 @final
@@ -112,11 +108,6 @@ class Encoded:
     def texts(self) -> int:
         """How many texts there are."""
         return int(self.text[-1]) + 1 if len(self) else 0
-
-    @property
-    def features(self) -> Column:
-        """Per window `input_ids`, `attention_mask` and, where the model takes them, `token_type_ids`."""
-        return Column(self._rows, self.keys, partial(_feature, self.keys))
 
     @property
     def offsets(self) -> Column:
