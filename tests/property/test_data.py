@@ -6,6 +6,7 @@ from functools import cache
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.encoded import features
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -61,11 +62,11 @@ def test_windows_hold_every_token_once(text: str, max_length: int, data: st.Data
     encoded = encode([text], byte_level(), max_length=max_length, windows=True, stride=stride)
     kept = [
         feature["input_ids"][at]
-        for feature, flags in zip(encoded.features, owners(encoded), strict=True)
+        for feature, flags in zip(features(encoded), owners(encoded), strict=True)
         for at, flag in enumerate(flags)
         if flag
     ]
-    assert kept == whole.features[0]["input_ids"][1:-1]
+    assert kept == features(whole)[0]["input_ids"][1:-1]
     assert max(encoded.lengths) <= max_length
 
 

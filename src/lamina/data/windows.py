@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -47,10 +47,6 @@ def pairs_of(flat: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _feature(keys: Sequence[str], *cells: Any) -> dict[str, Any]:
-    return dict(zip(keys, cells, strict=True))
-
-
 @final
 class Encoded:
     """Texts as windows of tokens, in the order of the texts: rows of `window_table`; `truncated` texts lost tokens."""
@@ -88,11 +84,6 @@ class Encoded:
     def texts(self) -> int:
         """How many texts there are."""
         return int(self.text[-1]) + 1 if len(self) else 0
-
-    @property
-    def features(self) -> Column:
-        """Per window `input_ids`, `attention_mask` and, where the model takes them, `token_type_ids`."""
-        return Column(self._rows, self.keys, partial(_feature, self.keys))
 
     @property
     def offsets(self) -> Column:

@@ -106,10 +106,6 @@ def _column(spec: ColumnSpec) -> str:
     return "image" if spec.text == "sentence" else str(spec.text)
 
 
-def _images(table: Table, spec: ColumnSpec) -> Any:
-    return table.columns.get(str(spec.text)) or table.column(spec.text)
-
-
 def _image(row: int, entry: Any) -> LazyImage:
     if isinstance(entry, str | Path):
         return LazyImage(str(entry), str(entry))

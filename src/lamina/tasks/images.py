@@ -211,16 +211,11 @@ class _Scan:
 
 
 def read_images(path: str | Path) -> Table:
-    """Find the images of class folders, in a folder or in a plain tar file; none is opened yet.
+    """The images of class folders, in a folder or in a plain tar file, which is read in place; none is opened yet.
 
-    The class of an image is the name of the folder it lies in: `airplane/0001.jpg`, or `train/airplane/0001.jpg`.
-    Other files, hidden files and links are left out and counted in the log.
-
-    Args:
-        path: A folder, or a tar file that is not compressed, which is read in place.
-
-    Returns:
-        Columns "image" (an `ImageColumn`) and "label" (class name), sorted by name whatever the file system's order.
+    Columns are "image" (an `ImageColumn`) and "label": the name of the folder that an image lies in, as in
+    `airplane/0001.jpg` or `train/airplane/0001.jpg`. Rows are sorted by name whatever the file system's order. Other
+    files, hidden files and links are left out and counted in the log.
 
     Raises:
         DataError: If there is nothing at `path`, no image, an image outside all class folders, one class folder at
@@ -294,14 +289,11 @@ def _check_classes(scan: _Scan, names: Sequence[tuple[str, ...]]) -> None:
         came = f"has no images (ignored: {scan.ignored}); they end in {', '.join(sorted(ENDINGS))}"
         raise _bad_source(source, f"{came}. Put the images of each class into a folder named after it.")
     places: dict[str, str] = {}
-    for parts in names:
-        *folders, name = parts
+    for *folders, name in names:
         if not folders:
-            raise _bad_source(
-                source,
-                f"has {name} outside all class folders; the class of an image is the name of its folder, as in "
-                "airplane/0001.jpg. Put each class into a folder, and give the folder that holds them.",
-            )
+            rule = "the class of an image is the name of its folder, as in airplane/0001.jpg"
+            hint = "Put each class into a folder, and give the folder that holds them."
+            raise _bad_source(source, f"has {name} outside all class folders; {rule}. {hint}")
         label, folder = folders[-1], "/".join(folders)
         first = places.setdefault(label, folder)
         if first != folder:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.support.encoded import features
 from transformers import (
     AutoModel,
     BartConfig,
@@ -90,8 +91,8 @@ def test_one_window_a_text(tokenizer):
     assert (encoded.text.tolist(), encoded.window.tolist(), encoded.truncated) == ([0, 1], [0, 0], 0)
     for i, text in enumerate(texts):
         expected = tokenizer(text, truncation=False, padding=False)
-        assert encoded.features[i]["input_ids"] == list(expected["input_ids"])
-        assert encoded.features[i]["attention_mask"] == [1] * len(expected["input_ids"])
+        assert features(encoded)[i]["input_ids"] == list(expected["input_ids"])
+        assert features(encoded)[i]["attention_mask"] == [1] * len(expected["input_ids"])
         run = encoded.runs[i]
         spans = encoded.offsets[i]
         assert text[spans[run.start][0] : spans[run.stop - 1][1]] == text
@@ -116,7 +117,7 @@ def test_a_text_that_just_fits_is_not_truncated(tokenizer):
 def test_pairs(minilm):
     encoded = encode([("the cat", "a dog sat"), ("moon", "the moon " * 50)], minilm, max_length=16)
     assert encoded.truncated == 1
-    assert encoded.features[0]["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert features(encoded)[0]["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert encoded.offsets[0] == [(0, 0), (0, 3), (4, 7), (0, 0), (0, 0), (0, 0), (0, 0), (0, 0)]
     assert encoded.runs[0][:2] == (1, 3)
 
@@ -133,9 +134,9 @@ def test_windows_cover_the_text_from_its_start(tokenizer, side: str):
         tokenizer.truncation_side = "right"
     assert (encoded.truncated, encoded.text[0], set(encoded.text[1:].tolist())) == (0, 0, {1})
     assert encoded.window.tolist() == [0, *range(len(encoded) - 1)]
-    inner = whole.features[0]["input_ids"][whole.runs[0].start : whole.runs[0].stop]
+    inner = features(whole)[0]["input_ids"][whole.runs[0].start : whole.runs[0].stop]
     covered = 0
-    for feature, run in zip(encoded.features[1:], encoded.runs[1:], strict=True):
+    for feature, run in zip(features(encoded)[1:], encoded.runs[1:], strict=True):
         some = feature["input_ids"][run.start : run.stop]
         assert some == inner[run.number : run.number + len(some)]
         assert run.number == 0 or covered - run.number == 6
@@ -157,7 +158,7 @@ def test_odd_texts_encode_to_something(tokenizer, windows: bool):
     assert sorted(set(encoded.text.tolist())) == list(range(len(ODD)))
     assert encoded.texts == len(ODD)
     assert all(1 <= length <= 60 for length in encoded.lengths)
-    assert all(sum(feature["attention_mask"]) >= 1 for feature in encoded.features)
+    assert all(sum(feature["attention_mask"]) >= 1 for feature in features(encoded))
     assert [len(spans) for spans in encoded.offsets] == encoded.lengths.tolist()
     batch = encoded.batch(range(len(encoded)), padding_of(tokenizer))
     assert batch["input_ids"].shape == batch["attention_mask"].shape == (len(encoded), max(encoded.lengths))
@@ -165,8 +166,8 @@ def test_odd_texts_encode_to_something(tokenizer, windows: bool):
 
 def test_nothing_becomes_one_attended_token(byte_level):
     encoded = encode([""], byte_level, max_length=8, windows=True)
-    assert encoded.features[0]["input_ids"] == [byte_level.eos_token_id]
-    assert encoded.features[0]["attention_mask"] == [1]
+    assert features(encoded)[0]["input_ids"] == [byte_level.eos_token_id]
+    assert features(encoded)[0]["attention_mask"] == [1]
     assert encoded.offsets == [[(0, 0)]]
     assert encoded.runs[0][:2] == (0, 0)
 
@@ -175,7 +176,7 @@ def test_nothing_without_special_tokens(byte_level, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(byte_level, "_special_tokens_map", dict.fromkeys(byte_level._special_tokens_map))
     assert byte_level.eos_token_id is None
     encoded = encode([""], byte_level, max_length=8)
-    assert encoded.features[0]["input_ids"] == [0]
+    assert features(encoded)[0]["input_ids"] == [0]
 
 
 def test_many_texts_keep_their_numbers(minilm):
@@ -183,12 +184,12 @@ def test_many_texts_keep_their_numbers(minilm):
     encoded = encode(texts, minilm, max_length=16)
     assert encoded.text.tolist() == list(range(2100))
     some = encode([texts[2050]], minilm, max_length=16)
-    assert encoded.features[2050] == some.features[0]
+    assert features(encoded)[2050] == features(some)[0]
 
 
 def test_no_texts(tokenizer):
     encoded = encode([], tokenizer, max_length=16)
-    assert (len(encoded), encoded.texts, encoded.features) == (0, 0, [])
+    assert (len(encoded), encoded.texts, features(encoded)) == (0, 0, [])
     assert (encoded.text.tolist(), encoded.lengths.tolist()) == ([], [])
 
 
@@ -200,7 +201,7 @@ def test_a_processor_holds_a_tokenizer(minilm):
     class Processor:
         tokenizer = minilm
 
-    assert encode(["cat"], Processor(), max_length=8).features == encode(["cat"], minilm, max_length=8).features
+    assert features(encode(["cat"], Processor(), max_length=8)) == features(encode(["cat"], minilm, max_length=8))
 
 
 def test_lengths_that_cannot_be(minilm):
@@ -234,12 +235,12 @@ def test_running_text_is_cut_into_blocks(tokenizer, max_length: int):
     before = tokenizer.truncation_side, repr(getattr(tokenizer.backend_tokenizer, "truncation", None))
     encoded = blocks(PARAGRAPHS, tokenizer, max_length=max_length)
     joined = [token for text in PARAGRAPHS for token in tokenizer(text, truncation=False)["input_ids"]]
-    cut = [feature["input_ids"] for feature in encoded.features]
+    cut = [feature["input_ids"] for feature in features(encoded)]
     assert [token for block in cut for token in block] == joined
     assert all(len(block) == max_length for block in cut[:-1])
     assert 1 <= len(cut[-1]) <= max_length
-    assert all(len(set(map(len, feature.values()))) == 1 for feature in encoded.features)
-    assert all(set(feature["attention_mask"]) == {1} for feature in encoded.features)
+    assert all(len(set(map(len, feature.values()))) == 1 for feature in features(encoded))
+    assert all(set(feature["attention_mask"]) == {1} for feature in features(encoded))
     assert encoded.text.tolist() == list(range(len(cut)))
     assert (set(encoded.window.tolist()), encoded.truncated) == ({0}, 0)
     assert before == (tokenizer.truncation_side, repr(getattr(tokenizer.backend_tokenizer, "truncation", None)))
@@ -252,7 +253,7 @@ def test_many_texts_are_tokenised_in_parts(minilm, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("lamina.data.encode.CHUNK", 4)
     parts = blocks(PARAGRAPHS * 3, minilm, max_length=8), encode(PARAGRAPHS * 3, minilm, max_length=8, windows=True)
     for one, other in zip((whole, texts), parts, strict=True):
-        assert (one.features, one.runs, one.offsets) == (other.features, other.runs, other.offsets)
+        assert (features(one), one.runs, one.offsets) == (features(other), other.runs, other.offsets)
         assert (one.text.tolist(), one.window.tolist()) == (other.text.tolist(), other.window.tolist())
         assert one.digest == other.digest
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.encoded import features
 from tests.support.files import jsonl, put
 
 from lamina.errors import ConfigError, DataError, UnknownNameError
@@ -139,7 +140,7 @@ def test_blocks_are_read_with_hidden_tokens(words: Any):
     hidden = batch["labels"] != -100
     assert hidden.any(1).all()
     restored = torch.where(hidden, batch["labels"], batch["input_ids"])
-    assert restored.tolist() == [inputs.encoded.features[row]["input_ids"] for row in rows]
+    assert restored.tolist() == [features(inputs.encoded)[row]["input_ids"] for row in rows]
     assert KIND.targets(TASK, Split.of(TEXTS), inputs) is None
     assert inputs.uncacheable == "the texts are masked anew in each epoch"
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.support.encoded import features
 from tests.support.files import jsonl, put, tsv
 from tests.support.tiny import FAMILIES
 
@@ -130,7 +131,7 @@ def pairs(tokenizer: Any, split: Split = SPLIT, **options: Any) -> PairInputs:
 
 
 def tokens(encoded: Any) -> list[list[int]]:
-    return [row["input_ids"] for row in encoded.features]
+    return [row["input_ids"] for row in features(encoded)]
 
 
 def test_sources_and_targets_are_tokens(metaspace: Any):
