@@ -90,9 +90,6 @@ def encode(
         windows: Cut a longer text into windows that overlap; else cut its end off and count it.
         stride: Tokens that two neighbouring windows share; default a quarter of `max_length`.
         offsets: Keep character offsets; they take much memory, and only token tasks need them.
-
-    Raises:
-        ConfigError: If windows are asked for pairs or of a slow tokenizer, or the lengths cannot be.
     """
     tokenizer = tokenizer_of(processor)
     pairs = bool(texts) and not isinstance(texts[0], str)

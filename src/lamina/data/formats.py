@@ -38,10 +38,8 @@ _EXAMPLE = 'every line is one object, as {"text": "...", "label": "..."}'
 def read_records(path: Path, kind: str, header: Sequence[str] | None = None) -> Records:
     """The rows of a text file, each with its line and as a mapping from column to cell.
 
-    Args:
-        path: The file.
-        kind: "tsv", "csv", "jsonl", "conll", "lines" (of which blank ones are no rows) or "all_lines".
-        header: Names of the columns of a TSV or CSV file that has no first line with names.
+    The kind is "tsv", "csv" (which have a first line with names unless there is a `header`), "jsonl", "conll", "lines"
+    (of which blank ones are no rows) or "all_lines".
     """
     lines = read_lines(path)
     if kind == "tsv":

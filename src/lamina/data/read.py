@@ -40,14 +40,9 @@ class Table:
         return len(self.rows)
 
     def column(self, name: str | int) -> Sequence[Any]:
-        """The cells of one column.
+        """The cells of a column, by its name, or where columns are numbered its number; negative counts from the last.
 
-        Args:
-            name: Its name, or where columns are numbered its number; negative counts from the last. Where cells are
-                objects, "translation.en" is the value that each of column "translation" has under "en".
-
-        Raises:
-            DataError: If there is no such column, or a row has no value in it.
+        Where cells are objects, "translation.en" is the value that each of column "translation" has under "en".
         """
         key = str(name)
         if self.numbered and re.fullmatch(r"-\d+", key):
@@ -72,9 +67,6 @@ def read_table(path: str | Path, *, header: Columns = None, other: str | None = 
         header: Names of the columns of a TSV or CSV file that has no first line with names.
         other: What a file holds whose ending says nothing (`eng.train`, `.txt`): "conll" columns, or the "lines" of a
             plain text, as one column "text"; None: that is an error.
-
-    Raises:
-        DataError: If the file is missing, empty, of an unknown kind, not UTF-8, or a row does not fit.
     """
     path = _existing(path)
     return _whole(path, _kind(path, other), header)
@@ -92,11 +84,6 @@ def read_chunks(
         start: Leave out so many rows that an earlier reading handed out.
         bad: Called with what is wrong with a row that cannot be read; the row is left out and reading goes on. None:
             that is raised, once the rows before it were handed out.
-
-    Raises:
-        DataError: If the file is missing, empty, damaged or of an unknown kind, a column is missing, or a row cannot be
-            read.
-        ConfigError: If `rows` is below 1.
     """
     check_range("read", "rows", rows, 1, float("inf"))
     path = _existing(path)
@@ -140,14 +127,9 @@ def _table(path: Path, kind: str, taken: Sequence[tuple[int, dict[str, Any]]]) -
 
 
 def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
-    """Read two plain text files whose lines belong together, as translations are published.
+    """Read two plain text files whose lines belong together, as translations are published, as two columns.
 
-    Args:
-        paths: The two files. Blank lines stay, so that row n is line n of both.
-        columns: What the lines of each are called.
-
-    Raises:
-        DataError: Unless these are two files, each is there and UTF-8, and they have as many lines.
+    Blank lines stay, so that row n is line n of both.
     """
     if len(paths) != 2:
         raise DataError(f"read: {len(paths)} files were given as a pair; a pair has a source and a target.")
@@ -163,15 +145,7 @@ def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
 
 
 def parquet_rows(path: str | Path, image: str | int) -> Any:
-    """A Parquet file as a `datasets.Dataset`, whose pictures stay as they are until they are asked for.
-
-    Args:
-        path: The file.
-        image: Column of the pictures: objects with "bytes" or "path".
-
-    Raises:
-        DataError: If the file is missing or damaged.
-    """
+    """A Parquet file as a `datasets.Dataset`; its images, objects with "bytes" or "path", are opened when asked for."""
     import datasets
 
     with formats.parquet_errors(path := _existing(path)):

@@ -136,11 +136,8 @@ def owners(encoded: Encoded) -> list[list[bool]]:
 def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> list[list[tuple[int, int] | None]]:
     """The token that stands for each word: its first sub-token, in the window that owns that one.
 
-    A token belongs to the first word whose characters it shares, so spaces inside its span do no harm.
-
-    Args:
-        encoded: Windows of the texts, with offsets.
-        words: Per text the character span of every word, from left to right.
+    A token belongs to the first word whose characters it shares, so spaces inside its span do no harm. `words` are per
+    text the character span of every word, from left to right.
 
     Returns:
         Per text and word (window, position), or None for a word that has no token of its own (the tokenizer
@@ -176,13 +173,7 @@ def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) ->
 def word_labels(
     encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]], labels: Sequence[Sequence[int]]
 ) -> list[list[int]]:
-    """Per window a label for every token: each word's on the token that stands for it, `IGNORED` on all others.
-
-    Args:
-        encoded: Windows of the texts, with offsets.
-        words: Per text the character span of every word.
-        labels: Per text a class id for every word.
-    """
+    """Per window a label for every token: each word's on the token that stands for it, `IGNORED` on all others."""
     ids = [[IGNORED] * length for length in encoded.lengths.tolist()]
     for row, places in enumerate(word_tokens(encoded, words)):
         for label, place in zip(labels[row], places, strict=True):
