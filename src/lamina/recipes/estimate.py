@@ -13,7 +13,7 @@ from lamina.errors import LaminaError, ModelNotFoundError
 from lamina.recipes.edits import config_of
 from lamina.recipes.expand import expand_recipe, grid_of
 from lamina.recipes.loading import load_stats
-from lamina.recipes.model_size import edit_size, model_size, reader_size
+from lamina.recipes.model_size import Sizes
 from lamina.store import load_config
 from lamina.tasks import kind_of
 from lamina.tasks.base import PARTS
@@ -78,27 +78,25 @@ def estimate(recipe: Recipe, *, data: str | Path | None = None, **options: Any) 
     Raises:
         LaminaError: If the recipe does not fit the model, or nothing is known of a task.
     """
+    chosen = {**recipe.fit, **options, **({"test": True} if recipe.evaluate else {})}
     stats = load_stats(recipe, data)
-    specs = expand_recipe(recipe, {**recipe.fit, **options}, stats)
+    specs = expand_recipe(recipe, chosen, stats)
     config, source = _config(recipe)
     notes = [] if data is not None else ["rows and lengths are as published; --data counts those of local files"]
     if source != OWN:
         notes.append(f"the config of {recipe.model} is {source}")
-    planned = [_Planned(recipe, spec, stats[spec.task], config) for spec in specs.values()]
+    sizes = Sizes(config)
+    planned = [_Planned(recipe, spec, stats[spec.task], sizes) for spec in specs.values()]
     passes = [] if recipe.methods else _passes(planned)
-    base, runs = sum(one.flops for one in passes), sum(one.flops for one in planned)
+    base, runs = sum(shared.flops for shared in passes), sum(run.flops for run in planned)
+    model = {"name": recipe.model, "parameters": planned[0].model.parameters}
     return Estimate(
-        model={
-            "name": recipe.model,
-            "parameters": planned[0].model.parameters,
-            "trained": recipe.train_base or bool(recipe.methods),
-            "config": source,
-        },
+        model={**model, "trained": recipe.train_base or bool(recipe.methods), "config": source},
         runs=_rows(planned),
-        tasks=[_task_row(name, [one for one in planned if one.spec.task == name], passes) for name in stats],
+        tasks=[_task_row(name, [run for run in planned if run.spec.task == name], passes) for name in stats],
         flops={"base": base, "runs": runs, "total": base + runs},
         memory_bytes=_memory(recipe, planned),
-        cache_bytes=0 if recipe.train_base else sum(one.cache_bytes for one in passes),
+        cache_bytes=0 if recipe.train_base else sum(shared.cache_bytes for shared in passes),
         notes=notes,
     )
 
@@ -115,42 +113,38 @@ def _config(recipe: Recipe) -> tuple[PretrainedConfig, str]:
 
 
 class _Planned:
-    """One run of a recipe, built on the meta device.
-
-    Args:
-        recipe: The recipe.
-        spec: The run.
-        stats: Of its task.
-        config: Of the model.
-
-    Raises:
-        LaminaError: If the run does not fit the model; names it.
-    """
+    """One run of a recipe, built on the meta device; a LaminaError says if it does not fit the model."""
 
     reader: ReaderSize | None = None
     added = frozen = 0
     deep = True
 
-    def __init__(self, recipe: Recipe, spec: RunSpec, stats: TaskStats, config: PretrainedConfig) -> None:
+    def __init__(self, recipe: Recipe, spec: RunSpec, stats: TaskStats, sizes: Sizes) -> None:
         self.recipe, self.spec, self.stats = recipe, spec, stats
         self.options, kind = FitOptions.of(spec.options), kind_of(stats.kind)
         try:
             if spec.reader is None:
-                self.model = model_size(config, kind.auto_class, stats.labels if kind.has_classes else ())
+                self.model = sizes.model(kind.auto_class, stats.labels if kind.has_classes else ())
                 where = f"recipe, methods.{spec.settings['method']}"
-                self.added, self.frozen, self.deep = edit_size(self.model, spec.edits, where=where)
+                self.added, self.frozen, self.deep = self.model.edited(spec.edits, where=where)
             else:
                 heads = [kind_of(task.outline().kind).base_class for task in recipe.tasks.values()]
-                self.model = model_size(config, next((head for head in heads if head != "AutoModel"), "AutoModel"))
-                self.reader = reader_size(self.model, spec.reader)
+                self.model = sizes.model(next((head for head in heads if head != "AutoModel"), "AutoModel"))
+                self.reader = self.model.reader(spec.reader)
         except LaminaError as error:
             error.add_note(f"run {spec.name}")
             raise
-        longest = self.options.max_length or getattr(config, "max_position_embeddings", None) or 512
-        sizes = {part: kind.model_rows(stats.rows.get(part, 0), stats.tokens, int(longest), config) for part in PARTS}
-        self.rows = {part: count for part, (count, _) in sizes.items()}
-        self.tokens = sizes["train"][1]
+        longest = int(self.options.max_length or getattr(sizes.config, "max_position_embeddings", None) or 512)
+        rows = {part: kind.model_rows(stats.rows.get(part, 0), stats.tokens, longest, sizes.config) for part in PARTS}
+        self.rows = {part: count for part, (count, _) in rows.items()}
+        self.tokens = rows["train"][1]
         self.target = kind.target_tokens(self.options.max_target_length)
+        # parameters of the reader or the edited model, and how many of them are trained
+        self.parameters = self.model.parameters + self.added if self.reader is None else self.reader.parameters
+        self.trained = self.parameters - self.frozen
+        batches = ceil(self.rows["train"] / self.options.batch_size)
+        self.steps_per_epoch = ceil(batches / self.options.gradient_accumulation_steps)
+        self.steps = self.options.max_steps or self.epochs * self.steps_per_epoch
 
     @property
     def epochs(self) -> int:
@@ -160,46 +154,20 @@ class _Planned:
         return given if limit is None else ceil(limit / self.steps_per_epoch)
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Steps of one time through the training rows."""
-        batches = ceil(self.rows["train"] / self.options.batch_size)
-        return ceil(batches / self.options.gradient_accumulation_steps)
-
-    @property
-    def steps(self) -> int:
-        """Steps of the run."""
-        return self.options.max_steps or self.epochs * self.steps_per_epoch
-
-    @property
     def learnt(self) -> int:
         """Rows that are learnt from, repetitions included."""
         whole, rest = divmod(self.steps, self.steps_per_epoch)
-        size = self.options.batch_size * self.options.gradient_accumulation_steps
-        return whole * self.rows["train"] + rest * size
-
-    @property
-    def scored(self) -> int:
-        """Rows that are scored."""
-        return self.epochs * self.rows["validation"] + (self.rows["test"] if self.recipe.evaluate else 0)
-
-    @property
-    def parameters(self) -> int:
-        """Of the reader or the edited model."""
-        return self.model.parameters + self.added if self.reader is None else self.reader.parameters
-
-    @property
-    def trained(self) -> int:
-        """How many of them are trained."""
-        return self.parameters - self.frozen
+        return whole * self.rows["train"] + rest * self.options.step_size
 
     @cached_property
     def flops(self) -> int:
         """Operations of the run, without those of a base that readers share; texts are written beam by beam."""
+        scored = self.epochs * self.rows["validation"] + (self.rows["test"] if self.recipe.evaluate else 0)
         if self.reader is not None:
-            return self.parameters * self.tokens * (TRAINING * self.learnt + FORWARD * self.scored)
+            return self.parameters * self.tokens * (TRAINING * self.learnt + FORWARD * scored)
         row = self.model.row(self.tokens, self.target) + self.added * self.tokens
         beams = self.options.num_beams if self.target else 1
-        return row * ((TRAINING if self.deep else FORWARD) * self.learnt + FORWARD * self.scored * beams)
+        return row * ((TRAINING if self.deep else FORWARD) * self.learnt + FORWARD * scored * beams)
 
 
 @dataclass(frozen=True)
@@ -266,20 +234,14 @@ def _rows(planned: Iterable[_Planned]) -> list[dict[str, Any]]:
 
 
 def _task_row(name: str, runs: list[_Planned], passes: Iterable[_Pass]) -> dict[str, Any]:
-    first, together = runs[0], [one for one in passes if one.part == "train" and one.runs[0].spec.task == name]
-    steps = sum(one.longest.steps for one in together) if first.reader else sum(run.steps for run in runs)
-    return {
-        "task": name,
-        "kind": first.stats.kind,
-        "rows": first.rows["train"],
-        "validation": first.rows["validation"],
-        "tokens": first.tokens,
-        "target": first.target,
-        "repeats": 1 + max(run.spec.repeat for run in runs),
-        "runs": len(runs),
-        "steps_per_epoch": first.steps_per_epoch,
-        "steps": steps,
-    }
+    first, together = (
+        runs[0],
+        [shared for shared in passes if shared.part == "train" and shared.runs[0].spec.task == name],
+    )
+    steps = sum(shared.longest.steps for shared in together) if first.reader else sum(run.steps for run in runs)
+    row = {"task": name, "kind": first.stats.kind, "rows": first.rows["train"], "validation": first.rows["validation"]}
+    row |= {"tokens": first.tokens, "target": first.target, "repeats": 1 + max(run.spec.repeat for run in runs)}
+    return row | {"runs": len(runs), "steps_per_epoch": first.steps_per_epoch, "steps": steps}
 
 
 def _memory(recipe: Recipe, planned: list[_Planned]) -> int:

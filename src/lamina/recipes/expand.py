@@ -50,9 +50,10 @@ def expand_recipe(
         for method, body in (recipe.methods or task.readers).items():
             where = f"recipe, methods.{method}" if recipe.methods else f"recipe, tasks.{name}.readers.{method}"
             template = RunSpec(f"{slug(name)}-{slug(method)}", name, options={**options, **own})
-            settings = _of_method if isinstance(body, MethodRecipe) else _of_reader
             try:
-                for spec in _repeated(recipe, method, settings(body, known, template)):
+                of_method = isinstance(body, MethodRecipe)
+                settings = _of_method(body, template) if of_method else _of_reader(body, known, template)
+                for spec in _repeated(recipe, method, settings):
                     if spec.name in specs:
                         raise ConfigError(
                             f"recipe: '{spec.name}' is the name of another run too; names are made of the task's and "
@@ -109,8 +110,7 @@ def _of_reader(body: ReaderRecipe, task: TaskLike, template: RunSpec) -> Iterato
         yield replace(template, name=name, reader=spec.reader, settings=spec.settings, options=options)
 
 
-def _of_method(method: MethodRecipe, task: TaskLike, template: RunSpec) -> Iterator[RunSpec]:
-    del task
+def _of_method(method: MethodRecipe, template: RunSpec) -> Iterator[RunSpec]:
     grid = {full_key(key, method.keys(), "grid"): values for key, values in method.grid.items()}
     for number, values in enumerate(itertools.product(*grid.values()), start=1):
         chosen = dict(zip(grid, values, strict=True))

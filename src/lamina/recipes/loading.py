@@ -88,7 +88,7 @@ def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:
     sample = recipe.subsample
     if sample is None:
         return [task]
-    size = sample.size().given()
+    size: dict[str, Any] = sample.size().given()
     return [task.subsample(**size, stratified=sample.stratified, seed=seed) for seed in range(sample.repeats)]
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import transformers
 from torch import nn
 
 from lamina.bank import ReaderModule
@@ -16,7 +18,7 @@ from lamina.layers import default_stack, stacks
 from lamina.layers.discovery import same_stacks
 from lamina.layers.stack import by_path
 from lamina.recipes.edits import apply_edits
-from lamina.store.models import empty_model, model_class, name_classes
+from lamina.store.models import empty_model, name_classes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,46 +28,6 @@ if TYPE_CHECKING:
     from lamina.bank import Reader
 
 _IN_PLACE = ("insert", "reinit", "freeze")  # edits after which the blocks are where they were
-
-
-@dataclass(frozen=True)
-class ModelSize:
-    """A model without weights, and where its parameters are; embeddings count only in `parameters`.
-
-    Attributes:
-        key: Tells models of different architectures apart.
-        model: On the meta device.
-        parameters: All of them.
-        blocks: Stack -> parameters of each block, as often as it is run.
-        rest: Parameters outside the blocks.
-        layered: Paths of what belongs to layers.
-    """
-
-    key: tuple[str, str]
-    model: PreTrainedModel
-    parameters: int
-    blocks: Mapping[str, Sequence[int]]
-    rest: int
-    layered: tuple[str, ...]
-
-    def row(self, tokens: int, target: int) -> int:
-        """Parameters times tokens of a pass over one row; what follows the encoder reads the target, if any."""
-        first, *others = [sum(blocks) for blocks in self.blocks.values()] or [0]
-        return first * tokens + (sum(others) + self.rest) * (target or tokens)
-
-    def up_to(self, deepest: Mapping[str, int]) -> int:
-        """Parameters that a token meets in a pass that ends after the highest layer that is read.
-
-        Args:
-            deepest: Stack -> that layer.
-        """
-        found, left = 0, set(deepest)
-        for stack, blocks in self.blocks.items():
-            found += sum(blocks[: deepest[stack]] if left == {stack} else blocks)
-            left.discard(stack)
-            if not left:
-                break
-        return found
 
 
 class EditSize(NamedTuple):
@@ -83,14 +45,7 @@ class EditSize(NamedTuple):
 
 
 class ReaderSize(NamedTuple):
-    """What a reader has and reads.
-
-    Attributes:
-        parameters: All are trained.
-        stack: What it reads.
-        layers: The layers of it.
-        width: Of their states.
-    """
+    """What a reader has and reads: its parameters, which are all trained; its stack, layers, and their width."""
 
     parameters: int
     stack: str
@@ -98,87 +53,120 @@ class ReaderSize(NamedTuple):
     width: int
 
 
-# A recipe has many runs of few shapes: each is built once per process.
-_models: dict[tuple[object, ...], ModelSize] = {}
-_edits: dict[tuple[object, ...], EditSize] = {}
-_readers: dict[tuple[object, ...], ReaderSize] = {}
+@dataclass(frozen=True, eq=False)
+class ModelSize:
+    """A model on the meta device, and where its parameters are; embeddings count only in `parameters`.
 
-
-def model_size(config: PretrainedConfig, auto_class: str, labels: Sequence[str] = ()) -> ModelSize:
-    """Build a model.
-
-    Args:
-        config: Stays as it is.
-        auto_class: Name of an auto class of transformers, which decides the head.
-        labels: Classes of the head; none: those of the config.
+    Its edits and readers, of which a recipe has few shapes for its many runs, are each built once.
     """
-    key = (config.to_json_string(use_diff=False), auto_class)
-    if (*key, len(labels)) not in _models:
-        config = copy.deepcopy(config)
-        if labels:
-            name_classes(config, labels)
-        model = empty_model(config, model_class(auto_class))
-        _models[(*key, len(labels))] = ModelSize(key, model, model.num_parameters(), *_parts(model))
-    return _models[(*key, len(labels))]
+
+    model: PreTrainedModel
+    parameters: int
+    _edits: dict[str, EditSize] = field(default_factory=dict)
+    _readers: dict[Reader, ReaderSize] = field(default_factory=dict)
+
+    @cached_property
+    def blocks(self) -> dict[str, list[int]]:
+        """Stack -> parameters of each block, as often as it is run; none of such as a convolutional network."""
+        return {name: [_active([block]) for block in stack.blocks] for name, stack in self._stacks.items()}
+
+    @cached_property
+    def rest(self) -> int:
+        """Parameters outside the blocks."""
+        return _active([self.model]) - _active(block for stack in self._stacks.values() for block in stack.blocks)
+
+    @cached_property
+    def _stacks(self) -> Mapping[str, Any]:
+        try:
+            return stacks(self.model)
+        except UnsupportedModelError:  # it is fine-tuned all the same
+            return {}
+
+    def row(self, tokens: int, target: int) -> int:
+        """Parameters times tokens of a pass over one row; what follows the encoder reads the target, if any."""
+        first, *others = [sum(blocks) for blocks in self.blocks.values()] or [0]
+        return first * tokens + (sum(others) + self.rest) * (target or tokens)
+
+    def up_to(self, deepest: Mapping[str, int]) -> int:
+        """Parameters that a token meets in a pass that ends after the highest layer of each stack that is read."""
+        count, left = 0, set(deepest)
+        for stack, blocks in self.blocks.items():
+            count += sum(blocks[: deepest[stack]] if left == {stack} else blocks)
+            left.discard(stack)
+            if not left:
+                break
+        return count
+
+    def edited(self, edits: Sequence[tuple[str, Any]], *, where: str) -> EditSize:
+        """What edits do to the model, which stays as it is; `where` is named in errors.
+
+        Raises:
+            LaminaError: If an edit does not fit the model.
+        """
+        key = json.dumps(edits)
+        if key not in self._edits:
+            model = copy.deepcopy(self.model)
+            for number, edit in enumerate(edits):
+                if self._stacks and all(name in _IN_PLACE for name, _ in edits[:number]):
+                    same_stacks(self.model, model)  # to look for them again is most of the work
+                apply_edits(model, [edit], seed=0, where=where)
+            trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+            frozen = sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)
+            deep = not frozen or any(f"{name}.".startswith(path) for name in trained for path in self._layered)
+            self._edits[key] = EditSize(model.num_parameters() - self.parameters, frozen, deep)
+        return self._edits[key]
+
+    @cached_property
+    def _layered(self) -> list[str]:
+        """Paths of what belongs to layers, each with a dot behind."""
+        paths = {module: path for path, module in by_path(self.model).items()}
+        modules = [module for stack in self._stacks.values() for module in (*stack.run, *stack.blocks)]
+        return [f"{path}." for path in (map(paths.__getitem__, modules) if modules else [self.model.base_model_prefix])]
+
+    def reader(self, reader: Reader) -> ReaderSize:
+        """What a reader of the model has and reads.
+
+        Raises:
+            LaminaError: If the reader does not fit the model.
+        """
+        key = replace(reader, seed=0)
+        if key not in self._readers:
+            stack = default_stack(self.model, reader.stack, op="estimate")
+            with torch.device("meta"):
+                module = ReaderModule(reader, stack, self.model)
+            self._readers[key] = ReaderSize(module.size(), stack.name, module.layers, stack.width)
+        return self._readers[key]
 
 
-def _parts(model: PreTrainedModel) -> tuple[dict[str, list[int]], int, tuple[str, ...]]:
-    try:
-        found = stacks(model)
-    except UnsupportedModelError:  # such as a convolutional network, which is fine-tuned all the same
-        return {}, _active([model]), (model.base_model_prefix,)
-    paths = {module: path for path, module in by_path(model).items()}
-    blocks = {name: [_active([block]) for block in stack.blocks] for name, stack in found.items()}
-    inside = [block for stack in found.values() for block in stack.blocks]
-    layered = {paths[module] for stack in found.values() for module in (*stack.run, *stack.blocks)}
-    return blocks, _active([model]) - _active(inside), tuple(sorted(layered))
+# Recipes share their architectures: each model is built, and its stacks are found, once per process.
+_models: dict[tuple[str, str], dict[int, ModelSize]] = {}
+
+
+class Sizes:
+    """The models that a config gives, which stays as it is."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        self.config, self._key = config, config.to_json_string(use_diff=False)
+
+    def model(self, auto_class: str, labels: Sequence[str] = ()) -> ModelSize:
+        """A model with the head of an auto class of transformers; without labels it has the config's classes."""
+        built = _models.setdefault((self._key, auto_class), {})
+        if len(labels) not in built:
+            config = copy.deepcopy(self.config)
+            if labels:
+                name_classes(config, labels)
+            model = empty_model(config, getattr(transformers, auto_class))
+            size, like = ModelSize(model, model.num_parameters()), next(iter(built.values()), None)
+            if like is not None:
+                size = replace(size, _edits=like._edits, _readers=like._readers)
+                if like._stacks:
+                    same_stacks(like.model, model)  # their modules are the same but for the last layer's width
+            built[len(labels)] = size
+        return built[len(labels)]
 
 
 def _active(modules: Iterable[nn.Module]) -> int:
     """Parameters of modules, each once, that are more than looked up."""
     parts = [part for module in modules for part in module.modules() if not isinstance(part, nn.Embedding)]
-    return sum({id(one): one.numel() for part in parts for one in part.parameters(recurse=False)}.values())
-
-
-def edit_size(size: ModelSize, edits: Sequence[tuple[str, Any]], *, where: str) -> EditSize:
-    """What edits do to a model.
-
-    Args:
-        size: The model, which stays as it is.
-        edits: Name and arguments of each.
-        where: The place in the recipe, named in errors.
-
-    Raises:
-        LaminaError: If an edit does not fit the model.
-    """
-    key = (*size.key, json.dumps(edits))
-    if key not in _edits:
-        model = copy.deepcopy(size.model)
-        for number, edit in enumerate(edits):
-            if all(name in _IN_PLACE for name, _ in edits[:number]):
-                same_stacks(size.model, model)  # to look for them again is most of the work
-            apply_edits(model, [edit], seed=0, where=where)
-        trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        frozen = sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)
-        deep = not frozen or any(f"{name}.".startswith(f"{path}.") for name in trained for path in size.layered)
-        _edits[key] = EditSize(model.num_parameters() - size.parameters, frozen, deep)
-    return _edits[key]
-
-
-def reader_size(size: ModelSize, reader: Reader) -> ReaderSize:
-    """Build a reader.
-
-    Args:
-        size: The model that it reads.
-        reader: Its config.
-
-    Raises:
-        LaminaError: If the reader does not fit the model.
-    """
-    key = (*size.key, replace(reader, seed=0))
-    if key not in _readers:
-        stack = default_stack(size.model, reader.stack, op="estimate")
-        with torch.device("meta"):
-            module = ReaderModule(reader, stack, size.model)
-        _readers[key] = ReaderSize(module.size(), stack.name, module.layers, stack.width)
-    return _readers[key]
+    unique = {id(parameter): parameter.numel() for part in parts for parameter in part.parameters(recurse=False)}
+    return sum(unique.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,87 +100,72 @@ def run_recipe(
 
 @dataclass(frozen=True)
 class _Session:
-    """What all runs of a recipe share: their data, read and encoded once, and their folder."""
+    """What all runs of a recipe share: their data, read and encoded once, their folder, and rows of the runs before."""
 
     recipe: Recipe
     tasks: dict[str, list[Task]]
     folder: Path | None
     encodings: Encodings = field(default_factory=dict)
+    done: list[dict[str, Any]] = field(default_factory=list)
 
-    def train(
-        self,
-        specs: dict[str, RunSpec],
-        *,
-        output: Path | None = None,
-        checkpoints: Path | None = None,
-        before: list[dict[str, Any]] | None = None,
-    ) -> Run:
+    def train(self, specs: dict[str, RunSpec], *, output: Path | None = None, checkpoints: Path | None = None) -> Run:
         """Train some readers in one pass, or one model, on a fresh base.
 
         Args:
             specs: What is trained.
             output: Folder that gets everything.
             checkpoints: Folder of this run's checkpoints alone.
-            before: Rows of the runs before; a model that is better than they are is kept.
         """
         tasks = {name: self.tasks[spec.task][spec.repeat] for name, spec in specs.items()}
         options = {name: FitOptions.of(spec.options) for name, spec in specs.items()}
         target, processor = self._load(specs, tasks)
+        changes: dict[str, Any] = {}
         (shared, *_) = options.values()
         if isinstance(target, ReaderBank):
-            rates = {name: one.learning_rate or RATES[True] for name, one in options.items()}
-            shared = shared.model_copy(
-                update={"epochs": {name: one.epochs for name, one in options.items()}, "learning_rate": rates}
-            )
+            changes["epochs"] = {name: own.epochs for name, own in options.items()}
+            changes["learning_rate"] = {name: own.learning_rate or RATES[True] for name, own in options.items()}
         if output is None and checkpoints is None:
-            shared = shared.model_copy(update={"resume": False})
+            changes["resume"] = False
         elif shared.save_steps is None:
-            shared = shared.model_copy(update={"save_steps": SAVE_STEPS})
-        result = train(
-            target,
-            tasks,
-            shared,
-            processor=processor,
-            output=output,
-            checkpoints=checkpoints,
-            encodings=self.encodings,
-        )
+            changes["save_steps"] = SAVE_STEPS
+        shared = shared.model_copy(update=changes)
+        places: dict[str, Any] = {"output": output, "checkpoints": checkpoints}
+        result = train(target, tasks, shared, processor=processor, encodings=self.encodings, **places)
         rows = []
         for row in result.table:
             name, metric = row["reader"], row["metric"]
             spec, tests = specs[name], result.test.get(name, {})
             row = {"task": spec.task, "reader": name, **spec.settings} | {**row, "task": spec.task}
             rows.append(row | {"test" if key == metric else f"test_{key}": value for key, value in tests.items()})
-        if not isinstance(target, ReaderBank):
-            self._keep(target, processor, rows[0], before or [])
-        cut = {specs[name].task: count for name, count in result.truncated.items()}
-        bank = target if isinstance(target, ReaderBank) else None
-        return Run([], sorted_rows(rows), result.importances, result.steps, result.seconds, cut, bank)
+        run = Run([], sorted_rows(rows), result.importances, result.steps, result.seconds)
+        truncated = {specs[name].task: count for name, count in result.truncated.items()}
+        if isinstance(target, ReaderBank):
+            return replace(run, truncated=truncated, bank=target)
+        self._keep(target, processor, rows[0])
+        return replace(run, truncated=truncated)
 
     def one_by_one(self, specs: dict[str, RunSpec]) -> Run:
         """Train each by itself; with an output folder, what was ended goes on where it was."""
-        done: list[dict[str, Any]] = []
+        joined = Run(rows=self.done)
         for number, (name, spec) in enumerate(specs.items(), start=1):
             place = None if self.folder is None else self.folder / "separate" / f"{name}.json"
             checkpoints = None if place is None else place.with_suffix(".checkpoints")
             if spec.options.get("resume") and place is not None and place.is_file():
-                done.append(_read(place, self._facts(spec)))
+                own = _read(place, self._facts(spec))
             else:
                 logger.info("%s, %d of %d", name, number, len(specs))
-                before = [row for one in done for row in one["rows"]]
-                run = self.train({name: spec}, checkpoints=checkpoints, before=before)
-                done.append(
-                    {key: getattr(run, key) for key in ("rows", "importances", "steps", "seconds", "truncated")}
-                )
+                run = self.train({name: spec}, checkpoints=checkpoints)
+                own = {key: getattr(run, key) for key in ("rows", "importances", "steps", "seconds", "truncated")}
                 if place is not None and rank() == 0:
                     place.parent.mkdir(parents=True, exist_ok=True)
-                    write_text(place, json.dumps({"run": self._facts(spec), **done[-1]}))
+                    write_text(place, json.dumps({"run": self._facts(spec), **own}))
             if checkpoints is not None and rank() == 0:
                 shutil.rmtree(checkpoints, ignore_errors=True)
-        joined = {key: [row for one in done for row in one[key]] for key in ("rows", "importances")}
-        steps, seconds = (sum(one[key] for one in done) for key in ("steps", "seconds"))
-        cut = {task: count for one in done for task, count in one["truncated"].items()}
-        return Run([], joined["rows"], joined["importances"], steps, seconds, cut)
+            joined.rows.extend(own["rows"])
+            joined.importances.extend(own["importances"])
+            joined.truncated.update(own["truncated"])
+            joined = replace(joined, steps=joined.steps + own["steps"], seconds=joined.seconds + own["seconds"])
+        return joined
 
     def _load(self, specs: dict[str, RunSpec], tasks: dict[str, Task]) -> tuple[ReaderBank | PreTrainedModel, Any]:
         """A fresh bank with the readers, or a fresh model, edited; and its processor."""
@@ -206,10 +191,10 @@ class _Session:
                 raise
         return bank, processor
 
-    def _keep(self, model: PreTrainedModel, processor: Any, row: dict[str, Any], before: list[dict[str, Any]]) -> None:
+    def _keep(self, model: PreTrainedModel, processor: Any, row: dict[str, Any]) -> None:
         """Save a model if it is to be kept."""
         name, keep = slug(row["task"]), self.recipe.keep
-        others = [one["score"] for one in before if one["task"] == row["task"]]
+        others = [other["score"] for other in self.done if other["task"] == row["task"]]
         best = all(better(row["metric"], row["score"], other) for other in others)
         if self.folder is not None and rank() == 0 and (keep == "all" or (keep == "best" and best)):
             save(model, self.folder / "models" / (name if keep == "best" else row["reader"]), processor)
@@ -224,11 +209,7 @@ class _Session:
 
 
 def _read(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """What a run that ended before gave.
-
-    Raises:
-        ConfigError: If it was another run.
-    """
+    """What a run that ended before gave; a ConfigError if it was another run."""
     done = json.loads(path.read_text(encoding="utf-8"))
     before = done.pop("run")
     for key, now in facts.items():

@@ -35,14 +35,14 @@ def summaries(rows: Rows, specs: Mapping[str, RunSpec], metrics: Mapping[str, Se
     groups: dict[str, list[RunSpec]] = {}
     for spec in specs.values():
         groups.setdefault(json.dumps([spec.task, spec.settings["method"], grid_of(spec)]), []).append(spec)
-    found = [
+    table = [
         _summary([by_name[spec.name] for spec in group], grid_of(group[0]), metrics[group[0].task])
         for group in groups.values()
     ]
-    if any(row["settings"] for row in found):
-        order = list(dict.fromkeys(row["task"] for row in found))
-        found.sort(key=lambda row: (order.index(row["task"]), sort_key(row["metric"], row["mean"])))
-    return found
+    if any(row["settings"] for row in table):
+        order = list(dict.fromkeys(row["task"] for row in table))
+        table.sort(key=lambda row: (order.index(row["task"]), sort_key(row["metric"], row["mean"])))
+    return table
 
 
 def _summary(rows: Rows, settings: dict[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
@@ -81,23 +81,22 @@ def cells(row: dict[str, Any]) -> dict[str, str]:
 
 def columns_of(table: Rows) -> list[str]:
     """Columns that every printed form of a table has: those of settings, metrics and tests only where there are any."""
-    scores = [key for row in table for key in row["scores"]]
-    tests = [name for row in table for name in cells(row) if name.partition(" ")[0] == "test"]
+    last = ("runs", "parameters")
     settings = [key for row in table for key in row["settings"]]
-    names = ["task", "method", *settings, "metric", "mean", "spread", *scores, *tests, "runs", "parameters"]
-    return list(dict.fromkeys(names))
+    others = [name for row in table for name in cells(row) if name not in last]
+    others.sort(key=lambda name: name.partition(" ")[0] == "test")
+    return list(dict.fromkeys(["task", "method", *settings, *others, *last]))
 
 
 def plus_minus(figures: Mapping[str, Any]) -> str:
     """A mean with half the width of its interval, where there is one."""
-    if figures["interval"] is None:
-        return f"{figures['mean']:.3f}"
-    return f"{figures['mean']:.3f} ± {figures['interval']:.3f}"
+    mean, interval = figures["mean"], figures["interval"]
+    return f"{mean:.3f}" if interval is None else f"{mean:.3f} ± {interval:.3f}"
 
 
 def markdown(table: Rows) -> str:
     """The table as Markdown."""
     columns = columns_of(table)
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(cells(row).get(column, "") for column in columns) + " |" for row in table]
-    return "\n".join(lines) + "\n"
+    lines = [columns, *([cells(row).get(column, "") for column in columns] for row in table)]
+    head, *body = (f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join([head, "|" + "---|" * len(columns), *body]) + "\n"

@@ -18,7 +18,7 @@ from lamina.layers import stacks
 from lamina.layers.discovery import same_stacks
 from lamina.recipes.edits import config_of
 from lamina.recipes.estimate import Estimate, estimate, readable
-from lamina.recipes.model_size import edit_size, model_size
+from lamina.recipes.model_size import Sizes
 from lamina.recipes.schema import Recipe, parse_recipe
 from lamina.store import empty_model
 from lamina.tasks.presets import PRESETS
@@ -316,7 +316,7 @@ def test_shared_blocks_count_as_often_as_they_run():
         "num_attention_heads": 4,
         "intermediate_size": 48,
     }
-    size = model_size(config_of(albert), "AutoModel")
+    size = Sizes(config_of(albert)).model("AutoModel")
     (blocks,) = size.blocks.values()
     assert len(blocks) == 3
     assert size.row(1, 0) > size.parameters - 30_000 * 8  # the vocabulary is no part of it
@@ -418,8 +418,8 @@ def test_a_copy_has_the_stacks_of_its_model():
 
 
 def test_the_model_stays_as_it_is():
-    size = model_size(config_of(TINY), "AutoModelForSequenceClassification", ("a", "b"))
-    edit_size(size, (("insert", {}), ("freeze", {"train": "inserted"})), where="here")
+    size = Sizes(config_of(TINY)).model("AutoModelForSequenceClassification", ("a", "b"))
+    size.edited((("insert", {}), ("freeze", {"train": "inserted"})), where="here")
     assert size.model.num_parameters() == WHOLE
     assert all(parameter.requires_grad for parameter in size.model.parameters())
 
@@ -452,6 +452,15 @@ def test_a_reader_that_does_not_fit_the_model(reader: dict[str, Any], kind: type
 )
 def test_an_edit_that_does_not_fit_the_model(method: dict[str, Any], kind: type[Exception], message: str):
     refused(recipe({"a": {"preset": "cola"}}, methods={"m": method}), kind, message)
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_a_test_part_that_is_not_there(tmp_path: Path, data: bool):
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\none\tyes\ntwo\tno\n")
+    local: dict[str, Any] = {"files": {"train": "train.tsv", "validation": "train.tsv"}, "readers": {"last": LAST}}
+    made = recipe({"a": local if data else task({"last": LAST})}, evaluate="test")
+    with pytest.raises(ConfigError, match="evaluate is test, but task 'a' has only train, validation"):
+        estimate(made, data=tmp_path if data else None)
 
 
 def refused(made: Recipe, kind: type[Exception], message: str) -> None:
