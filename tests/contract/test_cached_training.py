@@ -25,6 +25,7 @@ from lamina.fusion.extra_layers import ExtraLayers
 from lamina.heads.token_classification import TokenClassification
 from lamina.tasks.task import Task
 from lamina.train.engine import Engine
+from lamina.train.options import FitOptions
 
 
 class KilledError(Exception):
@@ -112,9 +113,9 @@ def test_a_folder_that_cannot_be_written_ends_the_run_before_it_begins(tmp_path:
 
 
 @pytest.mark.parametrize("option", ["cache", "cache_dtype"])
-def test_unknown_choices(tmp_path: Path, option: str):
+def test_unknown_choices(option: str):
     with pytest.raises(UnknownNameError, match=f"unknown {option} 'always'"):
-        trained(tmp_path, **{option: "always"})
+        FitOptions.of({option: "always"})
 
 
 def test_a_group_that_cannot_be_cached_does_not_keep_others_from_it(tmp_path: Path):
