@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
 from lamina.bank import ReaderBank
@@ -69,8 +70,7 @@ def evaluate(  # noqa: PLR0913
         UnknownNameError: If a reader, the part or an option does not exist.
         ConfigError: If a task does not fit its reader, or the model.
     """
-    known = ("split", "processor", "batch_size", "per_class", "max_length", "stride", "precision", "prefix")
-    known += ("max_target_length", "num_beams", "length_penalty", "num_workers", "progress")
+    known = list(signature(evaluate).parameters)[2:-1]
     for name in unknown:
         raise UnknownNameError(op="evaluate", got=name, known=known, what="option")
     tasks = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks)
