@@ -34,7 +34,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 bench: $(READY)
-	set -e; for script in $(filter-out benchmarks/common.py,$(wildcard benchmarks/*.py)); do echo "$$script"; $(BIN)/python "$$script" $(ARGS); done
+	set -e; for script in $(filter-out benchmarks/common.py benchmarks/against.py,$(wildcard benchmarks/*.py)); do echo "$$script"; $(BIN)/python "$$script" $(ARGS); done
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict --site-dir site
