@@ -20,8 +20,9 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/lamina demo $(ARGS)
 
+# Without bytecode every process of the suite would compile all of lamina and rewrite the tests' asserts anew.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -16,6 +16,19 @@ from typing import Any
 
 import pytest
 
+WHOLE_RUNS = (
+    "contract/test_cached_training",
+    "contract/test_processes",
+    "contract/test_sweeps",
+    "contract/test_toy_kind",
+    "contract/test_training",
+    "contract/test_tuning",
+    "end_to_end",
+    "golden",
+    "unit/cli",
+    "unit/recipes",
+    "unit/train",
+)
 _CACHE = tempfile.mkdtemp(prefix="lamina-tests-")
 os.environ.update(
     HF_HUB_OFFLINE="1",
@@ -108,6 +121,15 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _shape_checks(request: pytest.FixtureRequest) -> None:
+    """Check shapes where the parts are tested; in whole runs the checks would take two thirds of the time."""
+    import jaxtyping
+
+    runs = request.path.relative_to(request.config.rootpath / "tests").as_posix().startswith(WHOLE_RUNS)
+    jaxtyping.config.update("jaxtyping_disable", runs)
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ def checked(function: Callable[..., object]) -> Callable[..., object]:
     A constructor checks by hand what users give it, with a message of its own that the tests want to see.
     `Self` is something beartype takes on whole classes only.
     """
-    if function.__name__ == "__init__":
+    if function.__name__ == "__init__" or "<locals>" in function.__qualname__:
         return function
     try:
         return beartype(function, conf=_LIKE_PYRIGHT)
