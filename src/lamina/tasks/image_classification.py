@@ -50,15 +50,13 @@ class ImageClassificationKind(ClassKind):
     usual_columns = ("image", "label")
     readers = False
 
-    def read_one(self, source: str | Path, spec: ColumnSpec, header: Sequence[str] | None) -> Table:
+    def read(self, source: Any, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
         """A folder with a folder of images per class, a plain tar file of one, or a Parquet file."""
+        if not isinstance(source, str | Path):
+            return super().read(source, spec, header)
         if Path(source).suffix == ".parquet":
             return self.from_rows(str(source), parquet_rows(source, _column(spec)), spec)
         return read_images(source)
-
-    def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
-        """Images are in column "image"."""
-        return replace(spec, text=_column(spec))
 
     def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[Any]], spec: ColumnSpec) -> Table:
         """The columns of images, none of which is opened, and of labels."""
@@ -71,12 +69,12 @@ class ImageClassificationKind(ClassKind):
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Settle the classes, and make the examples."""
-        labels = spec.labels or lab.class_labels(tables, spec.label)
+        labels, column = spec.labels or lab.class_labels(tables, spec.label), _column(spec)
         splits: dict[str, Split] = {}
         for name, table in tables.items():
-            images: Any = table.columns.get(str(spec.text)) or table.column(spec.text)  # none of which is opened
+            images: Any = table.columns.get(column) or table.column(column)  # none of which is opened
             splits[name] = images.split(lab.class_ids(table, spec.label, labels))
-        return replace(spec, problem_type="classification", labels=labels), splits
+        return replace(spec, text=column, problem_type="classification", labels=labels), splits
 
     def encode(self, split: Split, processor: Any, options: EncodeOptions) -> ImageInputs:
         """Pixels, augmented in the train part if that is wanted."""

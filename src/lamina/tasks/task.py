@@ -321,7 +321,7 @@ def _assemble(
 ) -> Task:
     kind = kind_of(spec.kind)
     _check_spec(spec)
-    spec, splits = kind.build(kind.columns(spec, tables), tables)
+    spec, splits = kind.build(spec, tables)
     labels, problem_type = spec.labels or (), spec.problem_type or "classification"
     if not isinstance(metrics, tuple):
         metrics = _metrics(kind.metrics(problem_type, labels), metrics)
