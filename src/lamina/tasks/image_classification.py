@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from lamina.tasks.base import ColumnSpec, EncodeOptions, TaskLike
     from lamina.tasks.split import Split
 
-SCALE = (0.08, 1.0)
-"""Share of an image's area that a crop takes: the range that most vision models are trained and fine-tuned with."""
-
+SCALE = (0.08, 1.0)  # share of an image's area that a crop takes, as most vision models are trained with
 _ASPECT = (3 / 4, 4 / 3)  # of a crop, as width through height
 _TRIES = 10
 _NO_RESIZING = ("do_resize", "do_center_crop")
@@ -131,24 +129,17 @@ class ImageInputs:
         augment: For training: a random part of each image, resized to the processor's size and mirrored at random.
             What is drawn depends on `seed`, the epoch and the row alone.
         seed: Of the augmentation.
-        scale: Smallest and largest share of the image's area that a crop takes; larger smallest shares suit small sets
-            and small images.
-
-    Raises:
-        ConfigError: If `scale` is no range of shares, there is no image processor, or its images have no one size.
+        scale: Smallest and largest share of the image's area that a crop takes, above 0 and at most 1; larger smallest
+            shares suit small sets and small images.
     """
 
+    uncacheable = "the inputs are images; only texts are cached"
+
     def __init__(
-        self,
-        split: Split,
-        processor: Any,
-        *,
-        augment: bool = False,
-        seed: int = 0,
-        scale: tuple[float, float] = SCALE,
+        self, split: Split, processor: Any, *, augment: bool = False, seed: int = 0, scale: tuple[float, float] = SCALE
     ) -> None:
         if not 0 < scale[0] <= scale[1] <= 1:
-            rule = "it must be two shares of the image, above 0 and at most 1, the smaller first"
+            rule = "it must be two shares of the image, the smaller first"
             raise ConfigError(f"images: scale is {scale[0]} to {scale[1]}; {rule}.")
         self._processor = image_processor(processor)
         self.target = target_of(self._processor)
@@ -162,11 +153,6 @@ class ImageInputs:
     def digest(self) -> str:
         """Equal for equal images of equal names."""
         return self._split.key
-
-    @property
-    def uncacheable(self) -> str | None:
-        """Only states of texts are kept."""
-        return "the inputs are images; only texts are cached"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Some images as `pixel_values`, float32 `[batch, channels, height, width]`."""
@@ -190,13 +176,11 @@ class ImageInputs:
 
 
 def random_box(size: tuple[int, int], rng: random.Random, *, scale: tuple[float, float]) -> tuple[int, int, int, int]:
-    """A random part of an image of a width and height, about as wide as high: left, top, right and bottom.
+    """A random part of an image of a width and height: left, top, right and bottom.
 
     Drawn are its share of the area (from `scale`), its aspect ratio (3/4 to 4/3, uniform in its logarithm) and its
     place. If ten draws do not fit into the image, it is the largest middle part of such a shape.
-
-    Source:
-        Szegedy et al. 2015, arXiv:1409.4842, section 6, with the place drawn over whole pixels.
+    Source: Szegedy et al. 2015, arXiv:1409.4842, section 6, with the place drawn over whole pixels.
     """
     width, height = size
     for _ in range(_TRIES):
@@ -225,27 +209,24 @@ def image_processor(processor: Any) -> Any:
     """The image processor that a processor holds, or the image processor itself; without one a ConfigError."""
     from transformers import ImageProcessingMixin
 
-    found = getattr(processor, "image_processor", processor)
-    if not isinstance(found, ImageProcessingMixin):
+    own = getattr(processor, "image_processor", processor)
+    if not isinstance(own, ImageProcessingMixin):
         rule = "images are resized and normalised by the model's image processor"
         hint = "Give the one that AutoImageProcessor.from_pretrained finds for the model."
         raise ConfigError(f"images: the processor is a {type(processor).__name__}; {rule}. {hint}")
-    return found
+    return own
 
 
 def target_of(processor: Any) -> Target:
-    """The size that an image processor brings images to, found by giving it some.
+    """The size that an image processor brings images to, found by giving it some; one of many sizes is a ConfigError.
 
-    Its settings are not enough to tell: processors name and use `size` and `crop_size` in many ways. One that does not
-    give one image of one size for each is a ConfigError.
+    Its settings are not enough to tell: processors name and use `size` and `crop_size` in many ways.
     """
     small, large, wide = (_shape(processor, size) for size in ((64, 64), (80, 80), (96, 64)))
     if len(small) != 4 or small != large:
-        raise ConfigError(
-            f"images: {type(processor).__name__} makes pixel_values of shape {small} of an image of 64 x 64, and of "
-            f"one of 80 x 80 {large}; a classifier takes [1, channels, height, width], the same for all. "
-            "Set the processor's do_resize and size."
-        )
+        came = f"makes pixel_values of shape {small} of an image of 64 x 64, and {large} of one of 80 x 80"
+        rule = "a classifier takes [1, channels, height, width], the same for all. Set its do_resize and size"
+        raise ConfigError(f"images: {type(processor).__name__} {came}; {rule}.")
     return Target(small[2], small[3], fixed=wide == small)
 
 
