@@ -53,7 +53,7 @@ class Split:
 
     @cached_property
     def labels(self) -> Column:
-        """Per text a class id, a number, zeros and ones (multi-label), a class id per word, a text to write, or None."""
+        """Per text a class id, a number, zeros and ones (multi-label), a class id per word, text to write, or None."""
         return Column(self.rows, ["label"], _as_tuple)
 
     @cached_property
