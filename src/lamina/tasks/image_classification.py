@@ -123,14 +123,8 @@ class Target:
 class ImageInputs:
     """Images as pixels; an `Inputs`.
 
-    Args:
-        split: A part of an image task.
-        processor: The model's image processor, or a processor that holds one.
-        augment: For training: a random part of each image, resized to the processor's size and mirrored at random.
-            What is drawn depends on `seed`, the epoch and the row alone.
-        seed: Of the augmentation.
-        scale: Smallest and largest share of the image's area that a crop takes, above 0 and at most 1; larger smallest
-            shares suit small sets and small images.
+    `augment`, for training, takes a random part of each image, which has a share of its area between those in `scale`,
+    resizes it and mirrors it at random: what is drawn depends on the seed, the epoch and the row alone.
     """
 
     uncacheable = "the inputs are images; only texts are cached"

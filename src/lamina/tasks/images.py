@@ -52,11 +52,7 @@ class LazyImage:
     data: bytes | None = None  # its bytes, where they are at hand
 
     def open(self) -> Image.Image:
-        """The image in RGB, turned as its EXIF orientation says; of several frames the first.
-
-        Raises:
-            DataError: If it is gone, cut off, damaged, or its pixels cannot be shown in RGB.
-        """
+        """The image in RGB, turned as its EXIF orientation says; of several frames the first."""
         try:
             with Image.open(BytesIO(self._bytes())) as image:
                 image.load()
@@ -67,23 +63,23 @@ class LazyImage:
             unknown = isinstance(error, Image.UnidentifiedImageError)  # whose text names an object in memory
             reason = "no image format known" if unknown else first_line(error)
             problem = f"cannot be decoded ({reason}); every row of an image task is a whole image."
-            raise _bad_image(self.name, problem) from error
+            raise _bad(self.name, problem) from error
 
     def _bytes(self) -> bytes:
         if self.data is not None:
             return self.data
         if self.path is None:
-            raise _bad_image(self.name, "is empty; every row of an image task has an image.")
+            raise _bad(self.name, "is empty; every row of an image task has an image.")
         try:
             with Path(self.path).open("rb") as file:
                 file.seek(self.offset)
                 data = file.read(-1 if self.size is None else self.size)
         except OSError as error:
             problem = f"cannot be read ({error.strerror or error}); images are read again in every epoch."
-            raise _bad_image(self.name, problem) from None
+            raise _bad(self.name, problem) from None
         if self.size is not None and len(data) < self.size:
             problem = f"is cut off after {len(data)} of {self.size} bytes; the tar file has become shorter."
-            raise _bad_image(self.name, problem)
+            raise _bad(self.name, problem)
         return data
 
 
@@ -152,14 +148,10 @@ def image_dataset(name: str, columns: Mapping[str, list[Any]], image: str, label
         return rows.cast_column(image, datasets.Image()) if image in columns else rows
     except (pa.ArrowException, TypeError) as error:
         problem = f"cannot be read ({first_line(error)}); an image is a path, bytes or an image of Pillow."
-        raise _bad_source(name, problem) from error
+        raise _bad(name, problem) from error
 
 
-def _bad_image(name: str, problem: str) -> DataError:
-    return DataError(f"image: {name} {problem}", path=name)
-
-
-def _bad_source(path: str | Path, problem: str) -> DataError:
+def _bad(path: str | Path, problem: str) -> DataError:
     return DataError(f"images: {path} {problem}", path=str(path))
 
 
@@ -167,7 +159,7 @@ def _rgb(image: Image.Image, name: str) -> Image.Image:
     """Grey, palette, CMYK and transparent images in RGB; what lies under transparent pixels shows."""
     if image.mode in ("I", "F"):
         problem = f"has pixels of 32 bits (mode {image.mode}); which of their values is white is not known."
-        raise _bad_image(name, f"{problem} Save it with 8 or 16 bits per channel.")
+        raise _bad(name, f"{problem} Save it with 8 or 16 bits per channel.")
     if image.mode.startswith("I;16"):
         image = image.point(lambda value: value * (1 / 256)).convert("L")  # else all above 255 becomes white
     if image.mode == "P" and "transparency" in image.info:
@@ -181,14 +173,10 @@ def read_images(path: str | Path) -> Table:
     Columns are "image" (an `ImageColumn`) and "label": the name of the folder that an image lies in, as in
     `airplane/0001.jpg` or `train/airplane/0001.jpg`. Rows are sorted by name whatever the file system's order. Other
     files, hidden files and links are left out and counted in the log.
-
-    Raises:
-        DataError: If there is nothing at `path`, no image, an image outside all class folders, one class folder at
-            two places (two parts of a data set, say), or the tar file is compressed or damaged.
     """
     path = Path(path)
     if not (path.is_dir() or path.is_file()):
-        raise _bad_source(path, "is not there; images are read from a folder or a tar file.")
+        raise _bad(path, "is not there; images are read from a folder or a tar file.")
     images: dict[tuple[str, ...], LazyImage] = {}
     others: Counter[str] = Counter()
     for parts, image in _in_folder(path) if path.is_dir() else _in_tar(path):
@@ -201,7 +189,7 @@ def read_images(path: str | Path) -> Table:
     names, ignored = sorted(images), ", ".join(f"{count} {what}" for what, count in sorted(others.items())) or "nothing"
     if not names:
         came = f"has no images (ignored: {ignored}); they end in {', '.join(sorted(_ENDINGS))}"
-        raise _bad_source(path, f"{came}. Put the images of each class into a folder named after it.")
+        raise _bad(path, f"{came}. Put the images of each class into a folder named after it.")
     _check_classes(path, names)
     labels = [parts[-2] for parts in names]
     logger.info("images: %s has %d images of %d classes; ignored: %s", path, len(names), len(set(labels)), ignored)
@@ -218,7 +206,7 @@ def _in_folder(root: Path) -> Iterator[Member]:
 
 
 def _unreadable(error: OSError) -> None:
-    raise _bad_source(error.filename, f"cannot be listed ({error.strerror}); all class folders are read.")
+    raise _bad(error.filename, f"cannot be listed ({error.strerror}); all class folders are read.")
 
 
 def _in_tar(path: Path) -> Iterator[Member]:
@@ -236,7 +224,7 @@ def _in_tar(path: Path) -> Iterator[Member]:
     with path.open("rb") as file:
         file.seek(end)
         if file.read(_BLOCK) != bytes(_BLOCK):  # tarfile takes a damaged header for the end
-            raise _bad_source(path, f"is cut off or damaged after {end} bytes; a tar file ends with a block of zeros.")
+            raise _bad(path, f"is cut off or damaged after {end} bytes; a tar file ends with a block of zeros.")
 
 
 def _not_a_tar(path: Path, error: Exception) -> DataError:
@@ -244,8 +232,8 @@ def _not_a_tar(path: Path, error: Exception) -> DataError:
         start = file.read(8)
     packed = next((name for magic, name in _PACKED.items() if start.startswith(magic)), None)
     if packed is not None:
-        return _bad_source(path, f"is compressed with {packed}; images are read in place. Unpack it first.")
-    return _bad_source(path, f"is not a whole tar file ({error}); images are read from a folder or a plain tar file.")
+        return _bad(path, f"is compressed with {packed}; images are read in place. Unpack it first.")
+    return _bad(path, f"is not a whole tar file ({error}); images are read from a folder or a plain tar file.")
 
 
 def _check_classes(source: Path, names: Sequence[tuple[str, ...]]) -> None:
@@ -253,9 +241,9 @@ def _check_classes(source: Path, names: Sequence[tuple[str, ...]]) -> None:
     for *folders, name in names:
         if not folders:
             rule = "the class of an image is the name of its folder. Put each class into a folder"
-            raise _bad_source(source, f"has {name} outside all class folders; {rule}.")
+            raise _bad(source, f"has {name} outside all class folders; {rule}.")
         label, folder = folders[-1], "/".join(folders)
         first = places.setdefault(label, folder)
         if first != folder:
             problem = f"has the class folder '{label}' twice, as {first} and {folder}; a class has one folder."
-            raise _bad_source(source, f"{problem} Give the folder, or a tar file, of one part.")
+            raise _bad(source, f"{problem} Give the folder, or a tar file, of one part.")

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from lamina.data.read import Table
     from lamina.tasks.base import ColumnSpec, EncodeOptions, TaskLike
 
-LABELS = ("token",)  # the classes are the model's vocabulary, which no task lists
 SHARE = 0.15  # of the tokens that are no special ones
 REPLACED, RANDOM = 0.8, 0.1  # of the chosen tokens: by the mask token, by any token; the rest stay as they are
 CANDIDATES = 5  # for a mask token
@@ -123,7 +122,7 @@ class MaskedLMKind(Kind):
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """The texts as they are, without their line ends; blank ones are left out."""
         spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "text", tables))
-        spec = lab.without_classes(spec, LABELS, "classification", "the texts' own tokens")
+        spec = lab.without_classes(spec, ("token",), "classification", "the texts' own tokens")
         return spec, {
             name: Split.of(text.rstrip("\r\n") for text in lab.texts(table, spec.text) if text.strip())
             for name, table in tables.items()

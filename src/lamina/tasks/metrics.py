@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-LOWER = frozenset({"perplexity"})
-"""Metrics of which less is better; of all others more is."""
-
+LOWER = frozenset({"perplexity"})  # metrics of which less is better; of all others more is
 _MOST = 700.0  # the largest exponent that stays a finite number
 _SIGNS = re.compile(r"[^a-z0-9]+")
 _STEMMED = 4  # letters: shorter words stay as they are
@@ -92,13 +90,13 @@ def score_tags(
     labels: Sequence[str],
 ) -> dict[str, float]:
     """Score a tag for every word: "span_f1" (micro, as seqeval counts), "accuracy" and "f1" of single words."""
-    from seqeval.metrics import f1_score
-
     _check_tags(predictions, targets)
     guesses, truths = (torch.tensor([int(tag) for row in rows for tag in row]) for rows in (predictions, targets))
     plain = [name for name in metrics if name != "span_f1"]
     scores = score_classes(plain, guesses, truths, len(labels), binary=False)
     if "span_f1" in metrics:
+        from seqeval.metrics import f1_score
+
         if not marks_spans(labels):
             came = f"the labels {', '.join(labels)} mark no spans"
             raise DataError(f"metrics: {came}; span F1 needs tags as O, B-x and I-x. Use 'accuracy' or 'f1'.")

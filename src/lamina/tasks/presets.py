@@ -54,10 +54,10 @@ class Preset:
         return self.labels or tuple(map(str, range(self.classes)))
 
 
+# Name -> preset, of `presets.yaml`.
 _rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 _named = {name: row for name, row in _rows.items() if not name.startswith(".")}
 PRESETS: Mapping[str, Preset] = MappingProxyType(TypeAdapter(dict[str, Preset]).validate_python(_named))
-"""Name -> preset, of `presets.yaml`."""
 
 
 def find_preset(name: str) -> tuple[str, Preset]:

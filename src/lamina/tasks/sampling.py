@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SampleSize:
-    """How many rows a subsample has: so many times the number of classes, a fraction of all, or so many.
-
-    Raises:
-        ConfigError: Unless exactly one is given, and it is in its range.
-    """
+    """How many rows a subsample has: so many times the number of classes, a fraction of all, or so many."""
 
     per_class: int | None = None
     fraction: float | None = None

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Source = str | Path | tuple[str | Path, str | Path] | list[str]
-"""Where one part of a task is: a file or folder, or a pair of files."""
+Source = str | Path | tuple[str | Path, str | Path] | list[str]  # of a part: a file or folder, or a pair of files
 
 
 @dataclass(frozen=True)
@@ -181,8 +180,7 @@ class Task:
         tables = {part: kind_of(kind).read(source, spec) for part, source in sources.items()}
         first = next(iter(sources.values()))
         name = name or Path(first if isinstance(first, str | Path) else first[0]).stem
-        limits = {"limit": limit, "limit_validation": limit_validation}
-        return _assemble(spec, tables, metrics=metric, name=name, seed=seed, **limits)
+        return _assemble(spec, tables, metrics=metric, name=name, limits=(limit, limit_validation), seed=seed)
 
     @classmethod
     def from_dataset(  # noqa: PLR0913
@@ -225,8 +223,7 @@ class Task:
             labels = class_names(first, label)
         spec = ColumnSpec(kind, text, label, text_pair, None if labels is None else tuple(labels), problem_type)
         tables = {part: kind_of(kind).from_rows(f"{name}/{part}", rows, spec) for part, rows in parts.items()}
-        limits = {"limit": limit, "limit_validation": limit_validation}
-        return _assemble(spec, tables, metrics=metric, name=name, seed=seed, **limits)
+        return _assemble(spec, tables, metrics=metric, name=name, limits=(limit, limit_validation), seed=seed)
 
     @classmethod
     def preset(
@@ -267,8 +264,7 @@ class Task:
             sources = files if isinstance(files, Mapping) else published_files(short, preset, Path(files))
             _check_parts(short, sources)
             tables = {part: kind.read(source, spec, preset.header) for part, source in sources.items()}
-        limits = {"limit": limit, "limit_validation": limit_validation}
-        return _assemble(spec, tables, metrics=preset.metrics, name=short, seed=seed, **limits)
+        return _assemble(spec, tables, metrics=preset.metrics, name=short, limits=(limit, limit_validation), seed=seed)
 
 
 def _check_parts(name: str, parts: Mapping[str, Any]) -> None:
@@ -300,8 +296,7 @@ def _assemble(
     *,
     metrics: str | tuple[str, ...] | None,
     name: str,
-    limit: int | None = None,
-    limit_validation: int | None = None,
+    limits: tuple[int | None, int | None] = (None, None),
     seed: int = 0,
 ) -> Task:
     kind = kind_of(spec.kind)
@@ -315,11 +310,11 @@ def _assemble(
     if "train" in splits and "validation" not in splits:
         task = task.held_out(seed)
     if "validation" in task.splits:
-        validation = limited(task.split("validation"), limit_validation, seed, option="limit_validation")
+        validation = limited(task.split("validation"), limits[1], seed, option="limit_validation")
         task = replace(task, splits={**task.splits, "validation": validation})
-    if "train" not in splits or limited(task.split("train"), limit, seed) is task.split("train"):
+    if "train" not in splits or limited(task.split("train"), limits[0], seed) is task.split("train"):
         return task
-    return task.subsample(rows=limit, seed=seed)
+    return task.subsample(rows=limits[0], seed=seed)
 
 
 def _check_spec(spec: ColumnSpec) -> None:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LABELS = ("text",)  # texts are written, which have no classes
-
 
 @final
 @dataclass(frozen=True)
@@ -42,27 +40,6 @@ class PairInputs(Windows):
     targets: Encoded | None = None  # what is to be written, where that is known
 
     uncacheable = "the model writes texts"  # its states depend on what it wrote
-
-    @classmethod
-    def of(cls, split: Split, processor: Any, options: EncodeOptions) -> PairInputs:
-        """Tokenise a part of a task whose texts become others; its labels are the targets.
-
-        A tokenizer that knows languages reads its source language and writes its target language; where that one is
-        not set, the first. It is left as it was. The prefix stands before each source, as "summarize: " for T5.
-        """
-        check_tokenizer(processor)
-        texts = [options.prefix + text for text in split.texts]
-        sources = encode(texts, processor, max_length=options.max_length, offsets=False)
-        if not split.labelled:
-            return cls(sources, processor)
-        targets = list(split.labels)
-        for row, label in enumerate(targets):
-            if not isinstance(label, str):
-                hint = "Use a task of kind summarization or translation."
-                came = f"row {row} has {label} for its target"
-                raise DataError(f"generation: {came}; texts are written. {hint}", row=row)
-        writer: Any = _Writer(processor)
-        return cls(sources, processor, encode(targets, writer, max_length=options.max_target_length, offsets=False))
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Some sources and, padded with -100, their "labels", which the model itself shifts to read them."""
@@ -123,12 +100,28 @@ class TextToTextKind(Kind):
         text, label = self.usual_columns
         text = lab.usual_column(spec.text, text, "text", tables)
         spec = replace(spec, text=text, label=lab.usual_column(spec.label, label, "target", tables))
-        spec = lab.without_classes(spec, LABELS, "generation", "texts to write")
+        spec = lab.without_classes(spec, ("text",), "generation", "texts to write")
         return spec, {name: _split(table, spec) for name, table in tables.items()}
 
     def encode(self, split: Split, processor: Any, options: EncodeOptions) -> PairInputs:
-        """Tokens of sources and targets."""
-        return PairInputs.of(split, processor, options)
+        """Tokens of sources, the prefix before each, and of the labels, which are the targets.
+
+        A tokenizer that knows languages reads its source language and writes its target language; where that one is
+        not set, the first. It is left as it was.
+        """
+        check_tokenizer(processor)
+        texts = [options.prefix + text for text in split.texts]
+        sources = encode(texts, processor, max_length=options.max_length, offsets=False)
+        if not split.labelled:
+            return PairInputs(sources, processor)
+        targets = list(split.labels)
+        for row, label in enumerate(targets):
+            if not isinstance(label, str):
+                came = f"row {row} has {label} for its target; texts are written"
+                raise DataError(f"generation: {came}. Use a task of kind summarization or translation.", row=row)
+        writer: Any = _Writer(processor)
+        encoded = encode(targets, writer, max_length=options.max_target_length, offsets=False)
+        return PairInputs(sources, processor, encoded)
 
     def target_tokens(self, max_target_length: int) -> int:
         """The longest text that is written."""
