@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lamina.data.batches import padding_of, tokenizer_of
 from lamina.data.encode import encode
-from lamina.data.windows import IGNORED, word_tokens
+from lamina.data.windows import IGNORED, Encoded, word_tokens
 from lamina.errors import ConfigError
 from lamina.tasks import metrics as score
-from lamina.tasks.base import Kind, Results
+from lamina.tasks.base import EncodeOptions, Inputs, Kind, Results, Targets, TaskLike
+from lamina.tasks.split import Split
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from lamina.data.windows import Encoded
-    from lamina.tasks.base import EncodeOptions, Inputs, Targets, TaskLike
-    from lamina.tasks.split import Split
-
-    Array = np.ndarray[Any, np.dtype[Any]]
-
+Array = np.ndarray[Any, np.dtype[Any]]
 _CACHED = {"input_ids", "attention_mask", "token_type_ids"}
 
 
@@ -40,9 +33,9 @@ class Windows:
     processor: Any  # the tokenizer, or a processor that holds one; it says what rows are padded with
 
     @property
-    def lengths(self) -> Sequence[int]:
+    def lengths(self) -> Any:
         """Tokens of each row."""
-        return self.encoded.lengths  # pyright: ignore[reportReturnType]
+        return self.encoded.lengths
 
     @property
     def digest(self) -> str:

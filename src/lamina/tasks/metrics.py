@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.tasks.base import Results
 from lamina.tasks.tags import marks_spans
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from torch import Tensor
 
 LOWER = frozenset({"perplexity"})  # metrics of which less is better; of all others more is
 _MOST = 700.0  # the largest exponent that stays a finite number

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter
@@ -16,9 +16,6 @@ from pydantic import ConfigDict, TypeAdapter
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.tasks import kind_of
 from lamina.utils import first_line
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 logger = logging.getLogger(__name__)
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
+from torch import Tensor
+
+from lamina.data.read import Table
 from lamina.tasks import labels as lab
+from lamina.tasks.base import ColumnSpec, TaskLike
 from lamina.tasks.inputs import ClassKind
 from lamina.tasks.split import Split
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
-    from lamina.data.read import Table
-    from lamina.tasks.base import ColumnSpec, TaskLike
 
 _CONFIG = {
     "classification": "single_label_classification",

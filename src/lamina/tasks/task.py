@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.tasks import kind_of
 from lamina.tasks.base import PARTS, ColumnSpec, class_names
 from lamina.tasks.presets import fetch, find_preset, published_files
 from lamina.tasks.sampling import SampleSize, subsample_rows
 from lamina.tasks.split import Split, held_out, limited
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lamina.data.read import Table
 
 logger = logging.getLogger(__name__)
 

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, final
+from itertools import accumulate
+from typing import Any, final
 
 import pyarrow as pa
 import regex
 import torch
+from torch import Tensor
 
 from lamina.data.arrow import Ragged, chunks, dataset_of
+from lamina.data.read import Table
 from lamina.data.windows import IGNORED, word_labels
 from lamina.tasks import labels as lab
-from lamina.tasks.base import Results, checked_texts
+from lamina.tasks.base import ColumnSpec, Results, TaskLike, checked_texts
 from lamina.tasks.inputs import ClassKind, TextInputs, word_places
 from lamina.tasks.metrics import class_table, score_tags, span_table
 from lamina.tasks.split import Split
 from lamina.tasks.tags import both_ends, is_iob, marks_spans, to_iob2
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from torch import Tensor
-
-    from lamina.data.read import Table
-    from lamina.tasks.base import ColumnSpec, TaskLike
-
-    Span = tuple[int, int]
-
+Span = tuple[int, int]
 # A word: letters and digits that may be joined inside by - ' . , / : (as in U.N., 1996-08-22 or 7:30), one character of
 # a script that puts no spaces between words, or one other sign.
 _UNSPACED = r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
@@ -42,13 +37,9 @@ def word_spans(text: str) -> list[Span]:
 
 def join(words: Sequence[object]) -> tuple[str, tuple[Span, ...]]:
     """Words with one space between them, and the character span of each."""
-    spans: list[Span] = []
-    start = 0
-    for word in words:
-        end = start + len(str(word))
-        spans.append((start, end))
-        start = end + 1
-    return " ".join(map(str, words)), tuple(spans)
+    texts = [str(word) for word in words]
+    starts = accumulate((len(text) + 1 for text in texts), initial=0)
+    return " ".join(texts), tuple((start, start + len(text)) for start, text in zip(starts, texts, strict=False))
 
 
 @final
