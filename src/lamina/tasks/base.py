@@ -7,11 +7,13 @@ of `Kind`, and one line in the registry `KINDS`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+from torch import Tensor
 
 from lamina.data.arrow import Column
 from lamina.data.read import Table, read_table
@@ -19,10 +21,7 @@ from lamina.errors import ConfigError
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import datasets
-    from torch import Tensor
     from transformers import PreTrainedModel
 
 PARTS = ("train", "validation", "test")
@@ -102,10 +101,9 @@ class Inputs(Protocol):
         ...
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """What the model is called with for some rows: tensors `[batch, ...]`.
+        """What the model is called with for some rows: tensors `[batch, ...]`; random changes depend on the epoch.
 
-        "labels" are among them only where the inputs make them (hidden tokens, target texts). Random changes differ
-        from epoch to epoch.
+        "labels" are among them only where the inputs make them (hidden tokens, target texts).
         """
         ...
 
@@ -238,11 +236,7 @@ class Kind(ABC):
 
     @abstractmethod
     def encode(self, split: Split, processor: Any, options: EncodeOptions) -> Inputs:
-        """The examples of a part as rows that a model reads.
-
-        Raises:
-            ConfigError: If the processor is none of this kind, or an option does not fit.
-        """
+        """The examples of a part as rows that a model reads; a processor or option that does not fit: ConfigError."""
 
     def targets(self, task: TaskLike, split: Split, inputs: Inputs) -> Targets | None:
         """The labels of every row; None where the inputs make them."""
@@ -268,11 +262,7 @@ class Kind(ABC):
     # Whole models
 
     def configure(self, config: Any, task: TaskLike) -> None:
-        """Write the task's classes and problem type into a model's config.
-
-        Raises:
-            ConfigError: If the model's head has other classes.
-        """
+        """Write the task's classes and problem type into a model's config; a head of other classes is a ConfigError."""
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
         """Why a model cannot do this kind of task, as far as its class and config tell; None if nothing is wrong."""
@@ -297,11 +287,7 @@ class Kind(ABC):
         """An empty collection for scoring a part of a task."""
 
     def examples(self, raw: Sequence[Any], processor: Any) -> Split:
-        """Examples without labels from what a user hands to `predict`.
-
-        Raises:
-            ConfigError: If something is not what this kind reads; names the entry.
-        """
+        """Examples without labels from what a user hands to `predict`; a ConfigError names what does not fit."""
         return Split.of(checked_texts(raw, pairs=self.reads_pairs))
 
     def answers(self, task: TaskLike, split: Split, inputs: Inputs, processor: Any) -> Results:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -12,23 +12,19 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from lamina.data.read import Table, parquet_rows
 from lamina.errors import ConfigError
 from lamina.tasks import labels as lab
-from lamina.tasks.base import cells_of
+from lamina.tasks.base import ColumnSpec, EncodeOptions, TaskLike, cells_of
 from lamina.tasks.images import ImageColumn, LazyImage, image_dataset, read_images
 from lamina.tasks.inputs import ClassKind, ClassResults, RowTargets, label_array
+from lamina.tasks.split import Split
 from lamina.utils import derive_seed, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import datasets
-    from torch import Tensor
-
-    from lamina.tasks.base import ColumnSpec, EncodeOptions, TaskLike
-    from lamina.tasks.split import Split
 
 SCALE = (0.08, 1.0)  # share of an image's area that a crop takes, as most vision models are trained with
 _ASPECT = (3 / 4, 4 / 3)  # of a crop, as width through height

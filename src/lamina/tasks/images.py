@@ -1,7 +1,4 @@
-"""Images as rows of a task: scan in class folders, plain tar files or a data set's column, opened only when needed.
-
-Nothing is unpacked: an image knows the file and the bytes in it that it is read from.
-"""
+"""Images as rows of a task, in class folders, plain tar files or a data set's column, opened where they lie if needed."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import logging
 import os
 import tarfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from io import BytesIO
@@ -26,8 +23,6 @@ from lamina.tasks.split import Split
 from lamina.utils import first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     import datasets
 
     Member = tuple[tuple[str, ...], "LazyImage | None"]  # the parts of a file's name; None: it is a link or special

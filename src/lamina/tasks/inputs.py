@@ -116,10 +116,7 @@ def label_array(split: Split) -> Array:
 
 @final
 class ClassResults(Results):
-    """Logits of whole examples, their scores and answers; a `Results`.
-
-    `example` is per row of the inputs the example whose logits it gives; -1: of none.
-    """
+    """Logits of whole examples: `example` is per row of the inputs the one whose logits it gives; -1: none."""
 
     def __init__(self, task: TaskLike, split: Split, example: Array) -> None:
         self._task, self._split, self._example = task, split, example
@@ -188,19 +185,17 @@ class ClassKind(Kind):
         count = len(task.labels)
         shown = f"{', '.join(task.labels[:5])}{' ...' if count > 5 else ''}"
         if config.num_labels != count:
-            raise ConfigError(
-                f"finetune: the head has {config.num_labels} classes, the task has {count} ({shown}); both must be the "
-                f"same. Load the model with {self.auto_class}.from_pretrained(..., num_labels={count})."
-            )
+            came = f"the head has {config.num_labels} classes, the task has {count} ({shown}); they must agree"
+            hint = f"Load the model with {self.auto_class}.from_pretrained(..., num_labels={count})."
+            raise ConfigError(f"finetune: {came}. {hint}")
         names = [str(config.id2label[number]) for number in range(count)]
         if names == [f"LABEL_{number}" for number in range(count)]:
             config.id2label = dict(enumerate(task.labels))
             config.label2id = {name: number for number, name in enumerate(task.labels)}
         elif [name.lower() for name in names] != [name.lower() for name in task.labels]:
-            raise ConfigError(
-                f"finetune: the classes of the head are {', '.join(names[:5])}, those of the task {shown}; they must "
-                "agree, in this order. Give the task labels=[...], or change model.config.id2label."
-            )
+            came = f"the classes of the head are {', '.join(names[:5])}, those of the task {shown}; they must agree"
+            hint = "Give the task labels=[...], or change model.config.id2label."
+            raise ConfigError(f"finetune: {came}, in this order. {hint}")
 
     def output_problem(self, outputs: Any, task: TaskLike) -> str | None:
         """Logits that are not one per label."""

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any, final
 
 import regex
 import torch
+from torch import Tensor
 
 from lamina.data.batches import pad, padding_of, tokenizer_of
 from lamina.data.encode import blocks
+from lamina.data.read import Table
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError
 from lamina.tasks import labels as lab
-from lamina.tasks.base import Kind, Results, checked_texts
+from lamina.tasks.base import ColumnSpec, EncodeOptions, Kind, Results, TaskLike, checked_texts
 from lamina.tasks.inputs import TextInputs, Windows, check_tokenizer, word_places
 from lamina.tasks.metrics import TokenSums
 from lamina.tasks.split import Split
 from lamina.utils import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from jaxtyping import Float
-    from torch import Tensor
-
-    from lamina.data.read import Table
-    from lamina.tasks.base import ColumnSpec, EncodeOptions, TaskLike
 
 SHARE = 0.15  # of the tokens that are no special ones
 REPLACED, RANDOM = 0.8, 0.1  # of the chosen tokens: by the mask token, by any token; the rest stay as they are

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
+import snowballstemmer
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ LOWER = frozenset({"perplexity"})  # metrics of which less is better; of all oth
 _MOST = 700.0  # the largest exponent that stays a finite number
 _SIGNS = re.compile(r"[^a-z0-9]+")
 _STEMMED = 4  # letters: shorter words stay as they are
+_PORTER = snowballstemmer.stemmer("porter")
 
 
 def better(metric: str, new: float, old: float) -> bool:
@@ -34,10 +36,9 @@ def better(metric: str, new: float, old: float) -> bool:
 def score_classes(
     metrics: Sequence[str], predictions: Tensor, targets: Tensor, classes: int, *, binary: bool = True
 ) -> dict[str, float]:
-    """Score class ids `[rows]`: "accuracy", "f1" and "mcc".
+    """Score class ids `[rows]`: "accuracy", "mcc" and "f1", the mean over the classes that occur.
 
-    F1 of two classes is that of the second one where `binary` is set; else, and of more, the mean over the classes that
-    occur.
+    F1 of two classes is that of the second one where `binary` is set.
     """
     from torchmetrics.functional import classification as tm
 
@@ -124,10 +125,7 @@ def score_texts(metrics: Sequence[str], predictions: Sequence[str], references: 
 
 
 def class_table(predictions: Tensor, targets: Tensor, labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Per class "label", "precision", "recall", "f1" and "count", how often it is true.
-
-    Predictions and targets are class ids `[rows]`, or zeros and ones `[rows, classes]`.
-    """
+    """Scores per class, and its true "count", of class ids `[rows]`, or of zeros and ones `[rows, classes]`."""
     if predictions.ndim == 1:
         predictions, targets = (torch.nn.functional.one_hot(ids, len(labels)) for ids in (predictions, targets))
     predictions, targets = predictions.bool(), targets.bool()
@@ -152,8 +150,7 @@ def span_table(
 class TokenSums(Results):
     """Perplexity and accuracy of hidden tokens, summed up batch by batch: no logits are kept."""
 
-    def __init__(self) -> None:
-        self.loss, self.right, self.count = 0.0, 0, 0
+    loss, right, count = 0.0, 0, 0
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
         """Take in logits of the hidden tokens `[tokens, vocabulary]`, or of all `[batch, tokens, vocabulary]`."""
@@ -214,16 +211,9 @@ def _ratios(both: int, guesses: int, trues: int) -> dict[str, float | int]:
     }
 
 
-@cache
-def _stemmer() -> Any:
-    import snowballstemmer
-
-    return snowballstemmer.stemmer("porter")
-
-
 @lru_cache(maxsize=1 << 16)
 def _stem(word: str) -> str:
-    return _stemmer().stemWord(word) if len(word) >= _STEMMED else word
+    return _PORTER.stemWord(word) if len(word) >= _STEMMED else word
 
 
 def _words(text: str) -> list[str]:

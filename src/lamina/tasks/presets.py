@@ -18,7 +18,6 @@ from lamina.tasks import kind_of
 from lamina.utils import first_line
 
 logger = logging.getLogger(__name__)
-
 _LANGUAGE = re.compile(r"[a-z]{2,}(-[a-z]+)*")
 
 
@@ -60,9 +59,9 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(TypeAdapter(dict[str, Preset]).
 def find_preset(name: str) -> tuple[str, Preset]:
     """What to call a task, and its preset, by a name as "cola", "glue/cola" or (with a language) "wikiann/de"."""
     short, slash, language = name.removeprefix("glue/").partition("/")
-    if short not in PRESETS or (slash and not PRESETS[short].languages):
+    preset = PRESETS.get(short)
+    if preset is None or (slash and not preset.languages):
         raise UnknownNameError(op="task", got=name, known=PRESETS, what="preset")
-    preset = PRESETS[short]
     if not slash:
         return short, preset
     if not _LANGUAGE.fullmatch(language):

@@ -53,8 +53,7 @@ def subsample_rows(
 ) -> list[int]:
     """Which rows, in the order they have; `classes` are per row the numbers of the classes in it.
 
-    Stratified: as many rows of each class (per_class), or as large a share of each (fraction, rows). Else they are
-    drawn uniformly, whatever their classes.
+    Stratified: as many rows of each class (per_class), or as large a share of each; else they are drawn uniformly.
     """
     count = size.count(len(names), len(classes))
     rng = random.Random(seed)

@@ -37,7 +37,9 @@ class SequenceClassificationKind(ClassKind):
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Settle problem type and classes, and make the examples."""
         problem = spec.problem_type or lab.infer_problem_type(next(iter(tables.values())).column(spec.label))
-        spec = replace(spec, problem_type=problem, labels=spec.labels or _labels(spec, problem, tables))
+        labels = spec.labels or ((str(spec.label),) if problem == "regression" else None)
+        labels = labels or lab.class_labels(tables, spec.label, several=problem == "multi_label")
+        spec = replace(spec, problem_type=problem, labels=labels)
         return spec, {name: _split(table, spec) for name, table in tables.items()}
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
@@ -59,12 +61,6 @@ class SequenceClassificationKind(ClassKind):
     def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
         """Several labels are floats in transformers."""
         return labels.float() if task.problem_type == "multi_label" else labels
-
-
-def _labels(spec: ColumnSpec, problem: str, tables: Mapping[str, Table]) -> tuple[str, ...]:
-    if problem == "regression":
-        return (str(spec.label),)
-    return lab.class_labels(tables, spec.label, several=problem == "multi_label")
 
 
 def _split(table: Table, spec: ColumnSpec) -> Split:

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import random
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
@@ -16,8 +17,6 @@ from lamina.data.windows import pairs_of
 from lamina.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     import datasets
 
 HELD_OUT = 0.1
@@ -146,8 +145,7 @@ def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit"
 def held_out(split: Split, *, stratify: bool, seed: int, last: bool = False) -> tuple[Split, Split]:
     """What is left for training, and a tenth of the rows set aside for validation; both keep the order of the rows.
 
-    `stratify` keeps the share of each class, of which a row has one. `last` takes the last rows, whatever the seed: for
-    running text, whose lines belong together.
+    `stratify` keeps the share of each class; `last` takes the last rows of running text, whose lines belong together.
     """
     count = len(split)
     if count < 2:

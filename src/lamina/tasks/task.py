@@ -76,8 +76,8 @@ class Task:
 
         Raises:
             UnknownNameError: If the task has no train part.
-            ConfigError: Unless exactly one of `per_class`, `fraction` and `rows` is given, and there are that many
-                rows; or if `stratified` is set where rows have several classes or none.
+            ConfigError: Unless exactly one size is given, and there are that many rows; or if `stratified` is set
+                where rows have several classes or none.
         """
         size, kind, train = SampleSize(per_class, fraction, rows), kind_of(self.kind), self.split("train")
         if stratified and not kind.single_label(self.problem_type):
@@ -107,11 +107,7 @@ class Task:
         return replace(task, splits=splits, subsampled=self.subsampled)
 
     def held_out(self, seed: int = 0) -> Task:
-        """Validate on a tenth of the training rows; the published validation part becomes the test part if it has none.
-
-        Args:
-            seed: Which rows are set aside.
-        """
+        """Validate on a tenth of the training rows, drawn by `seed`; an old validation part tests if no part does."""
         kind, whole = kind_of(self.kind), self.split("train")
         stratify, test = kind.single_label(self.problem_type), self.splits.get("test", self.splits.get("validation"))
         train, validation = held_out(whole, stratify=stratify, seed=seed, last=kind.sequential)
@@ -300,7 +296,10 @@ def _assemble(
     spec, splits = kind.build(spec, tables)
     labels, problem_type = spec.labels or (), spec.problem_type or "classification"
     if not isinstance(metrics, tuple):
-        metrics = _metrics(kind.metrics(problem_type, labels), metrics)
+        known, first = kind.metrics(problem_type, labels), metrics
+        if first is not None and first not in known:
+            raise UnknownNameError(op="task", got=first, known=known, what="metric")
+        metrics = tuple(sorted(known, key=lambda name: name != first))
     ordered = {part: splits[part] for part in PARTS if part in splits}
     task = Task(spec.kind, problem_type, labels, metrics[0], metrics, ordered, name)
     if "train" in splits and "validation" not in splits:
@@ -321,12 +320,3 @@ def _check_spec(spec: ColumnSpec) -> None:
         raise ConfigError(f"task: labels are {', '.join(labels) or 'none'}; every class has a name of its own.")
     if spec.text_pair is not None and not kind.reads_pairs:
         raise ConfigError(f"task: text_pair is '{spec.text_pair}'; a task of kind {spec.kind} reads one text a row.")
-
-
-def _metrics(known: tuple[str, ...], metric: str | None) -> tuple[str, ...]:
-    """All metrics that fit, the chosen one first."""
-    if metric is None:
-        return known
-    if metric not in known:
-        raise UnknownNameError(op="task", got=metric, known=known, what="metric")
-    return (metric, *(name for name in known if name != metric))

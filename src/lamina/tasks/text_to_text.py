@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from torch import Tensor
+
 from lamina.data.batches import padding_of, tokenizer_of
 from lamina.data.encode import encode
-from lamina.data.read import read_pair
-from lamina.data.windows import IGNORED
+from lamina.data.read import Table, read_pair
+from lamina.data.windows import IGNORED, Encoded
 from lamina.errors import DataError
 from lamina.tasks import labels as lab
-from lamina.tasks.base import Kind, Results
+from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, Kind, Results, TaskLike
 from lamina.tasks.inputs import Windows, check_tokenizer
 from lamina.tasks.metrics import score_texts
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from jaxtyping import Int
-    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
-
-    from lamina.data.read import Table
-    from lamina.data.windows import Encoded
-    from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, TaskLike
 
 logger = logging.getLogger(__name__)
 
