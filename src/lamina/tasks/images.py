@@ -1,4 +1,4 @@
-"""Images as rows of a task, in class folders, plain tar files or a data set's column, opened where they lie if needed."""
+"""Images as rows of a task, in class folders, plain tar files or a data set's column, opened in place when needed."""
 
 from __future__ import annotations
 

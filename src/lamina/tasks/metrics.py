@@ -1,7 +1,7 @@
 """How good predictions are: one number per metric, and a table per class. What has no meaning is 0, never NaN.
 
-Every `score_...` function gives metric -> score, in the order asked. It raises UnknownNameError if a metric is none of
-those that it knows, and DataError if there are no rows or not as many predictions as targets.
+Every `score_...` function gives metric -> score, in the order asked. A metric that it does not know is an
+UnknownNameError; no rows, or not as many predictions as targets, are a DataError.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ LOWER = frozenset({"perplexity"})  # metrics of which less is better; of all oth
 _MOST = 700.0  # the largest exponent that stays a finite number
 _SIGNS = re.compile(r"[^a-z0-9]+")
 _STEMMED = 4  # letters: shorter words stay as they are
+Tags = Sequence[Sequence[int]]  # per text a tag for every word
 _PORTER = snowballstemmer.stemmer("porter")
 
 
@@ -81,12 +82,7 @@ def score_numbers(metrics: Sequence[str], predictions: Sequence[float], targets:
     return _scores(metrics, known)
 
 
-def score_tags(
-    metrics: Sequence[str],
-    predictions: Sequence[Sequence[int]],
-    targets: Sequence[Sequence[int]],
-    labels: Sequence[str],
-) -> dict[str, float]:
+def score_tags(metrics: Sequence[str], predictions: Tags, targets: Tags, labels: Sequence[str]) -> dict[str, float]:
     """Score a tag for every word: "span_f1" (micro, as seqeval counts), "accuracy" and "f1" of single words."""
     _check_tags(predictions, targets)
     guesses, truths = (torch.tensor([int(tag) for row in rows for tag in row]) for rows in (predictions, targets))
@@ -133,9 +129,7 @@ def class_table(predictions: Tensor, targets: Tensor, labels: Sequence[str]) -> 
     return [{"label": label, **_ratios(both[i], guessed[i], true[i])} for i, label in enumerate(labels)]
 
 
-def span_table(
-    predictions: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], labels: Sequence[str]
-) -> list[dict[str, Any]]:
+def span_table(predictions: Tags, targets: Tags, labels: Sequence[str]) -> list[dict[str, Any]]:
     """The same for every type of span; spans count if type, start and end are right, as seqeval finds them."""
     from seqeval.metrics.sequence_labeling import get_entities
 
@@ -187,7 +181,7 @@ def _check_rows(predictions: Sequence[Any] | Tensor, targets: Sequence[Any] | Te
         raise DataError("metrics: there are no rows; a score needs at least one.")
 
 
-def _check_tags(predictions: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> None:
+def _check_tags(predictions: Tags, targets: Tags) -> None:
     _check_rows(predictions, targets)
     if not any(len(row) for row in targets):
         raise DataError("metrics: there are no words; a score needs at least one.")
@@ -197,7 +191,7 @@ def _check_tags(predictions: Sequence[Sequence[int]], targets: Sequence[Sequence
             raise DataError(f"metrics: {came}; every word has one.", row=row)
 
 
-def _names(labels: Sequence[str], rows: Sequence[Sequence[int]]) -> list[list[str]]:
+def _names(labels: Sequence[str], rows: Tags) -> list[list[str]]:
     return [[labels[int(tag)] for tag in row] for row in rows]
 
 

@@ -37,8 +37,10 @@ class SequenceClassificationKind(ClassKind):
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Settle problem type and classes, and make the examples."""
         problem = spec.problem_type or lab.infer_problem_type(next(iter(tables.values())).column(spec.label))
-        labels = spec.labels or ((str(spec.label),) if problem == "regression" else None)
-        labels = labels or lab.class_labels(tables, spec.label, several=problem == "multi_label")
+        if problem == "regression":
+            labels = spec.labels or (str(spec.label),)
+        else:
+            labels = spec.labels or lab.class_labels(tables, spec.label, several=problem == "multi_label")
         spec = replace(spec, problem_type=problem, labels=labels)
         return spec, {name: _split(table, spec) for name, table in tables.items()}
 
