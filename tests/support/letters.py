@@ -23,7 +23,8 @@ import numpy as np
 from lamina.heads.base import HeadConfig
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.tasks import labels as lab
-from lamina.tasks.inputs import ClassKind, ClassResults, TextInputs, checked_texts, first_window_targets
+from lamina.tasks.base import checked_texts
+from lamina.tasks.inputs import ClassKind, ClassResults, TextInputs, first_window_targets
 from lamina.tasks.split import Split
 
 COUNTS = ("never", "once", "often")

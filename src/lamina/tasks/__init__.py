@@ -15,9 +15,5 @@ __all__ = ["KINDS", "kind_of"]
 
 @cache
 def kind_of(name: str) -> Kind:
-    """What a kind of task says of itself.
-
-    Raises:
-        UnknownNameError: If there is no such kind; names those that exist.
-    """
+    """What a kind of task says of itself; an UnknownNameError names those that exist."""
     return KINDS.get(name)()

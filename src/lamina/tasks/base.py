@@ -7,24 +7,22 @@ of `Kind`, and one line in the registry `KINDS`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
+from torch import Tensor
+
 from lamina.data.arrow import Column
 from lamina.data.read import Table, read_table
 from lamina.errors import ConfigError
+from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import datasets
-    from torch import Tensor
     from transformers import PreTrainedModel
-
-    from lamina.tasks.split import Split
 
 PARTS = ("train", "validation", "test")
 
@@ -51,63 +49,37 @@ class TaskLike(Protocol):
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """Which columns to read, and as what.
-
-    Attributes:
-        kind: Name of the kind of task.
-        text: Column of the text, of the list of words, or of the image.
-        label: Column of the label, of the list of tags, or of the text to write.
-        text_pair: Column of the second text, if any.
-        labels: Class names in the order of their ids; None reads them off the train part.
-        problem_type: None reads it off the labels.
-    """
+    """Which columns to read, and as what."""
 
     kind: str
-    text: str | int
-    label: str | int
-    text_pair: str | int | None = None
-    labels: tuple[str, ...] | None = None
-    problem_type: str | None = None
+    text: str | int  # column of the text, of the list of words, or of the image
+    label: str | int  # column of the label, of the list of tags, or of the text to write
+    text_pair: str | int | None = None  # column of the second text
+    labels: tuple[str, ...] | None = None  # class names in the order of their ids; None: read off the train part
+    problem_type: str | None = None  # None: read off the labels
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeOptions:
-    """How a part of a task becomes inputs of a model; a kind looks at what concerns it.
+    """How a part of a task becomes inputs of a model; a kind looks at what concerns it."""
 
-    Attributes:
-        part: "train", "validation", "test", or "predict"; random changes are made to "train" only.
-        max_length: Tokens of a text or window, special ones included.
-        stride: Tokens that two windows of a long text share; None: a quarter of the window.
-        windows: Cut long texts into windows: some task over these texts is answered token by token.
-        seed: Of random changes (hidden tokens, crops of images).
-        prefix: Stands before every text.
-        max_target_length: Tokens of a text to write.
-        augment: Crop and flip training images at random.
-    """
-
-    part: str
-    max_length: int
-    stride: int | None = None
-    windows: bool = False
-    seed: int = 0
-    prefix: str = ""
-    max_target_length: int = 128
-    augment: bool = False
+    part: str  # one of `PARTS`, or "predict"; random changes are made to "train" only
+    max_length: int  # tokens of a text or window, special ones included
+    stride: int | None = None  # tokens that two windows of a long text share; None: a quarter of the window
+    windows: bool = False  # cut long texts into windows: some task over these texts is answered token by token
+    seed: int = 0  # of random changes (hidden tokens, crops of images)
+    prefix: str = ""  # stands before every text
+    max_target_length: int = 128  # tokens of a text to write
+    augment: bool = False  # crop and flip training images at random
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
-    """How texts are written.
+    """How texts are written."""
 
-    Attributes:
-        max_target_length: Tokens of a text, at most.
-        num_beams: Of the beam search; 1 is greedy.
-        length_penalty: Of the beam search: above 0 favours longer texts.
-    """
-
-    max_target_length: int = 128
-    num_beams: int = 1
-    length_penalty: float = 1.0
+    max_target_length: int = 128  # tokens, at most
+    num_beams: int = 1  # 1 is greedy
+    length_penalty: float = 1.0  # of the beam search: above 0 favours longer texts
 
 
 @runtime_checkable
@@ -129,10 +101,9 @@ class Inputs(Protocol):
         ...
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """What the model is called with for some rows: tensors `[batch, ...]`.
+        """What the model is called with for some rows: tensors `[batch, ...]`; random changes depend on the epoch.
 
-        "labels" are among them only where the inputs make them (hidden tokens, target texts). Random changes differ
-        from epoch to epoch.
+        "labels" are among them only where the inputs make them (hidden tokens, target texts).
         """
         ...
 
@@ -186,43 +157,39 @@ def _by_name(names: tuple[str, ...], cell: Any) -> Any:
     return names[cell] if isinstance(cell, int) and 0 <= cell < len(names) else cell
 
 
+def checked_texts(raw: Sequence[Any], *, pairs: bool) -> Sequence[Any]:
+    """What a user hands to `predict`, as texts or (where `pairs` may be) pairs of texts; else a ConfigError."""
+    if isinstance(raw, str):
+        raise ConfigError("predict: got one text; a list of texts is needed.")
+    single = len(raw) == 0 or isinstance(raw[0], str)
+    if not single and not pairs:
+        raise ConfigError("predict: single texts are read here, and pairs were given.")
+    for row, text in enumerate(raw):
+        parts = [text] if single else text if isinstance(text, tuple | list) and len(text) == 2 else [None]
+        if not all(isinstance(part, str) for part in parts):
+            came = f"entry {row} is {type(text).__name__}"
+            raise ConfigError(f"predict: {came}; all must be texts, or all pairs of texts.")
+    return raw if single else [tuple(text) for text in raw]
+
+
 class Kind(ABC):
-    """A kind of task.
+    """A kind of task: what it says of itself, and what it does at each step."""
 
-    Attributes:
-        name: What it is called in tasks, recipes and on the command line; also the name of its reader head.
-        problem_types: Problem type -> its metrics, the one that picks the best epoch first. The first is the default.
-        auto_class: Auto class of transformers whose models have the head for it.
-        base_class: Auto class of the model that a bank's readers of this kind read.
-        processor: What makes inputs: "tokenizer" or "image_processor".
-        inputs: Tasks of kinds that name the same inputs share a pass over the same examples.
-        predict_inputs: The same for predicting.
-        per_token: Whether answers are token by token, so that long texts are cut into windows.
-        has_classes: Whether the outputs of a model are one score per label.
-        reads_pairs: Whether an example may be a pair of texts.
-        sequential: Whether examples belong together in their order, so that the last tenth is held out.
-        usual_columns: Columns of the text and the label where none is named.
-        other_files: What files hold whose ending says nothing: "conll" columns or "lines" of text; None: they are no
-            files of this kind.
-        readers: Whether readers can do it; else only whole models.
-        takes_prefix: Whether a text may be put before every example.
-    """
-
-    name: ClassVar[str]
-    problem_types: ClassVar[Mapping[str, tuple[str, ...]]]
-    auto_class: ClassVar[str]
-    base_class: ClassVar[str] = "AutoModel"
-    processor: ClassVar[str] = "tokenizer"
-    inputs: ClassVar[str] = "text"
-    predict_inputs: ClassVar[str] = "text"
-    per_token: ClassVar[bool] = False
-    has_classes: ClassVar[bool] = True
-    reads_pairs: ClassVar[bool] = False
-    sequential: ClassVar[bool] = False
-    usual_columns: ClassVar[tuple[str, str]] = ("sentence", "label")
-    other_files: ClassVar[str | None] = None
-    readers: ClassVar[bool] = True
-    takes_prefix: ClassVar[bool] = False
+    name: ClassVar[str]  # in tasks, recipes and on the command line; also the name of its reader head
+    problem_types: ClassVar[Mapping[str, tuple[str, ...]]]  # problem type -> its metrics; of both the usual one first
+    auto_class: ClassVar[str]  # of transformers, whose models have the head for it
+    base_class: ClassVar[str] = "AutoModel"  # auto class of the model that a bank's readers of this kind read
+    processor: ClassVar[str] = "tokenizer"  # what makes inputs; or "image_processor"
+    inputs: ClassVar[str] = "text"  # tasks of kinds that name the same inputs share a pass over the same examples
+    predict_inputs: ClassVar[str] = "text"  # the same for predicting
+    per_token: ClassVar[bool] = False  # answers are token by token, so that long texts are cut into windows
+    has_classes: ClassVar[bool] = True  # the outputs of a model are one score per label
+    reads_pairs: ClassVar[bool] = False  # an example may be a pair of texts
+    sequential: ClassVar[bool] = False  # examples belong together in their order, so that the last tenth is held out
+    usual_columns: ClassVar[tuple[str, str]] = ("sentence", "label")  # of text and label, where none is named
+    other_files: ClassVar[str | None] = None  # what files of other endings hold: "conll", "lines"; None: there are none
+    readers: ClassVar[bool] = True  # readers can do it; else only whole models
+    takes_prefix: ClassVar[bool] = False  # a text may be put before every example
 
     # From files to examples
 
@@ -236,15 +203,7 @@ class Kind(ABC):
         if not isinstance(source, str | Path):
             came = f"{len(source)} files were given for one part of a task of kind {spec.kind}"
             raise ConfigError(f"task: {came}; it reads one. A pair of files is for texts that become others.")
-        return self.read_one(source, spec, header)
-
-    def read_one(self, source: str | Path, spec: ColumnSpec, header: Sequence[str] | None) -> Table:
-        """The same, of one file or folder."""
         return read_table(source, header=header, other=self.other_files)
-
-    def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
-        """The columns that are meant where none was named and there is none of the usual name."""
-        return spec
 
     def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[Any]], spec: ColumnSpec) -> Table:
         """A part that is at hand, as a data set or as columns of equal length; messages call it `name`."""
@@ -253,7 +212,7 @@ class Kind(ABC):
 
     @abstractmethod
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Settle labels and problem type, and make the examples of every part.
+        """Settle columns, labels and problem type, and make the examples of every part.
 
         Raises:
             DataError: If a column is missing or a cell does not fit; names file, row and column.
@@ -277,11 +236,7 @@ class Kind(ABC):
 
     @abstractmethod
     def encode(self, split: Split, processor: Any, options: EncodeOptions) -> Inputs:
-        """The examples of a part as rows that a model reads.
-
-        Raises:
-            ConfigError: If the processor is none of this kind, or an option does not fit.
-        """
+        """The examples of a part as rows that a model reads; a processor or option that does not fit: ConfigError."""
 
     def targets(self, task: TaskLike, split: Split, inputs: Inputs) -> Targets | None:
         """The labels of every row; None where the inputs make them."""
@@ -307,11 +262,7 @@ class Kind(ABC):
     # Whole models
 
     def configure(self, config: Any, task: TaskLike) -> None:
-        """Write the task's classes and problem type into a model's config.
-
-        Raises:
-            ConfigError: If the model's head has other classes.
-        """
+        """Write the task's classes and problem type into a model's config; a head of other classes is a ConfigError."""
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
         """Why a model cannot do this kind of task, as far as its class and config tell; None if nothing is wrong."""
@@ -335,13 +286,9 @@ class Kind(ABC):
     def results(self, task: TaskLike, split: Split, inputs: Inputs) -> Results:
         """An empty collection for scoring a part of a task."""
 
-    @abstractmethod
     def examples(self, raw: Sequence[Any], processor: Any) -> Split:
-        """Examples without labels from what a user hands to `predict`.
-
-        Raises:
-            ConfigError: If something is not what this kind reads; names the entry.
-        """
+        """Examples without labels from what a user hands to `predict`; a ConfigError names what does not fit."""
+        return Split.of(checked_texts(raw, pairs=self.reads_pairs))
 
     def answers(self, task: TaskLike, split: Split, inputs: Inputs, processor: Any) -> Results:
         """An empty collection for predicting, where it is not that for scoring; `split` is what `examples` gave."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -12,27 +12,21 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
 from lamina.data.read import Table, parquet_rows
 from lamina.errors import ConfigError
 from lamina.tasks import labels as lab
-from lamina.tasks.base import cells_of
+from lamina.tasks.base import ColumnSpec, EncodeOptions, TaskLike, cells_of
 from lamina.tasks.images import ImageColumn, LazyImage, image_dataset, read_images
 from lamina.tasks.inputs import ClassKind, ClassResults, RowTargets, label_array
+from lamina.tasks.split import Split
 from lamina.utils import derive_seed, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import datasets
-    from torch import Tensor
 
-    from lamina.tasks.base import ColumnSpec, EncodeOptions, TaskLike
-    from lamina.tasks.split import Split
-
-SCALE = (0.08, 1.0)
-"""Share of an image's area that a crop takes: the range that most vision models are trained and fine-tuned with."""
-
+SCALE = (0.08, 1.0)  # share of an image's area that a crop takes, as most vision models are trained with
 _ASPECT = (3 / 4, 4 / 3)  # of a crop, as width through height
 _TRIES = 10
 _NO_RESIZING = ("do_resize", "do_center_crop")
@@ -50,15 +44,13 @@ class ImageClassificationKind(ClassKind):
     usual_columns = ("image", "label")
     readers = False
 
-    def read_one(self, source: str | Path, spec: ColumnSpec, header: Sequence[str] | None) -> Table:
+    def read(self, source: Any, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
         """A folder with a folder of images per class, a plain tar file of one, or a Parquet file."""
+        if not isinstance(source, str | Path):
+            return super().read(source, spec, header)
         if Path(source).suffix == ".parquet":
             return self.from_rows(str(source), parquet_rows(source, _column(spec)), spec)
         return read_images(source)
-
-    def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
-        """Images are in column "image"."""
-        return replace(spec, text=_column(spec))
 
     def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[Any]], spec: ColumnSpec) -> Table:
         """The columns of images, none of which is opened, and of labels."""
@@ -71,12 +63,12 @@ class ImageClassificationKind(ClassKind):
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Settle the classes, and make the examples."""
-        labels = spec.labels or lab.class_labels(tables, spec.label)
+        labels, column = spec.labels or lab.class_labels(tables, spec.label), _column(spec)
         splits: dict[str, Split] = {}
         for name, table in tables.items():
-            images: Any = table.columns.get(str(spec.text)) or table.column(spec.text)  # none of which is opened
+            images: Any = table.columns.get(column) or table.column(column)  # none of which is opened
             splits[name] = images.split(lab.class_ids(table, spec.label, labels))
-        return replace(spec, problem_type="classification", labels=labels), splits
+        return replace(spec, text=column, problem_type="classification", labels=labels), splits
 
     def encode(self, split: Split, processor: Any, options: EncodeOptions) -> ImageInputs:
         """Pixels, augmented in the train part if that is wanted."""
@@ -127,30 +119,17 @@ class Target:
 class ImageInputs:
     """Images as pixels; an `Inputs`.
 
-    Args:
-        split: A part of an image task.
-        processor: The model's image processor, or a processor that holds one.
-        augment: For training: a random part of each image, resized to the processor's size and mirrored at random.
-            What is drawn depends on `seed`, the epoch and the row alone.
-        seed: Of the augmentation.
-        scale: Smallest and largest share of the image's area that a crop takes; larger smallest shares suit small sets
-            and small images.
-
-    Raises:
-        ConfigError: If `scale` is no range of shares, there is no image processor, or its images have no one size.
+    `augment`, for training, takes a random part of each image, which has a share of its area between those in `scale`,
+    resizes it and mirrors it at random: what is drawn depends on the seed, the epoch and the row alone.
     """
 
+    uncacheable = "the inputs are images; only texts are cached"
+
     def __init__(
-        self,
-        split: Split,
-        processor: Any,
-        *,
-        augment: bool = False,
-        seed: int = 0,
-        scale: tuple[float, float] = SCALE,
+        self, split: Split, processor: Any, *, augment: bool = False, seed: int = 0, scale: tuple[float, float] = SCALE
     ) -> None:
         if not 0 < scale[0] <= scale[1] <= 1:
-            rule = "it must be two shares of the image, above 0 and at most 1, the smaller first"
+            rule = "it must be two shares of the image, the smaller first"
             raise ConfigError(f"images: scale is {scale[0]} to {scale[1]}; {rule}.")
         self._processor = image_processor(processor)
         self.target = target_of(self._processor)
@@ -164,11 +143,6 @@ class ImageInputs:
     def digest(self) -> str:
         """Equal for equal images of equal names."""
         return self._split.key
-
-    @property
-    def uncacheable(self) -> str | None:
-        """Only states of texts are kept."""
-        return "the inputs are images; only texts are cached"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Some images as `pixel_values`, float32 `[batch, channels, height, width]`."""
@@ -192,13 +166,11 @@ class ImageInputs:
 
 
 def random_box(size: tuple[int, int], rng: random.Random, *, scale: tuple[float, float]) -> tuple[int, int, int, int]:
-    """A random part of an image of a width and height, about as wide as high: left, top, right and bottom.
+    """A random part of an image of a width and height: left, top, right and bottom.
 
     Drawn are its share of the area (from `scale`), its aspect ratio (3/4 to 4/3, uniform in its logarithm) and its
     place. If ten draws do not fit into the image, it is the largest middle part of such a shape.
-
-    Source:
-        Szegedy et al. 2015, arXiv:1409.4842, section 6, with the place drawn over whole pixels.
+    Source: Szegedy et al. 2015, arXiv:1409.4842, section 6, with the place drawn over whole pixels.
     """
     width, height = size
     for _ in range(_TRIES):
@@ -227,27 +199,24 @@ def image_processor(processor: Any) -> Any:
     """The image processor that a processor holds, or the image processor itself; without one a ConfigError."""
     from transformers import ImageProcessingMixin
 
-    found = getattr(processor, "image_processor", processor)
-    if not isinstance(found, ImageProcessingMixin):
+    own = getattr(processor, "image_processor", processor)
+    if not isinstance(own, ImageProcessingMixin):
         rule = "images are resized and normalised by the model's image processor"
         hint = "Give the one that AutoImageProcessor.from_pretrained finds for the model."
         raise ConfigError(f"images: the processor is a {type(processor).__name__}; {rule}. {hint}")
-    return found
+    return own
 
 
 def target_of(processor: Any) -> Target:
-    """The size that an image processor brings images to, found by giving it some.
+    """The size that an image processor brings images to, found by giving it some; one of many sizes is a ConfigError.
 
-    Its settings are not enough to tell: processors name and use `size` and `crop_size` in many ways. One that does not
-    give one image of one size for each is a ConfigError.
+    Its settings are not enough to tell: processors name and use `size` and `crop_size` in many ways.
     """
     small, large, wide = (_shape(processor, size) for size in ((64, 64), (80, 80), (96, 64)))
     if len(small) != 4 or small != large:
-        raise ConfigError(
-            f"images: {type(processor).__name__} makes pixel_values of shape {small} of an image of 64 x 64, and of "
-            f"one of 80 x 80 {large}; a classifier takes [1, channels, height, width], the same for all. "
-            "Set the processor's do_resize and size."
-        )
+        came = f"makes pixel_values of shape {small} of an image of 64 x 64, and {large} of one of 80 x 80"
+        rule = "a classifier takes [1, channels, height, width], the same for all. Set its do_resize and size"
+        raise ConfigError(f"images: {type(processor).__name__} {came}; {rule}.")
     return Target(small[2], small[3], fixed=wide == small)
 
 

@@ -1,17 +1,13 @@
-"""Images as rows of a task: scan in class folders, plain tar files or a data set's column, opened only when needed.
-
-Nothing is unpacked: an image knows the file and the bytes in it that it is read from.
-"""
+"""Images as rows of a task, in class folders, plain tar files or a data set's column, opened in place when needed."""
 
 from __future__ import annotations
 
 import logging
 import os
-import stat
 import tarfile
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -27,74 +23,68 @@ from lamina.tasks.split import Split
 from lamina.utils import first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     import datasets
+
+    Member = tuple[tuple[str, ...], "LazyImage | None"]  # the parts of a file's name; None: it is a link or special
 
 logger = logging.getLogger(__name__)
 
-ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"})
-"""How the names of images end; case does not matter."""
-
+_ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"})
 _CELL = {"name": pa.string(), "path": pa.string(), "offset": pa.int64(), "size": pa.int64(), "data": pa.binary()}
 _BLOCK = 512  # a tar file is made of blocks of this many bytes, and ends with some that are zero
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
-_SPECIAL = "links and special files, which are not followed"
 
 
 @final
 @dataclass(frozen=True)
 class LazyImage:
-    """An image that is read when it is opened.
+    """An image that is read when it is opened."""
 
-    Attributes:
-        name: What messages call it.
-        path: The file, or the tar file that holds it; None: `data` is the image.
-        offset: Where in the file its bytes start.
-        size: How many bytes it has; None: all from `offset` on.
-        data: Its bytes, where they are at hand.
-    """
-
-    name: str
-    path: str | None = None
-    offset: int = 0
-    size: int | None = None
-    data: bytes | None = None
+    name: str  # what messages call it
+    path: str | None = None  # the file, or the tar file that holds it
+    offset: int = 0  # where in the file its bytes start
+    size: int | None = None  # how many bytes it has; None: all from `offset` on
+    data: bytes | None = None  # its bytes, where they are at hand
 
     def open(self) -> Image.Image:
-        """The image in RGB, turned as its EXIF orientation says; of several frames the first.
-
-        Raises:
-            DataError: If it is gone, cut off, damaged, or its pixels cannot be shown in RGB.
-        """
-        return _decoded(self._bytes() if self.data is None else self.data, self.name)
+        """The image in RGB, turned as its EXIF orientation says; of several frames the first."""
+        try:
+            with Image.open(BytesIO(self._bytes())) as image:
+                image.load()
+                return _rgb(ImageOps.exif_transpose(image), self.name)
+        except DataError:
+            raise
+        except Exception as error:  # the decoders raise many unrelated kinds
+            unknown = isinstance(error, Image.UnidentifiedImageError)  # whose text names an object in memory
+            reason = "no image format known" if unknown else first_line(error)
+            problem = f"cannot be decoded ({reason}); every row of an image task is a whole image."
+            raise _bad(self.name, problem) from error
 
     def _bytes(self) -> bytes:
+        if self.data is not None:
+            return self.data
         if self.path is None:
-            raise _bad_image(self.name, "is empty; every row of an image task has an image.")
+            raise _bad(self.name, "is empty; every row of an image task has an image.")
         try:
             with Path(self.path).open("rb") as file:
                 file.seek(self.offset)
                 data = file.read(-1 if self.size is None else self.size)
         except OSError as error:
             problem = f"cannot be read ({error.strerror or error}); images are read again in every epoch."
-            raise _bad_image(self.name, problem) from None
+            raise _bad(self.name, problem) from None
         if self.size is not None and len(data) < self.size:
             problem = f"is cut off after {len(data)} of {self.size} bytes; the tar file has become shorter."
-            raise _bad_image(self.name, problem)
+            raise _bad(self.name, problem)
         return data
 
 
 @final
 @dataclass(frozen=True)
 class ImageColumn(Sequence[LazyImage]):
-    """A column of images as it stands in a table: nothing is opened.
-
-    `open_text` makes a `LazyImage` of the columns "text" and "row" of `rows`.
-    """
+    """A column of images as it stands in a table: nothing is opened."""
 
     rows: datasets.Dataset
-    open_text: Callable[[Any, int], LazyImage]
+    open_text: Callable[[Any, int], LazyImage]  # of the cells in columns "text" and "row"
 
     @classmethod
     def of(cls, images: Sequence[LazyImage]) -> ImageColumn:
@@ -153,61 +143,23 @@ def image_dataset(name: str, columns: Mapping[str, list[Any]], image: str, label
         return rows.cast_column(image, datasets.Image()) if image in columns else rows
     except (pa.ArrowException, TypeError) as error:
         problem = f"cannot be read ({first_line(error)}); an image is a path, bytes or an image of Pillow."
-        raise _bad_source(name, problem) from error
+        raise _bad(name, problem) from error
 
 
-def _bad_image(name: str, problem: str) -> DataError:
-    return DataError(f"image: {name} {problem}", path=name)
-
-
-def _bad_source(path: str | Path, problem: str) -> DataError:
+def _bad(path: str | Path, problem: str) -> DataError:
     return DataError(f"images: {path} {problem}", path=str(path))
-
-
-def _decoded(data: bytes, name: str) -> Image.Image:
-    try:
-        with Image.open(BytesIO(data)) as image:
-            image.load()
-            return _rgb(ImageOps.exif_transpose(image), name)
-    except DataError:
-        raise
-    except Exception as error:  # the decoders raise many unrelated kinds
-        unknown = isinstance(error, Image.UnidentifiedImageError)  # whose text names an object in memory
-        reason = "no image format known" if unknown else first_line(error)
-        raise _bad_image(name, f"cannot be decoded ({reason}); every row of an image task is a whole image.") from error
 
 
 def _rgb(image: Image.Image, name: str) -> Image.Image:
     """Grey, palette, CMYK and transparent images in RGB; what lies under transparent pixels shows."""
     if image.mode in ("I", "F"):
         problem = f"has pixels of 32 bits (mode {image.mode}); which of their values is white is not known."
-        raise _bad_image(name, f"{problem} Save it with 8 or 16 bits per channel.")
+        raise _bad(name, f"{problem} Save it with 8 or 16 bits per channel.")
     if image.mode.startswith("I;16"):
         image = image.point(lambda value: value * (1 / 256)).convert("L")  # else all above 255 becomes white
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert("RGB")
-
-
-@dataclass
-class _Scan:
-    """The images of a folder or tar file by the parts of their names, and how much else was there."""
-
-    source: Path
-    images: dict[tuple[str, ...], LazyImage] = field(default_factory=dict)
-    others: Counter[str] = field(default_factory=Counter)
-
-    def add(self, parts: tuple[str, ...], image: LazyImage, *, plain: bool) -> None:
-        if any(part.startswith(".") for part in parts) or PurePosixPath(parts[-1]).suffix.lower() not in ENDINGS:
-            self.others["other files"] += 1
-        elif not plain:
-            self.others[_SPECIAL] += 1
-        else:
-            self.images[parts] = image
-
-    @property
-    def ignored(self) -> str:
-        return ", ".join(f"{count} {what}" for what, count in sorted(self.others.items())) or "nothing"
 
 
 def read_images(path: str | Path) -> Table:
@@ -216,45 +168,43 @@ def read_images(path: str | Path) -> Table:
     Columns are "image" (an `ImageColumn`) and "label": the name of the folder that an image lies in, as in
     `airplane/0001.jpg` or `train/airplane/0001.jpg`. Rows are sorted by name whatever the file system's order. Other
     files, hidden files and links are left out and counted in the log.
-
-    Raises:
-        DataError: If there is nothing at `path`, no image, an image outside all class folders, one class folder at
-            two places (two parts of a data set, say), or the tar file is compressed or damaged.
     """
     path = Path(path)
-    if path.is_dir():
-        scan = _in_folder(path)
-    elif path.is_file():
-        scan = _in_tar(path)
-    else:
-        raise _bad_source(path, "is not there; images are read from a folder or a tar file.")
-    names = sorted(scan.images)
-    _check_classes(scan, names)
+    if not (path.is_dir() or path.is_file()):
+        raise _bad(path, "is not there; images are read from a folder or a tar file.")
+    images: dict[tuple[str, ...], LazyImage] = {}
+    others: Counter[str] = Counter()
+    for parts, image in _in_folder(path) if path.is_dir() else _in_tar(path):
+        if image is None:
+            others["links and special files, which are not followed"] += 1
+        elif any(part.startswith(".") for part in parts) or PurePosixPath(parts[-1]).suffix.lower() not in _ENDINGS:
+            others["other files"] += 1
+        else:
+            images[parts] = image
+    names, ignored = sorted(images), ", ".join(f"{count} {what}" for what, count in sorted(others.items())) or "nothing"
+    if not names:
+        came = f"has no images (ignored: {ignored}); they end in {', '.join(sorted(_ENDINGS))}"
+        raise _bad(path, f"{came}. Put the images of each class into a folder named after it.")
+    _check_classes(path, names)
     labels = [parts[-2] for parts in names]
-    logger.info("images: %s has %d images of %d classes; ignored: %s", path, len(names), len(set(labels)), scan.ignored)
-    columns = {"image": ImageColumn.of([scan.images[parts] for parts in names]), "label": labels}
+    logger.info("images: %s has %d images of %d classes; ignored: %s", path, len(names), len(set(labels)), ignored)
+    columns = {"image": ImageColumn.of([images[parts] for parts in names]), "label": labels}
     return Table(str(path), columns, range(1, len(names) + 1))
 
 
-def _in_folder(root: Path) -> _Scan:
-    scan = _Scan(root)
+def _in_folder(root: Path) -> Iterator[Member]:
     for folder, folders, files in os.walk(root, onerror=_unreadable):
-        here = Path(folder)
-        for name in [name for name in folders if (here / name).is_symlink()]:
-            scan.others[_SPECIAL] += 1
-            folders.remove(name)
-        for file in (here / name for name in files):
-            plain = stat.S_ISREG(file.lstat().st_mode)
-            scan.add(file.relative_to(root).parts, LazyImage(str(file), str(file)), plain=plain)
-    return scan
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        for file in (Path(folder, name) for name in (*files, *links)):
+            plain = file.is_file() and not file.is_symlink()
+            yield file.relative_to(root).parts, LazyImage(str(file), str(file)) if plain else None
 
 
 def _unreadable(error: OSError) -> None:
-    raise _bad_source(error.filename, f"cannot be listed ({error.strerror}); all class folders are read.")
+    raise _bad(error.filename, f"cannot be listed ({error.strerror}); all class folders are read.")
 
 
-def _in_tar(path: Path) -> _Scan:
-    scan = _Scan(path)
+def _in_tar(path: Path) -> Iterator[Member]:
     try:
         with tarfile.open(path, mode="r:") as archive:
             for member in archive:
@@ -262,15 +212,14 @@ def _in_tar(path: Path) -> _Scan:
                     parts = tuple(part for part in PurePosixPath(member.name).parts if part != "/")
                     plain = member.isreg() and not member.issparse()  # the bytes of a sparse one are not in a row
                     image = LazyImage(f"{path}/{'/'.join(parts)}", str(path), member.offset_data, member.size)
-                    scan.add(parts or (".",), image, plain=plain)
+                    yield parts or (".",), image if plain else None
             end = archive.offset
     except (tarfile.TarError, OSError) as error:
         raise _not_a_tar(path, error) from None
     with path.open("rb") as file:
         file.seek(end)
         if file.read(_BLOCK) != bytes(_BLOCK):  # tarfile takes a damaged header for the end
-            raise _bad_source(path, f"is cut off or damaged after {end} bytes; a tar file ends with a block of zeros.")
-    return scan
+            raise _bad(path, f"is cut off or damaged after {end} bytes; a tar file ends with a block of zeros.")
 
 
 def _not_a_tar(path: Path, error: Exception) -> DataError:
@@ -278,25 +227,18 @@ def _not_a_tar(path: Path, error: Exception) -> DataError:
         start = file.read(8)
     packed = next((name for magic, name in _PACKED.items() if start.startswith(magic)), None)
     if packed is not None:
-        rule = "images are read in place, from a plain tar file or a folder. Unpack it first."
-        return _bad_source(path, f"is compressed with {packed}; {rule}")
-    return _bad_source(path, f"is not a whole tar file ({error}); images are read from a folder or a plain tar file.")
+        return _bad(path, f"is compressed with {packed}; images are read in place. Unpack it first.")
+    return _bad(path, f"is not a whole tar file ({error}); images are read from a folder or a plain tar file.")
 
 
-def _check_classes(scan: _Scan, names: Sequence[tuple[str, ...]]) -> None:
-    source = scan.source
-    if not names:
-        came = f"has no images (ignored: {scan.ignored}); they end in {', '.join(sorted(ENDINGS))}"
-        raise _bad_source(source, f"{came}. Put the images of each class into a folder named after it.")
+def _check_classes(source: Path, names: Sequence[tuple[str, ...]]) -> None:
     places: dict[str, str] = {}
     for *folders, name in names:
         if not folders:
-            rule = "the class of an image is the name of its folder, as in airplane/0001.jpg"
-            hint = "Put each class into a folder, and give the folder that holds them."
-            raise _bad_source(source, f"has {name} outside all class folders; {rule}. {hint}")
+            rule = "the class of an image is the name of its folder. Put each class into a folder"
+            raise _bad(source, f"has {name} outside all class folders; {rule}.")
         label, folder = folders[-1], "/".join(folders)
         first = places.setdefault(label, folder)
         if first != folder:
-            rule = "a class has one folder, and a part of a data set is read alone"
-            problem = f"has the class folder '{label}' twice, as {first} and {folder}; {rule}."
-            raise _bad_source(source, f"{problem} Give the folder, or a tar file, of one part.")
+            problem = f"has the class folder '{label}' twice, as {first} and {folder}; a class has one folder."
+            raise _bad(source, f"{problem} Give the folder, or a tar file, of one part.")

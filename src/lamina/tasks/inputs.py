@@ -3,47 +3,39 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from lamina.data.batches import pad, padding_of, tokenizer_of
+from lamina.data.batches import padding_of, tokenizer_of
 from lamina.data.encode import encode
-from lamina.data.windows import IGNORED, word_tokens
+from lamina.data.windows import IGNORED, Encoded, word_tokens
 from lamina.errors import ConfigError
 from lamina.tasks import metrics as score
-from lamina.tasks.base import Kind, Results
+from lamina.tasks.base import EncodeOptions, Inputs, Kind, Results, Targets, TaskLike
+from lamina.tasks.split import Split
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from torch import Tensor
-
-    from lamina.data.windows import Encoded
-    from lamina.tasks.base import EncodeOptions, TaskLike
-    from lamina.tasks.split import Split
-
+Array = np.ndarray[Any, np.dtype[Any]]
 _CACHED = {"input_ids", "attention_mask", "token_type_ids"}
 
 
 @dataclass(frozen=True)
 class Windows:
-    """What inputs of tokens have in common.
+    """What inputs of tokens have in common."""
 
-    Attributes:
-        encoded: What is read: windows of texts, or blocks.
-        processor: The tokenizer, or a processor that holds one; it says what rows are padded with.
-    """
-
-    encoded: Encoded
-    processor: Any
+    encoded: Encoded  # windows of texts, or blocks
+    processor: Any  # the tokenizer, or a processor that holds one; it says what rows are padded with
 
     @property
-    def lengths(self) -> Sequence[int]:
+    def lengths(self) -> Any:
         """Tokens of each row."""
-        return self.encoded.lengths  # pyright: ignore[reportReturnType]
+        return self.encoded.lengths
 
     @property
     def digest(self) -> str:
@@ -58,14 +50,10 @@ class TextInputs(Windows):
 
     @classmethod
     def of(cls, split: Split, processor: Any, options: EncodeOptions) -> TextInputs:
-        """Tokenise a part of a task.
-
-        Raises:
-            ConfigError: If there is no tokenizer, it cannot tell where words are, or a length leaves no room.
-        """
+        """Tokenise a part of a task; windows have character offsets."""
         check_tokenizer(processor)
-        given: dict[str, Any] = {name: getattr(options, name) for name in ("max_length", "stride", "windows")}
-        return cls(encode(split.texts, processor, offsets=options.windows, **given), processor)
+        windows, lengths = options.windows, {"max_length": options.max_length, "stride": options.stride}
+        return cls(encode(split.texts, processor, windows=windows, offsets=windows, **lengths), processor)
 
     @property
     def uncacheable(self) -> str | None:
@@ -93,15 +81,12 @@ def check_tokenizer(processor: Any) -> None:
 @final
 @dataclass(frozen=True)
 class RowTargets:
-    """A label for every row, or (`per_token`) a list with one for each of its tokens; a `Targets`."""
+    """A label `[rows]`, or zeros and ones `[rows, classes]`, for every row; a `Targets`."""
 
-    values: Any
-    per_token: bool = False
+    values: Array
 
     def tensor(self, rows: Sequence[int]) -> Tensor:
-        """The labels of some rows: `[batch]` or `[batch, classes]`; with `per_token` `[batch, tokens]`."""
-        if self.per_token:
-            return pad([self.values[row] for row in rows], IGNORED)
+        """The labels of some rows."""
         return torch.from_numpy(self.values[[int(row) for row in rows]])
 
 
@@ -113,15 +98,17 @@ def first_window_targets(split: Split, encoded: Encoded) -> RowTargets:
     return RowTargets(values)
 
 
-def word_places(encoded: Encoded, words: Sequence[Any]) -> Iterator[tuple[int, int, int, int]]:
-    """Window and position of the token that stands for a word, its text and its number there; for all that have one."""
-    for text, places in enumerate(word_tokens(encoded, words)):
-        for number, place in enumerate(places):
-            if place is not None:
-                yield *place, text, number
+def word_places(encoded: Encoded, words: Sequence[Any]) -> dict[int, list[tuple[int, int]]]:
+    """Per window the positions of the tokens that stand for words, each with its word's number through all texts."""
+    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, place in enumerate(chain.from_iterable(word_tokens(encoded, words))):
+        if place is not None:
+            window, position = place
+            places[window].append((position, number))
+    return places
 
 
-def label_array(split: Split) -> np.ndarray[Any, np.dtype[Any]]:
+def label_array(split: Split) -> Array:
     """Class ids, numbers (in float32) or zeros and ones as an array `[rows, ...]`."""
     labels = np.asarray(list(split.labels))
     return labels.astype(np.float32 if labels.dtype.kind == "f" else np.int64)
@@ -129,15 +116,9 @@ def label_array(split: Split) -> np.ndarray[Any, np.dtype[Any]]:
 
 @final
 class ClassResults(Results):
-    """Logits of whole examples, their scores and answers; a `Results`.
+    """Logits of whole examples: `example` is per row of the inputs the one whose logits it gives; -1: none."""
 
-    Args:
-        task: Says what they mean.
-        split: The examples.
-        example: Per row of the inputs the example whose logits it gives; -1: of none.
-    """
-
-    def __init__(self, task: TaskLike, split: Split, example: np.ndarray[Any, np.dtype[Any]]) -> None:
+    def __init__(self, task: TaskLike, split: Split, example: Array) -> None:
         self._task, self._split, self._example = task, split, example
         self._logits = torch.zeros(len(split), len(task.labels))
 
@@ -161,17 +142,15 @@ class ClassResults(Results):
         problem, labels = self._task.problem_type, self._task.labels
         if problem == "regression":
             return []
-        guesses, targets = self._logits > 0, torch.from_numpy(label_array(self._split))
-        if problem == "classification":
-            guesses, targets = (score.one_hot(ids, labels) for ids in (self._logits.argmax(-1), targets))
-        return score.class_table(guesses, targets, labels)
+        guesses = self._logits > 0 if problem == "multi_label" else self._logits.argmax(-1)
+        return score.class_table(guesses, torch.from_numpy(label_array(self._split)), labels)
 
     def predictions(self) -> list[Any]:
         """Per example its "label", "score" and "probabilities", "labels" and "probabilities", or "value"."""
-        return [_answer(logits, self._task) for logits in self._logits]
+        return [_to_prediction(logits, self._task) for logits in self._logits]
 
 
-def _answer(logits: Tensor, task: TaskLike) -> dict[str, Any]:
+def _to_prediction(logits: Tensor, task: TaskLike) -> dict[str, Any]:
     if task.problem_type == "regression":
         return {"value": float(logits[0])}
     several = task.problem_type == "multi_label"
@@ -184,55 +163,42 @@ def _answer(logits: Tensor, task: TaskLike) -> dict[str, Any]:
 
 
 class ClassKind(Kind):
-    """What kinds share whose models give one score per label: of an example, or of every token.
+    """What kinds share whose models give one score per label, unless they say otherwise of a whole text."""
 
-    Attributes:
-        logits_axes: Of the logits: 2 for `[batch, classes]`, 3 for `[batch, tokens, classes]`.
-    """
+    logits_axes: ClassVar[int] = 2  # of the logits: 2 for `[batch, classes]`, 3 for `[batch, tokens, classes]`
 
-    logits_axes: ClassVar[int] = 2
+    def encode(self, split: Split, processor: Any, options: EncodeOptions) -> Inputs:
+        """Windows of the texts."""
+        return TextInputs.of(split, processor, replace(options, windows=options.windows or self.per_token))
+
+    def targets(self, task: TaskLike, split: Split, inputs: Any) -> Targets:
+        """A text's label at its first window."""
+        return first_window_targets(split, inputs.encoded)
+
+    def results(self, task: TaskLike, split: Split, inputs: Any) -> Results:
+        """Logits of each text's first window."""
+        encoded = inputs.encoded
+        return ClassResults(task, split, np.where(encoded.window == 0, encoded.text, -1))
 
     def configure(self, config: Any, task: TaskLike) -> None:
         """Name the classes of a new head after a task's; a head that has names keeps them: they must be the task's."""
         count = len(task.labels)
         shown = f"{', '.join(task.labels[:5])}{' ...' if count > 5 else ''}"
         if config.num_labels != count:
-            raise ConfigError(
-                f"finetune: the head has {config.num_labels} classes, the task has {count} ({shown}); both must be the "
-                f"same. Load the model with {self.auto_class}.from_pretrained(..., num_labels={count})."
-            )
+            came = f"the head has {config.num_labels} classes, the task has {count} ({shown}); they must agree"
+            hint = f"Load the model with {self.auto_class}.from_pretrained(..., num_labels={count})."
+            raise ConfigError(f"finetune: {came}. {hint}")
         names = [str(config.id2label[number]) for number in range(count)]
         if names == [f"LABEL_{number}" for number in range(count)]:
             config.id2label = dict(enumerate(task.labels))
             config.label2id = {name: number for number, name in enumerate(task.labels)}
         elif [name.lower() for name in names] != [name.lower() for name in task.labels]:
-            raise ConfigError(
-                f"finetune: the classes of the head are {', '.join(names[:5])}, those of the task {shown}; they must "
-                "agree, in this order. Give the task labels=[...], or the model other names: model.config.id2label = "
-                "dict(enumerate(task.labels))."
-            )
+            came = f"the classes of the head are {', '.join(names[:5])}, those of the task {shown}; they must agree"
+            hint = "Give the task labels=[...], or change model.config.id2label."
+            raise ConfigError(f"finetune: {came}, in this order. {hint}")
 
     def output_problem(self, outputs: Any, task: TaskLike) -> str | None:
         """Logits that are not one per label."""
         shape = list(outputs.logits.shape)
         fits = len(shape) == self.logits_axes and shape[-1] == len(task.labels)
         return None if fits else f"it gives logits of the shape {shape}"
-
-
-def checked_texts(raw: Sequence[Any], *, pairs: bool) -> Sequence[Any]:
-    """What a user hands to `predict`, as texts or pairs of texts.
-
-    Raises:
-        ConfigError: If it is one text, or an entry is no text (or pair, where the first is one).
-    """
-    if isinstance(raw, str):
-        raise ConfigError("predict: got one text; a list of texts is needed.")
-    single = len(raw) == 0 or isinstance(raw[0], str)
-    if not single and not pairs:
-        raise ConfigError("predict: single texts are read here, and pairs were given.")
-    for row, text in enumerate(raw):
-        parts = [text] if single else text if isinstance(text, tuple | list) and len(text) == 2 else [None]
-        if not all(isinstance(part, str) for part in parts):
-            came = f"entry {row} is {type(text).__name__}"
-            raise ConfigError(f"predict: {came}; all must be texts, or all pairs of texts.")
-    return raw if single else [tuple(text) for text in raw]

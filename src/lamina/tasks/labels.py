@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from lamina.data.read import Table
-    from lamina.tasks.base import ColumnSpec
+from lamina.tasks.base import ColumnSpec
 
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _WHOLE = re.compile(r"[-+]?\d+")
 
 
 def infer_problem_type(cells: Iterable[Any]) -> str:
-    """What the cells of a label column ask for.
-
-    Returns:
-        "multi_label" if they are lists, "regression" if they are numbers and not all whole (a float is not, whatever
-        its value), else "classification".
-    """
+    """Lists are "multi_label", numbers that are not all whole (no float is) "regression", all else "classification"."""
     cells = list(cells)
     if any(isinstance(cell, list | tuple) for cell in cells):
         return "multi_label"
@@ -56,11 +48,11 @@ def infer_labels(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names, key=int if all(_WHOLE.fullmatch(name) for name in names) else None))
 
 
-def parts(cell: object) -> list[object]:
-    """The labels in one cell of a multi-label column: a list, or names with commas between them."""
-    if isinstance(cell, list | tuple):
-        return list(cell)
-    return [name for name in str(cell).split(",") if name.strip()]
+def _parts(cell: object, *, several: bool) -> list[object]:
+    """The label in one cell; or `several`: a list, or names with commas between them."""
+    if several:
+        return list(cell) if isinstance(cell, list | tuple) else [name for name in str(cell).split(",") if name.strip()]
+    return [cell]
 
 
 def bad_cell(table: Table, row: int, column: str | int, problem: str) -> DataError:
@@ -95,33 +87,28 @@ def numbers(table: Table, column: str | int) -> Iterator[float]:
         yield value
 
 
-def _id_finder(table: Table, column: str | int, labels: Sequence[str]) -> Callable[[int, object], int]:
-    """The class id of a cell, which holds a class's name; where no name is a whole number, perhaps the id itself."""
+def _ids(table: Table, column: str | int, labels: Sequence[str], *, several: bool) -> Iterator[list[int]]:
+    """Per row the ids of its classes; where no class's name is a whole number, cells may hold the ids themselves."""
     index = {name: i for i, name in enumerate(labels)}
     if not any(_WHOLE.fullmatch(name) for name in labels):
         index |= {str(i): i for i in range(len(labels))}
-
-    def find(row: int, cell: object) -> int:
-        number = index.get(label_name(cell))
-        if number is None:
-            raise unknown_label(table, row, column, cell, labels)
-        return number
-
-    return find
+    for row, cell in _cells(table, column):
+        names = {label_name(part): part for part in _parts(cell, several=several)}
+        for name, part in names.items():
+            if name not in index:
+                raise unknown_label(table, row, column, part, labels)
+        yield [index[name] for name in names]
 
 
 def class_ids(table: Table, column: str | int, labels: Sequence[str]) -> Iterator[int]:
     """A classification column as class ids."""
-    find = _id_finder(table, column, labels)
-    return (find(row, cell) for row, cell in _cells(table, column))
+    return (number for (number,) in _ids(table, column, labels, several=False))
 
 
 def multi_hot(table: Table, column: str | int, labels: Sequence[str]) -> Iterator[tuple[int, ...]]:
     """A multi-label column as zeros and ones, one per label."""
-    find = _id_finder(table, column, labels)
-    for row, cell in _cells(table, column):
-        ids = {find(row, part) for part in parts(cell)}
-        yield tuple(int(i in ids) for i in range(len(labels)))
+    rows = _ids(table, column, labels, several=True)
+    return (tuple(int(i in ids) for i in range(len(labels))) for ids in rows)
 
 
 def label_source(tables: Mapping[str, Table]) -> Table:
@@ -131,9 +118,10 @@ def label_source(tables: Mapping[str, Table]) -> Table:
     return tables["train"]
 
 
-def class_labels(tables: Mapping[str, Table], column: str | int) -> tuple[str, ...]:
-    """The classes that the train part has, sorted."""
-    return infer_labels(label_name(cell) for cell in label_source(tables).column(column))
+def class_labels(tables: Mapping[str, Table], column: str | int, *, several: bool = False) -> tuple[str, ...]:
+    """The classes that the train part has, sorted; `several`: a cell may hold any number of them."""
+    cells = label_source(tables).column(column)
+    return infer_labels(label_name(part) for cell in cells for part in _parts(cell, several=several))
 
 
 def usual_column(column: str | int, default: str, usual: str, tables: Mapping[str, Table]) -> str | int:

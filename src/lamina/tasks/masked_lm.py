@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any, final
 
 import regex
 import torch
+from torch import Tensor
 
 from lamina.data.batches import pad, padding_of, tokenizer_of
 from lamina.data.encode import blocks
+from lamina.data.read import Table
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError
 from lamina.tasks import labels as lab
-from lamina.tasks.base import Kind, Results
-from lamina.tasks.inputs import TextInputs, Windows, check_tokenizer, checked_texts, word_places
+from lamina.tasks.base import ColumnSpec, EncodeOptions, Kind, Results, TaskLike, checked_texts
+from lamina.tasks.inputs import TextInputs, Windows, check_tokenizer, word_places
 from lamina.tasks.metrics import TokenSums
 from lamina.tasks.split import Split
 from lamina.utils import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from jaxtyping import Float
-    from torch import Tensor
 
-    from lamina.data.read import Table
-    from lamina.tasks.base import ColumnSpec, EncodeOptions, TaskLike
-
-LABELS = ("token",)  # the classes are the model's vocabulary, which no task lists
 SHARE = 0.15  # of the tokens that are no special ones
 REPLACED, RANDOM = 0.8, 0.1  # of the chosen tokens: by the mask token, by any token; the rest stay as they are
 CANDIDATES = 5  # for a mask token
@@ -52,20 +47,12 @@ class Masking:
     """How tokens are hidden: of each row 15 % of the tokens that are no special ones, and one at least, are chosen.
 
     Of these 80 % become the mask token, 10 % any token of the vocabulary, and 10 % stay. What is chosen depends on the
-    row and the seed alone, never on the batch.
-
-    Attributes:
-        token: Id of the mask token.
-        special: Ids that are never chosen.
-        vocabulary: Count of tokens.
-
-    Source:
-        Devlin et al. 2019, arXiv:1810.04805, section 3.1 and appendix A.1.
+    row and the seed alone, never on the batch. Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1, appendix A.1.
     """
 
-    token: int
-    special: frozenset[int]
-    vocabulary: int
+    token: int  # id of the mask token
+    special: frozenset[int]  # ids that are never chosen
+    vocabulary: int  # count of tokens
 
     @classmethod
     def of(cls, processor: Any) -> Masking:
@@ -93,20 +80,13 @@ class Masking:
 @final
 @dataclass(frozen=True)
 class MaskedInputs(Windows):
-    """Blocks of running text with some tokens hidden; an `Inputs`.
-
-    Which tokens are hidden depends on the row alone, and in the train part on seed and epoch too; other parts have no
-    seed.
-    """
+    """Blocks of running text with some tokens hidden; an `Inputs`."""
 
     masking: Masking
-    seed: int | None
+    seed: int | None  # of the train part, where what is hidden depends on it and the epoch; else on the row alone
     part: str
 
-    @property
-    def uncacheable(self) -> str | None:
-        """Tokens are hidden anew."""
-        return "the texts are masked anew in each epoch"
+    uncacheable = "the texts are masked anew in each epoch"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Some blocks with hidden tokens; "labels" holds those, and -100 elsewhere."""
@@ -136,13 +116,10 @@ class MaskedLMKind(Kind):
     sequential = True
     other_files = "lines"
 
-    def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
-        """Plain text is in column "text"."""
-        return replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "text", tables))
-
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """The texts as they are, without their line ends; blank ones are left out."""
-        spec = lab.without_classes(spec, LABELS, "classification", "the texts' own tokens")
+        spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "text", tables))
+        spec = lab.without_classes(spec, ("token",), "classification", "the texts' own tokens")
         return spec, {
             name: Split.of(text.rstrip("\r\n") for text in lab.texts(table, spec.text) if text.strip())
             for name, table in tables.items()
@@ -150,11 +127,10 @@ class MaskedLMKind(Kind):
 
     def encode(self, split: Split, processor: Any, options: EncodeOptions) -> MaskedInputs | TextInputs:
         """Blocks of the joined texts; to predict, windows of each text by itself."""
-        check_tokenizer(processor)
-        masking = Masking.of(processor)
         if options.part == "predict":
             return TextInputs.of(split, processor, replace(options, windows=True))
-        seed = options.seed if options.part == "train" else None
+        check_tokenizer(processor)
+        masking, seed = Masking.of(processor), options.seed if options.part == "train" else None
         encoded = blocks(split.texts, processor, max_length=options.max_length)
         return MaskedInputs(encoded, processor, masking, seed, options.part)
 
@@ -169,7 +145,7 @@ class MaskedLMKind(Kind):
 
     def results(self, task: TaskLike, split: Split, inputs: Any) -> Results:
         """Sums over the hidden tokens."""
-        return _TokenResults()
+        return TokenSums()
 
     def examples(self, raw: Sequence[Any], processor: Any) -> Split:
         """Texts with mask tokens, such as "[MASK]"."""
@@ -179,23 +155,6 @@ class MaskedLMKind(Kind):
     def answers(self, task: TaskLike, split: Split, inputs: Any, processor: Any) -> Results:
         """Per mask token its "start" and "end", and "candidates" with "token" and "score", best first."""
         return _FilledMasks(split, inputs, processor)
-
-
-class _TokenResults(Results):
-    """Keeps nothing but sums."""
-
-    def __init__(self) -> None:
-        self._sums = TokenSums()
-
-    def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
-        """Take in logits of the hidden tokens `[tokens, vocabulary]`, or of all `[batch, tokens, vocabulary]`."""
-        if labels is None:
-            raise ConfigError(f"masked_lm: no labels for {len(rows)} rows; hidden tokens are scored by them.")
-        given = (labels != IGNORED).to(outputs.device)
-        self._sums.add(outputs if outputs.ndim == 2 else outputs[given], labels.to(outputs.device)[given])
-
-    def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        return self._sums.scores(metrics)
 
 
 def best_tokens(logits: Float[Tensor, "... classes"]) -> Float[Tensor, "... best 2"]:
@@ -208,26 +167,20 @@ class _FilledMasks(Results):
     """What may stand at the mask tokens of texts."""
 
     def __init__(self, split: Split, inputs: TextInputs, processor: Any) -> None:
-        self._tokenizer = tokenizer_of(processor)
-        self._masks = list(split.words or ())
-        self._best: list[list[list[list[float]]]] = [[[] for _ in masks] for masks in self._masks]
-        self._places: dict[int, list[list[int]]] = defaultdict(list)
-        for window, *place in word_places(inputs.encoded, self._masks):
-            self._places[window].append(place)
+        self._tokenizer, self._masks = tokenizer_of(processor), list(split.words or ())
+        self._best: list[list[list[float]]] = [[] for masks in self._masks for _ in masks]
+        self._places = word_places(inputs.encoded, self._masks)
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
         for at, row in enumerate(rows):
-            for position, text, number in self._places[int(row)]:
-                self._best[text][number] = best_tokens(outputs[at, position]).tolist()
+            for position, number in self._places[row]:
+                self._best[number] = best_tokens(outputs[at, position]).tolist()
 
     def predictions(self) -> list[Any]:
-        return [
-            [
-                {"start": start, "end": end, "candidates": [self._candidate(*entry) for entry in best]}
-                for (start, end), best in zip(masks, bests, strict=True)
-            ]
-            for masks, bests in zip(self._masks, self._best, strict=True)
-        ]
+        best = iter(self._best)
+        return [[self._to_prediction(span, next(best)) for span in masks] for masks in self._masks]
 
-    def _candidate(self, number: float, score: float) -> dict[str, Any]:
-        return {"token": self._tokenizer.decode([int(number)]).strip(), "score": score}
+    def _to_prediction(self, mask: tuple[int, int], best: list[list[float]]) -> dict[str, Any]:
+        texts = [self._tokenizer.decode([int(number)]).strip() for number, _ in best]
+        candidates = [{"token": text, "score": score} for text, (_, score) in zip(texts, best, strict=True)]
+        return {"start": mask[0], "end": mask[1], "candidates": candidates}

@@ -1,33 +1,32 @@
 """How good predictions are: one number per metric, and a table per class. What has no meaning is 0, never NaN.
 
-Every `score_...` function gives metric -> score, in the order asked. It raises UnknownNameError if a metric is none of
-those that it knows, and DataError if there are no rows or not as many predictions as targets.
+Every `score_...` function gives metric -> score, in the order asked. A metric that it does not know is an
+UnknownNameError; no rows, or not as many predictions as targets, are a DataError.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from functools import cache, lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any
 
+import snowballstemmer
 import torch
+from torch import Tensor
 
-from lamina.errors import DataError, UnknownNameError
+from lamina.data.windows import IGNORED
+from lamina.errors import ConfigError, DataError, UnknownNameError
+from lamina.tasks.base import Results
 from lamina.tasks.tags import marks_spans
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from jaxtyping import Float, Int
-    from torch import Tensor
-
-LOWER = frozenset({"perplexity"})
-"""Metrics of which less is better; of all others more is."""
-
+LOWER = frozenset({"perplexity"})  # metrics of which less is better; of all others more is
 _MOST = 700.0  # the largest exponent that stays a finite number
 _SIGNS = re.compile(r"[^a-z0-9]+")
 _STEMMED = 4  # letters: shorter words stay as they are
+Tags = Sequence[Sequence[int]]  # per text a tag for every word
+_PORTER = snowballstemmer.stemmer("porter")
 
 
 def better(metric: str, new: float, old: float) -> bool:
@@ -38,29 +37,22 @@ def better(metric: str, new: float, old: float) -> bool:
 def score_classes(
     metrics: Sequence[str], predictions: Tensor, targets: Tensor, classes: int, *, binary: bool = True
 ) -> dict[str, float]:
-    """Score class ids `[rows]`: "accuracy", "f1" and "mcc".
+    """Score class ids `[rows]`: "accuracy", "mcc" and "f1", the mean over the classes that occur.
 
-    F1 of two classes is that of the second one where `binary` is set; else, and of more, the mean over the classes that
-    occur.
+    F1 of two classes is that of the second one where `binary` is set.
     """
     from torchmetrics.functional import classification as tm
 
     _check_rows(predictions, targets)
     both, count = (predictions.long(), targets.long()), max(2, classes)
-
-    def f1() -> Tensor:
-        if classes == 2 and binary:
-            return tm.binary_f1_score(*both)
-        return tm.multiclass_f1_score(*both, num_classes=count, average="macro")
-
-    def mcc() -> Any:
-        varies = all(len(ids.unique()) > 1 for ids in both)
-        return tm.multiclass_matthews_corrcoef(*both, num_classes=count) if varies else 0.0
-
-    def accuracy() -> Tensor:
-        return tm.multiclass_accuracy(*both, num_classes=count, average="micro")
-
-    return _scores(metrics, {"accuracy": accuracy, "f1": f1, "mcc": mcc})
+    varies, of_second = all(len(ids.unique()) > 1 for ids in both), classes == 2 and binary
+    mean_f1 = partial(tm.multiclass_f1_score, *both, num_classes=count, average="macro")
+    known = {
+        "accuracy": lambda: tm.multiclass_accuracy(*both, num_classes=count, average="micro"),
+        "f1": lambda: tm.binary_f1_score(*both) if of_second else mean_f1(),
+        "mcc": lambda: tm.multiclass_matthews_corrcoef(*both, num_classes=count) if varies else 0.0,
+    }
+    return _scores(metrics, known)
 
 
 def score_multi_label(metrics: Sequence[str], predictions: Tensor, targets: Tensor) -> dict[str, float]:
@@ -90,34 +82,33 @@ def score_numbers(metrics: Sequence[str], predictions: Sequence[float], targets:
     return _scores(metrics, known)
 
 
-def score_tags(
-    metrics: Sequence[str],
-    predictions: Sequence[Sequence[int]],
-    targets: Sequence[Sequence[int]],
-    labels: Sequence[str],
-) -> dict[str, float]:
+def score_tags(metrics: Sequence[str], predictions: Tags, targets: Tags, labels: Sequence[str]) -> dict[str, float]:
     """Score a tag for every word: "span_f1" (micro, as seqeval counts), "accuracy" and "f1" of single words."""
     _check_tags(predictions, targets)
     guesses, truths = (torch.tensor([int(tag) for row in rows for tag in row]) for rows in (predictions, targets))
     plain = [name for name in metrics if name != "span_f1"]
     scores = score_classes(plain, guesses, truths, len(labels), binary=False)
     if "span_f1" in metrics:
-        scores["span_f1"] = _span_f1(predictions, targets, labels)
+        from seqeval.metrics import f1_score
+
+        if not marks_spans(labels):
+            came = f"the labels {', '.join(labels)} mark no spans"
+            raise DataError(f"metrics: {came}; span F1 needs tags as O, B-x and I-x. Use 'accuracy' or 'f1'.")
+        names = _names(labels, targets), _names(labels, predictions)
+        scores["span_f1"] = float(f1_score(*names, zero_division=0))  # pyright: ignore[reportArgumentType]
     return {name: scores[name] for name in metrics}
 
 
 def score_texts(metrics: Sequence[str], predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """Score texts against those that were to be written.
 
-    Returns:
-        Name to score, in the order asked. "rouge1", "rouge2", "rougeL" and "rougeLsum" are the mean over the texts of
-        the F-measure, 0 to 1, of words in lower case that Porter's algorithm has stemmed; "rougeLsum" takes each line
-        for a sentence. "bleu" and "chrf" are of the whole corpus, 0 to 100, as sacrebleu computes them by default.
+    "rouge1", "rouge2", "rougeL" and "rougeLsum" are the mean over the texts of the F-measure, 0 to 1, of words in lower
+    case that Porter's algorithm has stemmed; "rougeLsum" takes each line for a sentence. "bleu" and "chrf" are of the
+    whole corpus, 0 to 100, as sacrebleu computes them by default.
 
     Source:
         Lin 2004, aclanthology.org/W04-1013. Post 2018, arXiv:1804.08771. Popović 2015, aclanthology.org/W15-3049.
-        The stemmer is as Porter published it; others add exceptions for a few words, which moves ROUGE by less than
-        0.001.
+        The stemmer is Porter's own; others except a few words, which moves ROUGE by less than 0.001.
     """
     texts = list(predictions), list(references)
     known = {
@@ -129,24 +120,16 @@ def score_texts(metrics: Sequence[str], predictions: Sequence[str], references: 
     return _scores(metrics, known)
 
 
-def one_hot(ids: Tensor, labels: Sequence[str]) -> Tensor:
-    """Class ids `[rows]` as zeros and ones `[rows, classes]`."""
-    return torch.nn.functional.one_hot(ids, len(labels))
-
-
 def class_table(predictions: Tensor, targets: Tensor, labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Per class "label", "precision", "recall", "f1" and "count", how often it is true.
-
-    Predictions and targets are zeros and ones `[rows, classes]`: which classes each row has.
-    """
+    """Scores per class, and its true "count", of class ids `[rows]`, or of zeros and ones `[rows, classes]`."""
+    if predictions.ndim == 1:
+        predictions, targets = (torch.nn.functional.one_hot(ids, len(labels)) for ids in (predictions, targets))
     predictions, targets = predictions.bool(), targets.bool()
     both, guessed, true = (hits.sum(0).tolist() for hits in (predictions & targets, predictions, targets))
     return [{"label": label, **_ratios(both[i], guessed[i], true[i])} for i, label in enumerate(labels)]
 
 
-def span_table(
-    predictions: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], labels: Sequence[str]
-) -> list[dict[str, Any]]:
+def span_table(predictions: Tags, targets: Tags, labels: Sequence[str]) -> list[dict[str, Any]]:
     """The same for every type of span; spans count if type, start and end are right, as seqeval finds them."""
     from seqeval.metrics.sequence_labeling import get_entities
 
@@ -158,14 +141,18 @@ def span_table(
     ]
 
 
-class TokenSums:
-    """Perplexity and accuracy of predicted tokens, summed up batch by batch: no logits are kept."""
+class TokenSums(Results):
+    """Perplexity and accuracy of hidden tokens, summed up batch by batch: no logits are kept."""
 
-    def __init__(self) -> None:
-        self.loss, self.right, self.count = 0.0, 0, 0
+    loss, right, count = 0.0, 0, 0
 
-    def add(self, logits: Float[Tensor, "tokens classes"], labels: Int[Tensor, " tokens"]) -> None:
-        """Take in the scores of every entry of the vocabulary, and the right entry, of some tokens."""
+    def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
+        """Take in logits of the hidden tokens `[tokens, vocabulary]`, or of all `[batch, tokens, vocabulary]`."""
+        if labels is None:
+            raise ConfigError(f"masked_lm: no labels for {len(rows)} rows; hidden tokens are scored by them.")
+        labels = labels.to(outputs.device)
+        hidden = labels != IGNORED
+        logits, labels = outputs if outputs.ndim == 2 else outputs[hidden], labels[hidden]
         self.loss += float(torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum"))
         self.right += int((logits.argmax(-1) == labels).sum())
         self.count += len(labels)
@@ -194,7 +181,7 @@ def _check_rows(predictions: Sequence[Any] | Tensor, targets: Sequence[Any] | Te
         raise DataError("metrics: there are no rows; a score needs at least one.")
 
 
-def _check_tags(predictions: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> None:
+def _check_tags(predictions: Tags, targets: Tags) -> None:
     _check_rows(predictions, targets)
     if not any(len(row) for row in targets):
         raise DataError("metrics: there are no words; a score needs at least one.")
@@ -204,16 +191,7 @@ def _check_tags(predictions: Sequence[Sequence[int]], targets: Sequence[Sequence
             raise DataError(f"metrics: {came}; every word has one.", row=row)
 
 
-def _span_f1(predictions: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], labels: Sequence[str]) -> float:
-    from seqeval.metrics import f1_score
-
-    if not marks_spans(labels):
-        came = f"the labels {', '.join(labels)} mark no spans"
-        raise DataError(f"metrics: {came}; span F1 needs tags as O, B-x and I-x. Use 'accuracy' or 'f1'.")
-    return float(f1_score(_names(labels, targets), _names(labels, predictions), zero_division=0))  # pyright: ignore
-
-
-def _names(labels: Sequence[str], rows: Sequence[Sequence[int]]) -> list[list[str]]:
+def _names(labels: Sequence[str], rows: Tags) -> list[list[str]]:
     return [[labels[int(tag)] for tag in row] for row in rows]
 
 
@@ -227,16 +205,9 @@ def _ratios(both: int, guesses: int, trues: int) -> dict[str, float | int]:
     }
 
 
-@cache
-def _stemmer() -> Any:
-    import snowballstemmer
-
-    return snowballstemmer.stemmer("porter")
-
-
 @lru_cache(maxsize=1 << 16)
 def _stem(word: str) -> str:
-    return _stemmer().stemWord(word) if len(word) >= _STEMMED else word
+    return _PORTER.stemWord(word) if len(word) >= _STEMMED else word
 
 
 def _words(text: str) -> list[str]:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lamina.errors import ConfigError
 from lamina.tasks.split import shares
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 @dataclass(frozen=True)
 class SampleSize:
-    """How many rows a subsample has: so many times the number of classes, a fraction of all, or so many.
-
-    Raises:
-        ConfigError: Unless exactly one is given, and it is in its range.
-    """
+    """How many rows a subsample has: so many times the number of classes, a fraction of all, or so many."""
 
     per_class: int | None = None
     fraction: float | None = None
@@ -60,8 +53,7 @@ def subsample_rows(
 ) -> list[int]:
     """Which rows, in the order they have; `classes` are per row the numbers of the classes in it.
 
-    Stratified: as many rows of each class (per_class), or as large a share of each (fraction, rows). Else they are
-    drawn uniformly, whatever their classes.
+    Stratified: as many rows of each class (per_class), or as large a share of each; else they are drawn uniformly.
     """
     count = size.count(len(names), len(classes))
     rng = random.Random(seed)

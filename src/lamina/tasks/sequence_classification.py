@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
-import numpy as np
+from torch import Tensor
 
+from lamina.data.read import Table
 from lamina.tasks import labels as lab
-from lamina.tasks.inputs import ClassKind, ClassResults, TextInputs, checked_texts, first_window_targets
+from lamina.tasks.base import ColumnSpec, TaskLike
+from lamina.tasks.inputs import ClassKind
 from lamina.tasks.split import Split
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
-
-    from lamina.data.read import Table
-    from lamina.tasks.base import ColumnSpec, EncodeOptions, TaskLike
-    from lamina.tasks.inputs import RowTargets
 
 _CONFIG = {
     "classification": "single_label_classification",
@@ -43,7 +37,11 @@ class SequenceClassificationKind(ClassKind):
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Settle problem type and classes, and make the examples."""
         problem = spec.problem_type or lab.infer_problem_type(next(iter(tables.values())).column(spec.label))
-        spec = replace(spec, problem_type=problem, labels=spec.labels or _labels(spec, problem, tables))
+        if problem == "regression":
+            labels = spec.labels or (str(spec.label),)
+        else:
+            labels = spec.labels or lab.class_labels(tables, spec.label, several=problem == "multi_label")
+        spec = replace(spec, problem_type=problem, labels=labels)
         return spec, {name: _split(table, spec) for name, table in tables.items()}
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
@@ -52,14 +50,6 @@ class SequenceClassificationKind(ClassKind):
             rows = [tuple(number for number, is_set in enumerate(row) if is_set) for row in split.labels]
             return tuple(task.labels), rows
         return super().row_classes(task, split)
-
-    def encode(self, split: Split, processor: Any, options: EncodeOptions) -> TextInputs:
-        """Windows of the texts."""
-        return TextInputs.of(split, processor, options)
-
-    def targets(self, task: TaskLike, split: Split, inputs: Any) -> RowTargets:
-        """A text's label at its first window."""
-        return first_window_targets(split, inputs.encoded)
 
     def truncated(self, inputs: Any) -> int:
         """Texts whose end was cut off, or is only in further windows."""
@@ -73,24 +63,6 @@ class SequenceClassificationKind(ClassKind):
     def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
         """Several labels are floats in transformers."""
         return labels.float() if task.problem_type == "multi_label" else labels
-
-    def results(self, task: TaskLike, split: Split, inputs: Any) -> ClassResults:
-        """Logits of each text's first window."""
-        encoded = inputs.encoded
-        return ClassResults(task, split, np.where(encoded.window == 0, encoded.text, -1))
-
-    def examples(self, raw: Sequence[Any], processor: Any) -> Split:
-        """Texts, or pairs of texts."""
-        return Split.of(checked_texts(raw, pairs=True))
-
-
-def _labels(spec: ColumnSpec, problem: str, tables: Mapping[str, Table]) -> tuple[str, ...]:
-    if problem == "regression":
-        return (str(spec.label),)
-    if problem == "multi_label":
-        cells = lab.label_source(tables).column(spec.label)
-        return lab.infer_labels(lab.label_name(part) for cell in cells for part in lab.parts(cell))
-    return lab.class_labels(tables, spec.label)
 
 
 def _split(table: Table, spec: ColumnSpec) -> Split:

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import random
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
@@ -16,8 +17,6 @@ from lamina.data.windows import pairs_of
 from lamina.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     import datasets
 
 HELD_OUT = 0.1
@@ -26,20 +25,9 @@ _SIDES = ("text", "text_pair")
 
 @final
 class Split:
-    """Examples with their labels, in Arrow.
+    """Examples with their labels, in Arrow: a row each, as `Split.of` makes them.
 
-    Args:
-        rows: A row per example, as `Split.of` makes them.
-        open_text: Makes what stands for an example's text of the cells in columns "text" and "row"; None: the text is
-            that itself.
-
-    Attributes:
-        texts: A text each, or a pair of texts. Token tasks: the words joined by one space. Image tasks: images, which
-            are opened when they are needed.
-        labels: Per text a class id, a number (regression) or zeros and ones, one per label (multi-label).
-            Token tasks: one class id per word. Masked language modelling: None. Summaries and translations: the text
-            to write.
-        words: Token tasks: the character span of every word in its text. Else None.
+    `open_text` makes what stands for an example's text of the cells in columns "text" and "row"; None: "text" itself.
     """
 
     def __init__(self, rows: datasets.Dataset, open_text: Callable[[Any, int], Any] | None = None) -> None:
@@ -52,27 +40,24 @@ class Split:
         labels: Iterable[Any] | None = None,
         words: Iterable[Sequence[tuple[int, int]]] | None = None,
     ) -> Split:
-        """From columns of Python values, which are taken one by one; see the attributes.
-
-        Half a character, as broken JSON escapes leave it, is replaced: nothing can encode it.
-        """
+        """From columns of Python values, which are taken one by one; half characters, which cannot be encoded, go."""
         given = {"text": texts, "label": labels, "words": words}
         return cls(dataset_of(_tables({name: cells for name, cells in given.items() if cells is not None})))
 
     @cached_property
     def texts(self) -> Column:
-        """A text each, or a pair of texts."""
+        """A text each, a pair of texts, words joined by one space, or images, which are opened when they are needed."""
         second = ["text_pair"] * self.pairs or ["row"] * (self._open_text is not None)
         return Column(self.rows, ["text", *second], self._open_text)
 
     @cached_property
     def labels(self) -> Column:
-        """A label each."""
+        """Per text a class id, a number, zeros and ones (multi-label), a class id per word, text to write, or None."""
         return Column(self.rows, ["label"], _as_tuple)
 
     @cached_property
     def words(self) -> Column | None:
-        """The character spans of the words."""
+        """Token tasks: the character span of every word in its text; else None."""
         return Column(self.rows, ["words"], _as_spans) if "words" in self.rows.column_names else None
 
     @property
@@ -125,8 +110,7 @@ def _tables(columns: dict[str, Iterable[Any]]) -> Iterator[pa.Table]:
     label_type: pa.DataType | None = None
     pairs = False
     for part in chunks(zip(*columns.values(), strict=True)):
-        filled: list[Any] = list(zip(*part, strict=True)) or [()] * len(columns)
-        cells = dict(zip(columns, filled, strict=True))
+        cells = {name: [row[at] for row in part] for at, name in enumerate(columns)}
         texts, labels = cells["text"], cells.get("label", [None] * len(part))
         if label_type is None:
             label_type = _type_of(labels)
@@ -161,11 +145,7 @@ def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit"
 def held_out(split: Split, *, stratify: bool, seed: int, last: bool = False) -> tuple[Split, Split]:
     """What is left for training, and a tenth of the rows set aside for validation; both keep the order of the rows.
 
-    Args:
-        split: The training rows, at least two.
-        stratify: Keep the share of each class; needs one class id per row.
-        seed: Which rows go.
-        last: The last rows go, whatever the seed: for running text, whose lines belong together.
+    `stratify` keeps the share of each class; `last` takes the last rows of running text, whose lines belong together.
     """
     count = len(split)
     if count < 2:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 _IOB = re.compile(r"O|[BI]-.+")
 _SPANS = re.compile(r"O|[BIESLU]-.+")
@@ -28,10 +25,9 @@ def _all(pattern: re.Pattern[str], tags: Iterable[str]) -> bool:
 
 
 def to_iob2(tags: Sequence[str]) -> tuple[str, ...]:
-    """The tags of one sentence, each `O`, `B-<type>` or `I-<type>`, with every span's first tag as `B-`.
+    """IOB1 or IOB2 tags of one sentence as IOB2, where every span starts with `B-`.
 
-    In IOB1 a span starts with `I-` unless it touches a span of its own type; in IOB2 it always starts with `B-`.
-    Tags that are IOB2 already come back as they are.
+    In IOB1 it starts with `I-` unless it touches a span of its own type.
     """
     out: list[str] = []
     before = ""

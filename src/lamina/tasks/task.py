@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.tasks import kind_of
 from lamina.tasks.base import PARTS, ColumnSpec, class_names
@@ -15,15 +16,9 @@ from lamina.tasks.presets import fetch, find_preset, published_files
 from lamina.tasks.sampling import SampleSize, subsample_rows
 from lamina.tasks.split import Split, held_out, limited
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lamina.data.read import Table
-
 logger = logging.getLogger(__name__)
 
-Source = str | Path | tuple[str | Path, str | Path] | list[str]
-"""Where one part of a task is: a file or folder, or a pair of files."""
+Source = str | Path | tuple[str | Path, str | Path] | list[str]  # of a part: a file or folder, or a pair of files
 
 
 @dataclass(frozen=True)
@@ -33,17 +28,15 @@ class Task:
     Attributes:
         kind: "sequence_classification", "token_classification", "masked_lm", "summarization", "translation",
             "image_classification", or another that is registered in `lamina.tasks.KINDS`.
-        problem_type: "classification", "regression" or "multi_label"; "generation" where texts are to be written; of
-            other kinds "classification".
+        problem_type: "classification", "regression", "multi_label", or "generation" where texts are to be written.
         labels: Class names in the order of their ids; regression: the score's name; "masked_lm": ("token",);
             where texts are to be written: ("text",).
         metric: The metric that picks the best checkpoint; see `lamina.tasks.metrics.better`.
         metrics: All metrics that are reported.
         splits: "train", "validation" and perhaps "test".
         name: What the task is called in tables and files.
-        subsampled: How the train part was drawn from a larger one, JSON-ready: "per_class", "fraction" or "rows" with
-            the value that was asked, "of" how many rows, "stratified" and "seed"; "before" it an earlier draw. None:
-            it was not.
+        subsampled: How the train part was drawn from a larger one, if it was, JSON-ready: "per_class", "fraction" or
+            "rows" as asked, "of" how many rows, "stratified" and "seed"; "before" it an earlier subsample.
     """
 
     kind: str
@@ -56,11 +49,7 @@ class Task:
     subsampled: dict[str, Any] | None = None
 
     def split(self, name: str) -> Split:
-        """One part.
-
-        Raises:
-            UnknownNameError: If the task has no such part.
-        """
+        """One part; an UnknownNameError if the task has none of that name."""
         if name not in self.splits:
             raise UnknownNameError(op=f"task {self.name}", got=name, known=self.splits, what="split")
         return self.splits[name]
@@ -74,24 +63,21 @@ class Task:
         stratified: bool = False,
         seed: int = 0,
     ) -> Task:
-        """The same task with fewer rows to learn from; validation and test stay whole.
-
-        A class that is left without a row is named in a warning.
+        """The same task with fewer rows to learn from; a class that is left without one is named in a warning.
 
         Args:
             per_class: So many rows times the number of classes. Of token tasks whose tags mark spans the classes are
                 the span types (four in CoNLL-2003), as the papers count them.
             fraction: This share of the rows.
             rows: So many rows.
-            stratified: As many rows of each class (`per_class`), or the same share of each; else rows are drawn
-                uniformly, without replacement, whatever their classes, as in the papers. Only where a row has one
-                class: not for token tasks, multi-label tasks, and tasks without classes.
+            stratified: As many rows of each class (`per_class`), or the same share of each, where every row has one
+                class; else rows are drawn uniformly, without replacement, as in the papers.
             seed: Which rows.
 
         Raises:
             UnknownNameError: If the task has no train part.
-            ConfigError: Unless exactly one of `per_class`, `fraction` and `rows` is given, and there are that many
-                rows; or if `stratified` is set where rows have several classes or none.
+            ConfigError: Unless exactly one size is given, and there are that many rows; or if `stratified` is set
+                where rows have several classes or none.
         """
         size, kind, train = SampleSize(per_class, fraction, rows), kind_of(self.kind), self.split("train")
         if stratified and not kind.single_label(self.problem_type):
@@ -109,35 +95,24 @@ class Task:
         return replace(self, splits={**self.splits, "train": train.take(chosen)}, subsampled=facts)
 
     def masked_lm(self) -> Task:
-        """The same texts as a task of masked language modelling, named after this one with "-mlm" behind.
-
-        Both texts of a pair become rows, one after the other; blank texts are left out. Of texts that become others,
-        those that are read are taken.
+        """The texts that are read (both of a pair, no blank ones) as a task of masked language modelling, "<name>-mlm".
 
         Raises:
             ConfigError: If the rows are images.
         """
         if kind_of(self.kind).processor != "tokenizer":
             raise ConfigError(f"task {self.name}: a task of kind {self.kind} has no texts; masked_lm needs some.")
-        kind = kind_of("masked_lm")
-        spec, _ = kind.build(ColumnSpec("masked_lm", "text", "label"), {})
-        labels, problem_type = spec.labels or (), spec.problem_type or ""
-        metrics = kind.metrics(problem_type, labels)
+        task = _assemble(ColumnSpec("masked_lm", "text", "label"), {}, metrics=None, name=f"{self.name}-mlm")
         splits = {name: split.without_labels() for name, split in self.splits.items()}
-        name = f"{self.name}-mlm"
-        return Task("masked_lm", problem_type, labels, metrics[0], metrics, splits, name, self.subsampled)
+        return replace(task, splits=splits, subsampled=self.subsampled)
 
     def held_out(self, seed: int = 0) -> Task:
-        """Validate on a tenth of the training rows; the published validation part becomes the test part if it has none.
-
-        Args:
-            seed: Which rows are set aside.
-        """
-        train, validation = _hold_out(self.kind, self.problem_type, self.split("train"), seed)
-        splits = {"train": train, "validation": validation}
-        if (test := self.splits.get("test", self.splits.get("validation"))) is not None:
-            splits["test"] = test
-        return replace(self, splits=splits)
+        """Validate on a tenth of the training rows, drawn by `seed`; an old validation part tests if no part does."""
+        kind, whole = kind_of(self.kind), self.split("train")
+        stratify, test = kind.single_label(self.problem_type), self.splits.get("test", self.splits.get("validation"))
+        train, validation = held_out(whole, stratify=stratify, seed=seed, last=kind.sequential)
+        splits = {"train": train, "validation": validation, "test": test}
+        return replace(self, splits={part: split for part, split in splits.items() if split is not None})
 
     @classmethod
     def from_files(  # noqa: PLR0913
@@ -161,20 +136,19 @@ class Task:
         """Read a task from TSV, CSV, JSONL, Parquet, CoNLL-column or plain text files, or from images.
 
         Args:
-            kind: "sequence_classification", "token_classification", "masked_lm", "summarization", "translation" or
-                "image_classification".
+            kind: What is asked; see `Task`.
             train: Rows to learn from: a file. For summaries and translations perhaps a pair of plain text files whose
                 lines belong together, the texts to read and those to write. For "image_classification" a folder
                 with a folder of images per class, or a tar of one.
             validation: Rows to choose by; without them a tenth of `train` is set aside, class by class; of running
                 text ("masked_lm") its last tenth.
             test: Rows that only `evaluate` looks at.
-            text: Column of the text; of the list of words in a token task. In CoNLL files its number (default 0). In
-                plain text every line that is not blank is a row. "translation.en" is what the objects in column
-                "translation" have under "en".
+            text: Column of the text, or of the list of words. In CoNLL files its number (default 0). In plain text
+                every line that is not blank is a row. "translation.en" is what objects in column "translation" have
+                under "en".
             text_pair: Column of the second text of sentence-pair tasks.
-            label: Column of the label; of the list of tags in a token task; of the text to write. In CoNLL files a
-                number (default the last).
+            label: Column of the label, of the list of tags, or of the text to write; in CoNLL files a number (default
+                the last).
             labels: Class names in the order of their ids; by default those of `train`, sorted. The files hold
                 these names, or whole numbers that are the ids.
             metric: The metric that picks the best checkpoint; by default the usual one of the problem.
@@ -188,8 +162,7 @@ class Task:
         Raises:
             DataError: If a file, row, column or label does not fit; names it.
             UnknownNameError: If there is no such kind, problem type or metric.
-            ConfigError: If a limit is below 1, labels are named twice, or a kind that reads single texts is to read
-                pairs.
+            ConfigError: If a limit is below 1, a label is named twice, or a kind reads no pairs of texts.
         """
         given = zip(PARTS, (train, validation, test), strict=True)
         sources = {part: source for part, source in given if source is not None}
@@ -283,8 +256,7 @@ class Task:
             sources = files if isinstance(files, Mapping) else published_files(short, preset, Path(files))
             _check_parts(short, sources)
             tables = {part: kind.read(source, spec, preset.header) for part, source in sources.items()}
-        limits = (limit, limit_validation)
-        return _assemble(spec, tables, metrics=preset.metrics, name=short, limits=limits, seed=seed)
+        return _assemble(spec, tables, metrics=preset.metrics, name=short, limits=(limit, limit_validation), seed=seed)
 
 
 def _check_parts(name: str, parts: Mapping[str, Any]) -> None:
@@ -316,29 +288,28 @@ def _assemble(
     *,
     metrics: str | tuple[str, ...] | None,
     name: str,
-    limits: tuple[int | None, int | None],
-    seed: int,
+    limits: tuple[int | None, int | None] = (None, None),
+    seed: int = 0,
 ) -> Task:
     kind = kind_of(spec.kind)
     _check_spec(spec)
-    spec, splits = kind.build(kind.columns(spec, tables), tables)
+    spec, splits = kind.build(spec, tables)
     labels, problem_type = spec.labels or (), spec.problem_type or "classification"
     if not isinstance(metrics, tuple):
-        metrics = _metrics(kind.metrics(problem_type, labels), metrics)
-    if "train" in splits and "validation" not in splits:
-        splits["train"], splits["validation"] = _hold_out(spec.kind, problem_type, splits["train"], seed)
-    if "validation" in splits:
-        splits["validation"] = limited(splits["validation"], limits[1], seed, option="limit_validation")
+        known, first = kind.metrics(problem_type, labels), metrics
+        if first is not None and first not in known:
+            raise UnknownNameError(op="task", got=first, known=known, what="metric")
+        metrics = tuple(sorted(known, key=lambda name: name != first))
     ordered = {part: splits[part] for part in PARTS if part in splits}
     task = Task(spec.kind, problem_type, labels, metrics[0], metrics, ordered, name)
-    if "train" not in splits or limited(splits["train"], limits[0], seed) is splits["train"]:
+    if "train" in splits and "validation" not in splits:
+        task = task.held_out(seed)
+    if "validation" in task.splits:
+        validation = limited(task.split("validation"), limits[1], seed, option="limit_validation")
+        task = replace(task, splits={**task.splits, "validation": validation})
+    if "train" not in splits or limited(task.split("train"), limits[0], seed) is task.split("train"):
         return task
     return task.subsample(rows=limits[0], seed=seed)
-
-
-def _hold_out(kind: str, problem_type: str, train: Split, seed: int) -> tuple[Split, Split]:
-    says = kind_of(kind)
-    return held_out(train, stratify=says.single_label(problem_type), seed=seed, last=says.sequential)
 
 
 def _check_spec(spec: ColumnSpec) -> None:
@@ -349,12 +320,3 @@ def _check_spec(spec: ColumnSpec) -> None:
         raise ConfigError(f"task: labels are {', '.join(labels) or 'none'}; every class has a name of its own.")
     if spec.text_pair is not None and not kind.reads_pairs:
         raise ConfigError(f"task: text_pair is '{spec.text_pair}'; a task of kind {spec.kind} reads one text a row.")
-
-
-def _metrics(known: tuple[str, ...], metric: str | None) -> tuple[str, ...]:
-    """All metrics that fit, the chosen one first."""
-    if metric is None:
-        return known
-    if metric not in known:
-        raise UnknownNameError(op="task", got=metric, known=known, what="metric")
-    return (metric, *(name for name in known if name != metric))

@@ -3,90 +3,47 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from torch import Tensor
+
 from lamina.data.batches import padding_of, tokenizer_of
 from lamina.data.encode import encode
-from lamina.data.read import read_pair
-from lamina.data.windows import IGNORED
+from lamina.data.read import Table, read_pair
+from lamina.data.windows import IGNORED, Encoded
 from lamina.errors import DataError
 from lamina.tasks import labels as lab
-from lamina.tasks.base import Kind, Results
-from lamina.tasks.inputs import Windows, check_tokenizer, checked_texts
+from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, Kind, Results, TaskLike
+from lamina.tasks.inputs import Windows, check_tokenizer
 from lamina.tasks.metrics import score_texts
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from jaxtyping import Int
-    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
-    from lamina.data.read import Table
-    from lamina.data.windows import Encoded
-    from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, TaskLike
-
 logger = logging.getLogger(__name__)
-
-LABELS = ("text",)  # texts are written, which have no classes
 
 
 @final
 @dataclass(frozen=True)
 class PairInputs(Windows):
-    """Tokenised sources and, where there are any, targets; an `Inputs`.
+    """Tokenised sources and, where there are any, targets; an `Inputs`."""
 
-    Attributes:
-        targets: What is to be written; None: that is not known.
-    """
+    targets: Encoded | None = None  # what is to be written, where that is known
 
-    targets: Encoded | None = None
-
-    @classmethod
-    def of(cls, split: Split, processor: Any, options: EncodeOptions) -> PairInputs:
-        """Tokenise a part of a task whose texts become others; its labels are the targets.
-
-        A tokenizer that knows languages reads its source language and writes its target language; where that one is
-        not set, the first. It is left as it was. The prefix stands before each source, as "summarize: " for T5.
-
-        Raises:
-            DataError: If a label is no text.
-            ConfigError: If there is no tokenizer, or a length leaves no room beside the special tokens.
-        """
-        check_tokenizer(processor)
-        texts = [options.prefix + text for text in split.texts]
-        sources = encode(texts, processor, max_length=options.max_length, offsets=False)
-        if not split.labelled:
-            return cls(sources, processor)
-        targets = [_text(row, label) for row, label in enumerate(split.labels)]
-        writer: Any = _Writer(processor)
-        return cls(sources, processor, encode(targets, writer, max_length=options.max_target_length, offsets=False))
-
-    @property
-    def uncacheable(self) -> str | None:
-        """States of a model that writes depend on what it wrote."""
-        return "the model writes texts"
+    uncacheable = "the model writes texts"  # its states depend on what it wrote
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Some sources and their "labels", padded on the right; labels with -100.
-
-        The model itself makes the inputs of its decoder from the labels, by shifting them.
-        """
+        """Some sources and, padded with -100, their "labels", which the model itself shifts to read them."""
         read = self.encoded.batch(rows, padding_of(self.processor))
         batch = {key: read[key] for key in ("input_ids", "attention_mask")}
         if self.targets is not None:
             batch["labels"] = self.targets.batch(rows, {"input_ids": IGNORED})["input_ids"]
         return batch
-
-
-def _text(row: int, label: object) -> str:
-    if not isinstance(label, str):
-        hint = "Use a task of kind summarization or translation."
-        raise DataError(f"generation: row {row} has {label} for its target; texts are written. {hint}", row=row)
-    return label
 
 
 class _Writer:
@@ -96,8 +53,8 @@ class _Writer:
         self._tokenizer: Any = tokenizer_of(processor)
         self._unset = getattr(self._tokenizer, "tgt_lang", "") is None
         if self._unset:
-            lang = self._tokenizer.src_lang
-            logger.warning("generation: the tokenizer's tgt_lang is not set; targets are taken to be in %s", lang)
+            language = self._tokenizer.src_lang
+            logger.warning("generation: the tokenizer's tgt_lang is not set; targets are taken to be in %s", language)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
@@ -134,20 +91,33 @@ class TextToTextKind(Kind):
             return read_pair(source, (str(spec.text), str(spec.label)))
         return super().read(source, spec, header)
 
-    def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
-        """Columns "text" and "target"."""
+    def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
+        """Sources (by default in column "text"), with the texts to write (in "target") for labels."""
         text, label = self.usual_columns
         text = lab.usual_column(spec.text, text, "text", tables)
-        return replace(spec, text=text, label=lab.usual_column(spec.label, label, "target", tables))
-
-    def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Sources, with the texts to write for labels."""
-        spec = lab.without_classes(spec, LABELS, "generation", "texts to write")
+        spec = replace(spec, text=text, label=lab.usual_column(spec.label, label, "target", tables))
+        spec = lab.without_classes(spec, ("text",), "generation", "texts to write")
         return spec, {name: _split(table, spec) for name, table in tables.items()}
 
     def encode(self, split: Split, processor: Any, options: EncodeOptions) -> PairInputs:
-        """Tokens of sources and targets."""
-        return PairInputs.of(split, processor, options)
+        """Tokens of sources, the prefix before each, and of the labels, which are the targets.
+
+        A tokenizer that knows languages reads its source language and writes its target language; where that one is
+        not set, the first. It is left as it was.
+        """
+        check_tokenizer(processor)
+        texts = [options.prefix + text for text in split.texts]
+        sources = encode(texts, processor, max_length=options.max_length, offsets=False)
+        if not split.labelled:
+            return PairInputs(sources, processor)
+        targets = list(split.labels)
+        for row, label in enumerate(targets):
+            if not isinstance(label, str):
+                came = f"row {row} has {label} for its target; texts are written"
+                raise DataError(f"generation: {came}. Use a task of kind summarization or translation.", row=row)
+        writer: Any = _Writer(processor)
+        encoded = encode(targets, writer, max_length=options.max_target_length, offsets=False)
+        return PairInputs(sources, processor, encoded)
 
     def target_tokens(self, max_target_length: int) -> int:
         """The longest text that is written."""
@@ -175,10 +145,6 @@ class TextToTextKind(Kind):
     def results(self, task: TaskLike, split: Split, inputs: Any) -> Results:
         """The texts that were written; to predict, each under "text"."""
         return _WrittenTexts(split)
-
-    def examples(self, raw: Sequence[Any], processor: Any) -> Split:
-        """Texts to read."""
-        return Split.of(checked_texts(raw, pairs=False))
 
 
 @final

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, final
+from itertools import accumulate
+from typing import Any, final
 
-import numpy as np
+import pyarrow as pa
 import regex
 import torch
+from torch import Tensor
 
-from lamina.data.windows import word_labels
+from lamina.data.arrow import Ragged, chunks, dataset_of
+from lamina.data.read import Table
+from lamina.data.windows import IGNORED, word_labels
 from lamina.tasks import labels as lab
-from lamina.tasks.base import Results
-from lamina.tasks.inputs import ClassKind, RowTargets, TextInputs, checked_texts, word_places
-from lamina.tasks.metrics import class_table, one_hot, score_tags, span_table
+from lamina.tasks.base import ColumnSpec, Results, TaskLike, checked_texts
+from lamina.tasks.inputs import ClassKind, TextInputs, word_places
+from lamina.tasks.metrics import class_table, score_tags, span_table
 from lamina.tasks.split import Split
 from lamina.tasks.tags import both_ends, is_iob, marks_spans, to_iob2
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from torch import Tensor
-
-    from lamina.data.read import Table
-    from lamina.tasks.base import ColumnSpec, EncodeOptions, TaskLike
-
-    Span = tuple[int, int]
-
+Span = tuple[int, int]
 # A word: letters and digits that may be joined inside by - ' . , / : (as in U.N., 1996-08-22 or 7:30), one character of
 # a script that puts no spaces between words, or one other sign.
 _UNSPACED = r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
@@ -41,13 +37,9 @@ def word_spans(text: str) -> list[Span]:
 
 def join(words: Sequence[object]) -> tuple[str, tuple[Span, ...]]:
     """Words with one space between them, and the character span of each."""
-    spans: list[Span] = []
-    start = 0
-    for word in words:
-        end = start + len(str(word))
-        spans.append((start, end))
-        start = end + 1
-    return " ".join(map(str, words)), tuple(spans)
+    texts = [str(word) for word in words]
+    starts = accumulate((len(text) + 1 for text in texts), initial=0)
+    return " ".join(texts), tuple((start, start + len(text)) for start, text in zip(starts, texts, strict=False))
 
 
 @final
@@ -61,16 +53,12 @@ class TokenClassificationKind(ClassKind):
     logits_axes = 3
     other_files = "conll"
 
-    def columns(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
-        """CoNLL columns have numbers: the first holds the words, the last the tags."""
-        if not all(table.numbered for table in tables.values()):
-            return spec
-        text, label = self.usual_columns
-        named = {"text": 0 if spec.text == text else spec.text, "label": -1 if spec.label == label else spec.label}
-        return replace(spec, **named)
-
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Settle the tags, in IOB2 where they mark spans so, and make the examples."""
+        """Settle the tags, in IOB2 where they mark spans so. CoNLL columns have numbers: words are first, tags last."""
+        if all(table.numbered for table in tables.values()):
+            text, label = self.usual_columns
+            spec = replace(spec, text=0 if spec.text == text else spec.text)
+            spec = replace(spec, label=-1 if spec.label == label else spec.label)
         tags = {name: _tags(table, spec) for name, table in tables.items()}
         if spec.labels is None:
             lab.label_source(tables)
@@ -95,13 +83,9 @@ class TokenClassificationKind(ClassKind):
         number = {tag: names.index(name) for tag, name in enumerate(types) if name}
         return names, [tuple(sorted({number[tag] for tag in row if tag in number})) for row in split.labels]
 
-    def encode(self, split: Split, processor: Any, options: EncodeOptions) -> TextInputs:
-        """Windows of the texts, with the place of every token."""
-        return TextInputs.of(split, processor, replace(options, windows=True))
-
-    def targets(self, task: TaskLike, split: Split, inputs: Any) -> RowTargets:
+    def targets(self, task: TaskLike, split: Split, inputs: Any) -> WordTargets:
         """A word's tag at its first token, in the window that shows most around it."""
-        return RowTargets(word_labels(inputs.encoded, split.words or (), list(split.labels)), per_token=True)
+        return WordTargets(word_labels(inputs.encoded, split.words or (), list(split.labels)))
 
     def results(self, task: TaskLike, split: Split, inputs: Any) -> Results:
         """Logits of every word; to predict, spans with "start" and "end" (characters), "label", "text" and "score"."""
@@ -113,18 +97,30 @@ class TokenClassificationKind(ClassKind):
         return Split.of(texts, words=map(word_spans, texts))
 
 
+@final
+class WordTargets:
+    """A label for every token of every row, in Arrow; a `Targets`."""
+
+    def __init__(self, labels: Iterable[Sequence[int]]) -> None:
+        tables = (pa.table({"label": pa.array(part, pa.list_(pa.int32()))}) for part in chunks(labels))
+        self._rows = dataset_of(tables)  # holds the file that large columns are in
+        self._labels = Ragged(self._rows.data.column("label"))
+
+    def tensor(self, rows: Sequence[int]) -> Tensor:
+        """The labels of some rows `[batch, tokens]`."""
+        return torch.from_numpy(self._labels.padded(rows, IGNORED))
+
+
 class _TagResults(Results):
     """Logits of every word; one that has no token of its own gets the label "O", or else the first."""
 
     def __init__(self, task: TaskLike, split: Split, inputs: TextInputs) -> None:
         self._task, self._split, words = task, split, list(split.words or ())
-        self._starts = np.cumsum([0, *map(len, words)])
+        self._counts = [len(spans) for spans in words]
         empty = torch.zeros(len(task.labels))
         empty[task.labels.index("O") if "O" in task.labels else 0] = 1.0
-        self._logits = empty.repeat(int(self._starts[-1]), 1)
-        self._places: list[list[tuple[int, int]]] = [[] for _ in range(len(inputs.encoded))]
-        for window, position, text, word in word_places(inputs.encoded, words):
-            self._places[window].append((position, int(self._starts[text]) + word))
+        self._logits = empty.repeat(sum(self._counts), 1)
+        self._places = word_places(inputs.encoded, words)
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
         places = [(at, *place) for at, row in enumerate(rows) for place in self._places[row]]
@@ -133,7 +129,7 @@ class _TagResults(Results):
             self._logits[word] = outputs.float().cpu()[at, position]
 
     def _per_text(self, values: Tensor) -> list[Tensor]:
-        return list(values.split(np.diff(self._starts).tolist()))
+        return list(values.split(self._counts))
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
         guesses = [tags.tolist() for tags in self._per_text(self._logits.argmax(-1))]
@@ -143,8 +139,7 @@ class _TagResults(Results):
         labels, truths, guesses = self._task.labels, list(self._split.labels), self._logits.argmax(-1)
         if marks_spans(labels):
             return span_table([tags.tolist() for tags in self._per_text(guesses)], truths, labels)
-        flat = torch.tensor([tag for row in truths for tag in row])
-        return class_table(one_hot(guesses, labels), one_hot(flat, labels), labels)
+        return class_table(guesses, torch.tensor([tag for row in truths for tag in row]), labels)
 
     def predictions(self) -> list[Any]:
         texts = zip(self._per_text(self._logits), self._split.texts, self._split.words or (), strict=True)
@@ -154,29 +149,20 @@ class _TagResults(Results):
 def _spans(logits: Tensor, labels: Sequence[str], text: str, words: Sequence[Span]) -> list[dict[str, Any]]:
     """Spans of B- and I- tags; for labels that mark no spans, every word."""
     joins, spans, before = marks_spans(labels), [], ""
-    for (start, end), score, tag in _best(logits, labels, words):
+    probabilities, ids = logits.softmax(-1).max(-1)
+    for (start, end), score, number in zip(words, probabilities.tolist(), ids.tolist(), strict=True):
+        tag = str(labels[number])
         mark, _, label = tag.partition("-") if joins else ("B", "", tag)
-        if joins and tag == "O":
-            before = ""
-            continue
         if mark in "IEL" and label == before:
             spans[-1]["end"] = end
             spans[-1]["scores"].append(score)
-        else:
+        elif mark != "O":
             spans.append({"start": start, "end": end, "label": label, "scores": [score]})
-        before = label if joins else ""
+        before = label
     for span in spans:
         scores = span.pop("scores")
         span |= {"text": text[span["start"] : span["end"]], "score": sum(scores) / len(scores)}
     return spans
-
-
-def _best(logits: Tensor, labels: Sequence[str], words: Sequence[Span]) -> Iterator[tuple[Span, float, str]]:
-    """Per word its span, and the probability and name of its likeliest tag."""
-    if len(words):
-        probabilities, ids = logits.softmax(-1).max(-1)
-        names = [str(labels[number]) for number in ids.tolist()]
-        yield from zip(words, probabilities.tolist(), names, strict=True)
 
 
 def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str, ...]]:

@@ -264,7 +264,7 @@ def test_damaged_member_of_a_tar_is_named(tmp_path: Path):
     folder = picture_folder(tmp_path / "folder", under="train")
     put(folder, "train/cat/0001.png", "no image")
     found = read_images(picture_tar(tmp_path / "a.tar", folder)).column("image")
-    with pytest.raises(DataError, match=r"image: .*a\.tar/train/cat/0001\.png cannot be decoded"):
+    with pytest.raises(DataError, match=r"images: .*a\.tar/train/cat/0001\.png cannot be decoded"):
         found[3].open()
 
 

@@ -202,7 +202,7 @@ def test_sums_of_parts_are_the_score_of_the_whole():
     logits, labels = torch.randn(50, 7, generator=rng), torch.randint(7, (50,), generator=rng)
     sums = TokenSums()
     for part in (slice(0, 1), slice(1, 30), slice(30, 30), slice(30, 50)):
-        sums.add(logits[part], labels[part])
+        sums.add([], logits[part], labels[part])
     scores = sums.scores(("accuracy", "perplexity"))
     assert list(scores) == ["accuracy", "perplexity"]
     expected = torch.nn.functional.cross_entropy(logits, labels).exp().item()
@@ -212,14 +212,14 @@ def test_sums_of_parts_are_the_score_of_the_whole():
 
 def test_equal_logits_are_as_perplexing_as_there_are_classes():
     sums = TokenSums()
-    sums.add(torch.zeros(5, 30, dtype=torch.bfloat16), torch.arange(5))
+    sums.add([], torch.zeros(5, 30, dtype=torch.bfloat16), torch.arange(5))
     assert sums.scores(("perplexity",)) == {"perplexity": pytest.approx(30, rel=1e-4)}
 
 
 @pytest.mark.parametrize("logit", [math.nan, 1e6, math.inf])
 def test_perplexity_is_a_finite_number_and_bad_is_bad(logit: float):
     sums = TokenSums()
-    sums.add(torch.tensor([[0.0, logit]]), torch.tensor([0]))
+    sums.add([], torch.tensor([[0.0, logit]]), torch.tensor([0]))
     found = sums.scores(("perplexity",))["perplexity"]
     assert math.isfinite(found)
     assert found > 1e300

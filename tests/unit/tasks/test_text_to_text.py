@@ -127,7 +127,7 @@ SPLIT = Split.of((CAT, FOX, "in Paris"), ("the moon", "jumps over the lazy dog",
 
 def pairs(tokenizer: Any, split: Split = SPLIT, **options: Any) -> PairInputs:
     given = EncodeOptions(part="train", **{"max_length": 64, "max_target_length": 64} | options)
-    return PairInputs.of(split, tokenizer, given)
+    return KIND.encode(split, tokenizer, given)
 
 
 def tokens(encoded: Any) -> list[list[int]]:

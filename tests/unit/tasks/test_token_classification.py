@@ -115,6 +115,20 @@ def test_a_tag_goes_to_one_token_of_one_window(words: Any):
     assert targets.tensor([len(inputs.lengths) - 1]).tolist() == [[-100, 7, 8, -100]]
 
 
+def test_labels_of_tokens_are_in_arrow_and_on_disk_once_they_are_many(words: Any, monkeypatch: pytest.MonkeyPatch):
+    about = task(ROWS)
+    split = about.split("validation")
+    inputs = KIND.encode(split, words, EncodeOptions(part="train", max_length=6))
+    small = KIND.targets(about, split, inputs)
+    monkeypatch.setattr("lamina.data.arrow.SPILL_BYTES", 0)
+    large = KIND.targets(about, split, inputs)
+    assert not small._rows.cache_files
+    assert len(large._rows.cache_files) == 1
+    rows = [2, 0, 1]
+    assert torch.equal(small.tensor(rows), large.tensor(rows))
+    assert (small.tensor(rows) != -100).any()
+
+
 @pytest.mark.parametrize("max_length", [6, 32])
 def test_logits_of_the_right_tags_score_one(words: Any, max_length: int):
     about = task(ROWS)

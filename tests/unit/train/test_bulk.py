@@ -118,7 +118,7 @@ def test_images_by_their_paths(workers: int, tmp_path: Path):
     source = write(tmp_path / "in.jsonl", paths, "image")
     model, given = vit(), {"processor": image_processor(), "num_workers": workers, "batch_size": 1}
     assert len(shades().labels) == 3
-    with pytest.raises(DataError, match=r"predict: .*in.jsonl row 2: image: .*1.png cannot be decoded"):
+    with pytest.raises(DataError, match=r"predict: .*in.jsonl row 2: images: .*1.png cannot be decoded"):
         run(model, source, tmp_path / "out.jsonl", **given)
     result = run(model, source, tmp_path / "out.jsonl", skip_bad=True, **given)
     assert (result.rows, result.skipped) == (2, 1)
