@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from lamina.cli.options import JsonOption, ModelArgument
 from lamina.cli.output import print_json, print_table, text
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 def inspect(
     model: ModelArgument,
-    weights: Annotated[
-        bool, typer.Option("--weights/--no-weights", help="Load the weights too, and show their fingerprints.")
-    ] = False,
+    weights: Annotated[bool, Option(help="Load the weights too, and show their fingerprints.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show a model's layers and where each is read.

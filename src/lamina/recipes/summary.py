@@ -18,18 +18,12 @@ Rows = list[dict[str, Any]]
 
 
 def summaries(rows: Rows, specs: Mapping[str, RunSpec], metrics: Mapping[str, Sequence[str]]) -> Rows:
-    """One row per task, method and setting, in the recipe's order; settings of a grid best first.
+    """One row per task, method and setting, from one per run, in the recipe's order; settings of a grid best first.
 
-    Args:
-        rows: One per run.
-        specs: The same runs.
-        metrics: Task -> all its metrics.
-
-    Returns:
-        Rows with "task", "method", "settings", "metric", "parameters"; "mean", "spread" (sample standard deviation) and
-        "interval" (half the width of the 95 % t interval, None for a single run) of the best validation scores; the
-        same three of every other metric in "scores"; of test scores in "test" and "test_scores"; all "runs"; and the
-        mean "best_epoch".
+    A row has "task", "method", "settings", "metric", "parameters"; "mean", "spread" (sample standard deviation) and
+    "interval" (half the width of the 95 % t interval, None for a single run) of the best validation scores; the same
+    three of every other metric (of `metrics`, by task) in "scores"; of test scores in "test" and "test_scores"; all
+    "runs"; and the mean "best_epoch".
     """
     by_name = {row["reader"]: row for row in rows}
     groups: dict[str, list[RunSpec]] = {}
