@@ -13,7 +13,7 @@ from lamina.cli.output import print_json, print_table
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -58,12 +58,10 @@ def edit(  # noqa: PLR0913
     """
     import torch
 
-    from lamina.editing.freeze import freeze_
-    from lamina.editing.insert import INITS, PLACEMENTS, POSITIONS, insert_
+    from lamina.editing.insert import INITS, PLACEMENTS, POSITIONS
     from lamina.editing.inserted import ACTIVATIONS
-    from lamina.editing.merge import merge_
-    from lamina.editing.reinit import SCOPES, reinit_
-    from lamina.editing.truncate import truncate_
+    from lamina.editing.reinit import SCOPES
+    from lamina.recipes.edits import EDITS
 
     for option, name, known in (
         ("--scope", scope, SCOPES),
@@ -77,15 +75,15 @@ def edit(  # noqa: PLR0913
     random: Any = {"stack": stack, "generator": torch.Generator().manual_seed(seed)}
     how: Any = {"init": init, "placement": placement, "kernel": kernel, **random}
     how["activation"] = None if activation == "none" else activation
-    requested: list[tuple[bool, Callable[..., Edit], dict[str, Any]]] = [
-        (truncate is not None, truncate_, {"keep": truncate, "stack": stack}),
-        (reinit is not None, reinit_, {"layers": _selector(reinit), "scope": scope, **random}),
-        (insert is not None, insert_, {"position": insert, "layers": _selector(layers), **how}),
-        (freeze is not None, freeze_, {"layers": _selector(freeze), "stack": stack}),
-        (train_inserted, freeze_, {"train": "inserted", "stack": stack}),
-        (merge, merge_, {}),
+    requested: list[tuple[bool, str, dict[str, Any]]] = [
+        (truncate is not None, "truncate", {"keep": truncate, "stack": stack}),
+        (reinit is not None, "reinit", {"layers": _selector(reinit), "scope": scope, **random}),
+        (insert is not None, "insert", {"position": insert, "layers": _selector(layers), **how}),
+        (freeze is not None, "freeze", {"layers": _selector(freeze), "stack": stack}),
+        (train_inserted, "freeze", {"train": "inserted", "stack": stack}),
+        (merge, "merge", {}),
     ]
-    changes = [partial(change, **arguments) for wanted, change, arguments in requested if wanted]
+    changes = [partial(EDITS[name], **arguments) for wanted, name, arguments in requested if wanted]
     if not changes:
         raise ConfigError(
             "edit: no edit is asked for. Use --insert, --reinit, --truncate, --freeze, --train-inserted or --merge."

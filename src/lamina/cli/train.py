@@ -67,11 +67,11 @@ def train(  # noqa: PLR0913
 
 def _show(run: Run) -> None:
     """Print the table of a run, one row per task, method and setting; of a sweep the best."""
-    from lamina.recipes.summary import cells, columns_of
+    from lamina.recipes.summary import printed
 
-    columns = columns_of(run.table)
+    columns, cells = printed(run.table)
     rows = run.table[:SHOWN] if any(row["settings"] for row in run.table) else run.table
-    shown = [[*(cells(row).get(name, "") for name in columns), f"{row['best_epoch']:.1f}"] for row in rows]
+    shown = [[*line, f"{row['best_epoch']:.1f}"] for line, row in zip(cells, rows, strict=False)]
     repeated = any(row["interval"] is not None for row in rows)
     title = "Best validation scores" + ("; ± is half a 95 % interval" if repeated else "")
     print_table(title, (*columns, "best epoch"), shown)

@@ -53,12 +53,9 @@ class Estimate:
 
 
 def estimate(recipe: Recipe, *, data: str | Path | None = None, **options: Any) -> Estimate:
-    """Build everything that a recipe names on the meta device, and count.
+    """Build everything that a recipe names on the meta device, and count; arguments as of `run_recipe`.
 
-    Args:
-        recipe: From `load_recipe`.
-        data: Folder of the data, as in `run_recipe`; None: published numbers stand for those of presets.
-        **options: Override the recipe's `fit` options.
+    Without `data`, published numbers stand for those of presets.
     """
     outlines = load_outlines(recipe, data)
     specs = expand_recipe(recipe, options, outlines)

@@ -28,16 +28,11 @@ if TYPE_CHECKING:
 def expand_recipe(
     recipe: Recipe, options: Mapping[str, Any], tasks: Mapping[str, TaskLike] | None = None
 ) -> dict[str, RunSpec]:
-    """Every single run of a recipe, in its order.
+    """Every single run of a recipe, in its order, with `options` of `lamina.fit` in place of the recipe's.
 
-    Args:
-        recipe: The recipe.
-        options: Of `lamina.fit`, in place of the recipe's, for what tasks, readers and methods do not say themselves.
-        tasks: Its tasks by name, whose labels the readers' heads get; None: what the recipe itself tells of them.
-
-    Returns:
-        Name -> run, "<task>-<method>-<seed>", with the numbers of setting and repeat where there are several. Its
-        settings are "method", the values of the grid, "seed", and with a subsample "repeat".
+    Its name is "<task>-<method>-<seed>", with the numbers of setting and repeat where there are several; its settings
+    are "method", the values of the grid, "seed", and with a subsample "repeat". Heads get the labels of `tasks`; None:
+    those that the recipe itself tells.
     """
     options = {**recipe.fit, **options, **({"test": True} if recipe.evaluate else {})}
     specs: dict[str, RunSpec] = {}

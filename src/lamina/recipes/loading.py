@@ -23,16 +23,7 @@ _MEASURED = 2000  # texts whose length is measured
 
 
 def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]:
-    """Read the data of a recipe's tasks; what several of them have in common is read once.
-
-    Args:
-        recipe: The recipe.
-        data: Folder with a subfolder per preset, or (for `files`) the folder they are relative to; None: presets come
-            from the hub.
-
-    Returns:
-        Name -> the task, or a copy per repeat with the rows of its subsample; repeat r has the seed r.
-    """
+    """The tasks of a recipe with their data, as `repeats` gives them; what several have in common is read once."""
     loaded: dict[str, Task] = {}
     tasks: dict[str, list[Task]] = {}
     for name, body in recipe.tasks.items():

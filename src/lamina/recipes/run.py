@@ -67,12 +67,10 @@ def run_recipe(
         recipe: From `load_recipe`.
         data: Folder with one subfolder per preset, or (for `files`) the folder they are relative to; None: presets
             come from the hub.
-        output: Folder for the bank, checkpoints, `table.json` and `table.md` (a row per method), `table.parquet` (a
-            row per reader) and `importances.parquet` (their history). Readers trained separately leave no bank; of a
-            recipe with methods the best model of each task is saved in `models`, or as `Recipe.keep` says.
-        **options: Override the recipe's `fit` options, e.g. resume or progress. With resume, runs that ended are not
-            repeated, and the one that was killed goes on from its checkpoint: one is made after every epoch, and
-            every 1000 steps or as `save_steps` says.
+        output: Folder for the bank (none of readers trained separately), fine-tuned models (in `models`), checkpoints
+            and tables: a row per method, per reader, and per epoch and layer.
+        **options: Override the recipe's `fit` options. With resume, runs that ended are not repeated, and the one that
+            was killed goes on from its checkpoint.
     """
     tasks = load_tasks(recipe, data)
     specs = expand_recipe(recipe, options, {name: copies[0] for name, copies in tasks.items()})
