@@ -43,25 +43,10 @@ def open_saved(saved: str, *, base: str | None, device: str) -> ReaderBank | Pre
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ConfigError(f"device: '{device}' cannot be used; torch has none such. Use 'cpu' or 'auto'.") from None
-    if (record := read_record(saved, None)) is None:
-        return load_bank(saved, *(() if base is None else load(base))).to(device)
+    if (record := read_record(saved, None)) is None:  # every model that was saved has one, and no bank
+        model, processor = (None, None) if base is None else load(base)
+        return load_bank(saved, model, processor).to(device)
     if base is not None:
         raise ConfigError(f"model: '{base}' was given as a base; {saved} is a whole model, which has none.")
     architecture, _ = record
     return load(saved, architecture)[0].to(device)  # pyright: ignore[reportArgumentType]
-
-
-def chosen_readers(target: ReaderBank | PreTrainedModel, names: str | None) -> list[str] | None:
-    """The readers named in "a,b"; None stays None, which is all."""
-    from lamina.bank import ReaderBank
-
-    if names is None:
-        return None
-    if not isinstance(target, ReaderBank):
-        raise ConfigError(f"readers: '{names}' was given; a whole model has none.")
-    readers = [name.strip() for name in names.split(",") if name.strip()]
-    for name in readers:
-        target[name]  # an unknown name is an error that lists the known ones
-    if not readers:
-        raise ConfigError(f"readers: '{names}' names none; the bank has {', '.join(target)}.")
-    return readers

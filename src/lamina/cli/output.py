@@ -31,16 +31,15 @@ def _plain(value: Any) -> Any:
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table; columns that hold numbers are set to the right."""
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=escape(title), title_justify="left", title_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold")
     for number, name in enumerate(columns):
         numeric = all(isinstance(row[number], int | float) for row in rows)
-        table.add_column(escape(name), justify="right" if numeric else "left", overflow="fold")
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(escape(text(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else WIDE, highlight=False).print(table)
+        table.add_row(*map(text, row))
+    Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False, emoji=False).print(table)
 
 
 def text(cell: object) -> str:

@@ -1,4 +1,4 @@
-"""`lamina predict`: what a bank's readers, or a whole model, say about texts, or about every row of a file."""
+"""`lamina predict`: what a bank's readers, or a whole model, say about texts: given, of a file or standard input."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typer import Argument, Option
 
 from lamina.cli import options
 from lamina.cli.output import print_json, print_table
-from lamina.cli.texts import from_file, from_stdin
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lamina.cli.texts import Texts
+    from transformers import PreTrainedModel
+
+    from lamina.bank import ReaderBank
+
+Texts = list[str] | list[tuple[str, str]]
 
 SHOWN = 60  # characters of a text in the table
 _TEXTS = "Texts; without any, --file or standard input."
@@ -59,7 +62,7 @@ def predict(  # noqa: PLR0913
     from lamina import train
 
     target = options.open_saved(bank_or_model, base=model, device=device)
-    shared: Any = {"readers": options.chosen_readers(target, readers), "batch_size": batch_size}
+    shared: Any = {"readers": _chosen(target, readers), "batch_size": batch_size}
     if output is not None and file is not None:
         columns: Any = {"text": text, "text_pair": pair, "skip_bad": skip_bad, "resume": resume}
         result = train.predict_file(target, file, output, **columns, **shared, progress=sys.stderr.isatty())
@@ -74,6 +77,44 @@ def predict(  # noqa: PLR0913
             print_json({"text": example, "readers": answer}, indent=None)
     else:
         _show(examples, answers)
+
+
+def from_stdin() -> list[str]:
+    """One text per line of standard input, unless that is a terminal; empty lines are empty texts."""
+    if sys.stdin.isatty():
+        raise ConfigError("predict: there is no text; texts are arguments, --file or standard input.")
+    data = sys.stdin.buffer.read()
+    try:
+        lines = data.decode("utf-8").removeprefix("\ufeff").split("\n")
+    except UnicodeDecodeError as error:
+        row = data.count(b"\n", 0, error.start) + 1
+        reason = f"is not UTF-8 at byte {error.start} (row {row}); texts are read as UTF-8"
+        raise DataError(f"read: standard input {reason}.", row=row) from None
+    if not lines[-1]:
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
+
+
+def from_file(path: Path, *, text: str | None = None, pair: str | None = None) -> Texts:
+    """Texts of a file, with a second text of the column `pair`; columns are found as by `predict_file`."""
+    from lamina.train.bulk import read_examples, usual_column
+
+    columns = [text or usual_column(path), *([pair] if pair else [])]
+    return [example for _, examples, _ in read_examples(path, columns) for example in examples]
+
+
+def _chosen(target: ReaderBank | PreTrainedModel, names: str | None) -> list[str] | None:
+    """The readers named in "a,b"; None stays None, which is all."""
+    from lamina.bank import ReaderBank
+
+    if names is None:
+        return None
+    if not isinstance(target, ReaderBank):
+        raise ConfigError(f"readers: '{names}' was given; a whole model has none.")
+    readers = [name.strip() for name in names.split(",") if name.strip()]
+    if not readers:
+        raise ConfigError(f"readers: '{names}' names none; the bank has {', '.join(target)}.")
+    return readers
 
 
 def _show(texts: Texts, answers: Sequence[dict[str, Any]]) -> None:

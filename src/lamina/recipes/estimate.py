@@ -67,9 +67,9 @@ def estimate(recipe: Recipe, *, data: str | Path | None = None, **options: Any) 
     planned = [_Planned(recipe, spec, outlines[spec.task], sizes) for spec in specs.values()]
     passes = [] if recipe.methods else _passes(planned)
     base, runs = sum(shared.flops for shared in passes), sum(run.flops for run in planned)
-    model = {"name": recipe.model, "parameters": planned[0].model.parameters}
+    trained, parameters = recipe.train_base or bool(recipe.methods), planned[0].model.parameters
     return Estimate(
-        model={**model, "trained": recipe.train_base or bool(recipe.methods), "config": source},
+        model={"name": recipe.model, "parameters": parameters, "trained": trained, "config": source},
         runs=_rows(planned),
         tasks=[_task_row(name, [run for run in planned if run.spec.task == name], passes) for name in outlines],
         flops={"base": base, "runs": runs, "total": base + runs},

@@ -136,8 +136,8 @@ def reason_of(details: Mapping[str, Any]) -> LaminaError:
     if details["type"] == "literal_error" and isinstance(given, str):
         known = re.findall(r"'([^']*)'", details["ctx"]["expected"])
         return UnknownNameError(op="recipe", got=given, known=known, what=str(details["loc"][-1]).strip("[]"))
-    said = details["msg"].removeprefix("Value error, ")
-    return ConfigError(f"{said[0].lower()}{said[1:]}" + ("" if given is None else f", not {given!r}"[:80]))
+    message = details["msg"].removeprefix("Value error, ")
+    return ConfigError(f"{message[0].lower()}{message[1:]}" + ("" if given is None else f", not {given!r}"[:80]))
 
 
 def raise_first(error: ValidationError, *, op: str, file: YamlFile | None) -> NoReturn:

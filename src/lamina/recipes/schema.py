@@ -57,10 +57,7 @@ def _check_edit(edit: dict[str, dict[str, Any]]) -> None:
             check_edit(name, arguments)
 
 
-def _name_first(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
+_NAMED = BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given)
 Options = Annotated[dict[str, Any], checked(_check_options)]  # of `lamina.fit`
 Grid = dict[str, list[Any]]  # key -> the values it takes
 
@@ -68,7 +65,7 @@ Grid = dict[str, list[Any]]  # key -> the values it takes
 class ReaderRecipe(Strict):
     """One reader, or with a `grid` one for every combination of its values."""
 
-    fusion: Annotated[dict[str, Any], BeforeValidator(_name_first)]  # a name, or a name with settings
+    fusion: Annotated[dict[str, Any], _NAMED]  # a name, or a name with settings
     head: dict[str, Any] = Field(default_factory=dict)  # settings; the labels come from the task
     stack: str | None = None
     learning_rate: PositiveFloat | None = None  # by default the task's
@@ -187,7 +184,7 @@ class TaskRecipe(Strict):
         extra = sorted(OF_FILES & self.model_fields_set)
         if self.preset is not None and extra:
             raise ValueError(f"'{extra[0]}' is for files; the preset '{self.preset}' has its own")
-        outline, preset = self.outline(), self.known_preset()
+        outline, preset = self.outline(), self._preset
         types = kind_of(outline.kind).problem_types
         chosen = types if self.problem_type is None else [self.problem_type]
         metrics = [metric for problem_type in chosen for metric in types.get(problem_type, ())]
@@ -204,14 +201,13 @@ class TaskRecipe(Strict):
                 reader.check(outline)
         return self
 
-    def known_preset(self) -> Preset | None:
-        """The preset; None for files."""
+    @property
+    def _preset(self) -> Preset | None:
         return None if self.preset is None else find_preset(self.preset)[1]
 
     def outline(self) -> TaskOutline:
         """What is known of the task before its data is read; of files that say no labels, two stand for them."""
-        preset = self.known_preset()
-        if preset is not None and not self.masked_lm:
+        if (preset := self._preset) is not None and not self.masked_lm:
             return TaskOutline(preset.kind, preset.problem_type, preset.class_names)
         kind = "masked_lm" if self.masked_lm else self.kind
         problem_type = self.problem_type or next(iter(kind_of(kind).problem_types))
