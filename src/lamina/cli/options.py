@@ -36,6 +36,7 @@ def open_saved(saved: str, *, base: str | None, device: str) -> ReaderBank | Pre
 
     from lamina.store import load, load_bank
     from lamina.store.edited import read_record
+    from lamina.store.manifest import MANIFEST
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -43,7 +44,8 @@ def open_saved(saved: str, *, base: str | None, device: str) -> ReaderBank | Pre
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ConfigError(f"device: '{device}' cannot be used; torch has none such. Use 'cpu' or 'auto'.") from None
-    if (record := read_record(saved, None)) is None:  # every model that was saved has one, and no bank
+    record = None if (Path(saved) / MANIFEST).is_file() else read_record(saved, None)  # every saved model has one
+    if record is None:
         model, processor = (None, None) if base is None else load(base)
         return load_bank(saved, model, processor).to(device)
     if base is not None:

@@ -121,9 +121,7 @@ def grid_of(spec: RunSpec) -> dict[str, Any]:
 def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[Any]]) -> Recipe:
     """Add values by key, in full or short, to the grid of every reader or method that has it, in place of its own."""
     given = recipe.model_dump(exclude_unset=True)
-    places: list[tuple[Any, dict[str, Any], list[str]]] = []
-    for name, method in recipe.methods.items():
-        places.append((method, given["methods"][name], method.keys()))
+    places: list[Any] = [(method, given["methods"][name], method.keys()) for name, method in recipe.methods.items()]
     for name, task in recipe.tasks.items():
         kind, fields = task.outline().kind, given["tasks"][name]
         places += [(reader, fields["readers"][method], reader.keys(kind)) for method, reader in task.readers.items()]

@@ -246,8 +246,8 @@ class Recipe(Strict):
         if bare and not self.methods:
             raise ValueError(f"task '{bare[0]}' has no readers; give it some, or give the run 'methods'")
         places = {("methods", name, "fit"): method.fit for name, method in self.methods.items()}
-        for place, given in {("fit",): self.fit, **places}.items():
-            if self.methods and "seed" in given:
+        for place, given in {("fit",): self.fit, **places}.items() if self.methods else ():
+            if "seed" in given:
                 fail(ConfigError(f"seed is {given['seed']}; methods take theirs from 'seeds'"), *place, "seed")
         return self
 

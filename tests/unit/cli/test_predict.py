@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,12 @@ def test_a_whole_model(lamina, model_folder: Path, tmp_path: Path):
     ran = lamina("predict", model_folder, "--file", tmp_path / "x.txt", "-o", tmp_path / "out.jsonl")
     assert ran.out == f"{len(TEXTS)} rows in {tmp_path / 'out.jsonl'}, 0 skipped\n"
     assert [row["readers"] for row in lines((tmp_path / "out.jsonl").read_text())] == answers
+
+
+def test_what_has_a_manifest_is_a_bank(lamina, bank_folder: Path, model_folder: Path, tmp_path: Path):
+    shutil.copytree(bank_folder, tmp_path / "bank")
+    shutil.copy(model_folder / "lamina_edits.json", tmp_path / "bank")
+    assert lamina("predict", tmp_path / "bank", "bad", "--readers", "mood").code == 0
 
 
 @pytest.mark.parametrize(
