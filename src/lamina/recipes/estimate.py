@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lamina.errors import ModelNotFoundError
 from lamina.recipes.edits import config_of
@@ -139,54 +139,44 @@ class _Planned:
         return row * ((TRAINING if self.edits.deep else FORWARD) * self.learnt + FORWARD * scored * beams)
 
 
-@dataclass(frozen=True)
-class _Pass:
+class _Pass(NamedTuple):
     """Rows that some readers go through together."""
 
     part: str
-    runs: tuple[_Planned, ...]
+    task: str  # of the first of them
+    steps: int
+    flops: int  # of the base
+    cache_bytes: int
 
-    @property
-    def longest(self) -> _Planned:
-        """The run that goes through the rows most often."""
-        return max(self.runs, key=lambda run: run.epochs)
 
-    @property
-    def flops(self) -> int:
-        """Operations of the base, up to the highest layer that is read."""
-        deepest: dict[str, int] = {}
-        for reader in self._readers:
-            deepest[reader.stack] = max(reader.layers[-1], deepest.get(reader.stack, 0))
-        run, training = self.longest, self.part == "train"
-        rows = run.learnt if training else run.rows[self.part] * (1 if self.part == "test" else run.epochs)
-        times = TRAINING if training and run.recipe.train_base else FORWARD
-        return times * rows * run.tokens * run.model.up_to(deepest)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the states that are read, each layer once; the test part is read once and not cached."""
-        widths = {(reader.stack, layer): reader.width for reader in self._readers for layer in reader.layers}
-        run = self.runs[0]
-        return 0 if self.part == "test" else run.rows[self.part] * run.tokens * sum(widths.values()) * CACHED_BYTES
-
-    @property
-    def _readers(self) -> Iterable[ReaderSize]:
-        return (run.reader for run in self.runs if run.reader is not None)
+def _pass(part: str, runs: list[_Planned]) -> _Pass:
+    """The base runs up to the highest layer that is read, as often as for the longest run; test parts run once."""
+    first, longest = runs[0], max(runs, key=lambda run: run.epochs)
+    readers = [run.reader for run in runs if run.reader is not None]
+    deepest: dict[str, int] = {}
+    for reader in readers:
+        deepest[reader.stack] = max(reader.layers[-1], deepest.get(reader.stack, 0))
+    widths = {(reader.stack, layer): reader.width for reader in readers for layer in reader.layers}
+    rows = longest.learnt if part == "train" else longest.rows[part] * (1 if part == "test" else longest.epochs)
+    times = TRAINING if part == "train" and first.recipe.train_base else FORWARD
+    flops = times * rows * longest.tokens * longest.model.up_to(deepest)
+    cache_bytes = 0 if part == "test" else first.rows[part] * first.tokens * sum(widths.values()) * CACHED_BYTES
+    return _Pass(part, first.spec.task, longest.steps, flops, cache_bytes)
 
 
 def _passes(planned: Iterable[_Planned]) -> list[_Pass]:
     """Every set of rows with its readers: those of one repeat learn together, and all validate together."""
-    passes: dict[tuple[object, ...], list[_Planned]] = {}
+    passes: dict[tuple[str, ...], list[_Planned]] = {}
     for run in planned:
         recipe, spec = run.recipe, run.spec
         task = recipe.tasks[spec.task]
         texts = task.model_dump_json(exclude={*NOT_DATA, "metric"})
         alone = spec.name if recipe.separately else ""
         sample = "" if task.subsample is None else task.subsample.model_dump_json()
-        passes.setdefault(("train", texts, alone, sample, spec.repeat), []).append(run)
+        passes.setdefault(("train", texts, alone, sample, str(spec.repeat)), []).append(run)
         for part in ("validation", *([recipe.evaluate] if recipe.evaluate else [])):
             passes.setdefault((part, texts, alone), []).append(run)
-    return [_Pass(str(part), tuple(runs)) for (part, *_), runs in passes.items()]
+    return [_pass(part, runs) for (part, *_), runs in passes.items()]
 
 
 def _rows(planned: Iterable[_Planned]) -> list[dict[str, Any]]:
@@ -203,11 +193,7 @@ def _rows(planned: Iterable[_Planned]) -> list[dict[str, Any]]:
 
 def _task_row(name: str, runs: list[_Planned], passes: Iterable[_Pass]) -> dict[str, Any]:
     """Rows to learn from and to validate on, as the model reads them; tokens of each, and tokens to write."""
-    first = runs[0]
-    learners: Iterable[_Planned] = runs
-    if first.reader:
-        shared = (learning for learning in passes if learning.part == "train")
-        learners = (learning.longest for learning in shared if learning.runs[0].spec.task == name)
+    first, together = runs[0], [shared.steps for shared in passes if (shared.part, shared.task) == ("train", name)]
     return {
         "task": name,
         "kind": first.task.kind,
@@ -218,7 +204,7 @@ def _task_row(name: str, runs: list[_Planned], passes: Iterable[_Pass]) -> dict[
         "repeats": 1 + max(run.spec.repeat for run in runs),
         "runs": len(runs),
         "steps_per_epoch": first.steps_per_epoch,
-        "steps": sum(run.steps for run in learners),
+        "steps": sum(together if first.reader else (run.steps for run in runs)),
     }
 
 
