@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +13,10 @@ WIDE = 160  # columns where the output is no terminal
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
-    """Print a value as JSON; NaN and infinities, which JSON does not have, become null."""
-    print(json.dumps(_plain(value), indent=indent, ensure_ascii=False))
+    """Print a value, which may be a dataclass, as JSON; NaN and infinities, which JSON does not have, become null."""
+    from pydantic_core import to_jsonable_python
 
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    print(json.dumps(to_jsonable_python(value, inf_nan_mode="null"), indent=indent, ensure_ascii=False))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

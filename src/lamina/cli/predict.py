@@ -66,9 +66,8 @@ def predict(  # noqa: PLR0913
     if output is not None and file is not None:
         columns: Any = {"text": text, "text_pair": pair, "skip_bad": skip_bad, "resume": resume}
         result = train.predict_file(target, file, output, **columns, **shared, progress=sys.stderr.isatty())
-        facts = {"output": str(result.output), "rows": result.rows, "skipped": result.skipped}
         line = f"{result.rows:,} rows in {result.output}, {result.skipped:,} skipped"
-        print_json(facts) if as_json else print(line)
+        print_json(result) if as_json else print(line)
         return
     progress = sys.stderr.isatty() and len(examples) > batch_size
     answers = train.predict(target, examples, **shared, progress=progress)

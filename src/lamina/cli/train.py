@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,7 +42,7 @@ def train(  # noqa: PLR0913
         from lamina.recipes.estimate import estimate
 
         cost = estimate(loaded, data=data)
-        print_json(asdict(cost)) if as_json else _show_estimate(cost)
+        print_json(cost) if as_json else _show_estimate(cost)
         return
     from lamina.recipes.run import run_recipe
     from lamina.utils import rank
