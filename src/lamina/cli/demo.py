@@ -28,7 +28,7 @@ def demo(
     from lamina.demo.run import run_demo
 
     result = run_demo(output, rows=rows, epochs=epochs, seed=seed, progress=progress)
-    print_json({**result.__dict__, "folder": str(result.folder)}) if as_json else _show(result)
+    print_json(result) if as_json else _show(result)
 
 
 def _show(result: Demo) -> None:

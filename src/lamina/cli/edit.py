@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from lamina.cli.output import print_json, print_table
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -57,32 +58,32 @@ def edit(  # noqa: PLR0913
     """
     import torch
 
-    from lamina.editing.freeze import freeze_
-    from lamina.editing.insert import INITS, PLACEMENTS, POSITIONS, insert_
+    from lamina.editing.insert import INITS, PLACEMENTS, POSITIONS
     from lamina.editing.inserted import ACTIVATIONS
-    from lamina.editing.merge import merge_
-    from lamina.editing.reinit import SCOPES, reinit_
-    from lamina.editing.truncate import truncate_
+    from lamina.editing.reinit import SCOPES
+    from lamina.recipes.edits import EDITS
 
-    _check_name("--scope", scope, SCOPES)
-    _check_name("--insert", insert, POSITIONS)
-    _check_name("--init", init, INITS)
-    _check_name("--activation", activation, (*ACTIVATIONS, "none"))
-    _check_name("--placement", placement, PLACEMENTS)
+    for option, name, known in (
+        ("--scope", scope, SCOPES),
+        ("--insert", insert, (None, *POSITIONS)),
+        ("--init", init, INITS),
+        ("--activation", activation, (*ACTIVATIONS, "none")),
+        ("--placement", placement, PLACEMENTS),
+    ):
+        if name not in known:
+            raise UnknownNameError(op="edit", got=str(name), known=filter(None, known), what=option)
     random: Any = {"stack": stack, "generator": torch.Generator().manual_seed(seed)}
-    options: Any = {"init": init, "placement": placement, "kernel": kernel, **random}
-    options["activation"] = None if activation == "none" else activation
-    part: Any = scope
-    where: Any = insert
-    requested: list[tuple[bool, Callable[[Any], Edit]]] = [
-        (truncate is not None, lambda given: truncate_(given, truncate or 0, stack)),
-        (reinit is not None, lambda given: reinit_(given, _selector(reinit), scope=part, **random)),
-        (insert is not None, lambda given: insert_(given, where, _selector(layers), **options)),
-        (freeze is not None, lambda given: freeze_(given, _selector(freeze), stack)),
-        (train_inserted, lambda given: freeze_(given, stack=stack, train="inserted")),
-        (merge, merge_),
+    how: Any = {"init": init, "placement": placement, "kernel": kernel, **random}
+    how["activation"] = None if activation == "none" else activation
+    requested: list[tuple[bool, str, dict[str, Any]]] = [
+        (truncate is not None, "truncate", {"keep": truncate, "stack": stack}),
+        (reinit is not None, "reinit", {"layers": _selector(reinit), "scope": scope, **random}),
+        (insert is not None, "insert", {"position": insert, "layers": _selector(layers), **how}),
+        (freeze is not None, "freeze", {"layers": _selector(freeze), "stack": stack}),
+        (train_inserted, "freeze", {"train": "inserted", "stack": stack}),
+        (merge, "merge", {}),
     ]
-    changes = [change for wanted, change in requested if wanted]
+    changes = [partial(EDITS[name], **arguments) for wanted, name, arguments in requested if wanted]
     if not changes:
         raise ConfigError(
             "edit: no edit is asked for. Use --insert, --reinit, --truncate, --freeze, --train-inserted or --merge."
@@ -91,11 +92,6 @@ def edit(  # noqa: PLR0913
         _check_folder(out, force=force)
     facts = _run(model, head, changes, None if dry_run else out)
     print_json(facts) if as_json else _show(facts)
-
-
-def _check_name(option: str, got: str | None, known: tuple[str, ...]) -> None:
-    if got is not None and got not in known:
-        raise UnknownNameError(op="edit", got=got, known=known, what=option)
 
 
 def _selector(text: str | None) -> int | str | list[int]:
@@ -116,7 +112,7 @@ def _check_folder(out: Path | None, *, force: bool) -> None:
             raise ConfigError(f"edit: {out} holds no model; --force replaces models only.")
 
 
-def _run(name: str, head: str | None, changes: list[Callable[[Any], Edit]], out: Path | None) -> dict[str, Any]:
+def _run(name: str, head: str | None, changes: list[partial[Edit]], out: Path | None) -> dict[str, Any]:
     from lamina.store import load, outline, save, saved_class
 
     head = head or saved_class(name)

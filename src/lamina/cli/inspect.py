@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from lamina.cli.options import JsonOption, ModelArgument
 from lamina.cli.output import print_json, print_table, text
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from lamina.layers import LayerStack
 
 
 def inspect(
     model: ModelArgument,
-    weights: Annotated[
-        bool, typer.Option("--weights/--no-weights", help="Load the weights too, and show their fingerprints.")
-    ] = False,
+    weights: Annotated[bool, Option(help="Load the weights too, and show their fingerprints.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show a model's layers and where each is read.
@@ -71,31 +67,20 @@ def describe(name: str, *, weights: bool = False) -> dict[str, Any]:
 
 
 def _stack(stack: LayerStack) -> dict[str, Any]:
-    kinds = list(dict.fromkeys(type(block).__name__ for block in stack.blocks))
+    outside = _outside(stack)
+    blocks = [(type(block).__name__, sum(p.numel() for p in block.parameters())) for block in stack.blocks]
+    makers = [(None, outside), *(blocks or [("?", None)] * stack.depth)]
     return {
         "layers": stack.layers,
         "depth": stack.depth,
         "width": stack.width,
-        "block": ", ".join(kinds) or None,
-        "embedding_parameters": _outside(stack),
-        "taps": [_tap(stack, layer) for layer in range(stack.layers)],
+        "block": ", ".join(dict.fromkeys(kind for kind, _ in blocks)) or None,
+        "embedding_parameters": outside,
+        "taps": [
+            {"layer": layer, "path": point.path, "side": point.side, "block": kind, "parameters": size}
+            for layer, (point, (kind, size)) in enumerate(zip(stack.points, makers, strict=True))
+        ],
     }
-
-
-def _tap(stack: LayerStack, layer: int) -> dict[str, Any]:
-    point = stack.points[layer]
-    block = stack.blocks[layer - 1] if layer and stack.blocks else None
-    return {
-        "layer": layer,
-        "path": point.path,
-        "side": point.side,
-        "block": None if layer == 0 else type(block).__name__ if block is not None else "?",
-        "parameters": _outside(stack) if layer == 0 else _size(block) if block is not None else None,
-    }
-
-
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _outside(stack: LayerStack) -> int | None:

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from lamina.bank import ReaderBank
 
-BankArgument = Annotated[str, typer.Argument(metavar="BANK", help="Folder or hub id of a saved bank.")]
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help='Folder or hub id of a model, or "minilm".')]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-ModelOption = Annotated[
-    str | None, typer.Option("--model", help="Folder or hub id of the base; by default the one the bank names.")
-]
-DeviceOption = Annotated[
-    str, typer.Option("--device", help='Where to run: "cpu", "cuda", ...; "auto" takes a GPU if there is one.')
-]
-BatchSizeOption = Annotated[int, typer.Option("--batch-size", min=1, help="Texts per pass.")]
+_SAVED = "Folder or hub id of a saved bank, or of a whole model that lamina fine-tuned or saved."
+_BASE = "Folder or hub id of a bank's base; by default the one that the bank names."
+_DEVICE = 'Where to run: "cpu", "cuda", ...; "auto" takes a GPU if there is one.'
+_DATA = "Folder with a folder per preset; by default presets come from the hub."
+
+SavedArgument = Annotated[str, Argument(metavar="BANK|MODEL", help=_SAVED)]
+ModelArgument = Annotated[str, Argument(metavar="MODEL", help='Folder or hub id of a model, or "minilm".')]
+DataOption = Annotated[Path | None, Option(help=_DATA)]
+TextOption = Annotated[str | None, Option(help="Column of the text in a file; by default the usual one.")]
+PairOption = Annotated[str | None, Option(help="Column of the second text in a file.")]
+ModelOption = Annotated[str | None, Option(help=_BASE)]
+DeviceOption = Annotated[str, Option(help=_DEVICE)]
+BatchSizeOption = Annotated[int, Option(min=1, help="Texts per pass.")]
+JsonOption = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 
 
-def open_bank(folder: str, *, model: str | None = None, device: str = "auto") -> ReaderBank:
-    """Load a bank, on the base that it names or another, and put it where it runs."""
+def open_saved(saved: str, *, base: str | None, device: str) -> ReaderBank | PreTrainedModel:
+    """Load a bank, on the base that it names or another, or a whole model; and put it where it runs."""
     import torch
 
     from lamina.store import load, load_bank
+    from lamina.store.edited import read_record
+    from lamina.store.manifest import MANIFEST
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -35,17 +44,11 @@ def open_bank(folder: str, *, model: str | None = None, device: str = "auto") ->
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ConfigError(f"device: '{device}' cannot be used; torch has none such. Use 'cpu' or 'auto'.") from None
-    base, processor = (None, None) if model is None else load(model)
-    return load_bank(folder, base, processor).to(device)
-
-
-def chosen(bank: ReaderBank, names: str | None) -> list[str] | None:
-    """The readers named in "a,b"; None stays None, which is all."""
-    if names is None:
-        return None
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    for name in wanted:
-        bank[name]  # an unknown name is an error that lists the known ones
-    if not wanted:
-        raise ConfigError(f"readers: '{names}' names none; the bank has {', '.join(bank)}. Name one, or leave it out.")
-    return wanted
+    record = None if (Path(saved) / MANIFEST).is_file() else read_record(saved, None)  # every saved model has one
+    if record is None:
+        model, processor = (None, None) if base is None else load(base)
+        return load_bank(saved, model, processor).to(device)
+    if base is not None:
+        raise ConfigError(f"model: '{base}' was given as a base; {saved} is a whole model, which has none.")
+    architecture, _ = record
+    return load(saved, architecture)[0].to(device)  # pyright: ignore[reportArgumentType]

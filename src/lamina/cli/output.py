@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,33 +13,24 @@ WIDE = 160  # columns where the output is no terminal
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
-    """Print a value as JSON; NaN and infinities, which JSON does not have, become null."""
-    print(json.dumps(_plain(value), indent=indent, ensure_ascii=False))
+    """Print a value, which may be a dataclass, as JSON; NaN and infinities, which JSON does not have, become null."""
+    from pydantic_core import to_jsonable_python
 
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    print(json.dumps(to_jsonable_python(value, inf_nan_mode="null"), indent=indent, ensure_ascii=False))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table; columns that hold numbers are set to the right."""
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=escape(title), title_justify="left", title_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold")
     for number, name in enumerate(columns):
         numeric = all(isinstance(row[number], int | float) for row in rows)
-        table.add_column(escape(name), justify="right" if numeric else "left", overflow="fold")
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(escape(text(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else WIDE, highlight=False).print(table)
+        table.add_row(*map(text, row))
+    Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False, emoji=False).print(table)
 
 
 def text(cell: object) -> str:

@@ -1,4 +1,4 @@
-"""`lamina predict`: what every reader of a bank says about texts, or about every row of a file."""
+"""`lamina predict`: what a bank's readers, or a whole model, say about texts: given, of a file or standard input."""
 
 from __future__ import annotations
 
@@ -6,57 +6,45 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from lamina.cli.options import (
-    BankArgument,
-    BatchSizeOption,
-    DeviceOption,
-    JsonOption,
-    ModelOption,
-    chosen,
-    open_bank,
-)
+from lamina.cli import options
 from lamina.cli.output import print_json, print_table
-from lamina.cli.texts import from_file, from_stdin
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lamina.cli.texts import Texts
+    from transformers import PreTrainedModel
+
+    from lamina.bank import ReaderBank
+
+Texts = list[str] | list[tuple[str, str]]
 
 SHOWN = 60  # characters of a text in the table
+_TEXTS = "Texts; without any, --file or standard input."
+_FILE = ".txt with one text per line, or .tsv, .csv, .jsonl or .parquet."
+_OUTPUT = "Write to this .jsonl, .csv or .parquet, of any size."
+_SKIP_BAD = "With --output: leave out rows that cannot be read, and count them."
+_RESUME = "With --output: go on where a run that was ended early stopped."
 
 
 def predict(  # noqa: PLR0913
-    bank: BankArgument,
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="Texts; without any, --file or standard input.")
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", help=".txt with one text per line, or .tsv, .csv, .jsonl or .parquet.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write to this .jsonl, .csv or .parquet, of any size.")
-    ] = None,
-    text: Annotated[
-        str | None, typer.Option("--text", help='Column of the text; by default "text", "sentence" or the only one.')
-    ] = None,
-    pair: Annotated[str | None, typer.Option("--pair", help="Column of the second text, for readers of pairs.")] = None,
-    readers: Annotated[
-        str | None, typer.Option("--readers", help="Names of the readers to run, as a,b; by default all.")
-    ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="With --output: leave out rows that cannot be read, and count them.")
-    ] = False,
-    resume: Annotated[bool, typer.Option(help="With --output: go on where a run that was ended early stopped.")] = True,
-    model: ModelOption = None,
-    device: DeviceOption = "auto",
-    batch_size: BatchSizeOption = 32,
-    as_json: JsonOption = False,
+    bank_or_model: options.SavedArgument,
+    texts: Annotated[list[str] | None, Argument(metavar="TEXT", help=_TEXTS)] = None,
+    file: Annotated[Path | None, Option(help=_FILE)] = None,
+    output: Annotated[Path | None, Option("--output", "-o", help=_OUTPUT)] = None,
+    text: options.TextOption = None,
+    pair: options.PairOption = None,
+    readers: Annotated[str | None, Option(help="Names of the readers to run, as a,b; by default all.")] = None,
+    skip_bad: Annotated[bool, Option("--skip-bad", help=_SKIP_BAD)] = False,
+    resume: Annotated[bool, Option(help=_RESUME)] = True,
+    model: options.ModelOption = None,
+    device: options.DeviceOption = "auto",
+    batch_size: options.BatchSizeOption = 32,
+    as_json: options.JsonOption = False,
 ) -> None:
-    """Predict from texts with the readers of a bank.
+    """Predict from texts with the readers of a bank, or with a fine-tuned model.
 
     Every reader answers off the same pass of the model. With --json, one object per text, a line each.
     """
@@ -64,56 +52,80 @@ def predict(  # noqa: PLR0913
         raise ConfigError("predict: a column was named, but no file; columns are those of a file. Give --file.")
     if texts and file is not None:
         raise ConfigError("predict: texts and --file were both given; they come from one place.")
-    if output is not None:
-        if file is None:
-            raise ConfigError("predict: --output was given, but no file. Give --file.")
-        from lamina.train import predict_file
-
-        opened = open_bank(bank, model=model, device=device)
-        result = predict_file(
-            opened,
-            file,
-            output,
-            text=text,
-            text_pair=pair,
-            readers=chosen(opened, readers),
-            batch_size=batch_size,
-            skip_bad=skip_bad,
-            resume=resume,
-            progress=sys.stderr.isatty(),
-        )
-        if as_json:
-            print_json({"output": str(result.output), "rows": result.rows, "skipped": result.skipped})
-        else:
-            print(f"{result.rows:,} rows in {result.output}, {result.skipped:,} skipped")
-        return
-    if skip_bad:
+    if output is not None and file is None:
+        raise ConfigError("predict: --output was given, but no file. Give --file.")
+    if skip_bad and output is None:
         raise ConfigError("predict: --skip-bad was given, but no --output.")
-    given = texts or (from_stdin() if file is None else from_file(file, text=text, pair=pair))
-    from lamina.train import predict as run
+    examples: Texts = []
+    if output is None:
+        examples = texts or (from_stdin() if file is None else from_file(file, text=text, pair=pair))
+    from lamina import train
 
-    opened = open_bank(bank, model=model, device=device)
-    names = chosen(opened, readers)
-    progress = sys.stderr.isatty() and len(given) > batch_size
-    answers = run(opened, given, batch_size=batch_size, readers=names, progress=progress)
-    _show(given, answers, names or list(opened), as_json=as_json)
-
-
-def _show(texts: Texts, answers: Sequence[dict[str, Any]], names: Sequence[str], *, as_json: bool) -> None:
-    if as_json:
-        for given, answer in zip(texts, answers, strict=True):
-            print_json({"text": given, "readers": answer}, indent=None)
+    target = options.open_saved(bank_or_model, base=model, device=device)
+    shared: Any = {"readers": _chosen(target, readers), "batch_size": batch_size}
+    if output is not None and file is not None:
+        columns: Any = {"text": text, "text_pair": pair, "skip_bad": skip_bad, "resume": resume}
+        result = train.predict_file(target, file, output, **columns, **shared, progress=sys.stderr.isatty())
+        line = f"{result.rows:,} rows in {result.output}, {result.skipped:,} skipped"
+        print_json(result) if as_json else print(line)
         return
+    progress = sys.stderr.isatty() and len(examples) > batch_size
+    answers = train.predict(target, examples, **shared, progress=progress)
+    if as_json:
+        for example, answer in zip(examples, answers, strict=True):
+            print_json({"text": example, "readers": answer}, indent=None)
+    else:
+        _show(examples, answers)
+
+
+def from_stdin() -> list[str]:
+    """One text per line of standard input, unless that is a terminal; empty lines are empty texts."""
+    if sys.stdin.isatty():
+        raise ConfigError("predict: there is no text; texts are arguments, --file or standard input.")
+    data = sys.stdin.buffer.read()
+    try:
+        lines = data.decode("utf-8").removeprefix("\ufeff").split("\n")
+    except UnicodeDecodeError as error:
+        row = data.count(b"\n", 0, error.start) + 1
+        reason = f"is not UTF-8 at byte {error.start} (row {row}); texts are read as UTF-8"
+        raise DataError(f"read: standard input {reason}.", row=row) from None
+    if not lines[-1]:
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
+
+
+def from_file(path: Path, *, text: str | None = None, pair: str | None = None) -> Texts:
+    """Texts of a file, with a second text of the column `pair`; columns are found as by `predict_file`."""
+    from lamina.train.bulk import read_examples, usual_column
+
+    columns = [text or usual_column(path), *([pair] if pair else [])]
+    return [example for _, examples, _ in read_examples(path, columns) for example in examples]
+
+
+def _chosen(target: ReaderBank | PreTrainedModel, names: str | None) -> list[str] | None:
+    """The readers named in "a,b"; None stays None, which is all."""
+    from lamina.bank import ReaderBank
+
+    if names is None:
+        return None
+    if not isinstance(target, ReaderBank):
+        raise ConfigError(f"readers: '{names}' was given; a whole model has none.")
+    readers = [name.strip() for name in names.split(",") if name.strip()]
+    if not readers:
+        raise ConfigError(f"readers: '{names}' names none; the bank has {', '.join(target)}.")
+    return readers
+
+
+def _show(texts: Texts, answers: Sequence[dict[str, Any]]) -> None:
+    names = list(answers[0]) if answers else []
     rows = [
-        (_short(given), *(summary(answer[name]) for name in names))
-        for given, answer in zip(texts, answers, strict=True)
+        (_short(text), *(summary(answer[name]) for name in names)) for text, answer in zip(texts, answers, strict=True)
     ]
     print_table("", ("text", *names), rows)
 
 
-def _short(given: str | tuple[str, str]) -> str:
-    joined = given if isinstance(given, str) else " | ".join(given)
-    line = " ".join(joined.split())
+def _short(text: str | tuple[str, str]) -> str:
+    line = " ".join((text if isinstance(text, str) else " | ".join(text)).split())
     return line if len(line) <= SHOWN else line[: SHOWN - 3] + "..."
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from lamina.cli.options import JsonOption
+from lamina.cli.options import DataOption, JsonOption
 from lamina.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -15,30 +15,17 @@ if TYPE_CHECKING:
     from lamina.recipes.run import Run
 
 SHOWN = 20  # rows of a sweep's table
+_SWEEP = "Train every reader or method that has this key with each value."
 
 
 def train(  # noqa: PLR0913
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="YAML file that says what to train.")],
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", help="Folder with a subfolder per preset; by default sets come from the hub."),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to save; by default out/<recipe>.")
-    ] = None,
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--sweep", metavar="KEY=A,B,...", help="Train every reader or method that has this key with each value."
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Train nothing: estimate parameters, steps and operations.")
-    ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the output.")] = False,
-    progress: Annotated[
-        bool | None, typer.Option(help="Show a progress bar; by default as the recipe says, else yes.")
-    ] = None,
+    recipe: Annotated[Path, Argument(metavar="RECIPE", help="YAML file that says what to train.")],
+    data: DataOption = None,
+    output: Annotated[Path | None, Option("--output", "-o", help="Where to save; by default out/<recipe>.")] = None,
+    sweep: Annotated[list[str] | None, Option(metavar="KEY=A,B,...", help=_SWEEP)] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Estimate parameters, steps and operations only.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Go on from the newest checkpoint in the output.")] = False,
+    progress: Annotated[bool | None, Option(help="Show a progress bar; by default as the recipe says.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train what a recipe names: readers, all in one pass of the model, or the model itself, once per method.
@@ -54,34 +41,36 @@ def train(  # noqa: PLR0913
     if dry_run:
         from lamina.recipes.estimate import estimate
 
-        found = estimate(loaded, data=data)
-        print_json(found.to_json()) if as_json else show_estimate(found)
+        cost = estimate(loaded, data=data)
+        print_json(cost) if as_json else _show_estimate(cost)
         return
     from lamina.recipes.run import run_recipe
     from lamina.utils import rank
 
     folder = output or Path("out") / recipe.stem
-    options: dict[str, Any] = {} if progress is None else {"progress": progress}
-    run = run_recipe(loaded, data=data, output=folder, **options, **({"resume": True} if resume else {}))
+    options: dict[str, Any] = {"resume": True} if resume else {}
+    if progress is not None:
+        options["progress"] = progress
+    run = run_recipe(loaded, data=data, output=folder, **options)
     if rank() != 0:
         return  # several processes share the run, and one of them tells
     if as_json:
         print_json({"table": run.table, "seconds": run.seconds, "steps": run.steps, "output": str(folder)})
         return
-    show(run)
+    _show(run)
     for name, count in run.truncated.items():
         if count:
             print(f"{name}: {count} training texts were longer than the model reads; their ends were not seen")
     print(f"{run.steps} steps in {run.seconds:.0f} s; saved in {folder}")
 
 
-def show(run: Run) -> None:
+def _show(run: Run) -> None:
     """Print the table of a run, one row per task, method and setting; of a sweep the best."""
-    from lamina.recipes.summary import cells, columns_of
+    from lamina.recipes.summary import printed
 
-    columns = columns_of(run.table)
+    columns, cells = printed(run.table)
     rows = run.table[:SHOWN] if any(row["settings"] for row in run.table) else run.table
-    shown = [[*(cells(row).get(name, "") for name in columns), f"{row['best_epoch']:.1f}"] for row in rows]
+    shown = [[*line, f"{row['best_epoch']:.1f}"] for line, row in zip(cells, rows, strict=False)]
     repeated = any(row["interval"] is not None for row in rows)
     title = "Best validation scores" + ("; ± is half a 95 % interval" if repeated else "")
     print_table(title, (*columns, "best epoch"), shown)
@@ -89,28 +78,28 @@ def show(run: Run) -> None:
         print(f"and {left} rows more, in table.md")
 
 
-def show_estimate(found: Estimate) -> None:
+def _show_estimate(cost: Estimate) -> None:
     """Print what a recipe would do and cost."""
     from lamina.recipes.estimate import readable
 
-    model, flops = found.model, found.flops
+    model, flops = cost.model, cost.flops
     print(f"{model['name']}: {model['parameters']:,} parameters, {'trained' if model['trained'] else 'frozen'}")
     columns = ("task", "method", "settings", "runs", "epochs", "steps", "parameters", "by edits", "trained", "FLOPs")
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in found.runs:
+    for row in cost.runs:
         groups.setdefault((row["task"], row["method"]), []).append(row)
     print_table("Runs", columns, [_run(rows) for rows in groups.values()])
     names = ("task", "rows", "validation", "tokens", "repeats", "runs", "steps_per_epoch", "steps")
-    tasks = [{**row, "tokens": f"{row['tokens']} + {row['target']}"} if row["target"] else row for row in found.tasks]
+    tasks = [{**row, "tokens": f"{row['tokens']} + {row['target']}"} if row["target"] else row for row in cost.tasks]
     print_table("Tasks", [name.replace("_", " ") for name in names], [[row[name] for name in names] for row in tasks])
     shared = f", {readable(flops['base'])} of them in the model that readers share" if flops["base"] else ""
     print(
         f"At most {sum(row['steps'] for row in tasks):,} steps, about {readable(flops['total'])}FLOPs{shared}: "
         f"2 x parameters x tokens, 3 times that with gradients; {flops['total'] / 3.6e15:.2g} h at 1 TFLOP/s."
     )
-    cache = f"; a cache of the states would take {readable(found.cache_bytes)}B" if found.cache_bytes else ""
-    print(f"Weights, gradients and the optimizer's moments take up to {readable(found.memory_bytes)}B{cache}.")
-    for note in found.notes:
+    cache = f"; a cache of the states would take {readable(cost.cache_bytes)}B" if cost.cache_bytes else ""
+    print(f"Weights, gradients and the optimizer's moments take up to {readable(cost.memory_bytes)}B{cache}.")
+    for note in cost.notes:
         print(f"({note})")
 
 
@@ -119,7 +108,7 @@ def _run(rows: list[dict[str, Any]]) -> tuple[object, ...]:
     from lamina.recipes.estimate import readable
 
     values = {key: list(dict.fromkeys(str(row["settings"][key]) for row in rows)) for key in rows[0]["settings"]}
-    settings = [f"{key}={some[0]}" if len(some) == 1 else f"{len(some)} x {key}" for key, some in values.items()]
+    settings = [f"{key}={given[0]}" if len(given) == 1 else f"{len(given)} x {key}" for key, given in values.items()]
     columns = ("epochs", "steps", "parameters", "added", "trained")
     spans = ([min(row[key] for row in rows), max(row[key] for row in rows)] for key in columns)
     return (

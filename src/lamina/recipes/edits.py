@@ -25,14 +25,7 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig, PreTrainedModel
 
-EDITS: dict[str, Any] = {
-    "insert": insert_,
-    "reinit": reinit_,
-    "truncate": truncate_,
-    "freeze": freeze_,
-    "merge": merge_,
-}
-_LAYERS = {"truncate": "keep"}  # what names the layers of an edit, where it is not "layers"
+EDITS: Any = {edit.__name__.removesuffix("_"): edit for edit in (insert_, reinit_, truncate_, freeze_, merge_)}
 _MANY = 10_000  # layers
 _MORE_KEYS = {  # what a family's model reads of its config, though the config's class does not name it
     "deberta-v2": ("position_buckets", "share_att_key", "norm_rel_ebd"),
@@ -41,12 +34,7 @@ _MORE_KEYS = {  # what a family's model reads of its config, though the config's
 
 
 def config_of(architecture: Mapping[str, Any]) -> PretrainedConfig:
-    """Build a model's config from the settings that a recipe carries, "model_type" among them.
-
-    Raises:
-        ConfigError: If there is no "model_type", or transformers has no such family.
-        UnknownNameError: If a key does not exist.
-    """
+    """Build a model's config from the settings that a recipe carries, "model_type" among them."""
     from transformers import AutoConfig
 
     settings = dict(architecture)
@@ -71,7 +59,6 @@ def check_selector(value: object) -> None:
 
 
 def _parameters(edit: str) -> dict[str, inspect.Parameter]:
-    """What a recipe may say of an edit."""
     if edit not in EDITS:
         raise UnknownNameError(op="recipe", got=edit, known=EDITS, what="edit")
     parameters = inspect.signature(EDITS[edit]).parameters
@@ -81,43 +68,29 @@ def _parameters(edit: str) -> dict[str, inspect.Parameter]:
 @cache
 def arguments_of(edit: str) -> type[BaseModel]:
     """The arguments of an edit as a pydantic model, none of them required."""
-    given: dict[str, Any] = {
-        name: (f"{parameter.annotation} | None", None) for name, parameter in _parameters(edit).items()
-    }
-    arguments = create_model(edit, __base__=Strict, **given)
+    types: Any = {name: (f"{parameter.annotation} | None", None) for name, parameter in _parameters(edit).items()}
+    arguments = create_model(edit, __base__=Strict, **types)
     arguments.model_rebuild(_types_namespace={"Literal": Literal, "Selector": Annotated[Any, checked(check_selector)]})
     return arguments
 
 
 def check_edit(edit: str, arguments: Mapping[str, Any]) -> None:
-    """Check an edit and its arguments, as far as that can be done without a model.
-
-    Raises:
-        UnknownNameError: If there is no such edit.
-        ValidationError: If an argument does not exist or does not fit.
-    """
+    """Raise a ValidationError if an edit has an argument that does not fit, as far as that shows without a model."""
     arguments_of(edit).model_validate(dict(arguments), strict=True)
 
 
-def missing_arguments(edit: str, arguments: Mapping[str, Any]) -> list[str]:
-    """Arguments that an edit needs and was not given."""
-    needed = [name for name, parameter in _parameters(edit).items() if parameter.default is parameter.empty]
-    return [name for name in needed if name not in arguments]
-
-
-def is_left_out(edit: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether an edit's layers are None: it is then not made."""
-    return arguments.get(_LAYERS.get(edit, "layers"), "") is None
+def is_made(edit: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether an edit, which must have all it needs, is made: it is left out where its layers are None."""
+    for name, parameter in _parameters(edit).items():
+        if parameter.default is parameter.empty and name not in arguments:
+            raise ConfigError(f"recipe: {edit} was given no '{name}'; it is required.")
+    return arguments.get("keep" if edit == "truncate" else "layers", "") is not None
 
 
 def apply_edits(
     model: PreTrainedModel, edits: Sequence[tuple[str, Mapping[str, Any]]], *, seed: int, where: str
 ) -> None:
-    """Edit a model in place, in this order, with random numbers of the seed; `where` is named in errors.
-
-    Raises:
-        LaminaError: If an edit does not fit the model.
-    """
+    """Edit a model in place, in this order, with random numbers of the seed; `where` is named in errors."""
     for number, (name, arguments) in enumerate(edits):
         random = {}
         if "generator" in inspect.signature(EDITS[name]).parameters:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lamina.errors import ConfigError, LaminaError, UnknownNameError
-from lamina.recipes.edits import is_left_out, missing_arguments
+from lamina.errors import ConfigError, UnknownNameError
+from lamina.recipes.edits import is_made
+from lamina.recipes.located import noted
 from lamina.recipes.schema import MethodRecipe, parse_recipe, slug
 from lamina.tasks import kind_of
 from lamina.train.grid import RunSpec, expand, full_key, swept
@@ -27,30 +28,20 @@ if TYPE_CHECKING:
 def expand_recipe(
     recipe: Recipe, options: Mapping[str, Any], tasks: Mapping[str, TaskLike] | None = None
 ) -> dict[str, RunSpec]:
-    """Every single run of a recipe, in its order.
+    """Every single run of a recipe, in its order, with `options` of `lamina.fit` in place of the recipe's.
 
-    Args:
-        recipe: The recipe.
-        options: Of `lamina.fit`, for what tasks, readers and methods do not say themselves.
-        tasks: Its tasks by name, whose labels the readers' heads get; None: what the recipe itself tells of them.
-
-    Returns:
-        Name -> run, "<task>-<method>-<seed>", with the numbers of setting and repeat where there are several. Its
-        settings are "method", the values of the grid, "seed", and with a subsample "repeat".
-
-    Raises:
-        UnknownNameError: If a fusion, or a key of a fusion, head or grid, does not exist.
-        ConfigError: If a value does not fit, an edit lacks an argument, an option has no effect, or two runs have one
-            name.
+    Its name is "<task>-<method>-<seed>", with the numbers of setting and repeat where there are several; its settings
+    are "method", the values of the grid, "seed", and with a subsample "repeat". Heads get the labels of `tasks`; None:
+    those that the recipe itself tells.
     """
+    options = {**recipe.fit, **options, **({"test": True} if recipe.evaluate else {})}
     specs: dict[str, RunSpec] = {}
     for name, task in recipe.tasks.items():
         known = task.outline() if tasks is None else tasks[name]
-        own = {key: value for key in ("epochs", "learning_rate") if (value := getattr(task, key)) is not None}
+        own = task.model_dump(include={"epochs", "learning_rate"}, exclude_none=True)
         for method, body in (recipe.methods or task.readers).items():
-            where = f"recipe, methods.{method}" if recipe.methods else f"recipe, tasks.{name}.readers.{method}"
             template = RunSpec(f"{slug(name)}-{slug(method)}", name, options={**options, **own})
-            try:
+            with noted(f"recipe, methods.{method}" if recipe.methods else f"recipe, tasks.{name}.readers.{method}"):
                 of_method = isinstance(body, MethodRecipe)
                 settings = _of_method(body, template) if of_method else _of_reader(body, known, template)
                 for spec in _repeated(recipe, method, settings):
@@ -61,9 +52,6 @@ def expand_recipe(
                         )
                     _check_options(recipe, spec, known.kind)
                     specs[spec.name] = spec
-            except LaminaError as error:
-                error.add_note(where)
-                raise
     epochs = {spec.options.get("epochs") for spec in specs.values()}
     if recipe.train_base and not recipe.separately and len(epochs) > 1:
         raise ConfigError(
@@ -91,23 +79,23 @@ def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Itera
         count = 1 if subsample is None else subsample.repeats
         seeds = [setting.settings["seed"]] if "seed" in setting.settings else recipe.seeds
         for seed, repeat in itertools.product(seeds, range(count)):
-            own, name = seed * count + repeat, f"{setting.name}-{seed}"
-            values = {"method": method, **setting.settings, "seed": own}
+            name, values = f"{setting.name}-{seed}", {"method": method, **setting.settings}
+            values["seed"] = own = seed * count + repeat
             if subsample is not None:
                 name, values["repeat"] = f"{name}-{repeat}", repeat
-            spec = replace(setting, name=name, settings=values, repeat=repeat)
-            if spec.reader is None:
-                yield replace(spec, options={**spec.options, "seed": own})
+            reader, options = setting.reader, setting.options
+            if reader is None:
+                options = {**options, "seed": own}
             else:
-                yield replace(spec, reader=replace(spec.reader, seed=own))
+                reader = replace(reader, seed=own)
+            yield replace(setting, name=name, settings=values, repeat=repeat, reader=reader, options=options)
 
 
 def _of_reader(body: ReaderRecipe, task: TaskLike, template: RunSpec) -> Iterator[RunSpec]:
     for spec in expand(body.template(task), body.grid, name=template.name):
         own = {"epochs": spec.epochs, "learning_rate": spec.learning_rate or body.learning_rate}
         options = {**template.options, **{key: value for key, value in own.items() if value is not None}}
-        name = spec.name if body.grid else template.name
-        yield replace(template, name=name, reader=spec.reader, settings=spec.settings, options=options)
+        yield replace(spec, name=spec.name if body.grid else template.name, task=template.task, options=options)
 
 
 def _of_method(method: MethodRecipe, template: RunSpec) -> Iterator[RunSpec]:
@@ -118,10 +106,7 @@ def _of_method(method: MethodRecipe, template: RunSpec) -> Iterator[RunSpec]:
         edits = []
         for name, given in (pair for edit in method.edits for pair in edit.items()):
             changed = {key.partition(".")[2]: value for key, value in chosen.items() if key.startswith(f"{name}.")}
-            arguments = {**given, **changed}
-            if missing := missing_arguments(name, arguments):
-                raise ConfigError(f"recipe: {name} was given no '{missing[0]}'; it is required.")
-            if not is_left_out(name, arguments):
+            if is_made(name, arguments := {**given, **changed}):
                 edits.append((name, arguments))
         name = f"{template.name}_{number:04}" if grid else template.name
         options = {**template.options, **method.fit, **own}
@@ -134,16 +119,9 @@ def grid_of(spec: RunSpec) -> dict[str, Any]:
 
 
 def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[Any]]) -> Recipe:
-    """Add values by key, in full or short, to the grid of every reader or method that has it, in place of its own.
-
-    Raises:
-        UnknownNameError: If no reader or method has a key.
-        ConfigError: If a short key may mean either of two, or a value does not fit.
-    """
+    """Add values by key, in full or short, to the grid of every reader or method that has it, in place of its own."""
     given = recipe.model_dump(exclude_unset=True)
-    places: list[tuple[Any, dict[str, Any], list[str]]] = []
-    for name, method in recipe.methods.items():
-        places.append((method, given["methods"][name], method.keys()))
+    places: list[Any] = [(method, given["methods"][name], method.keys()) for name, method in recipe.methods.items()]
     for name, task in recipe.tasks.items():
         kind, fields = task.outline().kind, given["tasks"][name]
         places += [(reader, fields["readers"][method], reader.keys(kind)) for method, reader in task.readers.items()]
@@ -159,23 +137,20 @@ def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[Any]]) -> Recipe:
 
 
 def read_sweeps(given: Sequence[str]) -> dict[str, list[Any]]:
-    """Values of `key=value,value` texts: numbers where they are numbers, lists in brackets.
-
-    Raises:
-        ConfigError: If a text has another form, or a key comes twice.
-    """
+    """Values of `key=value,value` texts: numbers where they are numbers, lists in brackets."""
     sweeps: dict[str, list[Any]] = {}
     for text in given:
         key, _, values = text.partition("=")
+        key = key.strip()
         try:
             listed = [_number(value) for value in yaml.safe_load(f"[{values}]")]
         except yaml.YAMLError:
             listed = []
-        if not key.strip() or not listed:
+        if not key or not listed:
             raise ConfigError(f"sweep: '{text}' names no values; the form is key=value,value, as in fusion.dim=32,64.")
-        if key.strip() in sweeps:
-            raise ConfigError(f"sweep: '{key.strip()}' is there twice; put all its values in one list.")
-        sweeps[key.strip()] = listed
+        if key in sweeps:
+            raise ConfigError(f"sweep: '{key}' is there twice; put all its values in one list.")
+        sweeps[key] = listed
     return sweeps
 
 

@@ -2,53 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError, UnknownNameError
-from lamina.recipes.schema import TaskOutline
+from lamina.recipes.schema import OF_FILES, TaskOutline
 from lamina.tasks import kind_of
 from lamina.tasks.presets import find_preset
 from lamina.tasks.split import HELD_OUT, Split
 from lamina.tasks.task import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection
 
     from lamina.recipes.schema import Recipe, TaskRecipe
 
-_TRAINING = {"readers", "epochs", "learning_rate", "subsample"}  # what does not change a task's data
-_LOOKED_AT = 2000  # texts whose length is measured
+NOT_DATA = {"readers", "epochs", "learning_rate", "subsample"}  # keys of a task that do not change its data
+_MEASURED = 2000  # texts whose length is measured
 
 
 def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]:
-    """Read the data of a recipe's tasks; what several of them have in common is read once.
-
-    Args:
-        recipe: The recipe.
-        data: Folder with a subfolder per preset, or (for `files`) the folder they are relative to; None: presets come
-            from the hub.
-
-    Returns:
-        Name -> the task, or a copy per repeat with the rows of its subsample; repeat r has the seed r.
-
-    Raises:
-        LaminaError: If a file, a column or a label does not fit, or a part that is to be scored is missing.
-    """
+    """The tasks of a recipe with their data, as `repeats` gives them; what several have in common is read once."""
     loaded: dict[str, Task] = {}
     tasks: dict[str, list[Task]] = {}
     for name, body in recipe.tasks.items():
-        key = body.model_dump_json(exclude=_TRAINING) + ("" if body.files is None else name)
+        key = body.model_dump_json(exclude=NOT_DATA) + ("" if body.files is None else name)
         if key not in loaded:
             loaded[key] = load_task(name, body, data)
-        check_parts(recipe, name, list(loaded[key].splits))
+        _check_parts(recipe, name, loaded[key].splits)
         tasks[name] = repeats(body, loaded[key])
     return tasks
 
 
-def check_parts(recipe: Recipe, name: str, parts: Sequence[str]) -> None:
-    """Raise ConfigError if a task lacks the part that is to be scored in the end."""
+def _check_parts(recipe: Recipe, name: str, parts: Collection[str]) -> None:
     if recipe.evaluate is not None and recipe.evaluate not in parts:
         raise ConfigError(
             f"recipe: evaluate is {recipe.evaluate}, but task '{name}' has only {', '.join(parts)}. "
@@ -58,22 +45,15 @@ def check_parts(recipe: Recipe, name: str, parts: Sequence[str]) -> None:
 
 def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
     """Read the data of one task of a recipe, without its subsamples."""
-    limits: dict[str, Any] = {"limit": recipe.limit}
-    if recipe.limit_validation is not None:
-        limits["limit_validation"] = recipe.limit_validation
+    given: dict[str, Any] = {"limit": recipe.limit, "limit_validation": recipe.limit_validation}
     if recipe.preset is not None:
         folder = None if data is None else Path(data) / find_preset(recipe.preset)[0]
-        task = Task.preset(recipe.preset, files=folder, **limits)
+        task = Task.preset(recipe.preset, files=folder, **given)
     else:
         root = Path(data or ".")
-        parts: dict[str, Any] = {
-            part: root / path if isinstance(path, str) else tuple(root / file for file in path)
-            for part, path in (recipe.files or {}).items()
-        }
-        columns: dict[str, Any] = {
-            key: getattr(recipe, key) for key in ("text", "text_pair", "label", "labels", "problem_type")
-        }
-        task = Task.from_files(recipe.kind, **parts, **columns, name=name, **limits)
+        for part, path in (recipe.files or {}).items():
+            given[part] = root / path if isinstance(path, str) else tuple(root / file for file in path)
+        task = Task.from_files(name=name, **recipe.model_dump(include=OF_FILES), **given)
     task = task.masked_lm() if recipe.masked_lm else task
     task = task.held_out() if recipe.hold_out else task
     if recipe.metric is None:
@@ -92,31 +72,18 @@ def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:
     return [task.subsample(**size, stratified=sample.stratified, seed=seed) for seed in range(sample.repeats)]
 
 
-@dataclass(frozen=True)
-class TaskStats(TaskOutline):
-    """What an estimate knows of a task: rows of each part (train: in each repeat), and tokens of a usual row."""
-
-    rows: Mapping[str, int]
-    tokens: float
-
-
-def load_stats(recipe: Recipe, data: str | Path | None) -> dict[str, TaskStats]:
-    """What is known of a recipe's tasks: of their data, or without a folder of presets, as published.
-
-    Raises:
-        LaminaError: If a file, a column or a label does not fit, or a part that is to be scored is missing.
-    """
+def load_outlines(recipe: Recipe, data: str | Path | None) -> dict[str, TaskOutline]:
+    """What is known of a recipe's tasks, sizes too: of their data; without a folder for presets, as published."""
     local = {name: body for name, body in recipe.tasks.items() if data is not None or body.preset is None}
     tasks = load_tasks(recipe.model_copy(update={"tasks": local}), data)
-    stats = {
-        name: _measured(tasks[name][0]) if name in tasks else _published(body) for name, body in recipe.tasks.items()
-    }
-    for name in stats.keys() - tasks.keys():
-        check_parts(recipe, name, list(stats[name].rows))
-    return stats
+    outlines: dict[str, TaskOutline] = {}
+    for name, body in recipe.tasks.items():
+        outlines[name] = _measured(tasks[name][0]) if name in tasks else _published(body)
+        _check_parts(recipe, name, outlines[name].rows)
+    return outlines
 
 
-def _published(recipe: TaskRecipe) -> TaskStats:
+def _published(recipe: TaskRecipe) -> TaskOutline:
     _, preset = find_preset(str(recipe.preset))
     texts = 2 if recipe.masked_lm and preset.columns[1] is not None else 1  # both of a pair become rows
     rows = {part: texts * count for part, count in preset.rows.items()}
@@ -126,20 +93,20 @@ def _published(recipe: TaskRecipe) -> TaskStats:
         rows = {**test, **rows, "train": rows["train"] - held, "validation": held}
     for part, limit in (("train", recipe.limit), ("validation", recipe.limit_validation)):
         rows[part] = rows[part] if limit is None else min(rows[part], texts * limit)
-    about = recipe.outline()
+    outline = recipe.outline()
     if recipe.subsample is not None:
-        classes, _ = kind_of(about.kind).row_classes(about, Split.of(()))
+        classes, _ = kind_of(outline.kind).row_classes(outline, Split.of(()))
         rows["train"] = recipe.subsample.size().count(len(classes), rows["train"])
-    return TaskStats(about.kind, about.problem_type, about.labels, rows, preset.length / texts)
+    return replace(outline, rows=rows, tokens=preset.length / texts)
 
 
-def _measured(task: Task) -> TaskStats:
+def _measured(task: Task) -> TaskOutline:
     """Of a task that was read; words stand for tokens, of which there are about a third more."""
     train = task.split("train")
-    words, texts = 0, range(0, len(train), max(1, len(train) // _LOOKED_AT))
+    words, texts = 0, range(0, len(train), max(1, len(train) // _MEASURED))
     for row in texts if kind_of(task.kind).processor == "tokenizer" else ():
         text = train.texts[row]
         words += sum(len(part.split()) for part in ((text,) if isinstance(text, str) else text))
     rows = {part: len(split) for part, split in task.splits.items()}
     tokens = max(3, 2 + 4 / 3 * words / max(1, len(texts)))
-    return TaskStats(task.kind, task.problem_type, tuple(task.labels), rows, tokens)
+    return TaskOutline(task.kind, task.problem_type, tuple(task.labels), rows, tokens)

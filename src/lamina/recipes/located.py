@@ -48,24 +48,19 @@ class _Loader(yaml.SafeLoader):
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             line = key.start_mark.line + 1
             if key.value in lines:
-                first = lines[key.value]
-                said = f"recipe: {self.name}, line {line}: the key '{key.value}' is also in line {first}."
-                raise DataError(said, path=self.name, row=line)
+                what = f"line {line}: the key '{key.value}' is also in line {lines[key.value]}"
+                raise DataError(f"recipe: {self.name}, {what}.", path=self.name, row=line)
             lines[key.value] = line
         return node
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """Read a recipe's YAML file; no code in it is run.
-
-    Raises:
-        DataError: If the file is missing, not UTF-8 or not YAML, has a key twice, or holds no keys.
-    """
+    """Read a recipe's YAML file, or raise a DataError; no code in it is run."""
     try:
         loader = _Loader(path.read_text(encoding="utf-8"))
         loader.name = str(path)
         node = loader.get_single_node()
-        fields = None if node is None else loader.construct_document(node)
+        fields = node and loader.construct_document(node)
     except OSError as error:
         raise DataError(f"recipe: {path} cannot be read ({error.strerror}); it must be a YAML file.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -112,6 +107,16 @@ def at(*place: str | int, blame: Iterable[str] = ()) -> Iterator[None]:
         fail(error, *place, *blamed[:1])
 
 
+@contextmanager
+def noted(where: str) -> Iterator[None]:
+    """Have errors name a place as a note."""
+    try:
+        yield
+    except LaminaError as error:
+        error.add_note(where)
+        raise
+
+
 def checked(check: Callable[[Any], Any]) -> AfterValidator:
     """Have pydantic run a check that raises Lamina's errors, which blame keys of the value; the value stays."""
 
@@ -131,8 +136,8 @@ def reason_of(details: Mapping[str, Any]) -> LaminaError:
     if details["type"] == "literal_error" and isinstance(given, str):
         known = re.findall(r"'([^']*)'", details["ctx"]["expected"])
         return UnknownNameError(op="recipe", got=given, known=known, what=str(details["loc"][-1]).strip("[]"))
-    said = details["msg"].removeprefix("Value error, ")
-    return ConfigError(f"{said[0].lower()}{said[1:]}" + ("" if given is None else f", not {given!r}"[:80]))
+    message = details["msg"].removeprefix("Value error, ")
+    return ConfigError(f"{message[0].lower()}{message[1:]}" + ("" if given is None else f", not {given!r}"[:80]))
 
 
 def raise_first(error: ValidationError, *, op: str, file: YamlFile | None) -> NoReturn:
@@ -147,10 +152,9 @@ def raise_first(error: ValidationError, *, op: str, file: YamlFile | None) -> No
     if unknown and place[-1:] == [reason.got]:
         place = place[:-1]
     where = f"{op}, {'.'.join(map(str, place))}" if place else op
+    raised = ConfigError(f"{where}: {str(reason).rstrip('.')}.")
     if unknown:
-        raised: LaminaError = UnknownNameError(op=where, got=reason.got, known=reason.known, what=reason.what)
-    else:
-        raised = ConfigError(f"{where}: {str(reason).rstrip('.')}.")
+        raised = UnknownNameError(op=where, got=reason.got, known=reason.known, what=reason.what)
     for note in getattr(reason, "__notes__", ()):
         raised.add_note(note)
     raise raised from error

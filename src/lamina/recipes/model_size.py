@@ -31,23 +31,17 @@ _IN_PLACE = ("insert", "reinit", "freeze")  # edits after which the blocks are w
 
 
 class EditSize(NamedTuple):
-    """What edits do to a model, whatever the number of its classes.
+    """What edits do to a model, whatever the number of its classes."""
 
-    Attributes:
-        added: Parameters that it has more.
-        frozen: How many are not trained.
-        deep: Whether one in a layer is trained, so that training goes back through the layers.
-    """
-
-    added: int
-    frozen: int
-    deep: bool
+    added: int  # parameters that it has more
+    frozen: int  # parameters that are not trained
+    deep: bool  # whether one in a layer is trained, so that training goes back through the layers
 
 
 class ReaderSize(NamedTuple):
-    """What a reader has and reads: its parameters, which are all trained; its stack, layers, and their width."""
+    """What a reader has and reads."""
 
-    parameters: int
+    parameters: int  # all of them are trained
     stack: str
     layers: tuple[int, ...]
     width: int
@@ -89,20 +83,13 @@ class ModelSize:
 
     def up_to(self, deepest: Mapping[str, int]) -> int:
         """Parameters that a token meets in a pass that ends after the highest layer of each stack that is read."""
-        count, left = 0, set(deepest)
-        for stack, blocks in self.blocks.items():
-            count += sum(blocks[: deepest[stack]] if left == {stack} else blocks)
-            left.discard(stack)
-            if not left:
-                break
-        return count
+        names = list(self.blocks)
+        last = max(deepest, key=names.index)
+        before = names[: names.index(last)]
+        return sum(sum(self.blocks[name]) for name in before) + sum(self.blocks[last][: deepest[last]])
 
     def edited(self, edits: Sequence[tuple[str, Any]], *, where: str) -> EditSize:
-        """What edits do to the model, which stays as it is; `where` is named in errors.
-
-        Raises:
-            LaminaError: If an edit does not fit the model.
-        """
+        """What edits do to the model, which stays as it is; `where` is named in errors."""
         key = json.dumps(edits)
         if key not in self._edits:
             model = copy.deepcopy(self.model)
@@ -124,11 +111,7 @@ class ModelSize:
         return [f"{path}." for path in (map(paths.__getitem__, modules) if modules else [self.model.base_model_prefix])]
 
     def reader(self, reader: Reader) -> ReaderSize:
-        """What a reader of the model has and reads.
-
-        Raises:
-            LaminaError: If the reader does not fit the model.
-        """
+        """What a reader of the model has and reads."""
         key = replace(reader, seed=0)
         if key not in self._readers:
             stack = default_stack(self.model, reader.stack, op="estimate")

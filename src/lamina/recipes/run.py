@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lamina.bank import ReaderBank
-from lamina.errors import ConfigError, LaminaError
+from lamina.errors import ConfigError
 from lamina.recipes.edits import apply_edits
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.loading import load_tasks
+from lamina.recipes.located import noted
 from lamina.recipes.schema import slug
 from lamina.recipes.summary import markdown, summaries
 from lamina.store import load, save
@@ -44,24 +45,17 @@ _FREE = {"resume", "progress", "tensorboard", "save_steps", "num_workers", "cach
 class Run:
     """What a recipe gave.
 
-    Attributes:
-        table: One row per task, method and setting; see `lamina.recipes.summary.summaries`.
-        rows: One row per reader or fine-tuned model: settings, every validation score at the best epoch, with
-            `evaluate: test` every test score ("test" by the task's metric, "test_f1" and so on), parameters.
-        importances: One row per reader, epoch and layer.
-        steps: Training steps.
-        seconds: Wall-clock time.
-        truncated: Task -> how many training texts lost their end.
-        bank: Every reader, at its best epoch; None if each was trained separately.
+    Rows have their settings, every validation score at the best epoch, and with `evaluate: test` every test score
+    ("test" by the task's metric, "test_f1" and so on).
     """
 
-    table: list[dict[str, Any]] = field(default_factory=list)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    importances: list[dict[str, Any]] = field(default_factory=list)
+    table: list[dict[str, Any]] = field(default_factory=list)  # one row per task, method and setting; see `summaries`
+    rows: list[dict[str, Any]] = field(default_factory=list)  # one per reader or fine-tuned model
+    importances: list[dict[str, Any]] = field(default_factory=list)  # one row per reader, epoch and layer
     steps: int = 0
     seconds: float = 0.0
-    truncated: dict[str, int] = field(default_factory=dict)
-    bank: ReaderBank | None = None
+    truncated: dict[str, int] = field(default_factory=dict)  # task -> how many training texts lost their end
+    bank: ReaderBank | None = None  # every reader, at its best epoch; None if each was trained separately
 
 
 def run_recipe(
@@ -73,22 +67,17 @@ def run_recipe(
         recipe: From `load_recipe`.
         data: Folder with one subfolder per preset, or (for `files`) the folder they are relative to; None: presets
             come from the hub.
-        output: Folder for the bank, checkpoints, `table.json` and `table.md` (a row per method), `table.parquet` (a
-            row per reader) and `importances.parquet` (their history). Readers trained separately leave no bank; of a
-            recipe with methods the best model of each task is saved in `models`, see `Recipe.keep`.
-        **options: Override the recipe's `fit` options, e.g. resume or progress. With resume, runs that ended are not
-            repeated, and the one that was killed goes on from its checkpoint: one is made after every epoch, and
-            every 1000 steps or as `save_steps` says.
-
-    Raises:
-        LaminaError: If the recipe does not fit the model or the data.
+        output: Folder for the bank (none of readers trained separately), fine-tuned models (in `models`), checkpoints
+            and tables: a row per method, per reader, and per epoch and layer.
+        **options: Override the recipe's `fit` options. With resume, runs that ended are not repeated, and the one that
+            was killed goes on from its checkpoint.
     """
-    chosen = {**recipe.fit, **options, **({"test": True} if recipe.evaluate else {})}
     tasks = load_tasks(recipe, data)
-    specs = expand_recipe(recipe, chosen, {name: copies[0] for name, copies in tasks.items()})
+    specs = expand_recipe(recipe, options, {name: copies[0] for name, copies in tasks.items()})
     folder = None if output is None else Path(output)
     session = _Session(recipe, tasks, folder)
-    run = session.one_by_one(specs) if recipe.alone else session.train(specs, output=folder)
+    alone = recipe.separately or recipe.methods  # each run has a fresh model
+    run = session.one_by_one(specs) if alone else session.train(specs, output=folder)
     run.table.extend(summaries(run.rows, specs, {name: copies[0].metrics for name, copies in tasks.items()}))
     if folder is not None and rank() == 0:
         write_text(folder / "table.json", json.dumps(run.table, indent=1))
@@ -109,13 +98,7 @@ class _Session:
     done: list[dict[str, Any]] = field(default_factory=list)
 
     def train(self, specs: dict[str, RunSpec], *, output: Path | None = None, checkpoints: Path | None = None) -> Run:
-        """Train some readers in one pass, or one model, on a fresh base.
-
-        Args:
-            specs: What is trained.
-            output: Folder that gets everything.
-            checkpoints: Folder of this run's checkpoints alone.
-        """
+        """Train some readers in one pass, or one model, on a fresh base; `output` gets everything."""
         tasks = {name: self.tasks[spec.task][spec.repeat] for name, spec in specs.items()}
         options = {name: FitOptions.of(spec.options) for name, spec in specs.items()}
         target, processor = self._load(specs, tasks)
@@ -137,12 +120,11 @@ class _Session:
             spec, tests = specs[name], result.test.get(name, {})
             row = {"task": spec.task, "reader": name, **spec.settings} | {**row, "task": spec.task}
             rows.append(row | {"test" if key == metric else f"test_{key}": value for key, value in tests.items()})
-        run = Run([], sorted_rows(rows), result.importances, result.steps, result.seconds)
         truncated = {specs[name].task: count for name, count in result.truncated.items()}
-        if isinstance(target, ReaderBank):
-            return replace(run, truncated=truncated, bank=target)
-        self._keep(target, processor, rows[0])
-        return replace(run, truncated=truncated)
+        bank = target if isinstance(target, ReaderBank) else None
+        if not isinstance(target, ReaderBank):
+            self._keep(target, processor, rows[0])
+        return Run([], sorted_rows(rows), result.importances, result.steps, result.seconds, truncated, bank)
 
     def one_by_one(self, specs: dict[str, RunSpec]) -> Run:
         """Train each by itself; with an output folder, what was ended goes on where it was."""
@@ -184,11 +166,8 @@ class _Session:
         model, processor = load(recipe.model, base, revision=recipe.revision)
         bank = ReaderBank(model, processor, train_base=recipe.train_base)
         for name, spec in specs.items():
-            try:
+            with noted(f"reader {name}"):
                 bank.add(name, spec.reader)  # pyright: ignore[reportArgumentType]
-            except LaminaError as error:
-                error.add_note(f"reader {name}")
-                raise
         return bank, processor
 
     def _keep(self, model: PreTrainedModel, processor: Any, row: dict[str, Any]) -> None:

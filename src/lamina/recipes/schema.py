@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,17 +28,18 @@ if TYPE_CHECKING:
     from lamina.tasks.base import TaskLike
     from lamina.tasks.presets import Preset
 
-MASKED_LM = "masked_lm"  # the key of a task that is also the kind it then has
-_OF_FILES = ("kind", "text", "text_pair", "label", "labels", "problem_type")  # a preset has its own
+OF_FILES = {"kind", "text", "text_pair", "label", "labels", "problem_type"}  # a preset has its own
 
 
 @dataclass(frozen=True)
 class TaskOutline:
-    """What is known of a task before its data is read; see `lamina.tasks.base.TaskLike`."""
+    """What is known of a task without its data, a `TaskLike`; estimates know its size too."""
 
     kind: str
     problem_type: str
     labels: tuple[str, ...]
+    rows: Mapping[str, int] = field(default_factory=dict)  # of each part; of "train" in each repeat
+    tokens: float = 0.0  # of a usual row
 
 
 def _check_options(given: dict[str, Any]) -> None:
@@ -55,37 +57,22 @@ def _check_edit(edit: dict[str, dict[str, Any]]) -> None:
             check_edit(name, arguments)
 
 
-def _name_first(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-Options = Annotated[dict[str, Any], checked(_check_options)]
+_NAMED = BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given)
+Options = Annotated[dict[str, Any], checked(_check_options)]  # of `lamina.fit`
+Grid = dict[str, list[Any]]  # key -> the values it takes
 
 
 class ReaderRecipe(Strict):
-    """One reader, or with a `grid` one for every combination of its values.
+    """One reader, or with a `grid` one for every combination of its values."""
 
-    Attributes:
-        fusion: A name, or a name with settings.
-        head: Settings; the labels come from the task.
-        stack: Which stack is read.
-        learning_rate: Its own; by default the task's.
-        grid: Key ("fusion.alpha", "head.dropout", "seed", "learning_rate", "epochs" ...) to the values it takes.
-    """
-
-    fusion: Annotated[dict[str, Any], BeforeValidator(_name_first)]
-    head: dict[str, Any] = Field(default_factory=dict)
+    fusion: Annotated[dict[str, Any], _NAMED]  # a name, or a name with settings
+    head: dict[str, Any] = Field(default_factory=dict)  # settings; the labels come from the task
     stack: str | None = None
-    learning_rate: PositiveFloat | None = None
-    grid: dict[str, list[Any]] = Field(default_factory=dict)
+    learning_rate: PositiveFloat | None = None  # by default the task's
+    grid: Grid = Field(default_factory=dict)  # of "fusion.alpha", "head.dropout", "seed", "epochs" ...
 
     def template(self, task: TaskLike) -> Reader:
-        """The reader before its grid, for a task.
-
-        Raises:
-            UnknownNameError: If the fusion, or a key of the fusion or the head, does not exist.
-            ConfigError: If a value does not fit.
-        """
+        """The reader before its grid, for a task."""
         known = {field.name for field in fields(HEADS.get(task.kind)) if field.init}
         given: dict[str, Any] = {"problem_type": task.problem_type}
         if kind_of(task.kind).has_classes:
@@ -120,21 +107,13 @@ def _build(registry: Registry, given: dict[str, Any]) -> Any:
 
 
 class SubsampleRecipe(Strict):
-    """Fewer training rows, taken at random without replacement: exactly one of the first three says how many.
+    """Fewer training rows, taken at random without replacement: exactly one of the first three says how many."""
 
-    Attributes:
-        per_class: So many times the number of classes.
-        fraction: A share of all rows.
-        rows: So many.
-        stratified: Class by class.
-        repeats: Repeat with the seeds 0, 1, ...; every repeat has rows and runs of its own.
-    """
-
-    per_class: int | None = None
+    per_class: int | None = None  # times the number of classes
     fraction: float | None = None
     rows: int | None = None
-    stratified: bool = False
-    repeats: PositiveInt = 1
+    stratified: bool = False  # class by class
+    repeats: PositiveInt = 1  # with the seeds 0, 1, ...; each has rows and runs of its own
 
     @model_validator(mode="after")
     def _one_size(self) -> SubsampleRecipe:
@@ -150,17 +129,13 @@ class SubsampleRecipe(Strict):
 class MethodRecipe(Strict):
     """One way to fine-tune the model itself, or with a `grid` one for every combination of its values.
 
-    Attributes:
-        edits: What is done to the model beforehand, in this order: each a name ("insert", "reinit", "truncate",
-            "freeze", "merge") with the arguments of `lamina.insert_` and the like.
-        fit: Options of `lamina.fit`, in place of the run's.
-        grid: Key to the values it takes: "insert.layers" and the like (null as layers leaves the edit out), or an
-            option of `lamina.fit`.
+    Edits are made beforehand, in their order: each a name ("insert") with the arguments of `lamina.insert_` and the
+    like. Keys of the grid are such arguments ("insert.layers", where null leaves the edit out) and options of `fit`.
     """
 
     edits: list[Annotated[dict[str, dict[str, Any]], checked(_check_edit)]] = Field(default_factory=list)
-    fit: Options = Field(default_factory=dict)
-    grid: dict[str, list[Any]] = Field(default_factory=dict)
+    fit: Options = Field(default_factory=dict)  # in place of the run's
+    grid: Grid = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check_grid(self) -> MethodRecipe:
@@ -182,49 +157,34 @@ class MethodRecipe(Strict):
 
 
 class TaskRecipe(Strict):
-    """One task: a preset, or files with their columns; and the readers that learn it, unless the run has methods.
-
-    Attributes:
-        preset: A known public task.
-        files: Part ("train", "validation", "test") to file; of translations perhaps to two, line by line.
-        metric: What picks the best epoch; by default the usual one of the task.
-        limit: At most so many training rows.
-        limit_validation: At most so many validation rows.
-        hold_out: Choose by a tenth of the training rows; the published validation part becomes the test part, where
-            there is none with labels.
-        subsample: Learn from fewer of the training rows.
-        masked_lm: Predict hidden tokens of the texts instead.
-        epochs: By default the run's.
-        learning_rate: By default the run's.
-        readers: Method -> reader.
-    """
+    """One task: a preset, or files with their columns; and the readers that learn it, unless the run has methods."""
 
     preset: Annotated[str, checked(find_preset)] | None = None
     kind: Annotated[str, checked(kind_of)] = "sequence_classification"
-    files: dict[Literal["train", "validation", "test"], str | list[str]] | None = None
+    files: dict[Literal["train", "validation", "test"], str | list[str]] | None = None  # two: translations, by line
     text: str | int = "sentence"
     text_pair: str | int | None = None
     label: str | int = "label"
     labels: list[str] | None = None
-    metric: str | None = None
+    metric: str | None = None  # picks the best epoch; by default the usual one of the task
     problem_type: str | None = None
-    limit: PositiveInt | None = None
+    limit: PositiveInt | None = None  # training rows at most
     limit_validation: PositiveInt | None = None
-    hold_out: bool = False
+    hold_out: bool = False  # choose by a tenth of the training rows; without a test part, validation becomes it
     subsample: SubsampleRecipe | None = None
-    masked_lm: bool = False
-    epochs: PositiveInt | None = None
-    learning_rate: PositiveFloat | None = None
-    readers: dict[str, ReaderRecipe] = Field(default_factory=dict)
+    masked_lm: bool = False  # predict hidden tokens of the texts instead
+    epochs: PositiveInt | None = None  # by default the run's
+    learning_rate: PositiveFloat | None = None  # by default the run's
+    readers: dict[str, ReaderRecipe] = Field(default_factory=dict)  # method -> reader
 
     @model_validator(mode="after")
     def _check(self) -> TaskRecipe:
         if (self.preset is None) == (self.files is None):
             raise ValueError("give either 'preset' or 'files', and not both")
-        extra = [key for key in _OF_FILES if key in self.model_fields_set]
+        extra = sorted(OF_FILES & self.model_fields_set)
         if self.preset is not None and extra:
             raise ValueError(f"'{extra[0]}' is for files; the preset '{self.preset}' has its own")
-        outline, preset = self.outline(), self.known_preset()
+        outline, preset = self.outline(), self._preset
         types = kind_of(outline.kind).problem_types
         chosen = types if self.problem_type is None else [self.problem_type]
         metrics = [metric for problem_type in chosen for metric in types.get(problem_type, ())]
@@ -241,16 +201,15 @@ class TaskRecipe(Strict):
                 reader.check(outline)
         return self
 
-    def known_preset(self) -> Preset | None:
-        """The preset; None for files."""
+    @property
+    def _preset(self) -> Preset | None:
         return None if self.preset is None else find_preset(self.preset)[1]
 
     def outline(self) -> TaskOutline:
         """What is known of the task before its data is read; of files that say no labels, two stand for them."""
-        preset = self.known_preset()
-        if preset is not None and not self.masked_lm:
+        if (preset := self._preset) is not None and not self.masked_lm:
             return TaskOutline(preset.kind, preset.problem_type, preset.class_names)
-        kind = MASKED_LM if self.masked_lm else self.kind
+        kind = "masked_lm" if self.masked_lm else self.kind
         problem_type = self.problem_type or next(iter(kind_of(kind).problem_types))
         weights = (reader.head.get("class_weights") for reader in self.readers.values())
         count = 1 if problem_type == "regression" else len(next(filter(None, weights), (0, 0)))
@@ -260,33 +219,20 @@ class TaskRecipe(Strict):
 class Recipe(Strict):
     """A training run.
 
-    Attributes:
-        model: Hub id, local folder, or "minilm" for the packaged model.
-        revision: Of the model, on the hub.
-        architecture: Settings of the model's config ("model_type" first), for estimates that cannot reach the hub.
-        train_base: Fine-tune the model with the readers.
-        separately: Train every reader in a run of its own, on a fresh model: what a comparison of fine-tuned methods
-            needs, since readers of one run share their base.
-        seeds: Every reader or method is trained once per seed.
-        evaluate: "test": score the best epochs on the test parts too.
-        tasks: Name -> task and its readers.
-        methods: Method -> how the model itself is fine-tuned, on each of the tasks, which then have no readers; every
-            method, task and seed starts with a fresh model.
-        keep: Which fine-tuned models are saved in the output folder: of each task the "best" (by its validation part),
-            "all", or "none".
-        fit: Options of `lamina.fit`.
+    Readers of one run share their base, so methods that train it are compared `separately`: each reader in a run of
+    its own, on a fresh model. `methods` fine-tune the model itself on every task, each time from a fresh one.
     """
 
-    model: str
-    revision: str | None = None
-    architecture: Annotated[dict[str, Any], checked(config_of)] | None = None
-    train_base: bool = False
+    model: str  # hub id, local folder, or "minilm" for the packaged model
+    revision: str | None = None  # on the hub
+    architecture: Annotated[dict[str, Any], checked(config_of)] | None = None  # for estimates without the hub
+    train_base: bool = False  # fine-tune the model with the readers
     separately: bool = False
-    seeds: list[int] = Field(default=[0], min_length=1)
-    evaluate: Literal["test"] | None = None
+    seeds: list[int] = Field(default=[0], min_length=1)  # one run each of every reader or method
+    evaluate: Literal["test"] | None = None  # score the best epochs on the test parts too
     tasks: dict[str, TaskRecipe] = Field(min_length=1)
     methods: dict[str, MethodRecipe] = Field(default_factory=dict)
-    keep: Literal["best", "all", "none"] = "best"
+    keep: Literal["best", "all", "none"] = "best"  # of a task's fine-tuned models, in the output folder
     fit: Options = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -300,36 +246,20 @@ class Recipe(Strict):
         if bare and not self.methods:
             raise ValueError(f"task '{bare[0]}' has no readers; give it some, or give the run 'methods'")
         places = {("methods", name, "fit"): method.fit for name, method in self.methods.items()}
-        for place, given in {("fit",): self.fit, **places}.items():
-            if self.methods and "seed" in given:
+        for place, given in {("fit",): self.fit, **places}.items() if self.methods else ():
+            if "seed" in given:
                 fail(ConfigError(f"seed is {given['seed']}; methods take theirs from 'seeds'"), *place, "seed")
         return self
 
-    @property
-    def alone(self) -> bool:
-        """Whether every run is by itself, on a fresh model."""
-        return self.separately or bool(self.methods)
-
 
 def load_recipe(path: str | Path) -> Recipe:
-    """Read a recipe.
-
-    Raises:
-        DataError: If the file is missing, not UTF-8 or not YAML, or has a key twice.
-        UnknownNameError: If a key, method, edit, option or metric does not exist; names the line and the nearest.
-        ConfigError: If a value does not fit; names the line.
-    """
+    """Read a recipe; what is wrong with it is raised as one of Lamina's errors, with the line."""
     file = read_yaml(Path(path))
     return parse_recipe(file.fields, op=f"recipe {path}", file=file)
 
 
 def parse_recipe(given: dict[str, Any], *, op: str = "recipe", file: YamlFile | None = None) -> Recipe:
-    """Check a recipe's fields; errors name `op`, and the lines of the file where there is one.
-
-    Raises:
-        UnknownNameError: If a key, method, edit, option or metric does not exist.
-        ConfigError: If a value does not fit.
-    """
+    """Check a recipe's fields; errors name `op`, and the lines of the file where there is one."""
     try:
         return Recipe.model_validate(given)
     except ValidationError as error:

@@ -18,18 +18,12 @@ Rows = list[dict[str, Any]]
 
 
 def summaries(rows: Rows, specs: Mapping[str, RunSpec], metrics: Mapping[str, Sequence[str]]) -> Rows:
-    """One row per task, method and setting, in the recipe's order; settings of a grid best first.
+    """One row per task, method and setting, from one per run, in the recipe's order; settings of a grid best first.
 
-    Args:
-        rows: One per run.
-        specs: The same runs.
-        metrics: Task -> all its metrics.
-
-    Returns:
-        Rows with "task", "method", "settings", "metric", "parameters"; "mean", "spread" (sample standard deviation) and
-        "interval" (half the width of the 95 % t interval, None for a single run) of the best validation scores; the
-        same three of every other metric in "scores"; of test scores in "test" and "test_scores"; all "runs"; and the
-        mean "best_epoch".
+    A row has "task", "method", "settings", "metric", "parameters"; "mean", "spread" (sample standard deviation) and
+    "interval" (half the width of the 95 % t interval, None for a single run) of the best validation scores; the same
+    three of every other metric (of `metrics`, by task) in "scores"; of test scores in "test" and "test_scores"; all
+    "runs"; and the mean "best_epoch".
     """
     by_name = {row["reader"]: row for row in rows}
     groups: dict[str, list[RunSpec]] = {}
@@ -68,7 +62,7 @@ def _figures(rows: Rows, key: str) -> dict[str, Any]:
     return {"mean": summary.mean, "spread": summary.spread, "interval": summary.interval}
 
 
-def cells(row: dict[str, Any]) -> dict[str, str]:
+def _cells(row: dict[str, Any]) -> dict[str, str]:
     """Column -> cell of a printed table; means with half the width of their 95 % interval."""
     given = {"task": row["task"], "method": row["method"], **{key: str(v) for key, v in row["settings"].items()}}
     given |= {"metric": row["metric"], "mean": plus_minus(row), "spread": f"{row['spread']:.3f}"}
@@ -79,13 +73,14 @@ def cells(row: dict[str, Any]) -> dict[str, str]:
     return given | {"runs": str(len(row["runs"])), "parameters": f"{row['parameters']:,}"}
 
 
-def columns_of(table: Rows) -> list[str]:
-    """Columns that every printed form of a table has: those of settings, metrics and tests only where there are any."""
-    last = ("runs", "parameters")
+def printed(table: Rows) -> tuple[list[str], list[list[str]]]:
+    """Columns and cells of a table; columns of settings, metrics and tests only where there are any."""
+    rows, last = [_cells(row) for row in table], ("runs", "parameters")
     settings = [key for row in table for key in row["settings"]]
-    others = [name for row in table for name in cells(row) if name not in last]
+    others = [name for row in rows for name in row if name not in last]
     others.sort(key=lambda name: name.partition(" ")[0] == "test")
-    return list(dict.fromkeys(["task", "method", *settings, *others, *last]))
+    columns = list(dict.fromkeys(["task", "method", *settings, *others, *last]))
+    return columns, [[row.get(column, "") for column in columns] for row in rows]
 
 
 def plus_minus(figures: Mapping[str, Any]) -> str:
@@ -96,7 +91,6 @@ def plus_minus(figures: Mapping[str, Any]) -> str:
 
 def markdown(table: Rows) -> str:
     """The table as Markdown."""
-    columns = columns_of(table)
-    lines = [columns, *([cells(row).get(column, "") for column in columns] for row in table)]
-    head, *body = (f"| {' | '.join(line)} |" for line in lines)
+    columns, rows = printed(table)
+    head, *body = (f"| {' | '.join(line)} |" for line in (columns, *rows))
     return "\n".join([head, "|" + "---|" * len(columns), *body]) + "\n"

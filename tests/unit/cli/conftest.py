@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from tests.support.stored import save_base, tiny_bank
+from tests.support.stored import save_base, tiny_bank, tiny_model, tiny_tokenizer
+from transformers import BertForSequenceClassification
 
 from lamina.bank import ReaderBank
 from lamina.cli import app, main
-from lamina.store import load, save_bank
+from lamina.store import load, save, save_bank
 
 
 @dataclass
@@ -53,4 +55,13 @@ def bank_folder(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     bank: ReaderBank = tiny_bank(load(base)[0])
     folder = tmp_path_factory.mktemp("banks") / "bank"
     save_bank(bank, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole model with a head for moods, as `lamina.save` writes it."""
+    labels: Any = {"id2label": {0: "bad", 1: "good"}}
+    folder = tmp_path_factory.mktemp("models") / "moods"
+    save(tiny_model(3, BertForSequenceClassification, **labels), folder, tiny_tokenizer())
     return folder

@@ -69,6 +69,16 @@ def test_the_tables(lamina, bank_folder: Path, moods: Path, words: Path):
     assert "precision" not in lamina("evaluate", bank_folder, "--task", f"who={words}").out
 
 
+def test_a_whole_model_is_scored_on_files_with_its_own_labels(lamina, model_folder: Path, moods: Path):
+    columns = ("--text", "text", "--label", "mood")
+    ran = lamina("evaluate", model_folder, "--task", f"films={moods}", *columns, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    model, _ = load(model_folder, "sequence_classification")
+    task = Task.from_files("sequence_classification", test=moods, text="text", label="mood", labels=("bad", "good"))
+    assert json.loads(ran.out) == evaluate(model, {"films": task}, split="test")
+    assert "precision" in lamina("evaluate", model_folder, "--task", f"films={moods}", *columns, "--per-class").out
+
+
 @pytest.mark.parametrize(
     ("tasks", "message"),
     [

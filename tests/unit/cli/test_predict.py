@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.stored import TEXTS, save_base
 
+from lamina import train
 from lamina.cli.predict import _short, summary
+from lamina.store import load
 
 ODD = ["", "   ", "🙂 مرحبا", "film " * 20_000]
 
@@ -85,6 +88,38 @@ def test_a_file_into_another(lamina, bank_folder: Path, tmp_path: Path):
     ]
     ran = lamina(*asked[:-1], tmp_path / "out.csv", "--skip-bad", "--no-resume", "--readers", "mood", "--text", "text")
     assert ran.out == f"{len(TEXTS)} rows in {tmp_path / 'out.csv'}, 1 skipped\n"
+
+
+def test_a_whole_model(lamina, model_folder: Path, tmp_path: Path):
+    ran = lamina("predict", model_folder, *TEXTS, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    answers = [answer["readers"] for answer in lines(ran.out)]
+    model, tokenizer = load(model_folder, "sequence_classification")
+    assert answers == train.predict(model, TEXTS, processor=tokenizer)
+    assert "sequence_classification" in lamina("predict", model_folder, *TEXTS).out
+    (tmp_path / "x.txt").write_text("\n".join(TEXTS))
+    ran = lamina("predict", model_folder, "--file", tmp_path / "x.txt", "-o", tmp_path / "out.jsonl")
+    assert ran.out == f"{len(TEXTS)} rows in {tmp_path / 'out.jsonl'}, 0 skipped\n"
+    assert [row["readers"] for row in lines((tmp_path / "out.jsonl").read_text())] == answers
+
+
+def test_what_has_a_manifest_is_a_bank(lamina, bank_folder: Path, model_folder: Path, tmp_path: Path):
+    shutil.copytree(bank_folder, tmp_path / "bank")
+    shutil.copy(model_folder / "lamina_edits.json", tmp_path / "bank")
+    assert lamina("predict", tmp_path / "bank", "bad", "--readers", "mood").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--readers", "mood"), "readers: 'mood' was given; a whole model has none"),
+        (("--model", "minilm"), "is a whole model, which has none"),
+    ],
+)
+def test_what_a_whole_model_does_not_have(lamina, model_folder: Path, arguments: tuple[str, ...], message: str):
+    ran = lamina("predict", model_folder, "bad", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert message in ran.err
 
 
 def test_no_texts_at_all(lamina, bank_folder: Path):

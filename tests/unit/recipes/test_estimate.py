@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from dataclasses import asdict
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -471,7 +472,7 @@ def refused(made: Recipe, kind: type[Exception], message: str) -> None:
 
 def test_as_json():
     found = estimate(recipe({"a": task({"Ada": {**ADA, "grid": {"layers": [[1, 2], "1-"]}}})}))
-    assert json.loads(json.dumps(found.to_json()))["runs"][0]["settings"] == {"fusion.layers": [1, 2]}
+    assert json.loads(json.dumps(asdict(found)))["runs"][0]["settings"] == {"fusion.layers": [1, 2]}
 
 
 @pytest.mark.parametrize(
