@@ -57,9 +57,7 @@ def start_accelerator(options: FitOptions, output: Path | None) -> Accelerator:
         import tensorboard  # noqa: F401
     except ImportError as error:
         raise MissingExtraError.of(error, op="fit", extra="tensorboard") from error
-    accelerator = Accelerator(cpu=not torch.cuda.is_available(), log_with="tensorboard", project_dir=output)
-    accelerator.init_trackers("events")
-    return accelerator
+    return Accelerator(cpu=not torch.cuda.is_available(), log_with="tensorboard", project_dir=output)
 
 
 class Engine:
@@ -109,6 +107,7 @@ class Engine:
 
     def run(self) -> None:
         """Train to the end, and put the weights that are kept in place."""
+        self._accelerator.init_trackers("events")
         if self._checkpoints is not None:
             found = self._checkpoints.begin(resume=self.options.resume)
             if found is not None:

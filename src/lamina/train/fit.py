@@ -143,6 +143,7 @@ def fit(  # noqa: PLR0913
             or kept states do not fit in memory.
         LayerIndexError: If a learning rate names a layer that does not exist.
         CacheError: If states are to be cached and cannot be.
+        StoreError: If the output folder cannot be written or holds what something else saved, before any training.
     """
     options = _options(locals(), "fit")
     return train(bank_or_model, tasks, options, grid=grid, processor=processor, output=output)

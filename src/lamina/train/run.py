@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lamina.bank import ReaderBank
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError
+from lamina.store.bank import check_output
 from lamina.store.edited import save
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
@@ -78,6 +79,8 @@ def train(  # noqa: PLR0913
     subject = open_subject(target, tasks, op, processor, options)
     subject.check(tasks, ("train", "validation", *(["test"] if options.test else [])))
     accelerator = start_accelerator(options, folder)
+    if folder is not None and rank() == 0:
+        check_output(target, folder)
     specs = _specs(target, tasks, grid or {}, options)
     tasks = {name: tasks[spec.task] for name, spec in specs.items()}
     target.to(accelerator.device)  # pyright: ignore
@@ -93,8 +96,8 @@ def train(  # noqa: PLR0913
     kept = None if place is None else Checkpoints(place, op, run)
     engine = Engine(subject, learners, plan, validation, options=options, accelerator=accelerator, checkpoints=kept)
     engine.run()
-    if options.tensorboard:
-        accelerator.end_training()
+    for tracker in accelerator.trackers:  # `end_training` would end the process group as well
+        tracker.finish()
     _check_finite(engine, op)
     _note(engine, options)
     tests = _test(engine, tasks, encodings) if options.test else {}
