@@ -162,13 +162,14 @@ def read_examples(
         lines: list[int] = []
         examples: list[Any] = []
         for line, *cells in zip(table.rows, *(table.column(name) for name in columns), strict=True):
-            wrong = [name for name, cell in zip(columns, cells, strict=True) if not isinstance(cell, str)]
+            wrong = [(name, cell) for name, cell in zip(columns, cells, strict=True) if not isinstance(cell, str)]
             if not wrong:
                 lines.append(line)
                 examples.append(cells[0] if len(cells) == 1 else tuple(cells))
                 continue
-            came = f"{type(cells[columns.index(wrong[0])]).__name__} in column '{wrong[0]}'; a text is needed"
-            problem = DataError(f"read: {source} row {line} has {came}.", path=str(source), row=line, column=wrong[0])
+            column, cell = wrong[0]
+            came = f"{type(cell).__name__} in column '{column}'; a text is needed"
+            problem = DataError(f"read: {source} row {line} has {came}.", path=str(source), row=line, column=column)
             if bad is None:
                 yield lines, examples, len(lines)
                 raise problem

@@ -170,7 +170,7 @@ class Engine:
         scores, epoch = score(self.subject, self.validation, self.options, names=names), self._epoch + 1
         for name, own in scores.items():
             self.history.append({"reader": name, "epoch": epoch, **own})
-            for layer, share in self.subject.importance(name).items():
+            for layer, share in self.learners[name].importance().items():
                 self.importances.append({"reader": name, "epoch": epoch, "layer": layer, "importance": share})
         if self.base is None:
             for name, own in scores.items():
@@ -204,10 +204,7 @@ class Engine:
     def _end_epoch(self, learner: Learner, *, stopped: bool) -> bool:
         """Let a learner whose training has stages go on to the next, which an early stop brings forward."""
         done = (self._epoch + 1) / self.plan.epochs[learner.name]
-        advanced = self.subject.end_epoch(learner.name, math.nextafter(1, 0) if stopped and done < 1 else done)
-        if advanced:
-            learner.optimizer.state.clear()  # of parameters that were started afresh
-        return advanced
+        return learner.end_epoch(math.nextafter(1, 0) if stopped and done < 1 else done)
 
     # What is shown and kept
 

@@ -114,6 +114,17 @@ class Learner:
         self.progress.scores, self.progress.best_epoch = dict(scores), epoch + 1
         self.best = self.tensors() if self._options.keep == "best" else {}
 
+    def importance(self) -> dict[int, float]:
+        """Layer -> share, of a reader that mixes layers."""
+        return self.module.importance() if isinstance(self.module, ReaderModule) else {}
+
+    def end_epoch(self, done: float) -> bool:
+        """Let a reader whose epochs are `done` to a share go on to its next stage; whether parameters start afresh."""
+        afresh = isinstance(self.module, ReaderModule) and self.module.on_epoch_end(done)
+        if afresh:
+            self.optimizer.state.clear()
+        return afresh
+
     def begin_stage(self, *, schedule: bool = True) -> None:
         """Start afresh, but for the count of steps and perhaps the schedule: scores before and after do not compare."""
         done, began = self.progress.done, self.progress.began

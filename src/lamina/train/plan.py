@@ -176,9 +176,9 @@ def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Ten
             yield inputs.batch(rows, epoch=epoch)
         return
     rng = torch.Generator().manual_seed(0)  # a loader would draw from torch's own
-    workers, data = min(num_workers, len(jobs)), cast("Any", jobs)
-    loader: Any = DataLoader(data, batch_size=None, num_workers=workers, collate_fn=_batch_or_error, generator=rng)
-    for batch in loader:
+    data, make = cast("Any", jobs), cast("Any", _batch_or_error)
+    workers = min(num_workers, len(jobs))
+    for batch in DataLoader(data, batch_size=None, num_workers=workers, collate_fn=make, generator=rng):
         if isinstance(batch, LaminaError):
             raise batch
         yield batch

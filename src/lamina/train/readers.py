@@ -147,23 +147,11 @@ class BankSubject(Common):
         """What the head says."""
         return self.bank[name].head.outputs
 
-    def note(self, name: str, info: dict[str, Any]) -> None:
-        """Kept with the reader."""
-        self.bank[name].info = info
-
     def trained_with(self, names: Sequence[str], option: str) -> int | None:
         """The largest value of an option that readers were trained with; None where one does not say."""
         values = [self.bank[name].info.get(option) for name in names]
         known = [int(value) for value in values if value is not None]
         return max(known) if len(known) == len(values) else None
-
-    def importance(self, name: str) -> dict[int, float]:
-        """As its fusion says."""
-        return self.bank[name].importance()
-
-    def end_epoch(self, name: str, done: float) -> bool:
-        """As its fusion says."""
-        return self.bank[name].on_epoch_end(done)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lamina.bank import ReaderBank
+from lamina.bank import ReaderBank, ReaderModule
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError
 from lamina.store.bank import check_output
@@ -186,18 +186,18 @@ def _note(engine: Engine, op: str) -> None:
             reason = "the learning rate is too high, or a label is none"
             logger.warning("%s: the weights of '%s' are no longer numbers; %s", op, learner.name, reason)
     for name, task in engine.plan.tasks.items():
-        progress = engine.learners[name].progress
-        info = {
-            "task": task.name,
-            "metric": task.metric,
-            "scores": progress.scores,
-            "epoch": progress.best_epoch,
-            "rows": len(task.split("train")),
-            "pair": task.split("train").pairs,
-            "max_length": max_length(engine.subject, {name: task}, engine.options.max_length),
-            "stride": engine.options.stride,
-        }
-        engine.subject.note(name, info)
+        learner = engine.learners[name]
+        if isinstance(learner.module, ReaderModule):
+            learner.module.info = {
+                "task": task.name,
+                "metric": task.metric,
+                "scores": learner.progress.scores,
+                "epoch": learner.progress.best_epoch,
+                "rows": len(task.split("train")),
+                "pair": task.split("train").pairs,
+                "max_length": max_length(engine.subject, {name: task}, engine.options.max_length),
+                "stride": engine.options.stride,
+            }
 
 
 def _row(engine: Engine, learner: Learner, spec: RunSpec) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _row(engine: Engine, learner: Learner, spec: RunSpec) -> dict[str, Any]:
         "stopped": epochs < engine.plan.epochs[learner.name],
         "parameters": sum(parameter.numel() for parameter in learner.module.parameters()),
         "trained": sum(parameter.numel() for parameter in learner.parameters),
-        "importances": engine.subject.importance(learner.name),
+        "importances": learner.importance(),
     }
 
 

@@ -57,14 +57,3 @@ class Common:
 
     def trained_with(self, names: Sequence[str], option: str) -> int | None:
         """The value of an option that learners were trained with; None where that is not known."""
-
-    def note(self, name: str, info: dict[str, Any]) -> None:
-        """Take note of how a learner was trained."""
-
-    def importance(self, name: str) -> dict[int, float]:  # noqa: ARG002
-        """Layer -> share, where a learner mixes layers."""
-        return {}
-
-    def end_epoch(self, name: str, done: float) -> bool:  # noqa: ARG002
-        """Let a learner go on to its next stage; whether parameters were started afresh."""
-        return False
