@@ -255,9 +255,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> list[dict[
 
     kept: list[dict[str, torch.Tensor]] = []
 
-    def score(subject: Any, group: Any, names: list[str], **options: Any) -> dict[str, dict[str, float]]:
+    def score(subject: Any, groups: Any, options: Any, *, names: set[str]) -> dict[str, dict[str, float]]:
         kept.append(tensors(subject.model))
-        return {names[0]: {"accuracy": values[len(kept) - 1]}}
+        return {name: {"accuracy": values[len(kept) - 1]} for name in names}
 
     monkeypatch.setattr(engine, "score", score)
     return kept

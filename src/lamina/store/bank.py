@@ -17,8 +17,8 @@ from lamina.layers import stacks
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.store import manifest as facts
 from lamina.store.card import model_card
-from lamina.store.edited import save
-from lamina.store.files import damaged, first_line, read_tensors, staged, write_json, write_tensors
+from lamina.store.edited import save, saved_entries
+from lamina.store.files import check_folder, damaged, first_line, read_tensors, staged, write_json, write_tensors
 from lamina.store.loading import load
 from lamina.store.models import load_processor, saved_class
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lamina.registry import Registry
 
 PATTERNS = [facts.MANIFEST, facts.CARD, f"{facts.READERS}/*.json", f"{facts.READERS}/*.safetensors", f"{facts.BASE}/*"]
+_ENTRIES = (facts.MANIFEST, facts.READERS, facts.CARD, facts.BASE)
 _HUB_ERRORS = (OSError, ValueError, RuntimeError)  # the hub's errors are of these kinds
 _RENAMED = {"problem": "problem_type"}  # settings as versions before 0.2 saved them
 
@@ -43,7 +44,7 @@ def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None)
         lamina = "unknown"
     base = _base_facts(bank)
     manifest = facts.Manifest(format=facts.FORMAT, lamina=lamina, base=base, info=bank.info, readers=list(bank))
-    with staged(folder, (facts.MANIFEST, facts.READERS, facts.CARD, facts.BASE)) as stage:
+    with staged(folder, _ENTRIES) as stage:
         (stage / facts.READERS).mkdir()
         for name in bank:
             _save_reader(bank[name], stage / facts.READERS / name)
@@ -52,6 +53,11 @@ def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None)
         card = str(model_card(bank, title or folder.resolve().name))
         (stage / facts.CARD).write_text(card, encoding="utf-8")
         write_json(stage / facts.MANIFEST, manifest.model_dump())
+
+
+def check_output(target: ReaderBank | PreTrainedModel, folder: Path) -> None:
+    """Raise the StoreError that saving a bank or a model to a folder would."""
+    check_folder(folder, _ENTRIES if isinstance(target, ReaderBank) else saved_entries(folder))
 
 
 def load_bank(

@@ -42,7 +42,7 @@ def save(model: PreTrainedModel, folder: str | Path, processor: Any = None, *, f
         StoreError: If the folder cannot be written, or holds a model that something else saved.
     """
     folder = Path(folder)
-    entries = [*_FIXED, *sorted(path.name for weights in _WEIGHTS for path in folder.glob(weights))]
+    entries = saved_entries(folder)
     with staged(folder, entries, force=force) as stage:
         cast("Any", model).save_pretrained(stage)
         if processor is not None:
@@ -50,6 +50,11 @@ def save(model: PreTrainedModel, folder: str | Path, processor: Any = None, *, f
         made = [edit.to_dict() for edit in edits(model)]
         write_json(stage / RECORD, {"format": FORMAT, "architecture": type(model).__name__, "edits": made})
         entries += sorted(path.name for path in stage.iterdir() if path.name not in entries)
+
+
+def saved_entries(folder: Path) -> list[str]:
+    """What `save` replaces in a folder; the first marks a model of ours."""
+    return [*_FIXED, *sorted(path.name for weights in _WEIGHTS for path in folder.glob(weights))]
 
 
 def read_record(name: str, revision: str | None) -> tuple[str, list[Edit]] | None:

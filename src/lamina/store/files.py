@@ -69,6 +69,13 @@ def staged(folder: Path, entries: Sequence[str], *, force: bool = False) -> Gene
             folder.rmdir()
 
 
+def check_folder(folder: Path, entries: Sequence[str]) -> None:
+    """Raise the StoreError that `staged` would, and leave the folder as it is."""
+    _check_target(folder, entries, force=False)
+    with staged(folder, ()):
+        pass
+
+
 def _check_target(folder: Path, entries: Sequence[str], *, force: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"save: {folder} is a file, not a folder.")

@@ -32,18 +32,13 @@ logger = logging.getLogger(__name__)
 
 USUAL_COLUMNS = ("text", "sentence", "image")
 FORMATS = (".jsonl", ".csv", ".parquet")
+_STATE = ("size", "rows", "read", "skipped")  # what the note says of a `Partial`
 _SHOWN = 20  # rows that could not be read, of which each has a warning of its own
 
 
 @dataclass(frozen=True)
 class FileResult:
-    """What became of a file.
-
-    Attributes:
-        output: The file that was written.
-        rows: How many rows it has.
-        skipped: How many rows could not be read.
-    """
+    """The file that was written, how many rows it has, and how many rows of the source could not be read."""
 
     output: Path
     rows: int
@@ -112,25 +107,20 @@ def predict_file(  # noqa: PLR0913
     if output.suffix.lower() not in FORMATS:
         raise ConfigError(f"predict: the output {output} ends in '{output.suffix}'; it must be {', '.join(FORMATS)}.")
     check_range("predict", "chunk_rows", chunk_rows, 1, float("inf"))
-    written = {"max_target_length": max_target_length, "num_beams": num_beams, "length_penalty": length_penalty}
-    given = {"eval_batch_size": batch_size, "prefix": prefix, "num_workers": num_workers, "progress": False}
-    options = FitOptions.of({**given, **written}, "predict")
-    predictor = Predictor.of(bank_or_model, options, readers=readers, kind=kind, processor=processor)
+    options = FitOptions.of_call(locals(), "predict", eval_batch_size=batch_size, progress=False)
+    predictor = Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor)
     columns = [text or usual_column(source), *([text_pair] if text_pair else [])]
-    stat = source.stat()
     same = {
         "source": str(source.resolve()),
-        "bytes": stat.st_size,
-        "modified": stat.st_mtime_ns,
+        "bytes": source.stat().st_size,
+        "modified": source.stat().st_mtime_ns,
         "columns": columns,
         "readers": list(predictor.names),
         "weights": predictor.digest(),
-        "prefix": prefix,
-        **written,
+        **options.model_dump(include={"prefix", "max_target_length", "num_beams", "length_penalty"}),
     }
     partial = Partial.open(output, same, resume=resume)
-    job = _Job(source, columns, predictor, chunk_rows, skip_bad=skip_bad)
-    job.run(partial, progress=progress)
+    _Job(source, columns, predictor, partial, skip_bad=skip_bad).run(chunk_rows, progress=progress)
     partial.finish(output)
     if partial.skipped:
         logger.warning("predict: %d rows of %s could not be read and were left out", partial.skipped, source)
@@ -138,21 +128,17 @@ def predict_file(  # noqa: PLR0913
 
 
 def usual_column(source: Path) -> str:
-    """The column of the text where none is named: the only one, or one of a usual name.
-
-    Raises:
-        DataError: If there is none, or the file cannot be read.
-    """
+    """The column of the text where none is named: the only one, or one of a usual name; else a DataError."""
     first = next(iter(read_chunks(source, rows=1, bad=lambda _: None)))
     names = list(first.columns)
-    found = names[0] if len(names) == 1 else next((name for name in USUAL_COLUMNS if name in names), None)
-    if found is None:
+    column = names[0] if len(names) == 1 else next((name for name in USUAL_COLUMNS if name in names), None)
+    if column is None:
         raise DataError(
             f"read: {source} has no column {' or '.join(map(repr, USUAL_COLUMNS))}; its columns are: "
             f"{', '.join(names)}. Name one of these.",
             path=str(source),
         )
-    return found
+    return column
 
 
 def read_examples(
@@ -163,7 +149,7 @@ def read_examples(
     start: int = 0,
     bad: Callable[[DataError], None] | None = None,
 ) -> Iterator[tuple[list[int], list[Any], int]]:
-    """The examples of a file, in chunks.
+    """The examples of a file, in chunks: their lines, themselves, and how many rows were parsed for them.
 
     Args:
         source: The file.
@@ -171,80 +157,59 @@ def read_examples(
         rows: Rows per chunk.
         start: Leave out so many rows of those that could be parsed.
         bad: Called with what is wrong with a row; None: that is raised, after the rows before it were handed out.
-
-    Yields:
-        The lines of the examples, the examples, and how many rows were parsed for them.
     """
     for table in read_chunks(source, columns=columns, rows=rows, start=start, bad=bad):
         lines: list[int] = []
         examples: list[Any] = []
-        problem: DataError | None = None
-        cells = zip(table.rows, *(table.column(name) for name in columns), strict=True)
-        for line, *parts in cells:
-            wrong = next((at for at, part in enumerate(parts) if not isinstance(part, str)), None)
-            if wrong is None:
+        for line, *cells in zip(table.rows, *(table.column(name) for name in columns), strict=True):
+            wrong = [(name, cell) for name, cell in zip(columns, cells, strict=True) if not isinstance(cell, str)]
+            if not wrong:
                 lines.append(line)
-                examples.append(parts[0] if len(parts) == 1 else tuple(parts))
+                examples.append(cells[0] if len(cells) == 1 else tuple(cells))
                 continue
-            came = f"{type(parts[wrong]).__name__} in column '{columns[wrong]}'; a text is needed"
-            problem = DataError(
-                f"read: {source} row {line} has {came}.", path=str(source), row=line, column=columns[wrong]
-            )
+            column, cell = wrong[0]
+            came = f"{type(cell).__name__} in column '{column}'; a text is needed"
+            problem = DataError(f"read: {source} row {line} has {came}.", path=str(source), row=line, column=column)
             if bad is None:
-                break
+                yield lines, examples, len(lines)
+                raise problem
             bad(problem)
-        yield lines, examples, len(lines) if problem is not None and bad is None else len(table)
-        if problem is not None and bad is None:
-            raise problem
+        yield lines, examples, len(table)
 
 
 @dataclass
 class Partial:
-    """What was written so far, beside the output.
+    """What was written so far, beside the output."""
 
-    Attributes:
-        lines: The rows, as JSON lines.
-        note: Says how much of them is whole, and of what run they are.
-        same: What the run was started with.
-        size: Bytes of `lines` that are whole.
-        rows: How many rows those are.
-        read: How many rows of the source were parsed for them.
-        skipped: How many could not be read.
-    """
-
-    lines: Path
-    note: Path
-    same: dict[str, Any]
-    size: int = 0
-    rows: int = 0
-    read: int = 0
-    skipped: int = 0
+    lines: Path  # the rows, as JSON lines
+    note: Path  # says how much of them is whole, and of what run they are
+    same: dict[str, Any]  # what the run was started with
+    size: int = 0  # bytes of `lines` that are whole
+    rows: int = 0  # how many rows those are
+    read: int = 0  # how many rows of the source were parsed for them
+    skipped: int = 0  # how many could not be read
 
     @classmethod
     def open(cls, output: Path, same: dict[str, Any], *, resume: bool) -> Partial:
-        """Begin, or go on where an earlier run was ended.
-
-        Raises:
-            ConfigError: If the earlier run had other arguments.
-            StoreError: If the folder cannot be written.
-        """
-        found = cls(output.with_name(f".{output.name}.partial"), output.with_name(f".{output.name}.partial.json"), same)
-        with found.writing():
+        """Begin, or go on where an earlier run was ended, which must have had the same arguments."""
+        beside = output.with_name(f".{output.name}.partial")
+        partial = cls(beside, beside.with_name(f"{beside.name}.json"), same)
+        with partial.writing():
             output.parent.mkdir(parents=True, exist_ok=True)
-            if resume and found.note.is_file() and found.lines.is_file():
-                found._go_on(json.loads(found.note.read_text(encoding="utf-8")))
-            with found.lines.open("ab") as file:
-                file.truncate(found.size)
-        return found
+            if resume and partial.note.is_file() and beside.is_file():
+                partial._go_on(json.loads(partial.note.read_text(encoding="utf-8")))
+            with beside.open("ab") as file:
+                file.truncate(partial.size)
+        return partial
 
-    def _go_on(self, kept: dict[str, Any]) -> None:
+    def _go_on(self, state: dict[str, Any]) -> None:
         for name, now in self.same.items():
-            if (before := kept["same"].get(name)) != now:
+            if (before := state["same"].get(name)) != now:
                 raise ConfigError(
                     f"predict: {self.lines} is of an earlier run whose {name} was {before}, and now it is {now}. "
                     "Start anew with resume=False (--no-resume)."
                 )
-        self.size, self.rows, self.read, self.skipped = (kept[name] for name in ("size", "rows", "read", "skipped"))
+        self.size, self.rows, self.read, self.skipped = (state[name] for name in _STATE)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -257,17 +222,16 @@ class Partial:
                 "kept there. Make room and start again to go on."
             ) from error
 
-    def add(self, rows: Sequence[dict[str, Any]], *, read: int, skipped: int) -> None:
-        """Write rows, then take note of them."""
+    def add(self, rows: Sequence[dict[str, Any]], *, read: int) -> None:
+        """Write rows, then take note of them, and of the rows that were skipped."""
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        state = (self.size + len(data), self.rows + len(rows), self.read + read, self.skipped)
         with self.writing():
             with self.lines.open("ab") as file:
                 file.truncate(self.size)
                 file.write(data)
-            size, count = self.size + len(data), self.rows + len(rows)
-            state = {"size": size, "rows": count, "read": self.read + read, "skipped": self.skipped + skipped}
-            write_text(self.note, json.dumps({"same": self.same, **state}))
-        self.size, self.rows, self.read, self.skipped = size, count, self.read + read, self.skipped + skipped
+            write_text(self.note, json.dumps({"same": self.same, **dict(zip(_STATE, state, strict=True))}))
+        self.size, self.rows, self.read, self.skipped = state
 
     def finish(self, output: Path) -> None:
         """Put the output in place."""
@@ -333,65 +297,52 @@ class _Job:
     """From the rows of a file to their answers."""
 
     def __init__(
-        self, source: Path, columns: Sequence[str], predictor: Predictor, rows: int, *, skip_bad: bool
+        self, source: Path, columns: Sequence[str], predictor: Predictor, partial: Partial, *, skip_bad: bool
     ) -> None:
-        self._source, self._columns, self._predictor, self._rows = source, columns, predictor, rows
-        self._skip_bad, self._skipped = skip_bad, 0
+        self._source, self._columns, self._predictor, self._partial = source, columns, predictor, partial
+        self._bad = self._skip if skip_bad else None
 
-    def run(self, partial: Partial, *, progress: bool) -> None:
+    def run(self, chunk_rows: int, *, progress: bool) -> None:
         """Write everything that is not there yet."""
         from tqdm.auto import tqdm
 
-        bad = self._skip if self._skip_bad else None
-        chunks = read_examples(self._source, self._columns, rows=self._rows, start=partial.read, bad=bad)
-        self._told = partial.skipped
+        partial = self._partial
+        chunks = read_examples(self._source, self._columns, rows=chunk_rows, start=partial.read, bad=self._bad)
         with tqdm(initial=partial.rows, disable=not progress, unit="row") as bar:
             for lines, examples, read in chunks:
-                answered = list(self._answers(lines, examples))
-                rows = [row for row, _ in answered if row is not None]
-                problem = next((problem for _, problem in answered if problem is not None), None)
-                partial.add(rows, read=read if problem is None else len(rows), skipped=self._skipped)
-                self._skipped = 0
-                if problem is not None:
-                    raise problem
-                bar.update(len(answered))
-        if self._skipped:
-            partial.add([], read=0, skipped=self._skipped)
+                rows: list[dict[str, Any]] = []
+                try:
+                    for row in self._answers(lines, examples):
+                        rows.append(row)
+                except DataError:
+                    partial.add(rows, read=len(rows))
+                    raise
+                partial.add(rows, read=read)
+                bar.update(len(rows))
+        partial.add([], read=0)  # bad rows at the end
 
     def _skip(self, problem: DataError) -> None:
-        self._skipped += 1
-        self._told += 1
-        if self._told <= _SHOWN:
+        self._partial.skipped += 1
+        if self._partial.skipped <= _SHOWN:
             logger.warning("%s", problem)
-        if self._told == _SHOWN:
+        if self._partial.skipped == _SHOWN:
             logger.warning("predict: further rows that cannot be read are only counted")
 
-    def _answers(
-        self, lines: Sequence[int], examples: Sequence[Any]
-    ) -> Iterator[tuple[dict[str, Any] | None, DataError | None]]:
-        """The rows of a chunk; where one cannot be read, halves are tried until it is found.
-
-        Yields:
-            A row; or, last of all, what ends the run.
-        """
+    def _answers(self, lines: Sequence[int], examples: Sequence[Any]) -> Iterator[dict[str, Any]]:
+        """The rows of a chunk; where one cannot be read, halves are tried until it is found."""
         try:
             answers = self._predictor(examples)
         except DataError as error:
             if len(examples) > 1:
                 half = len(examples) // 2
-                for row, problem in self._answers(lines[:half], examples[:half]):
-                    yield row, problem
-                    if problem is not None:
-                        return
+                yield from self._answers(lines[:half], examples[:half])
                 yield from self._answers(lines[half:], examples[half:])
                 return
-            problem = DataError(
-                f"predict: {self._source} row {lines[0]}: {error}", path=str(self._source), row=lines[0]
-            )
-            if not self._skip_bad:
-                yield None, problem
-                return
-            self._skip(problem)
+            message = f"predict: {self._source} row {lines[0]}: {error}"
+            problem = DataError(message, path=str(self._source), row=lines[0])
+            if self._bad is None:
+                raise problem from None
+            self._bad(problem)
             return
         for line, example, answer in zip(lines, examples, answers, strict=True):
-            yield {"row": line, "text": example, "readers": answer}, None
+            yield {"row": line, "text": example, "readers": answer}

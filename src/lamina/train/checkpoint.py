@@ -23,50 +23,33 @@ _KEPT = 2
 
 @dataclass
 class Checkpoints:
-    """The checkpoints of one run.
-
-    Attributes:
-        folder: Where they are, each in a folder "checkpoint-<step>".
-        op: Named in errors.
-        run: What must be the same for a run to go on from a checkpoint, JSON-ready.
-    """
+    """The checkpoints of one run, each in a folder "checkpoint-<step>"."""
 
     folder: Path
-    op: str
-    run: dict[str, Any] = field(default_factory=dict)
+    op: str  # named in errors
+    run: dict[str, Any] = field(default_factory=dict)  # what must be the same for a run to go on from one, JSON-ready
 
     def newest(self) -> Path | None:
         """The newest, or None."""
         return max(self.folder.glob("checkpoint-*"), key=_step, default=None)
 
     def begin(self, *, resume: bool) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Clear the folder for a run, and read where it goes on.
-
-        Args:
-            resume: Go on from the newest checkpoint; else all are removed.
-
-        Returns:
-            Its tensors and its progress; None: the run starts.
-
-        Raises:
-            ConfigError: If the checkpoint is of another run, or of a version that wrote others.
-            StoreError: If it cannot be read.
-        """
+        """Clear the folder for a run; with `resume`, give the tensors and progress of the newest checkpoint, if any."""
         barrier()
         newest = self.newest() if resume else None
-        found = None if newest is None else self._read(newest)
+        state = None if newest is None else self._read(newest)
         barrier()
         if rank() == 0:
             for path in self.folder.glob(".checkpoint-*" if resume else "*checkpoint-*"):
                 shutil.rmtree(path)
         barrier()
-        return found
+        return state
 
     def _read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if not (path / PROGRESS).is_file():
             raise ConfigError(
-                f"{self.op}: the checkpoint in {path} was written by an older version in another format; it cannot be "
-                "resumed. Train without resume."
+                f"{self.op}: the checkpoint in {path} was written by an older version in another format. "
+                "Train without resume."
             )
         try:
             progress = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
@@ -85,11 +68,7 @@ class Checkpoints:
         return tensors, progress
 
     def save(self, step: int, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
-        """Write a checkpoint under a temporary name, move it into place, and remove all but the newest two.
-
-        Raises:
-            StoreError: If it cannot be written.
-        """
+        """Write a checkpoint under a temporary name, move it into place, and remove all but the newest two."""
         place, beside = self.folder / f"checkpoint-{step}", self.folder / f".checkpoint-{step}"
         try:
             shutil.rmtree(beside, ignore_errors=True)

@@ -17,7 +17,7 @@ from lamina.errors import ConfigError, MissingExtraError
 from lamina.tasks.metrics import LOWER
 from lamina.train.learner import BASE
 from lamina.train.plan import batches, parts_of
-from lamina.train.scoring import autocast, score
+from lamina.train.scoring import autocast, same_modes, score
 from lamina.utils import barrier, derive_seed, rank, world_size
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from lamina.tasks.task import Task
     from lamina.train.checkpoint import Checkpoints
     from lamina.train.learner import Learner
     from lamina.train.options import FitOptions
@@ -40,44 +39,25 @@ def start_accelerator(options: FitOptions, output: Path | None) -> Accelerator:
     """The device, the processes of the run, and its trackers.
 
     Mixed precision is the engine's own (`autocast`), since accelerate fixes it once for a whole process.
-
-    Raises:
-        ConfigError: If the precision needs a GPU and there is none, or events have nowhere to go.
-        MissingExtraError: If TensorBoard is not installed.
     """
-    if options.precision == "float16" and not torch.cuda.is_available():
-        raise ConfigError(
-            "fit: precision is 'float16' and there is no GPU; only there it is faster and safe. Use 'bfloat16'."
-        )
+    cpu = not torch.cuda.is_available()
+    if options.precision == "float16" and cpu:
+        raise ConfigError("fit: precision is 'float16' and there is no GPU, which it needs. Use 'bfloat16'.")
     if not options.tensorboard:
-        return Accelerator(cpu=not torch.cuda.is_available())
+        return Accelerator(cpu=cpu)
     if output is None:
         raise ConfigError("fit: tensorboard is set but no output folder; events are written there.")
     try:
         import tensorboard  # noqa: F401
     except ImportError as error:
         raise MissingExtraError.of(error, op="fit", extra="tensorboard") from error
-    accelerator = Accelerator(cpu=not torch.cuda.is_available(), log_with="tensorboard", project_dir=output)
-    accelerator.init_trackers("events")
-    return accelerator
+    return Accelerator(cpu=cpu, log_with="tensorboard", project_dir=output)
 
 
 class Engine:
     """Trains learners; clipping, schedule, best weights and early stop are each learner's own.
 
-    Args:
-        subject: What is trained.
-        learners: Its learners, a base that is trained along last.
-        plan: The order of the rows.
-        validation: Labelled rows to choose the best epoch by.
-        options: Everything else.
-        accelerator: Device, processes, trackers.
-        checkpoints: Where checkpoints go; None: there are none.
-
-    Attributes:
-        history: One row per learner and epoch, with every score.
-        importances: One row per learner, epoch and layer, for fusions that mix layers.
-        steps: Steps taken.
+    The plan orders the rows to learn from; the best epochs are chosen by the scores on `validation`.
     """
 
     def __init__(
@@ -92,27 +72,22 @@ class Engine:
         checkpoints: Checkpoints | None = None,
     ) -> None:
         self.subject, self.plan, self.validation, self.options = subject, plan, validation, options
-        self.base = next((one for one in learners if one.name == BASE), None)
-        self.learners = {one.name: one for one in learners if one.name != BASE}
-        self.tasks: dict[str, Task] = {name: task for group in plan.groups for name, task in group.tasks.items()}
-        self.history: list[dict[str, Any]] = []
-        self.importances: list[dict[str, Any]] = []
+        self.everyone = list(learners)  # a base that is trained along last
+        self.learners = {learner.name: learner for learner in learners}
+        self.base = self.learners.pop(BASE, None)
+        self.history: list[dict[str, Any]] = []  # a row per learner and epoch, with every score
+        self.importances: list[dict[str, Any]] = []  # a row per learner, epoch and layer, for fusions that mix layers
         self.steps = 0
         self._accelerator, self._checkpoints = accelerator, checkpoints
         self._epoch, self._at = 0, 0
-        self._scaler = torch.amp.GradScaler(subject.device.type) if options.precision == "float16" else None
-
-    @property
-    def everyone(self) -> list[Learner]:
-        """All learners, a base that is trained along last."""
-        return [*self.learners.values(), *([] if self.base is None else [self.base])]
+        self._parts = options.gradient_accumulation_steps * world_size()  # of a step
+        self._scaler = torch.amp.GradScaler(subject.device.type, enabled=options.precision == "float16")
 
     def run(self) -> None:
         """Train to the end, and put the weights that are kept in place."""
-        if self._checkpoints is not None:
-            found = self._checkpoints.begin(resume=self.options.resume)
-            if found is not None:
-                self._restore(*found)
+        self._accelerator.init_trackers("events")
+        if self._checkpoints is not None and (state := self._checkpoints.begin(resume=self.options.resume)):
+            self._restore(*state)
         with _kept_randomness(), _put_back(self.everyone, self.subject.modules), self._bar() as bar:
             while self._epoch < self.plan.last_epoch():
                 self._run_epoch(bar)
@@ -121,170 +96,129 @@ class Engine:
 
     def _run_epoch(self, bar: Any) -> None:
         steps = self.plan.epoch(self._epoch)
-        active = {number: self.plan.active(number, self._epoch) for number in range(len(self.plan.groups))}
-        parts = [self._parts(step.rows) for step in steps[self._at :]]
-        jobs = [
-            (self.plan.groups[step.group].inputs, rows, step.epoch)
-            for step, some in zip(steps[self._at :], parts, strict=True)
-            for rows, _ in some
-        ]
-        made = batches(jobs, self.options.num_workers)
+        groups = self.plan.groups
+        active = [self.plan.active(number, self._epoch) for number in range(len(groups))]
+        left = [(step, parts_of(step.rows, self._parts, rank(), world_size())) for step in steps[self._at :]]
+        jobs = [(groups[step.group].inputs, rows, step.epoch) for step, parts in left for rows, _ in parts]
+        loader = batches(jobs, self.options.num_workers)
         for module in self.subject.modules:
             module.train()
-        for step, some in zip(steps[self._at :], parts, strict=True):
-            self.step(step, active[step.group], [(rows, counts, next(made)) for rows, counts in some])
+        for step, parts in left:
+            self.step(step, active[step.group], [(rows, counts, next(loader)) for rows, counts in parts])
             self.steps, self._at = self.steps + 1, self._at + 1
             bar.update()
             if self.options.save_steps and self.steps % self.options.save_steps == 0 and self._at < len(steps):
                 self.save()
         if steps:
-            self.score({name for names in active.values() for name in names}, bar)
+            self.score({name for names in active for name in names}, bar)
         self._epoch, self._at = self._epoch + 1, 0
         if steps:
             self.save()
 
-    def _parts(self, rows: Sequence[int]) -> list[tuple[list[int], bool]]:
-        count = self.options.gradient_accumulation_steps * world_size()
-        return parts_of(rows, count, rank(), world_size())
-
     def step(self, step: Step, names: tuple[str, ...], parts: list[tuple[list[int], bool, dict[str, Tensor]]]) -> None:
-        """Take one step of the learners of a group.
-
-        Args:
-            step: Which.
-            names: The learners that take part.
-            parts: This process's rows, whether they count, and their batch.
-        """
-        group, learners = self.plan.groups[step.group], [self.learners[name] for name in names]
-        if self.base is not None:
-            learners.append(self.base)
+        """Take one step of some learners of a group; the parts are this process's rows, whether they count, a batch."""
+        group = self.plan.groups[step.group]
+        learners = [self.learners[name] for name in names] + ([] if self.base is None else [self.base])
         if self.subject.draws:  # so that a run that resumes needs no record of torch's random numbers
             _seed(derive_seed(self.options.seed, "step", self.steps, rank()))
         labels = [group.labels(rows, batch.pop("labels", None), names) for rows, _, batch in parts]
         weights = self._weights(names, labels, [counts for _, counts, _ in parts], len(step.rows))
         for number, (rows, _, batch) in enumerate(parts):
             states = None if group.states is None else group.states.batch(rows)
-            with autocast(self.subject.device, self.options.precision):
+            with autocast(self.subject, self.options):
                 losses = torch.stack(self.subject.losses(batch, labels[number], names, states))
                 loss = losses.sum() if weights is None else (losses * weights[number].to(losses)).sum()
-            (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+            self._scaler.scale(loss).backward()
         self._add_gradients(learners)
         for learner in learners:
-            self._update(learner)
-        if self._scaler is not None:
-            self._scaler.update()
+            self._scaler.unscale_(learner.optimizer)
+            if self.options.max_grad_norm:
+                torch.nn.utils.clip_grad_norm_(learner.parameters, self.options.max_grad_norm)
+            learner.step(self._scaler)
+        self._scaler.update()
 
     def _weights(
         self, names: Sequence[str], labels: Sequence[Mapping[str, Tensor]], counts: Sequence[bool], rows: int
     ) -> Tensor | None:
         """Share of the step's labels `[parts, learners]` that each part holds; None where one part holds them all."""
-        parts = self.options.gradient_accumulation_steps * world_size()
-        if parts == 1:
+        if self._parts == 1:
             return None
-        found = torch.tensor(
-            [
-                [self.subject.count(name, some[name]) if valid else 0.0 for name in names]
-                for some, valid in zip(labels, counts, strict=True)
-            ],
-            dtype=torch.float32,
-        )
-        total = found.sum(0)
+        own = torch.zeros(len(counts), len(names))
+        for number, valid in enumerate(counts):
+            if valid:
+                own[number] = torch.tensor([self.subject.count(name, labels[number][name]) for name in names])
+        total = own.sum(0)
         if world_size() > 1:
             total = self._accelerator.reduce(total.to(self._accelerator.device), "sum").cpu()  # pyright: ignore
-        even = torch.tensor([[float(valid) / min(parts, rows)] for valid in counts])  # of a step without labels
-        return torch.where(total > 0, found / total.clamp(min=1e-30), even)
+        even = torch.tensor([[float(valid) / min(self._parts, rows)] for valid in counts])  # of a step without labels
+        return torch.where(total > 0, own / total.clamp(min=1e-30), even)
 
     def _add_gradients(self, learners: Sequence[Learner]) -> None:
         """Sum the gradients of all processes, in place; all of them have the same ones."""
         if world_size() == 1:
             return
-        gradients = [one.grad for learner in learners for one in learner.parameters if one.grad is not None]
-        flat: Any = self._accelerator.reduce(torch.cat([one.flatten() for one in gradients]), "sum")
-        for gradient, total in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
+        parameters = [parameter for learner in learners for parameter in learner.parameters]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        flat: Any = self._accelerator.reduce(torch.cat([gradient.flatten() for gradient in gradients]), "sum")
+        for gradient, total in zip(gradients, flat.split([own.numel() for own in gradients]), strict=True):
             gradient.copy_(total.view_as(gradient))
-
-    def _update(self, learner: Learner) -> None:
-        if self._scaler is not None:
-            self._scaler.unscale_(learner.optimizer)
-        if self.options.max_grad_norm:
-            torch.nn.utils.clip_grad_norm_(learner.parameters, self.options.max_grad_norm)
-        learner.step(self._scaler)
 
     # After an epoch
 
     def score(self, names: set[str], bar: Any) -> None:
         """Score every learner that learnt in this epoch, and let each draw its own conclusions."""
-        found: dict[str, dict[str, float]] = {}
-        for group in self.validation:
-            if learnt := [name for name in group.names if name in names]:
-                with autocast(self.subject.device, self.options.precision):
-                    found |= score(
-                        self.subject,
-                        group,
-                        learnt,
-                        batch_size=self.options.scoring_batch_size,
-                        num_workers=self.options.num_workers,
-                    )
-        for name, scores in found.items():
-            self.history.append({"reader": name, "epoch": self._epoch + 1, **scores})
-            for layer, share in self.subject.importance(name).items():
-                row = {"reader": name, "epoch": self._epoch + 1, "layer": layer, "importance": share}
-                self.importances.append(row)
-        self._conclude(found)
-        self._tell(found, bar)
+        scores, epoch = score(self.subject, self.validation, self.options, names=names), self._epoch + 1
+        for name, own in scores.items():
+            self.history.append({"reader": name, "epoch": epoch, **own})
+            for layer, share in self.learners[name].importance().items():
+                self.importances.append({"reader": name, "epoch": epoch, "layer": layer, "importance": share})
+        if self.base is None:
+            for name, own in scores.items():
+                self._conclude(self.learners[name], own)
+        else:
+            self._conclude_together(self.base, scores)
+        for name in scores:
+            if (stopped := self.learners[name].progress.stopped) is not None:
+                self.plan.stopped[name] = stopped
+        self._show(scores, bar)
 
-    def _conclude(self, found: Mapping[str, dict[str, float]]) -> None:
-        if self.base is not None:
-            self._conclude_together(self.base, found)
-            return
-        for name, scores in found.items():
-            learner = self.learners[name]
-            learner.record(self._epoch, scores)
-            if self._end_epoch(name, stopped=learner.progress.stopped is not None):
-                learner.begin_stage()
-            if learner.progress.stopped is not None:
-                self.plan.stopped[name] = learner.progress.stopped
+    def _conclude(self, learner: Learner, scores: dict[str, float]) -> None:
+        learner.record(self._epoch, scores)
+        if self._end_epoch(learner, stopped=learner.progress.stopped is not None):
+            learner.begin_stage()
 
-    def _conclude_together(self, base: Learner, found: Mapping[str, dict[str, float]]) -> None:
+    def _conclude_together(self, base: Learner, scores: Mapping[str, dict[str, float]]) -> None:
         """Where the base is trained too there is one best epoch, and one stop: by the mean of the readers' scores."""
-        metrics = {name: self.learners[name].metric for name in found}
-        signed = [found[name][metric] * (-1 if metric in LOWER else 1) for name, metric in metrics.items()]
+        readers = [self.learners[name] for name in scores]
+        signed = [scores[own.name][own.metric] * (-1 if own.metric in LOWER else 1) for own in readers]
         if base.record(self._epoch, {"mean": statistics.fmean(signed)}):
-            for name, scores in found.items():
-                self.learners[name].keep(self._epoch, scores)
+            for reader in readers:
+                reader.keep(self._epoch, scores[reader.name])
         stopped = base.progress.stopped is not None
-        if advanced := {name for name in found if self._end_epoch(name, stopped=stopped)}:
+        if advanced := [reader for reader in readers if self._end_epoch(reader, stopped=stopped)]:
             for learner in self.everyone:
-                learner.begin_stage(schedule=learner.name in advanced)
-        for name in found:
-            progress = self.learners[name].progress
-            progress.scale, progress.stopped = base.progress.scale, base.progress.stopped
-            if base.progress.stopped is not None:
-                self.plan.stopped[name] = base.progress.stopped
+                learner.begin_stage(schedule=learner in advanced)
+        for reader in readers:
+            reader.progress.scale, reader.progress.stopped = base.progress.scale, base.progress.stopped
 
-    def _end_epoch(self, name: str, *, stopped: bool) -> bool:
+    def _end_epoch(self, learner: Learner, *, stopped: bool) -> bool:
         """Let a learner whose training has stages go on to the next, which an early stop brings forward."""
-        done = (self._epoch + 1) / self.plan.epochs[name]
-        if not self.subject.end_epoch(name, math.nextafter(1, 0) if stopped and done < 1 else done):
-            return False
-        self.learners[name].forget()
-        return True
+        done = (self._epoch + 1) / self.plan.epochs[learner.name]
+        return learner.end_epoch(math.nextafter(1, 0) if stopped and done < 1 else done)
 
-    # What is told and kept
+    # What is shown and kept
 
-    @contextmanager
-    def _bar(self) -> Iterator[Any]:
+    def _bar(self) -> Any:
         from tqdm.auto import tqdm
 
         hidden = not self.options.progress or rank() > 0
-        with tqdm(total=len(self.plan), initial=self.steps, disable=hidden, unit="step") as bar:
-            yield bar
+        return tqdm(total=len(self.plan), initial=self.steps, disable=hidden, unit="step")
 
-    def _tell(self, found: Mapping[str, dict[str, float]], bar: Any) -> None:
-        values = {f"{name}/{key}": value for name, scores in found.items() for key, value in scores.items()}
+    def _show(self, scores: Mapping[str, dict[str, float]], bar: Any) -> None:
+        values = {f"{name}/{key}": value for name, own in scores.items() for key, value in own.items()}
         self._accelerator.log(values, step=self.steps)
         if not bar.disable:
-            shown = [f"{name} {scores[self.learners[name].metric]:.3f}" for name, scores in found.items()]
+            shown = [f"{name} {own[self.learners[name].metric]:.3f}" for name, own in scores.items()]
             more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
             bar.write(f"epoch {self._epoch + 1}: {', '.join(shown[:_SHOWN])}{more}", file=sys.stderr)
 
@@ -293,14 +227,15 @@ class Engine:
         if self._checkpoints is None:
             return
         if rank() == 0:
-            tensors = {f"{one.name}/{key}": value for one in self.everyone for key, value in one.to_tensors().items()}
+            own = {learner.name: learner.to_tensors() for learner in self.everyone}
+            tensors = {f"{name}/{key}": value for name, state in own.items() for key, value in state.items()}
             progress = {
                 "position": [self._epoch, self._at, self.steps],
-                "learners": {one.name: one.to_json() for one in self.everyone},
+                "learners": {learner.name: learner.to_json() for learner in self.everyone},
                 "stopped": self.plan.stopped,
                 "history": self.history,
                 "importances": self.importances,
-                "scaler": None if self._scaler is None else self._scaler.state_dict(),
+                "scaler": self._scaler.state_dict(),  # empty but for float16
             }
             self._checkpoints.save(self.steps, tensors, progress)
         barrier()
@@ -309,7 +244,7 @@ class Engine:
         self._epoch, self._at, self.steps = progress["position"]
         self.history[:], self.importances[:] = progress["history"], progress["importances"]
         self.plan.stopped.update(progress["stopped"])
-        if self._scaler is not None and progress["scaler"]:
+        if progress["scaler"]:
             self._scaler.load_state_dict(progress["scaler"])
         for learner in self.everyone:
             start = f"{learner.name}/"
@@ -337,17 +272,15 @@ def _kept_randomness() -> Iterator[None]:
 @contextmanager
 def _put_back(learners: Sequence[Learner], modules: Sequence[nn.Module]) -> Iterator[None]:
     """Give modules back as they were, but for their weights; meanwhile nothing but what is learnt has gradients."""
-    modes = [(one, one.training) for module in modules for one in module.modules()]
-    parameters = [one for module in modules for one in module.parameters()]
-    flags = [one.requires_grad for one in parameters]
-    learnt = {id(one) for learner in learners for one in learner.parameters}
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    flags = [parameter.requires_grad for parameter in parameters]
+    learnt = {id(parameter) for learner in learners for parameter in learner.parameters}
     for parameter in parameters:
         parameter.requires_grad_(id(parameter) in learnt)
     try:
-        yield
+        with same_modes(modules):
+            yield
     finally:
-        for one, mode in modes:
-            one.training = mode
         for parameter, flag in zip(parameters, flags, strict=True):
             parameter.requires_grad_(flag)
             parameter.grad = None

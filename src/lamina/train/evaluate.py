@@ -12,7 +12,7 @@ from lamina.tasks.task import Task
 from lamina.train.model import ModelSubject
 from lamina.train.options import FitOptions
 from lamina.train.run import groups_of, open_subject
-from lamina.train.scoring import autocast, score
+from lamina.train.scoring import score
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,58 +70,24 @@ def evaluate(  # noqa: PLR0913
         UnknownNameError: If a reader, the part or an option does not exist.
         ConfigError: If a task does not fit its reader, or the model.
     """
-    known = list(signature(evaluate).parameters)[2:-1]
     for name in unknown:
+        known = list(signature(evaluate).parameters)[2:-1]
         raise UnknownNameError(op="evaluate", got=name, known=known, what="option")
+    options = FitOptions.of_call(locals(), "evaluate", eval_batch_size=batch_size)
     tasks = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks)
-    given = {
-        "max_length": max_length,
-        "stride": stride,
-        "precision": precision,
-        "prefix": prefix,
-        "max_target_length": max_target_length,
-        "num_beams": num_beams,
-        "length_penalty": length_penalty,
-        "eval_batch_size": batch_size,
-        "num_workers": num_workers,
-        "progress": progress,
-    }
-    options = FitOptions.of(given, "evaluate")
+    runs = [tasks] if isinstance(bank_or_model, ReaderBank) else [{name: task} for name, task in tasks.items()]
     scores: dict[str, dict[str, Any]] = {}
-    for some in [tasks] if isinstance(bank_or_model, ReaderBank) else [{name: task} for name, task in tasks.items()]:
-        scores |= _scores(bank_or_model, some, split, processor, options, per_class=per_class)
+    for run in runs:
+        subject = open_subject(bank_or_model, run, "evaluate", processor, options)
+        subject.check(run, (split,))
+        trained = {name: subject.trained_with(list(run), name) for name in ("max_length", "stride")}
+        trained |= {name: value for name in trained if (value := getattr(options, name)) is not None}
+        groups = groups_of(subject, run, split, options.model_copy(update=trained))
+        for group in groups:
+            if isinstance(subject, ModelSubject):
+                subject.fit_head(group, keep=False)
+            for name in group.names:
+                if cut := group.truncated(name):
+                    logger.warning("evaluate: %s saw only the start of %d texts, which are too long", name, cut)
+        scores |= score(subject, groups, options, per_class=per_class, progress=progress)
     return {name: scores[name] for name in tasks}
-
-
-def _scores(
-    target: ReaderBank | PreTrainedModel,
-    tasks: Mapping[str, Task],
-    split: str,
-    processor: Any,
-    options: FitOptions,
-    *,
-    per_class: bool,
-) -> dict[str, dict[str, Any]]:
-    subject = open_subject(target, tasks, "evaluate", processor, options)
-    subject.check(tasks, (split,))
-    trained = {name: subject.trained_with(list(tasks), name) for name in ("max_length", "stride")}
-    trained |= {name: value for name in trained if (value := getattr(options, name)) is not None}
-    options = options.model_copy(update=trained)
-    scores: dict[str, dict[str, Any]] = {}
-    for group in groups_of(subject, tasks, split, options):
-        if isinstance(subject, ModelSubject):
-            subject.fit_head(group, keep=False)
-        for name in group.names:
-            if cut := group.truncated(name):
-                logger.warning("evaluate: %s saw only the start of %d texts that are longer than it reads", name, cut)
-        with autocast(subject.device, options.precision):
-            scores |= score(
-                subject,
-                group,
-                group.names,
-                batch_size=options.scoring_batch_size,
-                num_workers=options.num_workers,
-                per_class=per_class,
-                progress=options.progress,
-            )
-    return scores

@@ -72,18 +72,16 @@ def fit(  # noqa: PLR0913
     Tasks over the same examples share every pass; others take turns. Each reader has its own gradient clipping,
     learning-rate schedule, early stop and choice of best epoch, so what it learns does not depend on its neighbours. A
     bank with `train_base` has one best epoch and one stop, by the mean of its readers' scores. A whole model is trained
-    with the head it has; what is frozen stays as it is (`freeze_`), and inserted layers are trained with the rest.
-
-    Started under `torchrun`, every process takes its share of each step, and process 0 saves.
+    with the head it has; what is frozen stays as it is (`freeze_`). Under `torchrun`, every process takes its share of
+    each step, and process 0 saves.
 
     Args:
         bank_or_model: The readers and their model (readers without a task are left alone); or a transformers model with
-            a head for the task, such as those of `AutoModelForSequenceClassification`. A head without names for its
-            classes gets the task's.
+            a head for the task. A head without names for its classes gets the task's.
         tasks: Reader name -> task with "train" and "validation" parts. For a whole model its one task.
-        grid: Reader name -> key -> values, such as `{"cola": {"fusion.alpha": [1, 8], "seed": [0, 1]}}`: the reader
-            makes room for one reader per combination, "cola_0001" and so on, all trained in the same passes. Keys are
-            fields of the fusion and the head, "fusion" (whole methods), "seed", "learning_rate" and "epochs".
+        grid: Reader name -> key -> values, such as `{"cola": {"fusion.alpha": [1, 8], "seed": [0, 1]}}`: in its place
+            come "cola_0001" and so on, one reader per combination, all trained in the same passes. Keys are fields of
+            the fusion and the head, "fusion" (whole methods), "seed", "learning_rate" and "epochs".
         processor: Tokenizer or image processor; None: the bank's, or the one that belongs to `model.name_or_path`.
         output: Folder for the bank or model, `history.json`, `table.parquet`, `importances.parquet` and checkpoints to
             resume from; None: nothing is written.
@@ -139,12 +137,12 @@ def fit(  # noqa: PLR0913
 
     Raises:
         UnknownNameError: If an option, a reader or a key of a grid does not exist.
-        ConfigError: If an option is out of range, a task does not fit its reader or the model, a bank reads the model,
-            or kept states do not fit in memory.
+        ConfigError: If an option or a task does not fit, a bank reads the model, or kept states do not fit in memory.
         LayerIndexError: If a learning rate names a layer that does not exist.
         CacheError: If states are to be cached and cannot be.
+        StoreError: If the output folder cannot be written or holds what something else saved, before any training.
     """
-    options = _options(locals(), "fit")
+    options = FitOptions.of_call(locals(), "fit", layer_rates={} if layer_rates is None else layer_rates, **unknown)
     return train(bank_or_model, tasks, options, grid=grid, processor=processor, output=output)
 
 
@@ -196,9 +194,7 @@ def finetune(  # noqa: D417, PLR0913
     progress: bool = True,
     **unknown: object,
 ) -> FitResult:
-    """Fine-tune a whole model with a head of its own, in place: `fit` for a model and its one task.
-
-    Every option means what it means in `fit`; those of caches and of a bank's base have no use here.
+    """Fine-tune a whole model with a head of its own, in place: `fit` for a model and its one task, with its options.
 
     Args:
         model: A transformers model with a head for the task; plain or edited.
@@ -210,16 +206,8 @@ def finetune(  # noqa: D417, PLR0913
         Scores and their history; the task's name stands where `fit` has a reader's.
 
     Raises:
-        UnknownNameError: If an option does not exist.
-        ConfigError: If an option is out of range, the model does not fit the task, or a bank reads the model.
-        LayerIndexError: If a learning rate names a layer that does not exist.
+        LaminaError: As `fit`.
     """
-    options = _options(locals(), "finetune")
+    rates = {} if layer_rates is None else layer_rates
+    options = FitOptions.of_call(locals(), "finetune", layer_rates=rates, **unknown)
     return train(model, task, options, op="finetune", processor=processor, output=output)
-
-
-def _options(given: Mapping[str, Any], op: str) -> FitOptions:
-    """The options among the arguments of a call."""
-    named = {key: value for key, value in given.items() if key in FitOptions.model_fields}
-    rates = {} if named["layer_rates"] is None else named["layer_rates"]
-    return FitOptions.of({**named, "layer_rates": rates, **given["unknown"]}, op)

@@ -28,47 +28,27 @@ _OF_THE_TASK = ("labels", "problem_type")  # fields of a head that no grid may c
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One thing that is trained: a reader, or a whole model.
+    """One thing that is trained: a reader, or a whole model. The last three fields are of recipes."""
 
-    Attributes:
-        name: Its name in the bank, in histories and tables.
-        task: Name of its task; of a reader of a grid, that of the reader it is made from.
-        reader: The reader; None: a whole model.
-        settings: What a grid set, by full key ("fusion.alpha").
-        learning_rate: Its own, or None: that of the run.
-        epochs: Its own, or None: those of the run.
-        options: Options of `fit` that it alone is trained with, in recipes.
-        edits: Name and arguments of what is done to a whole model beforehand, in recipes.
-        repeat: Which subsample of the examples it learns from, from 0, in recipes.
-    """
-
-    name: str
-    task: str
-    reader: Reader | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    learning_rate: float | None = None
+    name: str  # in the bank, in histories and tables
+    task: str  # name of its task; of a reader of a grid, that of the reader it is made from
+    reader: Reader | None = None  # None: a whole model
+    settings: dict[str, Any] = field(default_factory=dict)  # what a grid set, by full key ("fusion.alpha")
+    learning_rate: float | None = None  # None: that of the run; also for the epochs
     epochs: int | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    edits: tuple[tuple[str, dict[str, Any]], ...] = ()
-    repeat: int = 0
+    options: dict[str, Any] = field(default_factory=dict)  # options of `fit` that it alone is trained with
+    edits: tuple[tuple[str, dict[str, Any]], ...] = ()  # name and arguments of what is done to a whole model beforehand
+    repeat: int = 0  # which subsample of the examples it learns from, from 0
 
 
 def expand(reader: Reader, grid: Mapping[str, Sequence[Any]], *, name: str = "reader") -> list[RunSpec]:
     """Make a reader for every combination of a grid's values, the last key's values changing fastest.
 
-    Args:
-        reader: The template.
-        grid: Key to the values it takes. "fusion.<field>" and "head.<field>" are fields of the two configs ("alpha"
-            alone will do where only one has it); "fusion" takes whole methods: names, fields with a "name", or
-            configs; "seed" and "stack" belong to the reader, "learning_rate" and "epochs" to its training.
-        name: Of the template; readers are called "<name>_0001" and so on.
-
-    Raises:
-        UnknownNameError: If a method has no such key.
-        ConfigError: If a key has no values, or one cannot be; names the reader.
+    They are called "<name>_0001" and so on. "fusion.<field>" and "head.<field>" are fields of the two configs ("alpha"
+    alone will do where only one has it); "fusion" takes whole methods: names, fields with a "name", or configs; "seed"
+    and "stack" belong to the reader, "learning_rate" and "epochs" to its training.
     """
-    methods = [_method(value, name) for value in _values(METHOD, grid[METHOD], name)] if METHOD in grid else None
-    axes = _axes(reader, grid, methods, name)
+    axes = _axes(reader, grid, f"grid of '{name}'")
     combinations = list(itertools.product(*axes.values()))
     digits = max(4, len(str(len(combinations))))
     return [
@@ -77,50 +57,35 @@ def expand(reader: Reader, grid: Mapping[str, Sequence[Any]], *, name: str = "re
     ]
 
 
-def keys_of(fusion: type[Any] | object, head: type[Any] | object) -> list[str]:
-    """Every full key that a grid over these two configs may have."""
-    parts = [f"fusion.{one.name}" for one in fields(fusion) if one.init]  # pyright: ignore[reportArgumentType]
-    parts += [f"head.{one.name}" for one in fields(head) if one.init and one.name not in _OF_THE_TASK]  # pyright: ignore
+def keys_of(fusion: Any, head: Any) -> list[str]:
+    """Every full key that a grid over these two configs (or classes of configs) may have."""
+    parts = [f"fusion.{field.name}" for field in fields(fusion) if field.init]
+    parts += [f"head.{field.name}" for field in fields(head) if field.init and field.name not in _OF_THE_TASK]
     return [METHOD, *parts, *OWN, *RUN]
 
 
 def swept(
     grid: Mapping[str, Sequence[Any]], keys: Sequence[str], sweeps: Mapping[str, Sequence[Any]]
 ) -> tuple[dict[str, list[Any]], set[str]]:
-    """A grid with the keys of a sweep that fit; their values take the place of its own.
-
-    Args:
-        grid: Key -> values.
-        keys: All keys that there are, in full.
-        sweeps: Key, in full or short, to values.
-
-    Returns:
-        The grid, and which keys of the sweep fitted.
-
-    Raises:
-        ConfigError: If a short key may mean either of two.
-    """
-    found = {key: list(values) for key, values in grid.items()}
-    used: set[str] = set()
-    for key, values in sweeps.items():
-        if key in keys or any(one.partition(".")[2] == key for one in keys):
+    """A grid with the values of a sweep in place of its own, and the keys of the sweep that are among its full keys."""
+    changed = {key: list(values) for key, values in grid.items()}
+    used = {key for key in sweeps if _meant(key, keys)}
+    for key in sweeps:
+        if key in used:
             full = full_key(key, keys, "sweep")
-            found = {old: kept for old, kept in found.items() if full_key(old, keys, "sweep") != full}
-            found[full] = list(values)
-            used.add(key)
-    return found, used
+            changed = {old: values for old, values in changed.items() if full_key(old, keys, "sweep") != full}
+            changed[full] = list(sweeps[key])
+    return changed, used
+
+
+def _meant(key: str, known: Sequence[str]) -> list[str]:
+    """The full keys that a key may stand for, which may have been given without its "fusion." or "head."."""
+    return [key] if key in known else [full for full in known if full.partition(".")[2] == key]
 
 
 def full_key(key: str, known: Sequence[str], op: str) -> str:
-    """The full form of a key, which may have been given without its "fusion." or "head.".
-
-    Raises:
-        UnknownNameError: If there is no such key.
-        ConfigError: If the short form may mean either.
-    """
-    if key in known:
-        return key
-    meant = [one for one in known if one.partition(".")[2] == key]
+    """The full form of a key; an error if there is none, or the short form may mean either of two."""
+    meant = _meant(key, known)
     if len(meant) > 1:
         raise ConfigError(f"{op}: '{key}' may mean {' or '.join(meant)}; a key means one of them. Write it in full.")
     if not meant:
@@ -128,75 +93,66 @@ def full_key(key: str, known: Sequence[str], op: str) -> str:
     return meant[0]
 
 
-def _axes(
-    reader: Reader, grid: Mapping[str, Sequence[Any]], methods: list[Any] | None, name: str
-) -> dict[str, list[Any]]:
+def _axes(reader: Reader, grid: Mapping[str, Sequence[Any]], op: str) -> dict[str, list[Any]]:
     """Full key -> values; the method first, so that the others' fields are set on it."""
-    axes: dict[str, list[Any]] = {} if methods is None else {METHOD: methods}
-    for key, values in grid.items():
+    axes: dict[str, list[Any]] = {}
+    if METHOD in grid:
+        axes[METHOD] = [_method(value, op) for value in _values(METHOD, grid[METHOD], op)]
+    for key in grid:
         if key == METHOD:
             continue
-        found = ""
-        for fusion in methods or [reader.fusion]:
-            op = f"grid of '{name}', {type(fusion).__name__}"
-            found = full_key(key, keys_of(fusion, reader.head), op)
-        if found in axes:
-            raise ConfigError(f"grid of '{name}': '{found}' is there twice; a key has one list.")
-        axes[found] = _values(found, values, name)
+        full = ""
+        for fusion in axes.get(METHOD, [reader.fusion]):
+            full = full_key(key, keys_of(fusion, reader.head), f"{op}, {type(fusion).__name__}")
+        if full in axes:
+            raise ConfigError(f"{op}: '{full}' is there twice; a key has one list.")
+        axes[full] = _values(full, grid[key], op)
     return axes
 
 
-def _values(key: str, values: Any, name: str) -> list[Any]:
+def _values(key: str, values: Any, op: str) -> list[Any]:
     if isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
-        raise ConfigError(f"grid of '{name}': {key} is {values!r}; a grid lists the values. Write [{values!r}].")
+        raise ConfigError(f"{op}: {key} is {values!r}; a grid lists the values. Write [{values!r}].")
     listed = list(values)
     if not listed:
-        raise ConfigError(f"grid of '{name}': {key} has no values; a grid lists at least one.")
+        raise ConfigError(f"{op}: {key} has no values; a grid lists at least one.")
     twice = [value for value, count in Counter(map(repr, listed)).items() if count > 1]
     if twice:
-        raise ConfigError(f"grid of '{name}': {key} has {twice[0]} twice; each value makes a reader.")
+        raise ConfigError(f"{op}: {key} has {twice[0]} twice; each value makes a reader.")
     return listed
 
 
-def _method(value: Any, name: str) -> Any:
+def _method(value: Any, op: str) -> Any:
     """A fusion's config from its name, its fields, or itself."""
     if isinstance(value, str):
         value = {"name": value}
     if isinstance(value, Mapping):
-        with _named(f"grid of '{name}'", f"fusion {dict(value)}"):
+        with _named(op, f"fusion {dict(value)}"):
             return FUSIONS.from_dict({key: _frozen(item) for key, item in value.items()})
     if not isinstance(value, FusionConfig):
-        raise ConfigError(f"grid of '{name}': fusion is {value!r}; it must be a name, fields with a name, or a config.")
+        raise ConfigError(f"{op}: fusion is {value!r}; it must be a name, fields with a name, or a config.")
     return value
 
 
 def _spec(reader: Reader, settings: dict[str, Any], name: str, template: str) -> RunSpec:
-    parts = {part: getattr(reader, part) for part in ("fusion", "head")}
-    own: dict[str, Any] = {}
     shown = {key: _shown(value) for key, value in settings.items()}
-    with _named(f"grid of '{template}'", f"reader {name}: {_listed(shown)}"):
+    spec = RunSpec(name, template, reader, shown, **{key: settings[key] for key in RUN if key in settings})
+    with _named(f"grid of '{template}'", spec):
         for key, value in settings.items():
             part, _, option = key.partition(".")
-            if key == METHOD:
-                parts[METHOD] = value
-            elif option:
-                parts[part] = replace(parts[part], **{option: _frozen(value)})
-            elif key in OWN:
-                own[key] = _checked_seed(value) if key == "seed" else value
-        extra = {key: settings[key] for key in RUN if key in settings}
-        FitOptions.of(extra)
-        return RunSpec(name, template, replace(reader, **parts, **own), shown, **extra)
-
-
-def _checked_seed(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"reader: seed is {value!r}; it must be a whole number.")
-    return value
+            if option:
+                reader = replace(reader, **{part: replace(getattr(reader, part), **{option: _frozen(value)})})
+            elif key not in RUN:
+                reader = replace(reader, **{key: value})
+        FitOptions.of({key: value for key, value in settings.items() if key in ("seed", *RUN)})
+        return replace(spec, reader=reader)
 
 
 @contextmanager
-def _named(op: str, what: str) -> Iterator[None]:
-    """Name the member in errors of its configs; what Python itself refuses becomes a ConfigError."""
+def _named(op: str, what: RunSpec | str) -> Iterator[None]:
+    """Name a reader in errors of its configs; what Python itself refuses becomes a ConfigError."""
+    if isinstance(what, RunSpec):
+        what = f"reader {what.name}: {', '.join(f'{key}={value}' for key, value in what.settings.items())}"
     try:
         yield
     except LaminaError as error:
@@ -221,10 +177,6 @@ def _shown(value: Any) -> Any:
     return f"{kind.__name__}({', '.join(changed)})"
 
 
-def _listed(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in settings.items())
-
-
 def expand_into(
     bank: ReaderBank,
     names: Iterable[str],
@@ -232,23 +184,10 @@ def expand_into(
     rates: Mapping[str, float],
     epochs: Mapping[str, int],
 ) -> dict[str, RunSpec]:
-    """Put the readers of grids into a bank, in the places of their templates.
+    """Put the readers of grids into a bank, in the places of their templates; every reader that is trained, by name.
 
-    The bank is left as it was if one cannot be built, say because its cutoff would remove every layer.
-
-    Args:
-        bank: Holds the templates, which are taken out; the readers made from them start anew.
-        names: The readers that are trained; those without a grid as they are.
-        grid: Reader name -> its grid.
-        rates: Reader name -> learning rate of those that name none.
-        epochs: Reader name -> epochs of those that name none.
-
-    Returns:
-        Every reader, by name.
-
-    Raises:
-        UnknownNameError: If a reader or a key does not exist.
-        ConfigError: If a value is out of range; names the reader.
+    The bank is left as it was if one cannot be built, say because its cutoff would remove every layer. Rates and epochs
+    are those of readers that name none.
     """
     names = list(names)
     for name in grid:
@@ -269,7 +208,7 @@ def _swap(bank: ReaderBank, specs: Sequence[RunSpec], templates: Sequence[str]) 
     added: list[str] = []
     try:
         for spec in specs:
-            with _named(f"grid of '{spec.task}'", f"reader {spec.name}: {_listed(spec.settings)}"):
+            with _named(f"grid of '{spec.task}'", spec):
                 bank.add(spec.name, cast("Reader", spec.reader))
             added.append(spec.name)
     except LaminaError:

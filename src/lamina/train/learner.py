@@ -24,48 +24,25 @@ BASE = ".base"  # the learner of a base that is trained along; no reader's name 
 
 @dataclass
 class Progress:
-    """How far a learner has come, JSON-ready.
+    """How far a learner has come, JSON-ready."""
 
-    Attributes:
-        scores: All metrics of the weights that are kept.
-        best_epoch: Their epoch, counted from 1; 0 before the first score.
-        top: The best score so far.
-        stalled: Epochs since the score last rose.
-        cooled: Epochs since the score last rose or the plateau schedule last acted.
-        scale: What the plateau schedule has multiplied the learning rate by.
-        done: Optimiser steps taken.
-        began: Of those, the ones before the present stage (see `Fusion.on_epoch_end`).
-        stopped: The epoch (from 0) after which it stopped early; None while it goes on.
-        step: A reader's count of training passes, which fixes its dropout.
-    """
-
-    scores: dict[str, float] = field(default_factory=dict)
-    best_epoch: int = 0
-    top: float | None = None
-    stalled: int = 0
-    cooled: int = 0
-    scale: float = 1.0
-    done: int = 0
-    began: int = 0
-    stopped: int | None = None
-    step: int = 0
+    scores: dict[str, float] = field(default_factory=dict)  # all metrics of the weights that are kept
+    best_epoch: int = 0  # their epoch, counted from 1; 0 before the first score
+    top: float | None = None  # the best score so far
+    stalled: int = 0  # epochs since the score last rose
+    cooled: int = 0  # epochs since the score last rose or the plateau schedule last acted
+    scale: float = 1.0  # what the plateau schedule has multiplied the learning rate by
+    done: int = 0  # optimiser steps taken
+    began: int = 0  # of those, the ones before the present stage (see `Fusion.on_epoch_end`)
+    stopped: int | None = None  # the epoch (from 0) after which it stopped early; None while it goes on
+    step: int = 0  # a reader's count of training passes, which fixes its dropout
 
 
 class Learner:
-    """A module that is trained.
+    """A module that is trained: a reader, a base that is trained along, or a whole model.
 
-    Args:
-        name: What it is called in histories and checkpoints.
-        module: A reader, a base that is trained along, or a whole model.
-        groups: Its parameter groups, each with its highest rate as "lr".
-        metric: The metric that picks the best epoch; `lamina.tasks.metrics.better` knows its direction.
-        total: Steps it takes if it does not stop early.
-        options: Optimiser and schedule.
-
-    Attributes:
-        parameters: What is trained.
-        progress: How far it has come.
-        best: Its tensors at the epoch that is kept; empty with `keep="last"`.
+    Its parameter groups have their highest rates as "lr"; the metric picks the best epoch; `total` is the number of
+    steps it takes if it does not stop early.
     """
 
     def __init__(
@@ -80,14 +57,14 @@ class Learner:
     ) -> None:
         self.name, self.module, self.metric, self.total = name, module, metric, total
         self._options = options
-        self.parameters: list[nn.Parameter] = [one for group in groups for one in group["params"]]
+        self.parameters: list[nn.Parameter] = [parameter for group in groups for parameter in group["params"]]
         self.rates = [float(group["lr"]) for group in groups]
         self.optimizer = _optimizer(groups, options)
         self.progress = Progress()
-        self.best: dict[str, Tensor] = {}
-        learnt = {id(one) for one in self.parameters}
-        every = module.named_parameters(remove_duplicate=False)
-        self._frozen = {key for key, one in every if id(one) not in learnt}
+        self.best: dict[str, Tensor] = {}  # its tensors at the epoch that is kept; none with `keep="last"`
+        learnt = {id(parameter) for parameter in self.parameters}
+        named = module.named_parameters(remove_duplicate=False)
+        self._frozen = {key for key, parameter in named if id(parameter) not in learnt}
 
     def factor(self) -> float:
         """The share of its highest rates that it takes its next step with."""
@@ -111,18 +88,12 @@ class Learner:
             self.optimizer.step()
         else:
             scaler.step(self.optimizer)
-        for parameter in self.parameters:
-            parameter.grad = None
+        self.optimizer.zero_grad()
         self.progress.done += 1
 
     def record(self, epoch: int, scores: dict[str, float]) -> bool:
-        """Take in the scores after `epoch` (from 0): whether to keep these weights, to slow down, or to stop.
-
-        Returns:
-            Whether these weights are those to keep.
-        """
-        progress, options = self.progress, self._options
-        score = scores[self.metric]
+        """Take in the scores after `epoch` (from 0), and slow down or stop; whether these weights are those to keep."""
+        progress, options, score = self.progress, self._options, scores[self.metric]
         rose = progress.top is None or better(self.metric, score, progress.top)
         if rose:
             progress.top, progress.stalled, progress.cooled = score, 0, 0
@@ -134,29 +105,31 @@ class Learner:
                 progress.scale, progress.cooled = max(progress.scale * options.plateau_factor, lowest), 0
             if options.early_stopping_patience is not None and progress.stalled >= options.early_stopping_patience:
                 progress.stopped = epoch
-        if rose or options.keep == "last":
+        if keep := rose or options.keep == "last":
             self.keep(epoch, scores)
-            return True
-        return False
+        return keep
 
     def keep(self, epoch: int, scores: dict[str, float]) -> None:
         """Keep the weights as they are now."""
         self.progress.scores, self.progress.best_epoch = dict(scores), epoch + 1
         self.best = self.tensors() if self._options.keep == "best" else {}
 
-    def begin_stage(self, *, schedule: bool = True) -> None:
-        """Start afresh, but for the count of steps: what was best before does not compare with what follows.
+    def importance(self) -> dict[int, float]:
+        """Layer -> share, of a reader that mixes layers."""
+        return self.module.importance() if isinstance(self.module, ReaderModule) else {}
 
-        Args:
-            schedule: Whether the learning rate starts again as well.
-        """
+    def end_epoch(self, done: float) -> bool:
+        """Let a reader whose epochs are `done` to a share go on to its next stage; whether parameters start afresh."""
+        afresh = isinstance(self.module, ReaderModule) and self.module.on_epoch_end(done)
+        if afresh:
+            self.optimizer.state.clear()
+        return afresh
+
+    def begin_stage(self, *, schedule: bool = True) -> None:
+        """Start afresh, but for the count of steps and perhaps the schedule: scores before and after do not compare."""
         done, began = self.progress.done, self.progress.began
         self.progress = Progress(done=done, began=done if schedule else began)
         self.best = {}
-
-    def forget(self) -> None:
-        """Drop the optimiser's state, whose parameters were started afresh."""
-        self.optimizer.state.clear()
 
     def tensors(self) -> dict[str, Tensor]:
         """A copy, on the CPU, of every tensor that training may change."""
@@ -172,13 +145,13 @@ class Learner:
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Everything but the progress: weights, the best ones, and the optimiser's state."""
-        found = {f"now/{key}": value for key, value in self.tensors().items()}
-        found |= {f"best/{key}": value for key, value in self.best.items()}
+        tensors = {f"now/{key}": value for key, value in self.tensors().items()}
+        tensors |= {f"best/{key}": value for key, value in self.best.items()}
         for number, state in self.optimizer.state_dict()["state"].items():
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
-                    found[f"optimizer/{number}/{key}"] = value.detach().cpu().clone()
-        return found
+                    tensors[f"optimizer/{number}/{key}"] = value.detach().cpu().clone()
+        return tensors
 
     def from_tensors(self, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
         """Take up what a checkpoint holds."""
@@ -205,8 +178,7 @@ class Learner:
 
 
 def _optimizer(groups: Sequence[dict[str, Any]], options: FitOptions) -> Optimizer:
-    device = groups[0]["params"][0].device.type
-    fused = device in ("cpu", "cuda")
+    fused = groups[0]["params"][0].device.type in ("cpu", "cuda")
     if options.optimizer == "sgd":
         return torch.optim.SGD(list(groups), momentum=options.momentum, fused=fused)
     kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
@@ -215,9 +187,8 @@ def _optimizer(groups: Sequence[dict[str, Any]], options: FitOptions) -> Optimiz
 
 def reader_groups(module: nn.Module, rate: float, weight_decay: float) -> list[dict[str, Any]]:
     """Parameter groups of a module with one rate; only matrices decay, not layer scores, biases and norms."""
-    parameters = [one for one in module.parameters() if one.requires_grad]
-    groups = [
-        {"params": [one for one in parameters if one.ndim >= 2], "lr": rate, "weight_decay": weight_decay},
-        {"params": [one for one in parameters if one.ndim < 2], "lr": rate, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
+    others = [parameter for parameter in parameters if parameter.ndim < 2]
+    groups = ((matrices, weight_decay), (others, 0.0))
+    return [{"params": params, "lr": rate, "weight_decay": decay} for params, decay in groups if params]

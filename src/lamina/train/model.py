@@ -17,7 +17,8 @@ from lamina.tasks.base import GenerationOptions
 from lamina.train.learner import Learner
 from lamina.train.rates import parameter_groups
 from lamina.train.scoring import eval_mode
-from lamina.train.subjects import Common, check_parts, placed, refuse
+from lamina.train.subjects import Common, placed, refuse
+from lamina.utils import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,47 +42,25 @@ class ModelTask:
 
 
 class ModelSubject(Common):
-    """A whole model with a head of its own.
+    """A whole model with a head of its own."""
 
-    Args:
-        model: The model.
-        task: What it is for.
-        op: The operation, named in errors.
-        processor: Tokenizer or image processor; None: the one that belongs to `model.name_or_path`.
-        options: How texts are written.
-
-    Raises:
-        ConfigError: If there is no processor.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        task: TaskLike,
-        op: str,
-        processor: Any = None,
-        options: FitOptions | None = None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, task: TaskLike, op: str, processor: Any, options: FitOptions) -> None:
         self.model = self.base = model
         self.modules, self.draws, self.op, self.task = (model,), True, op, task
         self.kind: Kind = kind_of(task.kind)
-        self.processor = find_processor(model, op) if processor is None else processor
-        written = {} if options is None else options.model_dump(include={one.name for one in fields(GenerationOptions)})
-        self.generation = GenerationOptions(**written)
+        if processor is None and model.name_or_path:
+            processor = load_processor(model.name_or_path, model)
+        if processor is None:
+            raise ConfigError(
+                f"{op}: no processor was given, and none is where the model came from ('{model.name_or_path}'). "
+                "Give processor=..., a tokenizer or an image processor."
+            )
+        self.processor = processor
+        names = {field.name for field in fields(GenerationOptions)}
+        self.generation = GenerationOptions(**options.model_dump(include=names))
 
-    def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
-        """See that there is one task, with these parts."""
-        if len(tasks) != 1:
-            raise ConfigError(f"{self.op}: {len(tasks)} tasks were given; a whole model is trained on one.")
-        check_parts(next(iter(tasks.values())), parts)
-
-    def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
-        """See that the model can be trained on the task, and give its classes the task's names.
-
-        Raises:
-            ConfigError: If a bank reads the model, it has weights in float16, or its head does not fit.
-        """
-        del passes
+    def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:  # noqa: ARG002
+        """See that the model can be trained on the task, and give its classes the task's names."""
         refuse(self.op, options, "cache", "base_learning_rate", where="a whole model")
         if is_held(self.model):
             raise ConfigError(
@@ -98,14 +77,9 @@ class ModelSubject(Common):
         self.fit_head(groups[0])
 
     def fit_head(self, group: Group, *, keep: bool = True) -> None:
-        """See that the head fits the task by running it on its two shortest rows.
+        """See that the head fits the task by running it on its two shortest rows; else the model is as it was.
 
-        Args:
-            group: Some of the task's rows.
-            keep: Leave the classes' names, and the kind of loss, in the model's config; else it is as before.
-
-        Raises:
-            ConfigError: If it does not; the model is then as it was.
+        With `keep`, the classes' names and the kind of loss stay in the model's config.
         """
         config: Any = self.model.config
         before = dict(vars(config))
@@ -126,12 +100,12 @@ class ModelSubject(Common):
         inputs, lengths = group.inputs, group.inputs.lengths
         shortest = heapq.nsmallest(2, range(len(lengths)), key=lengths.__getitem__)
         batch = inputs.batch(shortest)
-        labels = group.labels(shortest, batch.pop("labels", None), group.names)
+        (labels,) = group.labels(shortest, batch.pop("labels", None), group.names).values()
         try:
             with eval_mode(self.model):
-                out = self._forward(batch, labels[group.names[0]])
+                out = self._forward(batch, labels)
         except Exception as error:  # each model raises what it likes
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            reason = first_line(error).rstrip(".")
             values = batch.get(self.model.main_input_name)
             if values is not None and values.ndim > 2:
                 size = " x ".join(map(str, values.shape[-2:]))
@@ -158,8 +132,7 @@ class ModelSubject(Common):
         """The model, with a group per learning rate and weight decay."""
         ((name, task),) = tasks.items()
         groups = parameter_groups(self.model, options, rates[name], self.op)
-        total = plan.steps_of(name)
-        return [Learner(name, self.model, groups, metric=task.metric, total=total, options=options)]
+        return [Learner(name, self.model, groups, metric=task.metric, total=plan.steps_of(name), options=options)]
 
     def _forward(self, batch: Mapping[str, Tensor], labels: Tensor) -> Any:
         labels = self.kind.model_labels(labels, self.task).to(self.device)
@@ -174,9 +147,8 @@ class ModelSubject(Common):
         out = self._forward(batch, labels[name])
         return [out.loss if self.count(name, labels[name]) else out.logits.sum() * 0.0]
 
-    def count(self, name: str, labels: Tensor) -> float:
+    def count(self, name: str, labels: Tensor) -> float:  # noqa: ARG002
         """All numbers, or the labels that are given."""
-        del name
         return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
 
     def outputs(
@@ -187,27 +159,11 @@ class ModelSubject(Common):
         batch = placed(batch, self.device)
         return {name: self.kind.outputs(self.model, batch, self.processor, self.generation) for name in names}
 
-    def outputs_per_position(self, name: str) -> int:
+    def outputs_per_position(self, name: str) -> int:  # noqa: ARG002
         """Classes, or entries of the vocabulary."""
-        del name
         if self.kind.has_classes:
             return len(self.task.labels)
         return int(getattr(self.model.config.get_text_config(), "vocab_size", 1))
-
-
-def find_processor(model: PreTrainedModel, op: str) -> Any:
-    """The tokenizer or image processor that belongs to a model.
-
-    Raises:
-        ConfigError: If none is where the model came from.
-    """
-    found = load_processor(model.name_or_path, model) if model.name_or_path else None
-    if found is None:
-        raise ConfigError(
-            f"{op}: no processor was given, and none is where the model came from ('{model.name_or_path}'). "
-            "Give processor=..., a tokenizer or an image processor."
-        )
-    return found
 
 
 _PROBLEM_TYPES = {"regression": "regression", "multi_label_classification": "multi_label"}
@@ -216,29 +172,22 @@ _PROBLEM_TYPES = {"regression": "regression", "multi_label_classification": "mul
 def task_of(model: PreTrainedModel, kind: str | None = None) -> ModelTask:
     """What a model's head is for, as its class and its config say.
 
-    Args:
-        model: The model.
-        kind: Kind of task; None: the first whose auto class has models of this class.
-
-    Raises:
-        UnknownNameError: If there is no such kind.
-        ConfigError: If the model has a head for none.
+    The kind is the one that is asked for, or the first whose auto class has models of this class.
     """
     import transformers
 
     config: Any = model.config
+    for name in KINDS.names() if kind is None else ():
+        classes = getattr(transformers, kind_of(name).auto_class)._model_mapping.get(type(config), ())
+        if isinstance(model, classes):
+            kind = name
+            break
     if kind is None:
-        for name in KINDS.names():
-            classes = getattr(transformers, kind_of(name).auto_class)._model_mapping.get(type(config), ())
-            if isinstance(model, classes):
-                kind = name
-                break
-        else:
-            raise ConfigError(
-                f"predict: {type(model).__name__} has no head for any kind of task; known: {', '.join(KINDS.names())}."
-            )
-    found = kind_of(kind)
-    labels = tuple(str(config.id2label[number]) for number in range(config.num_labels)) if found.has_classes else ()
-    default = "regression" if labels and len(labels) == 1 and "regression" in found.problem_types else None
-    problem = _PROBLEM_TYPES.get(getattr(config, "problem_type", None) or "", default) or ""
-    return ModelTask(kind, problem if problem in found.problem_types else next(iter(found.problem_types)), labels)
+        known = ", ".join(KINDS.names())
+        raise ConfigError(f"predict: {type(model).__name__} has no head for any kind of task; known: {known}.")
+    types, labels = kind_of(kind).problem_types, ()
+    if kind_of(kind).has_classes:
+        labels = tuple(str(config.id2label[number]) for number in range(config.num_labels))
+    default = "regression" if len(labels) == 1 else ""
+    problem = _PROBLEM_TYPES.get(getattr(config, "problem_type", None) or "", default)
+    return ModelTask(kind, problem if problem in types else next(iter(types)), labels)

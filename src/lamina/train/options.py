@@ -82,36 +82,32 @@ class FitOptions(BaseModel):
 
     @classmethod
     def of(cls, given: Mapping[str, Any], op: str = "fit") -> Self:
-        """Build from keywords.
-
-        Args:
-            given: Option -> value.
-            op: Named in errors.
-
-        Raises:
-            UnknownNameError: If there is no such option, or no such choice; names the nearest.
-            ConfigError: If a value is of another type, or out of range.
-        """
+        """Build from keywords; UnknownNameError or ConfigError where an option or a value does not exist or fit."""
         for name in given:
             if name not in cls.model_fields:
                 raise UnknownNameError(op=op, got=name, known=cls.model_fields, what="option")
         try:
             return cls(**given)
         except ValidationError as error:
-            raise cls._told(error, given, op) from None
+            raise cls._first_error(error, given, op) from None
 
     @classmethod
-    def _told(cls, error: ValidationError, given: Mapping[str, Any], op: str) -> ConfigError | UnknownNameError:
+    def of_call(cls, arguments: Mapping[str, Any], op: str, /, **changes: Any) -> Self:
+        """Build from the options among the arguments of a call, and from `changes`."""
+        return cls.of({key: value for key, value in arguments.items() if key in cls.model_fields} | changes, op)
+
+    @classmethod
+    def _first_error(cls, error: ValidationError, given: Mapping[str, Any], op: str) -> ConfigError | UnknownNameError:
         """The first thing that pydantic found, as an error of ours."""
         name = str(error.errors()[0]["loc"][0])
         value = given[name]
         known = [choice for choice in get_args(cls.model_fields[name].annotation) if isinstance(choice, str)]
         if known:
             return UnknownNameError(op=op, got=value, known=known, what=name)
-        mine = [one for one in error.errors() if one["loc"][0] == name]
-        if isinstance(value, Mapping) and len(mine) > 1:
-            mine = [one for one in mine if len(one["loc"]) > 2] or mine
-        rule = _rule(mine[0]) + (", or None" if cls.model_fields[name].default is None else "")
+        problems = [problem for problem in error.errors() if problem["loc"][0] == name]
+        if isinstance(value, Mapping) and len(problems) > 1:
+            problems = [problem for problem in problems if len(problem["loc"]) > 2] or problems
+        rule = _rule(problems[0]) + (", or None" if cls.model_fields[name].default is None else "")
         return ConfigError(f"{op}: {name} is {value!r}; it must be {rule}.")
 
     @property
@@ -125,21 +121,16 @@ class FitOptions(BaseModel):
         return self.batch_size * self.gradient_accumulation_steps
 
 
-def _rule(found: Any) -> str:
+def _rule(problem: Any) -> str:
     """What must hold, in words."""
-    if found["type"] in _BOUNDS:
-        word, key = _BOUNDS[found["type"]]
-        return f"{word} {found['ctx'][key]:g}"
-    return next((words for start, words in _TYPES.items() if found["type"].startswith(start)), found["msg"])
+    if problem["type"] in _BOUNDS:
+        word, key = _BOUNDS[problem["type"]]
+        return f"{word} {problem['ctx'][key]:g}"
+    return next((words for start, words in _TYPES.items() if problem["type"].startswith(start)), problem["msg"])
 
 
 def each(value: T | Mapping[str, T], names: list[str], option: str) -> dict[str, T]:
-    """One value per reader, from one for all or a mapping.
-
-    Raises:
-        ConfigError: If the mapping lacks a reader.
-        UnknownNameError: If it names one that is not trained.
-    """
+    """One value per reader, from one for all or a mapping, which must name exactly the readers that are trained."""
     if not isinstance(value, Mapping):
         return dict.fromkeys(names, value)
     for name in value:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import math
+import sys
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -21,53 +23,35 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from lamina.tasks.base import Inputs, Kind, Targets
+    from lamina.tasks.base import Inputs, Targets, TaskLike
     from lamina.tasks.task import Task
 
     Encodings = MutableMapping[Hashable, Inputs]
     """Inputs that were made before, for runs that read the same examples again."""
+    Job = tuple[Inputs, Sequence[int], int]
+    """What a batch is made of: inputs, rows, epoch."""
 
 
 @dataclass
 class Group:
-    """Tasks over the same inputs: encoded once, run in one pass.
+    """Tasks over the same inputs: encoded once, run in one pass."""
 
-    Attributes:
-        part: Which part of the tasks they are: "train", "validation" or "test".
-        tasks: Learner name -> task.
-        kind: What encoded them.
-        inputs: Their rows.
-        targets: Learner name -> its labels; None where the inputs make them.
-        states: The cached states of the rows, where the model is not to be run; else None.
-    """
-
-    part: str
-    tasks: Mapping[str, Any]  # of `Task`; to predict, of `TaskLike`
-    kind: Kind
+    part: str  # "train", "validation", "test" or "predict"
+    tasks: Mapping[str, Any]  # learner name -> `Task`; to predict, `TaskLike`
     inputs: Inputs
-    targets: dict[str, Targets | None]
-    states: Any = None
+    targets: dict[str, Targets | None]  # learner name -> its labels; None where the inputs make them
+    states: Any = None  # the cached states of the rows, where the model is not to be run
 
     @property
     def names(self) -> tuple[str, ...]:
         """The learners."""
         return tuple(self.tasks)
 
-    def labels(self, rows: Sequence[int], made: Tensor | None, names: Iterable[str]) -> dict[str, Tensor]:
-        """Learner name -> labels of some rows.
-
-        Args:
-            rows: Which.
-            made: Those that the inputs made.
-            names: Which learners.
-        """
-        found: dict[str, Tensor] = {}
-        for name in names:
-            targets = self.targets[name]
-            labels = made if targets is None else targets.tensor(rows)
-            if labels is not None:
-                found[name] = labels
-        return found
+    def labels(self, rows: Sequence[int], of_inputs: Tensor | None, names: Iterable[str]) -> dict[str, Tensor]:
+        """Learner name -> labels of some rows, which the inputs may have made (`of_inputs`)."""
+        targets = {name: self.targets[name] for name in names}
+        labels = {name: of_inputs if own is None else own.tensor(rows) for name, own in targets.items()}
+        return {name: tensor for name, tensor in labels.items() if tensor is not None}
 
     def truncated(self, name: str) -> int:
         """How many examples a learner sees without their end."""
@@ -79,35 +63,35 @@ def group_tasks(
 ) -> list[Group]:
     """Put the tasks with the same inputs together, and encode each set of examples once.
 
-    Args:
-        tasks: Learner name -> task.
-        options: Which part, and how it is read.
-        processor: Tokenizer or image processor.
-        encodings: What was encoded before, and is used again; filled.
+    `encodings` is what was encoded before, and is used again; it is filled.
     """
     encodings = {} if encodings is None else encodings
     splits = {name: task.split(options.part) for name, task in tasks.items()}
+    kinds = {name: kind_of(task.kind) for name, task in tasks.items()}
     together: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, split in splits.items():
-        together[kind_of(tasks[name].kind).inputs, split.key].append(name)
+        together[kinds[name].inputs, split.key].append(name)
     groups: list[Group] = []
     for key, names in together.items():
-        kinds = {name: kind_of(tasks[name].kind) for name in names}
-        first = next((name for name in names if kinds[name].per_token), names[0])
+        first = encoder_of(tasks, names)
         how = replace(options, windows=kinds[first].per_token)
         mark = (*key, how, len(splits[first]))
         if mark not in encodings:
             encodings[mark] = kinds[first].encode(splits[first], processor, how)
         inputs = encodings[mark]
-        targets: dict[str, Targets | None] = {}
-        made: dict[tuple[int, str], Targets | None] = {}
+        targets: dict[tuple[int, str], Targets | None] = {}  # made once for readers of one task
+        same = {name: (id(splits[name]), tasks[name].kind) for name in names}
         for name in names:
-            same = (id(splits[name]), tasks[name].kind)
-            if same not in made:
-                made[same] = kinds[name].targets(tasks[name], splits[name], inputs)
-            targets[name] = made[same]
-        groups.append(Group(options.part, {name: tasks[name] for name in names}, kinds[first], inputs, targets))
+            if same[name] not in targets:
+                targets[same[name]] = kinds[name].targets(tasks[name], splits[name], inputs)
+        own = {name: targets[same[name]] for name in names}
+        groups.append(Group(options.part, {name: tasks[name] for name in names}, inputs, own))
     return groups
+
+
+def encoder_of(tasks: Mapping[str, TaskLike], names: Sequence[str]) -> str:
+    """Which learner's kind encodes the examples of several: one that answers token by token needs them whole."""
+    return next((name for name in names if kind_of(tasks[name].kind).per_token), names[0])
 
 
 class Step(NamedTuple):
@@ -124,30 +108,27 @@ class Plan:
 
     Within an epoch the groups take turns in proportion to their numbers of steps, so that all of them end it together.
     A learner that has stopped gets no more batches, and a group all of whose learners have stopped none at all.
-
-    Attributes:
-        groups: The sets of inputs.
-        epochs: Learner name -> how many times it goes through its rows.
-        size: Rows per step.
-        seed: Decides the order.
-        max_steps: A learner's steps end there, whatever its epochs.
-        stopped: Learner name -> the epoch after which it stopped early.
     """
 
     groups: Sequence[Group]
-    epochs: Mapping[str, int]
-    size: int
-    seed: int
-    max_steps: int | None = None
-    stopped: dict[str, int] = field(default_factory=dict)
+    epochs: Mapping[str, int]  # learner name -> how many times it goes through its rows
+    size: int  # rows per step
+    seed: int  # decides the order
+    max_steps: int | None = None  # a learner's steps end there, whatever its epochs
+    stopped: dict[str, int] = field(default_factory=dict)  # learner name -> the epoch after which it stopped early
 
     def __post_init__(self) -> None:
-        self._steps = [-(-len(group.inputs.lengths) // self.size) for group in self.groups]
+        self._steps = [math.ceil(len(group.inputs.lengths) / self.size) for group in self.groups]
+        counted = zip(self.groups, self._steps, strict=True)
+        self._per_epoch = {name: count for group, count in counted for name in group.names}
         if self.max_steps is not None:
-            per_epoch = {
-                name: count for group, count in zip(self.groups, self._steps, strict=True) for name in group.names
-            }
-            self.epochs = {name: -(-self.max_steps // per_epoch[name]) for name in self.epochs}
+            self.epochs = {name: math.ceil(self.max_steps / self._per_epoch[name]) for name in self.epochs}
+        self._limit = sys.maxsize if self.max_steps is None else self.max_steps
+
+    @property
+    def tasks(self) -> dict[str, Any]:
+        """Learner name -> task, group by group."""
+        return {name: task for group in self.groups for name, task in group.tasks.items()}
 
     def last_epoch(self) -> int:
         """Number of epochs of the longest learner."""
@@ -163,9 +144,7 @@ class Plan:
 
     def steps_of(self, name: str) -> int:
         """How many steps a learner takes if it does not stop early."""
-        number = next(number for number, group in enumerate(self.groups) if name in group.names)
-        whole = self.epochs[name] * self._steps[number]
-        return whole if self.max_steps is None else min(whole, self.max_steps)
+        return min(self.epochs[name] * self._per_epoch[name], self._limit)
 
     def epoch(self, epoch: int) -> list[Step]:
         """The steps of one epoch."""
@@ -179,8 +158,7 @@ class Plan:
 
     def _left(self, number: int, epoch: int) -> int:
         """How many steps a group has in an epoch."""
-        count = self._steps[number]
-        return count if self.max_steps is None else min(count, self.max_steps - epoch * count)
+        return min(self._steps[number], self._limit - epoch * self._steps[number])
 
     def __len__(self) -> int:
         return sum(
@@ -191,43 +169,28 @@ class Plan:
         )
 
 
-class _Jobs:
-    """Batches by their number, for the workers of a loader; what goes wrong is handed on, to be raised where it tells.
-
-    (A loader would raise a copy that has lost its fields, with the worker's traceback for a message.)
-    """
-
-    def __init__(self, jobs: Sequence[tuple[Inputs, Sequence[int], int]]) -> None:
-        self._jobs = jobs
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def __getitem__(self, number: int) -> dict[str, Tensor] | LaminaError:
-        inputs, rows, epoch = self._jobs[number]
-        try:
-            return inputs.batch(rows, epoch=epoch)
-        except LaminaError as error:
-            return error
-
-
-def batches(jobs: Sequence[tuple[Inputs, Sequence[int], int]], num_workers: int = 0) -> Iterator[dict[str, Tensor]]:
-    """The batches of (inputs, rows, epoch), in order; made by loader workers where there are any.
-
-    Raises:
-        DataError: If a row cannot be read.
-    """
+def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Tensor]]:
+    """The batches of some jobs, in order; made by loader workers where there are any."""
     if num_workers == 0 or len(jobs) < 2:
         for inputs, rows, epoch in jobs:
             yield inputs.batch(rows, epoch=epoch)
         return
     rng = torch.Generator().manual_seed(0)  # a loader would draw from torch's own
+    data, make = cast("Any", jobs), cast("Any", _batch_or_error)
     workers = min(num_workers, len(jobs))
-    loader: Any = DataLoader(cast("Any", _Jobs(jobs)), batch_size=None, num_workers=workers, generator=rng)
-    for batch in loader:
+    for batch in DataLoader(data, batch_size=None, num_workers=workers, collate_fn=make, generator=rng):
         if isinstance(batch, LaminaError):
             raise batch
         yield batch
+
+
+def _batch_or_error(job: Job) -> dict[str, Tensor] | LaminaError:
+    """A batch; or what went wrong, of which a loader would raise a copy without its fields."""
+    inputs, rows, epoch = job
+    try:
+        return inputs.batch(rows, epoch=epoch)
+    except LaminaError as error:
+        return error
 
 
 def parts_of(rows: Sequence[int], parts: int, rank: int, world_size: int) -> list[tuple[list[int], bool]]:

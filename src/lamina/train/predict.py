@@ -13,7 +13,7 @@ from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 from lamina.train.model import ModelSubject, task_of
 from lamina.train.options import FitOptions
-from lamina.train.plan import Group
+from lamina.train.plan import Group, encoder_of
 from lamina.train.readers import BankSubject
 from lamina.train.run import max_length
 from lamina.train.scoring import collect
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from lamina.tasks.base import Results, TaskLike
     from lamina.tasks.split import Split
-    from lamina.train.subjects import Subject
 
 logger = logging.getLogger(__name__)
 
@@ -76,62 +74,39 @@ def predict(  # noqa: PLR0913
             token to fill in.
         UnknownNameError: If a reader does not exist.
     """
-    options = FitOptions.of(
-        {
-            "eval_batch_size": batch_size,
-            "prefix": prefix,
-            "max_target_length": max_target_length,
-            "num_beams": num_beams,
-            "length_penalty": length_penalty,
-            "num_workers": num_workers,
-            "progress": progress,
-        },
-        "predict",
-    )
-    return Predictor.of(bank_or_model, options, readers=readers, kind=kind, processor=processor)(examples)
+    options = FitOptions.of_call(locals(), "predict", eval_batch_size=batch_size)
+    return Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor)(examples)
 
 
 class Predictor:
-    """Answers about examples; made once for any number of calls.
+    """Answers of a bank's readers, or of a whole model; made once for any number of calls. See `predict`."""
 
-    Args:
-        subject: What answers.
-        tasks: Name -> what it is asked.
-        options: How examples are read.
-    """
-
-    def __init__(self, subject: Subject, tasks: Mapping[str, TaskLike], options: FitOptions) -> None:
-        self._subject, self._tasks, self._options = subject, tasks, options
-        if not tasks:
-            raise ConfigError("predict: there is no reader; at least one is needed.")
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         target: ReaderBank | PreTrainedModel,
         options: FitOptions,
         *,
         readers: Sequence[str] | None = None,
         kind: str | None = None,
         processor: Any = None,
-    ) -> Predictor:
-        """Of a bank's readers, or a whole model; see `predict`."""
+    ) -> None:
+        self._options = options
+        self._tasks: dict[str, Any]  # name -> what is asked, a `TaskLike`
         if isinstance(target, ReaderBank):
-            names = list(target) if readers is None else readers
-            heads: dict[str, Any] = {name: target[name].config.head for name in names}
-            return cls(BankSubject(target, "predict", processor), heads, options)
-        task = task_of(target, kind)
-        return cls(ModelSubject(target, task, "predict", processor, options), {task.kind: task}, options)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Who answers."""
-        return tuple(self._tasks)
+            self._tasks = {name: target[name].config.head for name in (target if readers is None else readers)}
+            self._subject = BankSubject(target, "predict", processor)
+        else:
+            task = task_of(target, kind)
+            self._tasks = {task.kind: task}
+            self._subject = ModelSubject(target, task, "predict", processor, options)
+        if not self._tasks:
+            raise ConfigError("predict: there is no reader; at least one is needed.")
+        self.names = tuple(self._tasks)
 
     def digest(self) -> str:
         """Differs between models and readers of other weights; quick, so no proof that all of them are equal."""
         digest = hashlib.blake2b(digest_size=16)
-        for module in {id(one): one for one in (*self._subject.modules, self._subject.base)}.values():
+        for module in dict.fromkeys((*self._subject.modules, self._subject.base)):
             for name, value in module.state_dict().items():
                 few = value.detach().flatten()[:8].float().tolist()
                 digest.update(repr((name, tuple(value.shape), few, float(value.detach().double().sum()))).encode())
@@ -145,10 +120,10 @@ class Predictor:
         together: dict[str, list[str]] = defaultdict(list)
         for name, task in self._tasks.items():
             together[kind_of(task.kind).predict_inputs].append(name)
-        found: dict[str, list[Any]] = {}
+        answers: dict[str, list[Any]] = {}
         for names in together.values():
-            found |= self._answers(names, splits)
-        return [{name: found[name][row] for name in self._tasks} for row in range(len(examples))]
+            answers |= self._answers(names, splits)
+        return [{name: answers[name][row] for name in self._tasks} for row in range(len(examples))]
 
     def _splits(self, examples: Sequence[Any]) -> dict[str, Split]:
         """Kind -> examples as it reads them."""
@@ -165,7 +140,7 @@ class Predictor:
     def _answers(self, names: Sequence[str], splits: Mapping[str, Split]) -> dict[str, list[Any]]:
         subject, options = self._subject, self._options
         tasks = {name: self._tasks[name] for name in names}
-        first = next((name for name in names if kind_of(tasks[name].kind).per_token), names[0])
+        first = encoder_of(tasks, names)
         kind = kind_of(tasks[first].kind)
         how = EncodeOptions(
             part="predict",
@@ -178,10 +153,9 @@ class Predictor:
         cut = max(kind_of(task.kind).truncated(inputs) for task in tasks.values())
         if cut:
             logger.warning("predict: %d texts are longer than the model reads; only their start was seen whole", cut)
-        results: dict[str, Results] = {}
-        for name, task in tasks.items():
-            results[name] = kind_of(task.kind).answers(task, splits[task.kind], inputs, subject.processor)
-        group = Group("predict", tasks, kind, inputs, {})
-        size, workers = options.scoring_batch_size, options.num_workers
-        collect(subject, group, results, batch_size=size, num_workers=workers, progress=options.progress)
+        results = {
+            name: kind_of(task.kind).answers(task, splits[task.kind], inputs, subject.processor)
+            for name, task in tasks.items()
+        }
+        collect(subject, Group("predict", tasks, inputs, {}), results, options, progress=options.progress)
         return {name: result.predictions() for name, result in results.items()}

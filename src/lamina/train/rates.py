@@ -23,19 +23,9 @@ _OP = "fit: layer_rates"
 
 
 def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, op: str) -> list[dict[str, Any]]:
-    """Parameter groups for an optimiser: one per learning rate and weight decay.
+    """Parameter groups for an optimiser, one per learning rate and weight decay; `rate` is that of what has no other.
 
     Only matrices decay: not biases and norms. What is frozen is in no group.
-
-    Args:
-        model: The model.
-        options: `layer_decay`, `layer_rates` and `weight_decay`.
-        rate: The rate of what has no other.
-        op: Named in errors.
-
-    Raises:
-        ConfigError: If nothing is to be trained, or the model has no inserted layers and a rate names them.
-        LayerIndexError: If a rate names a layer that does not exist.
     """
     rates = learning_rates(model, options, rate)
     groups: dict[tuple[float, float], dict[str, Any]] = {}
@@ -51,10 +41,7 @@ def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, o
 
 
 def learning_rates(model: PreTrainedModel, options: FitOptions, rate: float) -> dict[str, float]:
-    """Name of every parameter -> its highest learning rate.
-
-    A parameter that several layers share has the rate of the highest of them.
-    """
+    """Name of every parameter -> its highest learning rate; one that layers share has that of the highest layer."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     rates = dict.fromkeys(names.values(), rate)
     if options.layer_decay == 1 and not options.layer_rates:
@@ -62,13 +49,11 @@ def learning_rates(model: PreTrainedModel, options: FitOptions, rate: float) -> 
     head = set(rates)
     named = _named_rates(model, options)
     for stack in stacks(model).values():
-        layers = {layer: named.get((stack.name, layer)) for layer in range(stack.layers)}
-        for layer, modules in layer_modules(model, stack, layers).items():
-            own = layers[layer]
+        for layer, modules in layer_modules(model, stack, range(stack.layers)).items():
             decayed = rate * options.layer_decay ** (stack.depth - layer)
-            for name in _names(modules, names):
-                head.discard(name)
-                rates[name] = decayed if own is None else own
+            inside = _names(modules, names)
+            head.difference_update(inside)
+            rates |= dict.fromkeys(inside, named.get((stack.name, layer), decayed))
     for key, own in options.layer_rates.items():
         if key == HEAD:
             rates |= dict.fromkeys(head, own)
@@ -79,25 +64,25 @@ def learning_rates(model: PreTrainedModel, options: FitOptions, rate: float) -> 
 
 def _named_rates(model: PreTrainedModel, options: FitOptions) -> dict[tuple[str, int], float]:
     """(stack, layer) -> the rate that is named for it; a layer number means that layer of every stack."""
-    found: dict[tuple[str, int], float] = {}
+    rates: dict[tuple[str, int], float] = {}
+    deepest = max(stacks(model).values(), key=lambda stack: stack.layers)
     for key, rate in options.layer_rates.items():
         if key in (HEAD, INSERTED):
             continue
         selector = int(key) if str(key).removeprefix("-").isdigit() else key
-        deepest = max(stacks(model).values(), key=lambda stack: stack.layers)
         select(selector, deepest.layers, op=_OP)
         for stack in stacks(model).values():
             with suppress(LayerIndexError):  # a number that only a deeper stack has
-                found |= {(stack.name, layer): rate for layer in select(selector, stack.layers, op=_OP)}
-    return found
+                rates |= {(stack.name, layer): rate for layer in select(selector, stack.layers, op=_OP)}
+    return rates
 
 
 def _inserted(model: PreTrainedModel, names: dict[int, str]) -> list[str]:
-    found = {module for module in model.modules() if isinstance(module, InsertedLayer)}
-    if not found:
+    inserted = [module for module in model.modules() if isinstance(module, InsertedLayer)]
+    if not inserted:
         raise ConfigError(f"{_OP}: '{INSERTED}' has a rate; the model has no inserted layers.")
-    return _names(found, names)
+    return _names(inserted, names)
 
 
 def _names(modules: Iterable[nn.Module], names: dict[int, str]) -> list[str]:
-    return [names[id(one)] for module in modules for one in module.parameters(recurse=False)]
+    return [names[id(parameter)] for module in modules for parameter in module.parameters(recurse=False)]

@@ -12,7 +12,7 @@ from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.train.learner import BASE, Learner, reader_groups
 from lamina.train.rates import parameter_groups
-from lamina.train.subjects import Common, check_parts, placed, refuse
+from lamina.train.subjects import Common, placed, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,18 +40,13 @@ class BankSubject(Common):
             )
 
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
-        """See that every task fits its reader.
-
-        Raises:
-            UnknownNameError: If a reader, or a part of a task, does not exist.
-            ConfigError: If there is no task, or one does not fit its reader's head.
-        """
+        """Raise an error unless every task has these parts, and fits its reader's head."""
         if not tasks:
             raise ConfigError(f"{self.op}: no task was given; at least one is needed, as {{reader name: task}}.")
+        super().check(tasks, parts)
         for name, task in tasks.items():
             if name not in self.bank:
                 raise UnknownNameError(op=self.op, got=name, known=self.bank, what="reader")
-            check_parts(task, parts)
             head = self.bank[name].config.head
             for what in ("kind", "problem_type", "labels"):
                 has, needs = getattr(head, what), getattr(task, what)
@@ -62,12 +57,7 @@ class BankSubject(Common):
                     )
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
-        """See that the states that some fusions keep fit in memory, and open the cache where it is asked for.
-
-        Raises:
-            ConfigError: If they do not fit.
-            CacheError: If states are to be cached and cannot be.
-        """
+        """See that the states that some fusions keep fit in memory, and open the cache where it is asked for."""
         if not self.bank.train_base:
             refuse(self.op, options, "layer_decay", "layer_rates", where="a bank whose base is frozen")
         for group in groups:
@@ -94,10 +84,7 @@ class BankSubject(Common):
         """Bytes that the readers whose fusions need all states at once hold for one batch, at least.
 
         The states themselves are shared; while training every such reader also keeps what it computed from each.
-
-        Args:
-            names: Which readers.
-            tokens: Rows in a batch times the length of the longest.
+        `tokens` counts padding.
         """
         bank = self.bank
         buffered = [bank[name] for name in names if not bank[name].config.fusion.streams]
@@ -122,21 +109,14 @@ class BankSubject(Common):
         self, tasks: Mapping[str, Task], plan: Plan, rates: Mapping[str, float], options: FitOptions
     ) -> list[Learner]:
         """The readers, each with its own rate; then the base, over all steps of the run."""
-        found = [
-            Learner(
-                name,
-                self.bank[name],
-                reader_groups(self.bank[name], rates[name], options.weight_decay),
-                metric=task.metric,
-                total=plan.steps_of(name),
-                options=options,
-            )
-            for name, task in tasks.items()
-        ]
+        learners = []
+        for name, task in tasks.items():
+            groups, total = reader_groups(self.bank[name], rates[name], options.weight_decay), plan.steps_of(name)
+            learners.append(Learner(name, self.bank[name], groups, metric=task.metric, total=total, options=options))
         if self.bank.train_base:
             groups = parameter_groups(self.bank.model, options, options.base_learning_rate, self.op)
-            found.append(Learner(BASE, self.bank.model, groups, metric="mean", total=len(plan), options=options))
-        return found
+            learners.append(Learner(BASE, self.bank.model, groups, metric="mean", total=len(plan), options=options))
+        return learners
 
     def _run(self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: Any) -> Any:
         batch = placed(batch, self.device)
@@ -167,23 +147,11 @@ class BankSubject(Common):
         """What the head says."""
         return self.bank[name].head.outputs
 
-    def note(self, name: str, info: dict[str, Any]) -> None:
-        """Kept with the reader."""
-        self.bank[name].info = info
-
     def trained_with(self, names: Sequence[str], option: str) -> int | None:
         """The largest value of an option that readers were trained with; None where one does not say."""
         values = [self.bank[name].info.get(option) for name in names]
         known = [int(value) for value in values if value is not None]
         return max(known) if len(known) == len(values) else None
-
-    def importance(self, name: str) -> dict[int, float]:
-        """As its fusion says."""
-        return self.bank[name].importance()
-
-    def end_epoch(self, name: str, done: float) -> bool:
-        """As its fusion says."""
-        return self.bank[name].on_epoch_end(done)
 
 
 def free_bytes(device: torch.device) -> int:

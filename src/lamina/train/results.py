@@ -62,15 +62,9 @@ def sort_key(metric: str, score: float) -> float:
 
 
 def write_parquet(rows: Sequence[Mapping[str, Any]], path: Path, columns: Sequence[str] = ()) -> None:
-    """Write rows as a Parquet file that is whole or not there.
+    """Write rows as a Parquet file that is whole or not there; `columns` are written even if no row has them.
 
-    Nested fields become columns of their own ("importances.3"); a column of several types becomes one of texts, and
-    a field that a row lacks is null.
-
-    Args:
-        rows: The rows.
-        path: Of the file.
-        columns: Columns to write even if no row has them.
+    Nested fields become columns of their own ("importances.3"); a column of several types becomes one of texts.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -89,10 +83,7 @@ def write_parquet(rows: Sequence[Mapping[str, Any]], path: Path, columns: Sequen
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in row.items():
-        if isinstance(value, dict):
-            flat |= {f"{name}.{key}": item for key, item in value.items()}
-        else:
-            flat[name] = value
+        flat |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
     return flat
 
 
@@ -108,33 +99,18 @@ def _alike(cells: list[Any]) -> list[Any]:
 
 @dataclass(frozen=True)
 class Summary:
-    """Values of repeated runs in short.
-
-    Attributes:
-        count: How many values.
-        mean: Their mean.
-        spread: Sample standard deviation; 0 for a single value.
-        interval: Half the width of the t interval around the mean; None for a single value, which tells nothing.
-    """
+    """Values of repeated runs in short."""
 
     count: int
     mean: float
-    spread: float
-    interval: float | None
+    spread: float  # sample standard deviation; 0 for a single value
+    interval: float | None  # half the width of the t interval around the mean; None for a single value
 
 
 def summarise(values: Sequence[float], *, confidence: float = 0.95) -> Summary:
-    """Sum up the values of independent runs.
+    """Sum up one value per independent run, by Student 1908, "The probable error of a mean".
 
-    Args:
-        values: One per run.
-        confidence: Share of such intervals that hold the true mean, where the values are normally distributed.
-
-    Raises:
-        ConfigError: If there is no value, or `confidence` is not between 0 and 1.
-
-    Source:
-        Student 1908, "The probable error of a mean".
+    A share `confidence` of such intervals holds the true mean, where the values are normally distributed.
     """
     from scipy.special import stdtrit
 

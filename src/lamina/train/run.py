@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lamina.bank import ReaderBank
+from lamina.bank import ReaderBank, ReaderModule
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError
+from lamina.store.bank import check_output
 from lamina.store.edited import save
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
@@ -22,7 +23,7 @@ from lamina.train.options import each
 from lamina.train.plan import Plan, group_tasks
 from lamina.train.readers import BankSubject
 from lamina.train.results import IMPORTANCES, FitResult, sorted_rows, write_parquet
-from lamina.train.scoring import autocast, score
+from lamina.train.scoring import score
 from lamina.utils import barrier, derive_seed, rank, world_size, write_text
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.train.engine import Engine
+    from lamina.train.learner import Learner
     from lamina.train.options import FitOptions
     from lamina.train.plan import Encodings, Group
     from lamina.train.subjects import Subject
@@ -57,27 +59,21 @@ def train(  # noqa: PLR0913
 ) -> FitResult:
     """What `fit` and `finetune` do, for callers that train many times.
 
-    Args:
-        target: A bank, or a whole model.
-        tasks: Reader name -> task, or one task.
-        options: How.
-        op: Named in errors.
-        grid: See `fit`.
-        processor: See `fit`.
-        output: See `fit`.
-        checkpoints: Folder of this run's checkpoints alone, which the caller removes; None: one in `output`.
-        encodings: What earlier runs encoded; used and filled.
+    `checkpoints` is a folder of this run's checkpoints alone, which the caller removes, in place of one in `output`;
+    `encodings` is what earlier runs encoded, which is used and filled.
     """
     from lamina.train.engine import Engine, start_accelerator
 
     folder = None if output is None else Path(output)
-    place = Path(checkpoints) if checkpoints is not None else None if folder is None else folder / "checkpoints"
+    place = checkpoints if folder is None or checkpoints is not None else folder / "checkpoints"
     if options.resume and place is None:
         raise ConfigError(f"{op}: resume is set but no output folder; checkpoints are kept in one.")
     tasks = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks)
     subject = open_subject(target, tasks, op, processor, options)
     subject.check(tasks, ("train", "validation", *(["test"] if options.test else [])))
     accelerator = start_accelerator(options, folder)
+    if folder is not None and rank() == 0:
+        check_output(target, folder)
     specs = _specs(target, tasks, grid or {}, options)
     tasks = {name: tasks[spec.task] for name, spec in specs.items()}
     target.to(accelerator.device)  # pyright: ignore
@@ -89,16 +85,15 @@ def train(  # noqa: PLR0913
     subject.prepare([*groups, *validation], options, max(plan.epochs.values()))
     rates = {name: float(spec.learning_rate or 0) for name, spec in specs.items()}
     learners = subject.learners(tasks, plan, rates, options)
-    run = {} if place is None else _same_run(subject, plan, rates, options)
-    kept = None if place is None else Checkpoints(place, op, run)
+    kept = None if place is None else Checkpoints(Path(place), op, _same_run(subject, plan, rates, options))
     engine = Engine(subject, learners, plan, validation, options=options, accelerator=accelerator, checkpoints=kept)
     engine.run()
-    if options.tensorboard:
-        accelerator.end_training()
-    _check_finite(engine, op)
-    _note(engine, options)
-    tests = _test(engine, tasks, encodings) if options.test else {}
-    result = _result(engine, specs, tests, seconds=time.perf_counter() - start, folder=folder)
+    for tracker in accelerator.trackers:  # `end_training` would end the process group as well
+        tracker.finish()
+    _note(engine, op)
+    tests = groups_of(subject, tasks, "test", options, encodings) if options.test else []
+    scores = score(subject, tests, options)
+    result = _result(engine, specs, scores, seconds=time.perf_counter() - start, folder=folder)
     if folder is not None and rank() == 0:
         _write(target, subject.processor, result, folder)
     barrier()
@@ -108,15 +103,10 @@ def train(  # noqa: PLR0913
 def open_subject(
     target: ReaderBank | PreTrainedModel, tasks: Mapping[str, Task], op: str, processor: Any, options: FitOptions
 ) -> Subject:
-    """What is trained or scored: a bank's readers, or a whole model for its one task.
-
-    Raises:
-        ConfigError: If there is no processor, there are several tasks for a model, or a prefix for a kind without one.
-    """
-    kinds = {task.kind for task in tasks.values()}
-    for kind in kinds:
-        if options.prefix and not kind_of(kind).takes_prefix:
-            raise ConfigError(f"{op}: prefix is '{options.prefix}' for a task of kind {kind}, which has none.")
+    """What is trained or scored: a bank's readers, or a whole model for its one task."""
+    for task in tasks.values():
+        if options.prefix and not kind_of(task.kind).takes_prefix:
+            raise ConfigError(f"{op}: prefix is '{options.prefix}' for a task of kind {task.kind}, which has none.")
     if isinstance(target, ReaderBank):
         return BankSubject(target, op, processor)
     if len(tasks) != 1:
@@ -133,15 +123,8 @@ def groups_of(
     encodings: Encodings | None = None,
 ) -> list[Group]:
     """The tasks' examples in one part, encoded for a subject."""
-    how = EncodeOptions(
-        part=part,
-        max_length=max_length(subject, tasks, options.max_length),
-        stride=options.stride,
-        seed=options.seed,
-        prefix=options.prefix,
-        max_target_length=options.max_target_length,
-        augment=options.augment,
-    )
+    given = options.model_dump(include={"stride", "seed", "prefix", "max_target_length", "augment"})
+    how = EncodeOptions(part=part, max_length=max_length(subject, tasks, options.max_length), **given)
     return group_tasks(tasks, how, subject.processor, encodings)
 
 
@@ -178,103 +161,77 @@ def _specs(
 
 def _same_run(subject: Subject, plan: Plan, rates: Mapping[str, float], options: FitOptions) -> dict[str, Any]:
     """What must be the same for a run to go on from a checkpoint."""
-    tasks = {name: task for group in plan.groups for name, task in group.tasks.items()}
-    data = {}
+    rows = {}
     for group in plan.groups:
         for name, task in group.tasks.items():
             split = task.split("train")
-            data[name] = derive_seed(list(group.inputs.lengths), split.key, list(split.labels))
-    names = [(name, *one.shape) for module in subject.modules for name, one in module.named_parameters()]
-    settings = {key: value for key, value in options.model_dump().items() if key not in _FREE}
+            rows[name] = derive_seed(list(group.inputs.lengths), split.key, list(split.labels))
+    shapes = [(name, *weight.shape) for module in subject.modules for name, weight in module.named_parameters()]
     return {
         "epochs": dict(plan.epochs),
         "rates": dict(rates),
-        "labels": {name: list(task.labels) for name, task in tasks.items()},
-        "rows": data,
+        "labels": {name: list(task.labels) for name, task in plan.tasks.items()},
+        "rows": rows,
         "model": type(subject.base).__name__,
-        "model's parameters": derive_seed(names),
+        "model's parameters": derive_seed(shapes),
         "processes": world_size(),
-        **settings,
+        **options.model_dump(exclude=_FREE),
     }
 
 
-def _check_finite(engine: Engine, op: str) -> None:
+def _note(engine: Engine, op: str) -> None:
+    """Warn of weights that are no numbers, and have readers say what they were trained on."""
     for learner in engine.everyone:
-        if not all(one.isfinite().all() for one in learner.parameters):
-            logger.warning(
-                "%s: the weights of '%s' are no longer numbers; the learning rate is too high, or a label is none",
-                op,
-                learner.name,
-            )
-
-
-def _note(engine: Engine, options: FitOptions) -> None:
-    """Have readers say what they were trained on."""
-    for name, learner in engine.learners.items():
-        task = engine.tasks[name]
-        engine.subject.note(
-            name,
-            {
+        if not all(parameter.isfinite().all() for parameter in learner.parameters):
+            reason = "the learning rate is too high, or a label is none"
+            logger.warning("%s: the weights of '%s' are no longer numbers; %s", op, learner.name, reason)
+    for name, task in engine.plan.tasks.items():
+        learner = engine.learners[name]
+        if isinstance(learner.module, ReaderModule):
+            learner.module.info = {
                 "task": task.name,
                 "metric": task.metric,
                 "scores": learner.progress.scores,
                 "epoch": learner.progress.best_epoch,
                 "rows": len(task.split("train")),
                 "pair": task.split("train").pairs,
-                "max_length": max_length(engine.subject, {name: task}, options.max_length),
-                "stride": options.stride,
-            },
-        )
+                "max_length": max_length(engine.subject, {name: task}, engine.options.max_length),
+                "stride": engine.options.stride,
+            }
 
 
-def _test(engine: Engine, tasks: Mapping[str, Task], encodings: Encodings | None) -> dict[str, dict[str, float]]:
-    options, subject = engine.options, engine.subject
-    found: dict[str, dict[str, float]] = {}
-    for group in groups_of(subject, tasks, "test", options, encodings):
-        with autocast(subject.device, options.precision):
-            size, workers = options.scoring_batch_size, options.num_workers
-            found |= score(subject, group, group.names, batch_size=size, num_workers=workers)
-    return found
+def _row(engine: Engine, learner: Learner, spec: RunSpec) -> dict[str, Any]:
+    """The row of a learner in `FitResult.table`."""
+    progress = learner.progress
+    epochs = max((row["epoch"] for row in engine.history if row["reader"] == learner.name), default=0)
+    others = {metric: value for metric, value in progress.scores.items() if metric != learner.metric}
+    return {
+        "task": spec.task,
+        "reader": learner.name,
+        **spec.settings,
+        "metric": learner.metric,
+        "score": progress.scores[learner.metric],
+        **others,
+        "best_epoch": progress.best_epoch,
+        "epochs_run": epochs,
+        "stopped": epochs < engine.plan.epochs[learner.name],
+        "parameters": sum(parameter.numel() for parameter in learner.module.parameters()),
+        "trained": sum(parameter.numel() for parameter in learner.parameters),
+        "importances": learner.importance(),
+    }
 
 
-def _result(
-    engine: Engine,
-    specs: Mapping[str, RunSpec],
-    tests: dict[str, dict[str, float]],
-    *,
-    seconds: float,
-    folder: Path | None,
-) -> FitResult:
-    rows: list[dict[str, Any]] = []
-    for name, learner in engine.learners.items():
-        spec, task, progress = specs[name], engine.tasks[name], learner.progress
-        run = max((row["epoch"] for row in engine.history if row["reader"] == name), default=0)
-        others = {metric: value for metric, value in progress.scores.items() if metric != task.metric}
-        row = {
-            "task": spec.task,
-            "reader": name,
-            **spec.settings,
-            "metric": task.metric,
-            "score": progress.scores[task.metric],
-            **others,
-            "best_epoch": progress.best_epoch,
-            "epochs_run": run,
-            "stopped": run < engine.plan.epochs[name],
-            "parameters": sum(one.numel() for one in learner.module.parameters()),
-            "trained": sum(one.numel() for one in learner.parameters),
-            "importances": engine.subject.importance(name),
-        }
-        rows.append(row)
+def _result(engine: Engine, specs: Mapping[str, RunSpec], tests: dict[str, dict[str, float]], **run: Any) -> FitResult:
+    learners = engine.learners.items()
     return FitResult(
-        best={name: {"epoch": one.progress.best_epoch, **one.progress.scores} for name, one in engine.learners.items()},
+        best={name: {"epoch": own.progress.best_epoch, **own.progress.scores} for name, own in learners},
         history=engine.history,
         importances=engine.importances,
         truncated={name: group.truncated(name) for group in engine.plan.groups for name in group.names},
-        table=sorted_rows(rows),
+        table=sorted_rows([_row(engine, learner, specs[name]) for name, learner in learners]),
         test=tests,
         steps=engine.steps,
-        seconds=seconds,
-        folder=folder,
+        **run,
     )
 
 

@@ -13,88 +13,85 @@ from lamina.train.plan import batches
 from lamina.utils import progress_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from torch import nn
 
     from lamina.tasks.base import Results
+    from lamina.train.options import FitOptions
     from lamina.train.plan import Group
     from lamina.train.subjects import Subject
 
 
 @contextmanager
+def same_modes(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Give modules, and those inside them, their modes back."""
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+@contextmanager
 def eval_mode(*modules: nn.Module) -> Iterator[None]:
     """In eval mode, without gradients."""
-    modes = [(one, one.training) for module in modules for one in module.modules()]
-    for module in modules:
-        module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for one, mode in modes:
-            one.training = mode
+    with same_modes(modules), torch.no_grad():
+        for module in modules:
+            module.eval()
+        yield
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+def autocast(subject: Subject, options: FitOptions) -> AbstractContextManager[Any]:
     """The mixed precision of a run."""
-    return nullcontext() if precision == "float32" else torch.autocast(device.type, getattr(torch, precision))
+    if options.precision == "float32":
+        return nullcontext()
+    return torch.autocast(subject.device.type, getattr(torch, options.precision))
 
 
 def score(
     subject: Subject,
-    group: Group,
-    names: Sequence[str],
+    groups: Iterable[Group],
+    options: FitOptions,
     *,
-    batch_size: int,
-    num_workers: int = 0,
+    names: Collection[str] | None = None,
     per_class: bool = False,
     progress: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Score some of a group's learners.
-
-    Args:
-        subject: What is scored.
-        group: Labelled rows.
-        names: Which learners.
-        batch_size: Rows per pass, at most.
-        num_workers: Loader workers.
-        per_class: Add "per_class" to each.
-        progress: Show a progress bar.
+    """Score the learners of some groups, or those of `names` among them.
 
     Returns:
-        Learner name -> metric -> value.
+        Learner name -> metric -> value; with `per_class` also "per_class" -> a row per class.
     """
-    results = {}
-    for name in names:
-        task = group.tasks[name]
-        results[name] = kind_of(task.kind).results(task, task.split(group.part), group.inputs)
-    collect(subject, group, results, batch_size=batch_size, num_workers=num_workers, progress=progress)
-    return {
-        name: {**one.scores(group.tasks[name].metrics), **({"per_class": one.per_class()} if per_class else {})}
-        for name, one in results.items()
-    }
+    scores: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        tasks = {name: task for name, task in group.tasks.items() if names is None or name in names}
+        results = {
+            name: kind_of(task.kind).results(task, task.split(group.part), group.inputs) for name, task in tasks.items()
+        }
+        if results:
+            collect(subject, group, results, options, progress=progress)
+        for name, result in results.items():
+            scores[name] = dict(result.scores(tasks[name].metrics))
+            if per_class:
+                scores[name]["per_class"] = result.per_class()
+    return scores
 
 
 def collect(
-    subject: Subject,
-    group: Group,
-    results: Mapping[str, Results],
-    *,
-    batch_size: int,
-    num_workers: int = 0,
-    progress: bool = False,
+    subject: Subject, group: Group, results: Mapping[str, Results], options: FitOptions, *, progress: bool = False
 ) -> None:
     """Run learners over all rows of a group, and hand their outputs to `results` (learner name -> collection)."""
-    names, inputs = list(results), group.inputs
+    names, inputs, size = list(results), group.inputs, options.scoring_batch_size
     for name in names:
-        batch_size = kind_of(group.tasks[name].kind).batch_size(batch_size, inputs, subject.outputs_per_position(name))
-    order = length_batches(inputs.lengths, max(1, batch_size))
-    made = batches([(inputs, rows, 0) for rows in order], num_workers)
+        size = kind_of(group.tasks[name].kind).batch_size(size, inputs, subject.outputs_per_position(name))
+    order = length_batches(inputs.lengths, max(1, size))
+    loader = batches([(inputs, rows, 0) for rows in order], options.num_workers)
     bar = progress_bar(order, show=progress, unit="batch", leave=False)
-    with eval_mode(*subject.modules):
-        for rows, batch in zip(bar, made, strict=True):
+    with eval_mode(*subject.modules), autocast(subject, options):
+        for rows, batch in zip(bar, loader, strict=True):
             labels = batch.pop("labels", None)
             labels = None if labels is None else labels.to(subject.device)
             states = None if group.states is None else group.states.batch(rows)

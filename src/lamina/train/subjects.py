@@ -26,13 +26,6 @@ def placed(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tenso
     return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
 
 
-def check_parts(task: Task, parts: Sequence[str]) -> None:
-    """Raise an error unless a task has these parts, and rows in each."""
-    for part in parts:
-        if not len(task.split(part)):
-            raise ConfigError(f"task {task.name}: its {part} part is empty; it needs at least one row.")
-
-
 def refuse(op: str, options: FitOptions, *names: str, where: str) -> None:
     """Raise ConfigError where an option was given that would have no effect."""
     for name in names:
@@ -42,37 +35,25 @@ def refuse(op: str, options: FitOptions, *names: str, where: str) -> None:
 
 
 class Common:
-    """What both kinds of subject have.
-
-    Attributes:
-        base: The model.
-        modules: Whose modes are changed for training and scoring.
-        draws: Whether training draws from torch's own random numbers.
-        op: The operation, named in errors.
-        processor: Tokenizer or image processor.
-    """
+    """What both kinds of subject have."""
 
     base: PreTrainedModel
-    modules: tuple[nn.Module, ...]
-    draws: bool
-    op: str
-    processor: Any
+    modules: tuple[nn.Module, ...]  # their modes are changed for training and scoring
+    draws: bool  # whether training draws from torch's own random numbers
+    op: str  # named in errors
+    processor: Any  # tokenizer or image processor
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
         return next(self.base.parameters()).device
 
+    def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
+        """Raise an error unless every task has these parts, and rows in each."""
+        for task in tasks.values():
+            for part in parts:
+                if not len(task.split(part)):
+                    raise ConfigError(f"task {task.name}: its {part} part is empty; it needs at least one row.")
+
     def trained_with(self, names: Sequence[str], option: str) -> int | None:
         """The value of an option that learners were trained with; None where that is not known."""
-
-    def note(self, name: str, info: dict[str, Any]) -> None:
-        """Take note of how a learner was trained."""
-
-    def importance(self, name: str) -> dict[int, float]:  # noqa: ARG002
-        """Layer -> share, where a learner mixes layers."""
-        return {}
-
-    def end_epoch(self, name: str, done: float) -> bool:  # noqa: ARG002
-        """Let a learner go on to its next stage; whether parameters were started afresh."""
-        return False

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from tests.support.finetuned import bert
 from tests.support.masked import masked_bank, running
 from tests.support.training import (
     LENGTH,
@@ -23,17 +24,19 @@ from tests.support.training import (
     several,
     tiny_bank,
     tiny_model,
+    tiny_tokenizer,
     train,
     weights,
     yes_no,
 )
 
+from lamina import fit, save
 from lamina.bank import Reader, ReaderBank
-from lamina.errors import ConfigError, UnknownNameError
+from lamina.errors import ConfigError, StoreError, UnknownNameError
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.tasks.task import Task
-from lamina.train import evaluate
+from lamina.train import evaluate, run
 from lamina.train.checkpoint import Checkpoints
 from lamina.train.engine import Engine
 from lamina.train.learner import Learner
@@ -386,6 +389,32 @@ def test_a_folder_gets_the_bank_its_history_and_checkpoints(tmp_path: Path):
     assert newest is not None
     assert newest.name == "checkpoint-9"
     assert len(list(newest.parent.iterdir())) == 2
+
+
+@pytest.mark.parametrize("what", ["foreign", "file", "link", "below a file"])
+@pytest.mark.parametrize("whole_model", [False, True])
+def test_a_folder_that_cannot_be_saved_to_is_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, whole_model: bool
+):
+    """With the error that saving gives, and before a grid's readers are in the bank."""
+    target: Any = bert() if whole_model else bank_for(a=TASK)
+    task, output = TASK if whole_model else {"a": TASK}, tmp_path / "out"
+    if what == "foreign":
+        output.mkdir()
+        (output / ("config.json" if whole_model else "README.md")).write_text("mine")
+    elif what == "link":
+        output.symlink_to(tmp_path / "nowhere")
+    else:
+        output.write_text("mine")
+    output = output / "below" if what == "below a file" else output
+    with pytest.raises(StoreError) as saving:
+        save(target, output) if whole_model else target.save_pretrained(output)
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(run, "_specs", None)  # what comes next
+    with pytest.raises(StoreError, match="save: ") as training:
+        fit(target, task, output=output, processor=tiny_tokenizer(), progress=False)
+    assert (type(training.value), str(training.value)) == (type(saving.value), str(saving.value))
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_progress_is_shown(capsys: pytest.CaptureFixture[str]):

@@ -206,7 +206,7 @@ def test_what_cannot_be_predicted():
         predict(ReaderBank(tiny_model()), ["a"])
     with pytest.raises(ConfigError, match=r"(?s)predict: single texts are read here, and pairs were given.*'who'"):
         predict(bank, [("a", "b")])
-    with pytest.raises(ConfigError, match="predict: eval_batch_size is 0; it must be at least 1"):
+    with pytest.raises(ConfigError, match="predict: batch_size is 0; it must be at least 1"):
         predict(bank, ["a"], batch_size=0)
 
 
