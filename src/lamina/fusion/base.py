@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +22,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-T = TypeVar("T")
-
-
-class FusionConfig(ABC):
+class FusionConfig:
     """Settings of one fusion. Subclasses are frozen dataclasses, most of them with a `layers` selector."""
 
+    module: ClassVar[type[Fusion]]  # set by the fusion, which names its config: `class MeanFusion(Fusion, config=Mean)`
     streams: ClassVar[bool] = True  # False: needs every state at once, so the bank keeps them
     needs_block_inputs: ClassVar[bool] = False  # True: recorded states are not enough
 
@@ -35,7 +33,6 @@ class FusionConfig(ABC):
         """Which layers are read; the `layers` field unless a subclass fixes them."""
         return self.layers  # pyright: ignore[reportAttributeAccessIssue]  a field of most subclasses
 
-    @abstractmethod
     def build(self, layers: int, width: int) -> Fusion:
         """Make the trainable module, freshly initialised from torch's global generator.
 
@@ -43,10 +40,10 @@ class FusionConfig(ABC):
             layers: Number of hidden states it will get.
             width: Size of each of them.
         """
+        return self.module(self, layers=layers, width=width)
 
     def build_on(self, model: PreTrainedModel, stack: LayerStack, layers: int) -> Fusion:
         """Make the module for a stack of a model that is at hand; most fusions need only its width."""
-        del model
         return self.build(layers, stack.width)
 
 
@@ -78,17 +75,21 @@ class Fusion(nn.Module, ABC):
     """Hidden states -> features. Calling it on stacked states runs the same stream that a bank runs."""
 
     generator: torch.Generator | None = None  # source of dropout's random numbers; None is torch's own
-    stacks: ClassVar[bool] = False  # True: `stream` takes any number of members
+    stream_of: ClassVar[type[Any] | None] = None  # the class of a `Stream` that takes any number of members
 
-    def __init__(self, *, layers: int, width: int, dim: int) -> None:
+    def __init_subclass__(cls, config: type[FusionConfig] | None = None) -> None:
+        super().__init_subclass__()
+        if config is not None:
+            config.module = cls
+
+    def __init__(self, config: Any, *, layers: int, width: int, dim: int | None = None) -> None:
         super().__init__()
         check_range("fusion", "layers", layers, 1)
-        self.layers, self.width, self.dim = layers, width, dim
+        self.config, self.layers, self.width, self.dim = config, layers, width, dim or width
 
     def stream(self, members: Sequence[Any]) -> Stream:
-        """Start a pass for `members`, all of this class and `group`; by default one that ends in `fuse`."""
-        del members
-        return BufferedStream(self.fuse)
+        """Start a pass for `members`, all of this class and `group`; without `stream_of`, one that ends in `fuse`."""
+        return BufferedStream(self.fuse) if self.stream_of is None else self.stream_of(members)
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
         """Features of all active states, index -> state, lowest first; for fusions that need them at once."""
@@ -97,9 +98,9 @@ class Fusion(nn.Module, ABC):
     def group(self) -> Hashable | None:
         """Fusions of one class on the same layers with equal groups are computed as one operation; None: alone.
 
-        With `stacks` they are those that have parameters of the same shapes at the same place.
+        With `stream_of` they are those that have parameters of the same shapes at the same place.
         """
-        if not self.stacks:
+        if self.stream_of is None:
             return None
         return tuple((parameter.shape, parameter.dtype, parameter.device) for parameter in self.parameters())
 
@@ -109,24 +110,21 @@ class Fusion(nn.Module, ABC):
 
     def regularization(self, head: nn.Module | None = None) -> Tensor | None:
         """A scalar to add to the loss, or None; `head`, which reads the features, may be regularized too."""
-        del head
         return None
 
     def check_head(self, head: nn.Module) -> None:
         """Raise ConfigError if `head` cannot read these features; most can."""
 
     def on_epoch_end(self, done: float, head: nn.Module) -> bool:
-        """Go on to the next stage of training, for fusions that have stages; `done` (up to 1) of the epochs are over.
+        """Go on to the next stage of training, if there is one; `done` (up to 1) of the epochs are over.
 
         Returns:
             Whether parameters were reset; optimizer state, schedule and best epoch are then reset too.
         """
-        del done, head
         return False
 
     def block_inputs(self, stack: LayerStack) -> AbstractContextManager[None]:
         """Record how a pass calls the blocks of `stack`; only for configs with `needs_block_inputs`."""
-        del stack
         return nullcontext()
 
     def forward(
@@ -160,11 +158,7 @@ class Fusion(nn.Module, ABC):
 
 
 class BufferedStream(Stream):
-    """Keeps every state until the pass ends, for fusions that need them all at once (`streams = False`).
-
-    Args:
-        fuse: Called with the states that were fed, index -> state, lowest first, and the mask; returns the features.
-    """
+    """Keeps every state until the pass ends, for fusions that need them all at once (`streams = False`)."""
 
     def __init__(self, fuse: Callable[[dict[int, Tensor], Tensor], Tensor]) -> None:
         self._fuse = fuse
@@ -180,7 +174,7 @@ class BufferedStream(Stream):
         return [self._fuse(states, mask)]
 
 
-def fed(total: T | None) -> T:
+def fed(total: Any) -> Any:
     """What a stream has gathered; ConfigError if it was fed no state."""
     if total is None:
         raise ConfigError("fusion: no state was fed; every active layer must be before finish.")
@@ -188,11 +182,7 @@ def fed(total: T | None) -> T:
 
 
 class WeightedSum(Stream):
-    """Streams `sum_i weight_i * state_i` for any number of members: one accumulator, whatever the number of layers.
-
-    Args:
-        weights: `[layers]` for one member, or `[layers, members, 1, 1, width]`.
-    """
+    """`sum_i weight_i * state_i`, with weights `[layers]` for one member, or `[layers, members, 1, 1, width]`."""
 
     _total: Tensor | None = None  # [members, batch, tokens, width]
 
@@ -214,5 +204,4 @@ class WeightedSum(Stream):
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
         """The sums."""
-        del mask
         return list(fed(self._total).unbind(0))

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 Swap = tuple[int, int] | None
 
-_HEAD_SIZE = 64  # of the plain blocks, as in BERT and RoBERTa of every size
-_PROBE_TOKENS = 7
 _SWAPS = (None, (0, 1), (1, 2))  # how blocks keep [batch, tokens, width]
 
 
@@ -42,10 +40,10 @@ class ExtraLayers(FusionConfig):
     Where a model ends in a final norm, the new blocks read what comes out of it.
 
     Args:
-        n: How many blocks.
+        n: How many blocks, at least 1.
 
     Raises:
-        ConfigError: If `n` is below 1, or (when attached) if the model's last block cannot be run on its own.
+        ConfigError: When attached, if the model's last block cannot be run on its own.
 
     Source:
         ElNokrashy et al. 2024, arXiv:2209.15168, the baseline "+n layers". Without a model at hand (`build`) the blocks
@@ -63,29 +61,31 @@ class ExtraLayers(FusionConfig):
         """The top layer."""
         return -1
 
-    def build(self, layers: int, width: int) -> ExtraLayersFusion:
-        """Make plain blocks; of several states they read the last."""
-        return ExtraLayersFusion([_plain_block(width) for _ in range(self.n)], layers=layers, width=width)
-
     def build_on(self, model: PreTrainedModel, stack: LayerStack, layers: int) -> ExtraLayersFusion:
         """Make blocks of the kind of the stack's last one; ConfigError if a copy does not compute what it computes."""
         copied, swap = _checked_copy(model, stack)
         blocks = [copied, *(copy.deepcopy(copied) for _ in range(self.n - 1))]
         for block in blocks:
             _start_afresh_(block, model, stack.blocks[-1])
-        return ExtraLayersFusion(blocks, layers=layers, width=stack.width, in_a_pass=True, swap=swap)
+        return ExtraLayersFusion(self, layers=layers, width=stack.width, blocks=blocks, swap=swap)
 
 
 @final
-class ExtraLayersFusion(Fusion):
-    """The module of `ExtraLayers`: `blocks`, run one after the other on the last state it is given."""
+class ExtraLayersFusion(Fusion, config=ExtraLayers):
+    """The module of `ExtraLayers`: `blocks`, run one after the other on the last state; without a model plain ones."""
 
     def __init__(
-        self, blocks: Sequence[nn.Module], *, layers: int, width: int, in_a_pass: bool = False, swap: Swap = None
+        self,
+        config: ExtraLayers,
+        *,
+        layers: int,
+        width: int,
+        blocks: Sequence[nn.Module] | None = None,
+        swap: Swap = None,
     ) -> None:
-        super().__init__(layers=layers, width=width, dim=width)
-        self.blocks = nn.ModuleList(blocks)
-        self._in_a_pass, self._swap = in_a_pass, swap
+        super().__init__(config, layers=layers, width=width)
+        self.blocks = nn.ModuleList(blocks or [_plain_block(width) for _ in range(config.n)])
+        self._in_a_pass, self._swap = blocks is not None, swap
         self._call: _Call | None = None
 
     def active_layers(self) -> tuple[int, ...]:
@@ -110,7 +110,6 @@ class ExtraLayersFusion(Fusion):
 
     def stream(self, members: object) -> Stream:
         """Wait for the last state."""
-        del members
         return _TopStream(self)
 
     def block_call(self) -> _Call | None:
@@ -134,13 +133,11 @@ class ExtraLayersFusion(Fusion):
     ) -> Float[Tensor, "batch tokens width"]:
         """The blocks on one state; while training, with this reader's own random numbers."""
         dtype = next(self.parameters()).dtype
-        state = state.to(dtype)
-        call = (call or _plain_call(mask)).to(dtype)
+        state, call = state.to(dtype), (call or _plain_call(mask)).to(dtype)
         seeded = self.training and self.generator is not None
         with torch.random.fork_rng(devices=[state.device] if state.is_cuda else [], enabled=seeded):
             if seeded:  # torch's own generators: dropout inside the blocks knows no other
-                seed = torch.randint(1 << 62, (), generator=self.generator, device=state.device)
-                torch.manual_seed(int(seed))
+                torch.manual_seed(int(torch.randint(1 << 62, (), generator=self.generator, device=state.device)))
             for block in self.blocks:
                 state = call.run(block, state, self._swap)
         return state
@@ -154,12 +151,11 @@ class _TopStream(Stream):
         self._taken: tuple[Tensor, _Call | None] | None = None
 
     def step(self, index: int, view: LayerView) -> None:
-        del index
         self._taken = (view.state, self._fusion.block_call())  # forgotten elsewhere once the pass ends
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
-        taken, self._taken = fed(self._taken), None
-        return [self._fusion.run(*taken, mask)]
+        (state, call), self._taken = fed(self._taken), None
+        return [self._fusion.run(state, call, mask)]
 
 
 @dataclass(frozen=True)
@@ -188,9 +184,11 @@ class _Call:
 
     def to(self, dtype: torch.dtype) -> _Call:
         """The same call with every floating-point tensor in another precision."""
-        args, kwargs = tree_map_only(
-            Tensor, lambda value: value.to(dtype) if value.is_floating_point() else value, (self.args, self.kwargs)
-        )
+
+        def cast_floats(value: Tensor) -> Tensor:
+            return value.to(dtype) if value.is_floating_point() else value
+
+        args, kwargs = tree_map_only(Tensor, cast_floats, (self.args, self.kwargs))
         return _Call(args, kwargs, self.place, self.past)
 
     def run(self, block: nn.Module, state: Tensor, swap: Swap) -> Tensor:
@@ -210,7 +208,7 @@ def _plain_block(width: int) -> nn.Module:
     from transformers import BertConfig
     from transformers.models.bert.modeling_bert import BertLayer
 
-    wanted = max(1, width // _HEAD_SIZE)
+    wanted = max(1, width // 64)  # heads are of this size in BERT and RoBERTa of every size
     heads = next(heads for heads in range(wanted, 0, -1) if width % heads == 0)
     config = BertConfig(hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width)
     config._attn_implementation = "sdpa"
@@ -235,12 +233,11 @@ def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module,
         raise _refusal(model, "it has no module per block")
     try:
         copied = _copy(stack.blocks[-1])
-        swap = stack.points[-1].swap if main_device(model).type == "meta" else _rehearse(model, stack, copied)
+        return copied, stack.points[-1].swap if main_device(model).type == "meta" else _rehearse(model, stack, copied)
     except ConfigError:
         raise
     except Exception as error:
         raise _refusal(model, f"a copy of its last block does not run ({first_line(error)})") from error
-    return copied, swap
 
 
 def _refusal(model: PreTrainedModel, reason: str) -> ConfigError:
@@ -275,7 +272,11 @@ def _rehearse(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) -> S
     tolerance = 1e-4 if next(block.parameters()).dtype in (torch.float32, torch.float64) else 5e-2
     with preserve_model(model), watch(stack, [layer], seen.__setitem__):
         block.register_forward_hook(after, with_kwargs=True)  # `preserve_model` takes it off again
-        _run_model(model)
+        inputs = probe_input(model, 7, seed=1).inputs
+        try:
+            model(**inputs)
+        except Exception:  # of its head, perhaps
+            model.base_model(**inputs)
         call: _Call = seen["call"]
         swaps = [swap for swap in _SWAPS if alike(swapped(call.state, swap), seen[layer], tolerance)]
         if not swaps:
@@ -285,17 +286,6 @@ def _rehearse(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) -> S
         if not alike(again, swapped(seen["output"], swaps[0]), tolerance):
             raise _refusal(model, "a copy of its last block gives another result")
     return swaps[0]
-
-
-def _run_model(model: PreTrainedModel) -> None:
-    """Run on a tiny input; where its head refuses that, the backbone alone."""
-    inputs = probe_input(model, _PROBE_TOKENS, seed=1).inputs
-    try:
-        model(**inputs)
-    except Exception:
-        if model.base_model is model:
-            raise
-        model.base_model(**inputs)
 
 
 @torch.no_grad()

@@ -19,14 +19,10 @@ class LastLayer(FusionConfig):
         """The top layer."""
         return -1
 
-    def build(self, layers: int, width: int) -> LastLayerFusion:
-        """Make the module; of several states it reads the last."""
-        return LastLayerFusion(layers=layers, width=width, dim=width)
-
 
 @final
-class LastLayerFusion(Fusion):
-    """The module of `LastLayer`."""
+class LastLayerFusion(Fusion, config=LastLayer):
+    """The module of `LastLayer`; of several states it reads the last."""
 
     def active_layers(self) -> tuple[int, ...]:
         """The last state."""
@@ -34,5 +30,4 @@ class LastLayerFusion(Fusion):
 
     def stream(self, members: object) -> Stream:
         """Pass the state through."""
-        del members
         return WeightedSum(torch.eye(self.layers)[-1])

@@ -48,11 +48,7 @@ def norm(norms: Sequence[nn.LayerNorm], features: Float[Tensor, "heads *rows dim
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention with biases, without residual; `dropout` is on the attention weights.
-
-    Raises:
-        ConfigError: If `heads` does not divide `dim`; `op` is named.
-    """
+    """Multi-head self-attention with biases, without residual; `dropout` is on the attention weights."""
 
     def __init__(self, op: str, dim: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -89,10 +85,7 @@ def attend(
 
 
 class EncoderLayer(nn.Module):
-    """A pre-norm transformer encoder layer with GELU.
-
-    Dropout is on the attention weights, inside the feed-forward (of size `feedforward`) and on both branches.
-    """
+    """A pre-norm encoder layer with GELU; dropout on attention weights, inside the feed-forward, on both branches."""
 
     def __init__(self, op: str, dim: int, heads: int, feedforward: int, dropout: float) -> None:
         super().__init__()

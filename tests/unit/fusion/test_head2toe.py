@@ -274,7 +274,7 @@ def test_features_of_a_text_are_not_for_tokens():
         ({"chunks": 0}, r"head2toe: chunks is 0; it must be"),
         (
             {"chunks": 2, "per_token": True},
-            r"head2toe: chunks is 2 with per_token; chunks are stretches of a whole text",
+            r"head2toe: chunks is 2 with per_token; chunks are parts of a whole text",
         ),
     ],
 )
