@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lamina.bank.reader import BankOutput
 from lamina.bank.streaming import StackPass
-from lamina.layers.hooks import argument, token_mask, watch
+from lamina.layers.hooks import argument, token_mask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,8 +32,7 @@ def listening(model: PreTrainedModel, passes: Sequence[StackPass]) -> Iterator[B
         hooks.enter_context(model.register_forward_hook(lambda *_: batch.clear(), always_call=True))
         for stack_pass in passes:
             listener = _Listener(model, stack_pass, heard, batch)
-            hooks.enter_context(stack_pass.block_inputs())
-            hooks.enter_context(watch(stack_pass.stack, stack_pass.layers, listener.take, listener.start))
+            hooks.enter_context(stack_pass.hooked(listener.take, listener.start))
         yield heard
 
 

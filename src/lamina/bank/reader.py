@@ -105,32 +105,20 @@ class ReaderModule(nn.Module):
 
 @dataclass
 class ReaderOutput:
-    """What one reader says about one batch.
+    """What one reader says about one batch."""
 
-    Attributes:
-        logits: `[batch, classes]` or `[batch, tokens, classes]`.
-        mask: `[batch, tokens]`, True at real tokens.
-        loss: Scalar where labels were given, else None.
-    """
-
-    logits: Tensor
-    mask: Tensor
-    loss: Tensor | None = None
+    logits: Tensor  # [batch, classes] or [batch, tokens, classes]
+    mask: Tensor  # [batch, tokens], True at real tokens
+    loss: Tensor | None = None  # where labels were given
 
 
 @dataclass
 class BankOutput:
-    """Reader name -> `ReaderOutput`, and the model's own output.
-
-    Attributes:
-        readers: One output per reader.
-        loss: Sum of the readers' losses, or None without labels.
-        main: The model's own output, or None.
-    """
+    """Reader name -> `ReaderOutput`, and the model's own output."""
 
     readers: dict[str, ReaderOutput] = field(default_factory=dict)
-    loss: Tensor | None = None
-    main: Any = None
+    loss: Tensor | None = None  # the sum of the readers'; None without labels
+    main: Any = None  # the model's own output, if it was wanted
 
     def clear(self) -> None:
         """Forget everything; under `bank.listen`, the readers then hear the model's next pass."""

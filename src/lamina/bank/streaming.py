@@ -15,7 +15,7 @@ from lamina.bank.reader import ReaderModule, ReaderOutput
 from lamina.errors import ConfigError
 from lamina.fusion.base import LayerView, Stream
 from lamina.layers import LayerStack, select
-from lamina.layers.hooks import token_mask, watch
+from lamina.layers.hooks import OnStart, OnState, token_mask, watch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool
@@ -26,15 +26,11 @@ class StackPass:
     """Feeds each state to the readers that need it, at the moment it exists, then lets it go.
 
     Readers on the same layers whose fusions have the same `group` run as one stream.
-
-    Attributes:
-        layers: The layers that are needed, ascending.
-        mask: Of the tokens that the model reads, as the model was given it; None: all are real.
     """
 
     def __init__(self, stack: LayerStack, readers: Mapping[str, ReaderModule], *, grad: bool) -> None:
         self.stack, self.readers = stack, readers
-        self.mask: Tensor | None = None
+        self.mask: Tensor | None = None  # of the tokens, as the model was given it; None: all are real
         self._grad = grad
         self._shape: torch.Size | None = None
         self._device: torch.device | None = None
@@ -52,15 +48,15 @@ class StackPass:
             layers = readers[names[0]].layers
             for index in sorted({index for fusion in fusions for index in fusion.active_layers()}):
                 self._takers[layers[index]].append((stream, index))
-        self.layers = sorted(self._takers)
+        self.layers = sorted(self._takers)  # that are needed
 
     @contextmanager
-    def block_inputs(self) -> Iterator[None]:
-        """Let the fusions that need the inputs of the model's blocks see them."""
-        with ExitStack() as watched:
+    def hooked(self, on_state: OnState, on_start: OnStart) -> Iterator[None]:
+        """Call back as `watch` does, and show the fusions that need them the inputs of the model's blocks."""
+        with ExitStack() as hooks:
             for reader in self.readers.values():
-                if reader.config.fusion.needs_block_inputs:
-                    watched.enter_context(reader.fusion.block_inputs(self.stack))
+                hooks.enter_context(reader.fusion.block_inputs(self.stack))
+            hooks.enter_context(watch(self.stack, self.layers, on_state, on_start))
             yield
 
     def take(self, layer: int, state: Tensor) -> bool:
@@ -73,15 +69,7 @@ class StackPass:
         return layer == self.layers[-1]
 
     def finish(self, model: PreTrainedModel, labels: Mapping[str, Tensor] | None = None) -> dict[str, ReaderOutput]:
-        """What each reader says, by name; alike heads run as one.
-
-        Args:
-            model: The model.
-            labels: Name -> labels, for heads that compute the logits of labelled positions alone.
-
-        Raises:
-            ConfigError: If no state was taken, or the mask is not one of these states.
-        """
+        """What each reader says, by name; alike heads run as one, some for the positions that have labels alone."""
         real = self._real(model)
         with torch.set_grad_enabled(self._grad):
             features: dict[str, Tensor] = {}
@@ -95,24 +83,19 @@ class StackPass:
                 groups[name if group is None else (type(head), group, features[name].dtype)].append(name)
             logits: dict[str, Tensor] = {}
             for names in groups.values():
-                logits |= self._logits(names, features, real, (labels or {}).get(names[0]))
+                first, heads = names[0], [self.readers[name].head for name in names]
+                if len(heads) == 1:
+                    logits[first] = self.readers[first].logits(features[first], real, (labels or {}).get(first))
+                else:
+                    stacked = torch.stack([features[name] for name in names])
+                    logits |= zip(names, heads[0].many(heads, stacked, real), strict=True)
         return {name: ReaderOutput(logits[name], real) for name in self.readers}
-
-    def _logits(
-        self, names: list[str], features: Mapping[str, Tensor], real: Tensor, labels: Tensor | None
-    ) -> dict[str, Tensor]:
-        heads = [self.readers[name].head for name in names]
-        if len(heads) == 1:
-            return {names[0]: self.readers[names[0]].logits(features[names[0]], real, labels)}
-        stacked = torch.stack([features[name] for name in names])
-        return dict(zip(names, heads[0].many(heads, stacked, real), strict=True))
 
     def _real(self, model: PreTrainedModel) -> Bool[Tensor, "batch tokens"]:
         """True at real tokens; a row without any keeps its first, so that its result is defined."""
         if self._shape is None:
-            raise ConfigError(
-                f"bank: the pass never reached layer {self.layers[0]}, so no state was read; run the whole model."
-            )
+            came = f"the pass never reached layer {self.layers[0]}, so no state was read"
+            raise ConfigError(f"bank: {came}; run the whole model.")
         shape, mask = self._shape[:2], self.mask
         if mask is None:
             return torch.ones(shape, dtype=torch.bool, device=self._device)
@@ -128,55 +111,44 @@ class StackPass:
         return real
 
 
-class StateRecorder:
-    """Takes part in a pass only to keep the states of some layers."""
-
-    mask: Tensor | None = None
-
-    def __init__(self, stack: LayerStack, layers: Sequence[int]) -> None:
-        self.stack = stack
-        self.layers = select(list(layers), stack.layers, op="bank.record_states")
-        self.states: dict[int, Tensor] = {}
-
-    @contextmanager
-    def block_inputs(self) -> Iterator[None]:
-        """Nothing but states is kept."""
-        yield
-
-    def take(self, layer: int, state: Tensor) -> bool:
-        """Keep one state; True once all were taken."""
-        self.states[layer] = state
-        return len(self.states) == len(self.layers)
-
-
 @contextmanager
-def attach(
-    passes: Sequence[StackPass | StateRecorder], batch: Mapping[str, Any], stop: BaseException | None = None
-) -> Iterator[None]:
-    """Let passes over several stacks take part in one run of the model on `batch`.
-
-    `stop` is raised once every pass has taken its last state; None: the model runs to its end.
-    """
+def attach(passes: Sequence[StackPass], batch: Mapping[str, Any], stop: BaseException | None = None) -> Iterator[None]:
+    """Let passes over several stacks take part in a run of the model on `batch`; after all last states raise `stop`."""
     left = len(passes)
 
-    def take(stack_pass: StackPass | StateRecorder, layer: int, state: Tensor) -> None:
+    def take(stack_pass: StackPass, layer: int, state: Tensor) -> None:
         nonlocal left
         if stack_pass.take(layer, state):
             left -= 1
             if left == 0 and stop is not None:
                 raise stop
 
-    def start(stack_pass: StackPass | StateRecorder, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        if isinstance(stack_pass, StackPass):
-            stack_pass.mask = token_mask(stack_pass.stack, batch, args, kwargs)
+    def start(stack_pass: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        stack_pass.mask = token_mask(stack_pass.stack, batch, args, kwargs)
 
     with ExitStack() as hooks:
         for stack_pass in passes:
-            hooks.enter_context(stack_pass.block_inputs())
-            hooks.enter_context(
-                watch(stack_pass.stack, stack_pass.layers, partial(take, stack_pass), partial(start, stack_pass))
-            )
+            hooks.enter_context(stack_pass.hooked(partial(take, stack_pass), partial(start, stack_pass)))
         yield
+
+
+@contextmanager
+def recording(
+    layers: Mapping[LayerStack, Sequence[int]], stop: BaseException
+) -> Iterator[dict[str, dict[int, Tensor]]]:
+    """Keep the states of some layers, by stack and layer; raise `stop` after the last."""
+    wanted = [(stack, select(list(chosen), stack.layers, op="bank.record_states")) for stack, chosen in layers.items()]
+    states: dict[str, dict[int, Tensor]] = {stack.name: {} for stack, _ in wanted}
+
+    def take(name: str, layer: int, state: Tensor) -> None:
+        states[name][layer] = state
+        if all(len(states[stack.name]) == len(chosen) for stack, chosen in wanted):
+            raise stop
+
+    with ExitStack() as hooks:
+        for stack, chosen in wanted:
+            hooks.enter_context(watch(stack, chosen, partial(take, stack.name)))
+        yield states
 
 
 def _frame_mask(mask: Tensor, frames: int, model: PreTrainedModel) -> Tensor:
