@@ -145,10 +145,8 @@ class Fusion(nn.Module, ABC):
             ConfigError: If the number or the width of the states is not what the module was built for.
         """
         if len(states) != self.layers or states[0].shape[-1] != self.width:
-            raise ConfigError(
-                f"fusion: got {len(states)} states of width {states[0].shape[-1]}; this one was built for "
-                f"{self.layers} of width {self.width}. Select the same layers as at build time."
-            )
+            came = f"got {len(states)} states of width {states[0].shape[-1]}"
+            raise ConfigError(f"fusion: {came}; this one was built for {self.layers} of width {self.width}.")
         if mask is None:
             mask = torch.ones(states[0].shape[:2], dtype=torch.bool, device=states[0].device)
         stream = self.stream([self])

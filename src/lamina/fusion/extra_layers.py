@@ -75,17 +75,11 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
     """The module of `ExtraLayers`: `blocks`, run one after the other on the last state; without a model plain ones."""
 
     def __init__(
-        self,
-        config: ExtraLayers,
-        *,
-        layers: int,
-        width: int,
-        blocks: Sequence[nn.Module] | None = None,
-        swap: Swap = None,
+        self, config: ExtraLayers, *, layers: int, width: int, blocks: Sequence[nn.Module] = (), swap: Swap = None
     ) -> None:
         super().__init__(config, layers=layers, width=width)
         self.blocks = nn.ModuleList(blocks or [_plain_block(width) for _ in range(config.n)])
-        self._in_a_pass, self._swap = blocks is not None, swap
+        self._in_a_pass, self._swap = bool(blocks), swap
         self._call: _Call | None = None
 
     def active_layers(self) -> tuple[int, ...]:
@@ -117,15 +111,11 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
         if not self._in_a_pass:
             return None
         if self._call is None:
-            raise ConfigError(
-                "extra_layers: the states came without the model's pass; these blocks are called as the model's last "
-                "block is. Call the bank, or run the model under `fusion.block_inputs(stack)`."
-            )
+            reason = "the states came without the model's pass; these blocks are called as its last block is"
+            raise ConfigError(f"extra_layers: {reason}. Call the bank, or run it under `fusion.block_inputs(stack)`.")
         if self._call.past:
-            raise ConfigError(
-                f"extra_layers: the pass continues from a cache of {self._call.past} tokens; the new blocks never saw "
-                "those. Give the whole text in one pass."
-            )
+            reason = f"the pass continues from a cache of {self._call.past} tokens; the new blocks never saw those"
+            raise ConfigError(f"extra_layers: {reason}. Give the whole text in one pass.")
         return self._call
 
     def run(
