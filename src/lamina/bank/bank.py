@@ -38,10 +38,7 @@ class ReaderBank(nn.Module, ModelHubMixin):
         model: Any `transformers.PreTrainedModel`, head included. It is frozen and put in eval mode.
         processor: Its tokenizer; needed to train on texts and to predict from them.
         train_base: Fine-tune the model along with the readers: it is not frozen, and follows the bank's mode. The main
-            job then changes; parameters that were frozen before stay so.
-
-    Raises:
-        ConfigError: If the model is to be trained and none of its parameters can be.
+            job then changes; parameters that were frozen before stay so, and ConfigError is raised if all were.
     """
 
     def __init__(self, model: PreTrainedModel, processor: Any = None, *, train_base: bool = False) -> None:
@@ -82,14 +79,11 @@ class ReaderBank(nn.Module, ModelHubMixin):
         return self._found[0]
 
     def add(self, name: str, reader: Reader) -> ReaderModule:
-        """Attach a reader.
+        """Attach a reader; returns the trainable module, which is also at `bank[name]`.
 
         Args:
             name: Letters, digits, `_` and `-`; also the name of its folder when saved.
             reader: What to attach.
-
-        Returns:
-            The trainable module, also at `bank[name]`.
 
         Raises:
             ConfigError: If the name is taken or not allowed, or the reader's settings do not fit the model.
@@ -171,9 +165,6 @@ class ReaderBank(nn.Module, ModelHubMixin):
             main: Whether the model's own output is wanted; if not, its forward ends after the last layer needed.
             **batch: What the model is called with.
 
-        Returns:
-            One output per reader; `.loss` is the sum of their losses, or None without labels.
-
         Raises:
             UnknownNameError: If a name is not in the bank.
             ConfigError: If there is no reader to run, the batch's attention mask does not say which tokens are real, or
@@ -193,13 +184,7 @@ class ReaderBank(nn.Module, ModelHubMixin):
         readers: Sequence[str] | None = None,
         labels: Mapping[str, Tensor] | None = None,
     ) -> BankOutput:
-        """Run readers on states that were recorded, in place of a run of the model; see `forward`.
-
-        Args:
-            states: Stack -> layer -> state `[batch, tokens, width]`, as `record_states` gives them.
-            batch: What the model would be called with; its attention mask is used.
-            readers: Which readers to run; None: all.
-            labels: Reader name -> labels.
+        """Run readers on what `record_states` gave for a batch, in place of a run of the model; see `forward`.
 
         Raises:
             ConfigError: If a layer is missing, or a reader needs more of the model's pass than its states.
@@ -224,12 +209,7 @@ class ReaderBank(nn.Module, ModelHubMixin):
     def record_states(
         self, layers: Mapping[str, Sequence[int]], batch: Mapping[str, Any]
     ) -> dict[str, dict[int, Tensor]]:
-        """Run the model up to the last of stack -> layers; stack -> layer -> state, without gradients.
-
-        Raises:
-            UnknownNameError: If the model has no such stack.
-            LayerIndexError: If it has no such layer.
-        """
+        """Run the model up to the last of stack -> layers; returns stack -> layer -> state `[batch, tokens, width]`."""
         wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
         stop = StopForward()
         with recording(wanted, stop) as states, torch.no_grad():
@@ -281,13 +261,10 @@ class ReaderBank(nn.Module, ModelHubMixin):
         follow); `heard.clear()` makes it ready for the next. Meanwhile the readers are in eval mode.
 
         Args:
-            readers: Which readers listen; None: all.
+            readers: Which readers listen; None: all. UnknownNameError if one is not in the bank.
 
         Yields:
             One output per reader that heard a pass, filled while the model runs.
-
-        Raises:
-            UnknownNameError: If a name is not in the bank.
         """
         names = self._known("bank.listen", readers)
         modules = [*self.modules(), *(self.model.modules() if self.train_base else ())]
@@ -310,7 +287,7 @@ class ReaderBank(nn.Module, ModelHubMixin):
 
         Args:
             folder: Where to; made if it is not there.
-            config: Not used; `ModelHubMixin.push_to_hub` gives it.
+            config: Not used, but given by `ModelHubMixin.push_to_hub`.
             model_card_kwargs: For `generate_model_card`.
 
         Raises:
@@ -349,12 +326,7 @@ class ReaderBank(nn.Module, ModelHubMixin):
     def push_to_hub(self, repo: str, **options: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Save to a repository on the hub, made if it is not there; returns the address of the commit.
 
-        Args:
-            repo: Its id.
-            **options: `message`, `private`, `token`, `branch` and `create_pr`.
-
-        Raises:
-            StoreError: If the hub refuses or cannot be reached.
+        Options are `message`, `private`, `token`, `branch` and `create_pr`; StoreError if the hub refuses.
         """
         from lamina.store import push_bank
 

@@ -67,10 +67,7 @@ class ReaderModule(nn.Module):
         self.step += 1
 
     def logits(
-        self,
-        features: Float[Tensor, "batch tokens dim"],
-        mask: Bool[Tensor, "batch tokens"],
-        labels: Tensor | None = None,
+        self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"], labels: Tensor | None
     ) -> Tensor:
         """The output of a head that runs alone, of labelled positions only where it can; seeds torch while training."""
         options: dict[str, Tensor] = {}

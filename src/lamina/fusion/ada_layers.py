@@ -67,10 +67,8 @@ class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
     def __init__(self, config: AdaLayers, *, layers: int, width: int) -> None:
         super().__init__(config, layers=layers, width=width, projections=layers)
         if config.cutoff >= 1 / layers:
-            raise ConfigError(
-                f"ada_layers: cutoff is {config.cutoff} for {layers} layers, whose importances all start at "
-                f"{1 / layers:.4g}; that would remove every layer. Use a cutoff below {1 / layers:.4g}."
-            )
+            came = f"cutoff is {config.cutoff} for {layers} layers"
+            raise ConfigError(f"ada_layers: {came}; it would remove every layer. Use a cutoff below {1 / layers:.4g}.")
         self.scores = nn.Parameter(torch.ones(layers))
 
     def weights(self) -> Float[Tensor, " layers"]:

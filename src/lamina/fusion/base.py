@@ -89,7 +89,7 @@ class Fusion(nn.Module, ABC):
 
     def stream(self, members: Sequence[Any]) -> Stream:
         """Start a pass for `members`, all of this class and `group`; without `stream_of`, one that ends in `fuse`."""
-        return BufferedStream(self.fuse) if self.stream_of is None else self.stream_of(members)
+        return _BufferedStream(self.fuse) if self.stream_of is None else self.stream_of(members)
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
         """Features of all active states, index -> state, lowest first; for fusions that need them at once."""
@@ -155,7 +155,7 @@ class Fusion(nn.Module, ABC):
         return stream.finish(mask.bool())[0]
 
 
-class BufferedStream(Stream):
+class _BufferedStream(Stream):
     """Keeps every state until the pass ends, for fusions that need them all at once (`streams = False`)."""
 
     def __init__(self, fuse: Callable[[dict[int, Tensor], Tensor], Tensor]) -> None:
@@ -163,11 +163,9 @@ class BufferedStream(Stream):
         self._states: dict[int, Tensor] = {}
 
     def step(self, index: int, view: LayerView) -> None:
-        """Keep one state."""
         self._states[index] = view.state
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Fuse what was kept, and let it go."""
         states, self._states = self._states, {}
         return [self._fuse(states, mask)]
 

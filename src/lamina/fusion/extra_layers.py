@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
@@ -79,7 +79,7 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
     ) -> None:
         super().__init__(config, layers=layers, width=width)
         self.blocks = nn.ModuleList(blocks or [_plain_block(width) for _ in range(config.n)])
-        self._in_a_pass, self._swap = bool(blocks), swap
+        self.copied, self.swap = bool(blocks), swap
         self._call: _Call | None = None
 
     def active_layers(self) -> tuple[int, ...]:
@@ -93,11 +93,8 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
         def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._call = _Call.of(block, args, kwargs, stack.depth - 1)
 
-        if not self._in_a_pass:
-            yield
-            return
         try:
-            with stack.blocks[-1].register_forward_pre_hook(before, with_kwargs=True):
+            with stack.blocks[-1].register_forward_pre_hook(before, with_kwargs=True) if self.copied else nullcontext():
                 yield
         finally:
             self._call = None
@@ -108,7 +105,7 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
 
     def block_call(self) -> _Call | None:
         """How the pass called the base's last block; None for blocks that need nothing but the mask."""
-        if not self._in_a_pass:
+        if not self.copied:
             return None
         if self._call is None:
             reason = "the states came without the model's pass; these blocks are called as its last block is"
@@ -117,20 +114,6 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
             reason = f"the pass continues from a cache of {self._call.past} tokens; the new blocks never saw those"
             raise ConfigError(f"extra_layers: {reason}. Give the whole text in one pass.")
         return self._call
-
-    def run(
-        self, state: Float[Tensor, "batch tokens width"], call: _Call | None, mask: Bool[Tensor, "batch tokens"]
-    ) -> Float[Tensor, "batch tokens width"]:
-        """The blocks on one state; while training, with this reader's own random numbers."""
-        dtype = next(self.parameters()).dtype
-        state, call = state.to(dtype), (call or _plain_call(mask)).to(dtype)
-        seeded = self.training and self.generator is not None
-        with torch.random.fork_rng(devices=[state.device] if state.is_cuda else [], enabled=seeded):
-            if seeded:  # torch's own generators: dropout inside the blocks knows no other
-                torch.manual_seed(int(torch.randint(1 << 62, (), generator=self.generator, device=state.device)))
-            for block in self.blocks:
-                state = call.run(block, state, self._swap)
-        return state
 
 
 class _TopStream(Stream):
@@ -145,7 +128,15 @@ class _TopStream(Stream):
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
         (state, call), self._taken = fed(self._taken), None
-        return [self._fusion.run(state, call, mask)]
+        fusion, dtype = self._fusion, next(self._fusion.parameters()).dtype
+        state, call = state.to(dtype), (call or _plain_call(mask)).to(dtype)
+        seeded = fusion.training and fusion.generator is not None
+        with torch.random.fork_rng(devices=[state.device] if state.is_cuda else [], enabled=seeded):
+            if seeded:  # torch's own generators: dropout inside the blocks knows no other
+                torch.manual_seed(int(torch.randint(1 << 62, (), generator=fusion.generator, device=state.device)))
+            for block in fusion.blocks:
+                state = call.run(block, state, fusion.swap)
+        return [state]
 
 
 @dataclass(frozen=True)
@@ -196,24 +187,18 @@ def _is_cache(value: object) -> bool:
 def _plain_block(width: int) -> nn.Module:
     """A block as in BERT, with its initialiser's values."""
     from transformers import BertConfig
-    from transformers.models.bert.modeling_bert import BertLayer
+    from transformers.models.bert.modeling_bert import BertLayer, BertPreTrainedModel
 
     wanted = max(1, width // 64)  # heads are of this size in BERT and RoBERTa of every size
     heads = next(heads for heads in range(wanted, 0, -1) if width % heads == 0)
     config = BertConfig(hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width)
     config._attn_implementation = "sdpa"
-    block = BertLayer(config)
-    for module in block.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=config.initializer_range)
-            nn.init.zeros_(module.bias)
-    return block
+    return BertLayer(config).apply(BertPreTrainedModel(config)._init_weights)
 
 
 def _plain_call(mask: Bool[Tensor, "batch tokens"]) -> _Call:
     """A call of a plain block: padding is attended to with the lowest score there is, so a row of it is no NaN."""
-    lowest = torch.finfo(torch.float32).min
-    scores = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, lowest)
+    scores = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
     return _Call((None,), {"attention_mask": scores[:, None, None, :]})
 
 
@@ -231,10 +216,8 @@ def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module,
 
 
 def _refusal(model: PreTrainedModel, reason: str) -> ConfigError:
-    return ConfigError(
-        f"extra_layers: no blocks of the kind of '{model.config.model_type}' can be made; {reason}. "
-        "Use another fusion, such as DWAtt or Concat."
-    )
+    came = f"no blocks of the kind of '{model.config.model_type}' can be made; {reason}"
+    return ConfigError(f"extra_layers: {came}. Use another fusion, such as DWAtt or Concat.")
 
 
 def _copy(block: nn.Module) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -108,24 +108,22 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         output = getattr(head, "output", None)
         own = set(output.parameters()) if isinstance(output, nn.Linear) else set()
         if not own or own != set(head.parameters()):
-            raise ConfigError(
-                "head2toe: the head has more than one linear map; features are scored by its weights. Set "
-                'pooling="first" (SequenceClassification), or encoder_layers=0 (TokenClassification, with per_token).'
-            )
+            hint = 'Set pooling="first" (SequenceClassification), or encoder_layers=0 (TokenClassification).'
+            raise ConfigError(f"head2toe: the head has more than one linear map, whose weights are the scores. {hint}")
         if not self.config.per_token and not getattr(head, "pools", False):
             raise ConfigError("head2toe: the head labels each token; the features are a text's. Set per_token=True.")
 
-    def regularization(self, head: nn.Module | None = None) -> Tensor | None:
+    def regularization(self, head: Any = None) -> Tensor | None:
         """`group_lasso * sum_i ||W_i||` over the features, until they are chosen."""
         if head is None or self.config.group_lasso == 0 or bool(self.selected):
             return None
-        return self.config.group_lasso * torch.linalg.vector_norm(_map_of(head).weight, dim=0).sum()
+        return self.config.group_lasso * torch.linalg.vector_norm(head.output.weight, dim=0).sum()
 
-    def on_epoch_end(self, done: float, head: nn.Module) -> bool:
+    def on_epoch_end(self, done: float, head: Any) -> bool:
         """Take the scores down; choose the features and start the head again once the first stage is over."""
         if bool(self.selected):
             return False
-        scores = _map_of(head).weight.detach().square().sum(0)
+        scores = head.output.weight.detach().square().sum(0)
         self._note(scores)
         if done < self.config.score_share:
             return False
@@ -137,17 +135,13 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         self.kept.zero_()[scores.topk(count).indices] = True
         self.selected.fill_(True)
         self._note(self.kept.to(scores.dtype))
-        _map_of(head).reset_parameters()
+        head.output.reset_parameters()
         return True
 
     def _note(self, worth: Float[Tensor, " dim"]) -> None:
         by_layer = worth.view(self.layers, -1).sum(1)
         if float(by_layer.sum()) > 0:
             self.shares.copy_(by_layer / by_layer.sum())
-
-
-def _map_of(head: nn.Module) -> nn.Linear:
-    return cast("nn.Linear", head.output)
 
 
 def _stretches(mask: Bool[Tensor, "batch tokens"], chunks: int) -> Float[Tensor, "batch chunks tokens"]:

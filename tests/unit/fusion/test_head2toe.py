@@ -247,7 +247,7 @@ def test_two_stages_find_the_layer_that_knows():
     ],
 )
 def test_a_head_that_is_more_than_one_linear_map_is_refused(settings: dict[str, Any], head: Any):
-    with pytest.raises(ConfigError, match=r"head2toe: the head has more than one linear map;.*Set pooling=\"first\""):
+    with pytest.raises(ConfigError, match=r"head2toe: the head has more than one linear map.*Set pooling=\"first\""):
         Head2Toe(**settings).build(2, 4).check_head(head.build(8))
 
 
