@@ -34,9 +34,6 @@ class AdaLayers(ProjectedConfig):
         positions: Add fixed sinusoidal token positions to the sum.
         output_activation: GELU on the sum, as in the reference code; the thesis prints none.
 
-    Raises:
-        ConfigError: If a value cannot be, or (at build) if the cutoff would remove every layer at the start.
-
     Source:
         Dremov 2024, "Using Internal Representations of Frozen Transformer Models", section 5.1.
     """

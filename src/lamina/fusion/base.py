@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 
 
 class FusionConfig:
-    """Settings of one fusion. Subclasses are frozen dataclasses, most of them with a `layers` selector."""
+    """Settings of one fusion. Subclasses are frozen dataclasses, most of them with a `layers` selector.
 
-    module: ClassVar[type[Fusion]]  # set by the fusion, which names its config: `class MeanFusion(Fusion, config=Mean)`
-    streams: ClassVar[bool] = True  # False: needs every state at once, so the bank keeps them
+    The fusion names its config, `class MeanFusion(Fusion, config=Mean)`, which sets `module` and `streams`.
+    """
+
+    module: ClassVar[type[Fusion]]
+    streams: ClassVar[bool]  # False: needs every state at once (it has `fuse`), so the bank keeps them
     needs_block_inputs: ClassVar[bool] = False  # True: recorded states are not enough
 
     def selector(self) -> Selector:
@@ -34,12 +37,7 @@ class FusionConfig:
         return self.layers  # pyright: ignore[reportAttributeAccessIssue]  a field of most subclasses
 
     def build(self, layers: int, width: int) -> Fusion:
-        """Make the trainable module, freshly initialised from torch's global generator.
-
-        Args:
-            layers: Number of hidden states it will get.
-            width: Size of each of them.
-        """
+        """Make the module for `layers` hidden states of size `width`, initialised from torch's global generator."""
         return self.module(self, layers=layers, width=width)
 
     def build_on(self, model: PreTrainedModel, stack: LayerStack, layers: int) -> Fusion:
@@ -80,7 +78,7 @@ class Fusion(nn.Module, ABC):
     def __init_subclass__(cls, config: type[FusionConfig] | None = None) -> None:
         super().__init_subclass__()
         if config is not None:
-            config.module = cls
+            config.module, config.streams = cls, cls.fuse is Fusion.fuse
 
     def __init__(self, config: Any, *, layers: int, width: int, dim: int | None = None) -> None:
         super().__init__()
@@ -118,8 +116,7 @@ class Fusion(nn.Module, ABC):
     def on_epoch_end(self, done: float, head: nn.Module) -> bool:
         """Go on to the next stage of training, if there is one; `done` (up to 1) of the epochs are over.
 
-        Returns:
-            Whether parameters were reset; optimizer state, schedule and best epoch are then reset too.
+        True if parameters were reset; optimizer state, schedule and best epoch are then reset too.
         """
         return False
 
@@ -132,17 +129,11 @@ class Fusion(nn.Module, ABC):
         states: Float[Tensor, "layers batch tokens width"],
         mask: Bool[Tensor, "batch tokens"] | Float[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
-        """Fuse stacked states.
+        """Fuse stacked states into features in the dtype of the parameters.
 
         Args:
-            states: The selected layers' hidden states, lowest layer first.
+            states: The selected layers' hidden states, lowest layer first; as many and as wide as at build time.
             mask: True (or 1) where a token is real; None: everywhere.
-
-        Returns:
-            Features in the dtype of the parameters.
-
-        Raises:
-            ConfigError: If the number or the width of the states is not what the module was built for.
         """
         if len(states) != self.layers or states[0].shape[-1] != self.width:
             came = f"got {len(states)} states of width {states[0].shape[-1]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +37,6 @@ class DWAtt(FusionConfig):
         ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)", arXiv:2209.15168, eq. 3 to 11, with the biases
         that make up its printed count: U has one, W and W_K have none, and all norms are affine.
     """
-
-    streams: ClassVar[bool] = False
 
     bottleneck: int | None = None
     position_dim: int = 24

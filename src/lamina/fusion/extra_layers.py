@@ -52,14 +52,11 @@ class ExtraLayers(FusionConfig):
 
     n: int = 1
 
+    layers: ClassVar[int] = -1
     needs_block_inputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range("extra_layers", "n", self.n, 1, 1000)
-
-    def selector(self) -> int:
-        """The top layer."""
-        return -1
 
     def build_on(self, model: PreTrainedModel, stack: LayerStack, layers: int) -> ExtraLayersFusion:
         """Make blocks of the kind of the stack's last one; ConfigError if a copy does not compute what it computes."""

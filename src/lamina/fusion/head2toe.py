@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor, nn
@@ -43,9 +43,6 @@ class Head2Toe(FusionConfig):
         per_token: Features of each token by itself, for token tasks.
         chunks: Into how many stretches of equal length a text is cut, each with a mean of its own.
 
-    Raises:
-        ConfigError: If a value cannot be, or (when attached) if the head is not one linear map.
-
     Source:
         Evci et al. 2022, arXiv:2201.03529. They choose features once, after a full training; here both stages share the
         epochs of one run.
@@ -57,8 +54,6 @@ class Head2Toe(FusionConfig):
     layers: Selector = "all"
     per_token: bool = False
     chunks: int = 1
-
-    streams: ClassVar[bool] = False  # which tokens are real, and so a mean over them, is known when the pass ends
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:

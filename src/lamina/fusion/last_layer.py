@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 
@@ -15,9 +15,7 @@ from lamina.fusion.base import Fusion, FusionConfig, Stream, WeightedSum
 class LastLayer(FusionConfig):
     """The top layer's hidden state, unchanged; no parameters, so `dim` is the model's width."""
 
-    def selector(self) -> int:
-        """The top layer."""
-        return -1
+    layers: ClassVar[int] = -1
 
 
 @final

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +48,6 @@ class Routing(FusionConfig):
     layers: Selector = "all"
     per_token: bool = False
 
-    streams: ClassVar[bool] = False  # the second iteration needs every input again
-
     def __post_init__(self) -> None:
         for name in ("dim", "vectors", "size", "iterations"):
             check_range("routing", name, getattr(self, name), 2, 1 << 20)
@@ -68,7 +66,7 @@ class RoutingFusion(Fusion, config=Routing):
         self.stages = nn.ModuleList(Route(*shape, iterations=rounds) for shape in shapes)
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Route what the states hold."""
+        """Route what the states hold, all at once: every iteration needs every input."""
         parts = [
             F.layer_norm(state.to(self.scale.dtype), (self.width,)) * self.scale[index] + self.shift[index]
             for index, state in states.items()

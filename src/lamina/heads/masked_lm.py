@@ -36,15 +36,12 @@ class MaskedLM(HeadConfig):
     of that head's; on any other they start fresh. The projection is the base's and is neither copied nor saved; it
     stays as it is unless the base itself is trained.
 
-    Args:
-        labels: Always ("token",): the classes are the base's vocabulary.
-
     Source:
         Devlin et al. 2019, arXiv:1810.04805, section 3.1; ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)",
         section 3.2.
     """
 
-    labels: Sequence[str] = LABELS
+    labels: Sequence[str] = LABELS  # no others
 
     kind: ClassVar[str] = "masked_lm"
 
@@ -61,7 +58,11 @@ class MaskedLM(HeadConfig):
     def build_on(self, model: PreTrainedModel, dim: int) -> MaskedLMHead:
         """Make the module for a model that is at hand; ConfigError if it has no vocabulary."""
         projection = vocabulary_of(model)
-        transform = _own_transform(model, projection) or _fresh_transform(projection, dim)
+        transform = _own_transform(model, projection)
+        if transform is None:
+            classes, width = projection.weight.shape
+            bias = nn.Parameter(torch.zeros(classes))
+            transform = _Transform(nn.Linear(dim, width), F.gelu, nn.LayerNorm(width), bias)
         return MaskedLMHead(projection, transform, dim)
 
 
@@ -140,11 +141,6 @@ def vocabulary_of(model: PreTrainedModel) -> Projection:
             return module
     came = f"the family '{model.config.model_type}' has no vocabulary"
     raise ConfigError(f"masked_lm: {came}. Use a model that reads text.")
-
-
-def _fresh_transform(projection: Projection, dim: int) -> _Transform:
-    classes, width = projection.weight.shape
-    return _Transform(nn.Linear(dim, width), F.gelu, nn.LayerNorm(width), nn.Parameter(torch.zeros(classes)))
 
 
 def _own_transform(model: PreTrainedModel, projection: Projection) -> _Transform | None:
