@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lamina.bank.listening import listening
 from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
-from lamina.bank.streaming import StackPass, attach, recording
+from lamina.bank.streaming import StackPass, States, attach, recording
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers import LayerStack, stacks
 from lamina.layers.discovery import pick_stack
@@ -206,9 +206,7 @@ class ReaderBank(nn.Module, ModelHubMixin):
             stack_pass.mask = token_mask(stack, batch)
         return self._finish(passes, labels, readers)
 
-    def record_states(
-        self, layers: Mapping[str, Sequence[int]], batch: Mapping[str, Any]
-    ) -> dict[str, dict[int, Tensor]]:
+    def record_states(self, layers: Mapping[str, Sequence[int]], batch: Mapping[str, Any]) -> States:
         """Run the model up to the last of stack -> layers; returns stack -> layer -> state `[batch, tokens, width]`."""
         wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
         stop = StopForward()

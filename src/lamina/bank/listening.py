@@ -16,8 +16,6 @@ from lamina.layers.hooks import argument, token_mask
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MASKS = ("attention_mask", "decoder_attention_mask")
-
 
 @contextmanager
 def listening(model: PreTrainedModel, passes: Sequence[StackPass]) -> Iterator[BankOutput]:
@@ -28,7 +26,8 @@ def listening(model: PreTrainedModel, passes: Sequence[StackPass]) -> Iterator[B
     running: dict[StackPass, StackPass] = {}  # the present pass of each; none where its readers have heard one already
 
     def before(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        batch.update({name: argument(module, name, args, kwargs) for name in MASKS})
+        for name in ("attention_mask", "decoder_attention_mask"):
+            batch[name] = argument(module, name, args, kwargs)
 
     def start(given: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         running.pop(given, None)

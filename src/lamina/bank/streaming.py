@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+States = dict[str, dict[int, Tensor]]  # stack -> layer -> [batch, tokens, width]
+
+
 class StackPass:
     """Feeds each state to the readers that need it, at the moment it exists, then lets it go.
 
@@ -133,12 +136,10 @@ def attach(passes: Sequence[StackPass], batch: Mapping[str, Any], stop: BaseExce
 
 
 @contextmanager
-def recording(
-    layers: Mapping[LayerStack, Sequence[int]], stop: BaseException
-) -> Iterator[dict[str, dict[int, Tensor]]]:
+def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -> Iterator[States]:
     """Keep the states of some layers, by stack and layer; raise `stop` after the last."""
     wanted = [(stack, select(list(chosen), stack.layers, op="bank.record_states")) for stack, chosen in layers.items()]
-    states: dict[str, dict[int, Tensor]] = {stack.name: {} for stack, _ in wanted}
+    states: States = {stack.name: {} for stack, _ in wanted}
 
     def take(name: str, layer: int, state: Tensor) -> None:
         states[name][layer] = state

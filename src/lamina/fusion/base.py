@@ -29,7 +29,7 @@ class FusionConfig:
     """
 
     module: ClassVar[type[Fusion]]
-    streams: ClassVar[bool]  # False: needs every state at once (it has `fuse`), so the bank keeps them
+    streams: ClassVar[bool] = True  # False: needs every state at once (it has `fuse`), so the bank keeps them
     needs_block_inputs: ClassVar[bool] = False  # True: recorded states are not enough
 
     def selector(self) -> Selector:

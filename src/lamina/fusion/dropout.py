@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+Generators = Sequence[torch.Generator | None]
+
 _LEVELS = 1 << 16  # 16 random bits per element: drawing them costs a quarter of torch's own Bernoulli numbers
 
 
-def dropout(part: Tensor, p: float, generators: Sequence[torch.Generator | None], *, axis: int = 0) -> Tensor:
+def dropout(part: Tensor, p: float, generators: Generators, *, axis: int = 0) -> Tensor:
     """Dropout of the members' values, which lie along `axis`, each by its own generator (None: torch's own)."""
     return part if p == 0 else drop(part, p, draw(part.shape, generators, part.device, axis=axis))
 
 
-def draw(
-    shape: torch.Size, generators: Sequence[torch.Generator | None], device: torch.device, *, axis: int = 0
-) -> Tensor:
+def draw(shape: torch.Size, generators: Generators, device: torch.device, *, axis: int = 0) -> Tensor:
     """Uniform 16-bit integers of a shape, each member's from its own generator."""
     alone = torch.Size((*shape[:axis], *shape[axis + 1 :]))
     count, bits = alone.numel(), []

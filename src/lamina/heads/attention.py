@@ -13,13 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.dropout import dropout
+from lamina.fusion.dropout import Generators, dropout
 from lamina.heads.base import check_heads
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
-
-Generators = Sequence[torch.Generator | None]
 
 
 def linear(maps: Sequence[nn.Linear], features: Float[Tensor, "heads *rows dim"]) -> Float[Tensor, "heads *rows out"]:
