@@ -12,9 +12,8 @@ import torch
 from huggingface_hub import ModelCard, ModelHubMixin
 from torch import Tensor, nn
 
-from lamina.bank.listening import listening
 from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
-from lamina.bank.streaming import StackPass, States, attach, recording
+from lamina.bank.streaming import StackPass, States, attach, listening, recording
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers import LayerStack, stacks
 from lamina.layers.discovery import pick_stack
@@ -81,9 +80,7 @@ class ReaderBank(nn.Module, ModelHubMixin):
     def add(self, name: str, reader: Reader) -> ReaderModule:
         """Attach a reader; returns the trainable module, which is also at `bank[name]`.
 
-        Args:
-            name: Letters, digits, `_` and `-`; also the name of its folder when saved.
-            reader: What to attach.
+        The name is of letters, digits, `_` and `-`; it is also that of the reader's folder when saved.
 
         Raises:
             ConfigError: If the name is taken or not allowed, or the reader's settings do not fit the model.
@@ -110,10 +107,7 @@ class ReaderBank(nn.Module, ModelHubMixin):
         """Give a reader another name; UnknownNameError if it is not there, ConfigError if `to` is taken or no name."""
         self._known("bank.rename", [name])
         self._check_new("bank.rename", to)
-        modules = {to if known == name else known: self[known] for known in self}
-        self.readers.clear()
-        for known, module in modules.items():
-            self.readers[_key(known)] = module
+        self.readers = nn.ModuleDict({_key(to if known == name else known): self[known] for known in self})
 
     def __getitem__(self, name: str) -> ReaderModule:
         self._known("bank", [name])

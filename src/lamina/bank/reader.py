@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import UnknownNameError
-from lamina.fusion.base import Fusion, FusionConfig
-from lamina.heads.base import IGNORE, Head, HeadConfig
+from lamina.fusion.base import FusionConfig
+from lamina.heads.base import IGNORE, HeadConfig
 from lamina.layers import LayerStack, select
 from lamina.utils import derive_seed, rank
 
@@ -41,9 +41,6 @@ class Reader:
 @final
 class ReaderModule(nn.Module):
     """A reader attached to a model: the fusion's and the head's parameters, and what was learned about them."""
-
-    fusion: Fusion
-    head: Head
 
     def __init__(self, config: Reader, stack: LayerStack, model: PreTrainedModel) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One pass of the model over one stack, read by any number of readers."""
+"""One pass of the model over one stack, read by any number of readers, and the ways to take part in a run of it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lamina.bank.reader import ReaderModule, ReaderOutput
+from lamina.bank.reader import BankOutput, ReaderModule, ReaderOutput
 from lamina.errors import ConfigError
 from lamina.fusion.base import LayerView, Stream
 from lamina.layers import LayerStack, select
-from lamina.layers.hooks import OnStart, OnState, token_mask, watch
+from lamina.layers.hooks import OnStart, OnState, argument, token_mask, watch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool
@@ -35,8 +35,7 @@ class StackPass:
         self.stack, self.readers = stack, readers
         self.mask: Tensor | None = None  # of the tokens, as the model was given it; None: all are real
         self._grad = grad
-        self._shape: torch.Size | None = None
-        self._device: torch.device | None = None
+        self._place: tuple[torch.Size, torch.device] | None = None  # batch and tokens of the states
         groups: dict[object, list[str]] = defaultdict(list)
         for name, reader in readers.items():
             group = reader.fusion.group()
@@ -64,7 +63,7 @@ class StackPass:
 
     def take(self, layer: int, state: Tensor) -> bool:
         """Hand one state on; True once the last layer that anyone needs was taken."""
-        self._shape, self._device = state.shape, state.device
+        self._place = state.shape[:2], state.device
         view = LayerView(state)
         with torch.set_grad_enabled(self._grad):
             for stream, index in self._takers[layer]:
@@ -96,20 +95,18 @@ class StackPass:
 
     def _real(self, model: PreTrainedModel) -> Bool[Tensor, "batch tokens"]:
         """True at real tokens; a row without any keeps its first, so that its result is defined."""
-        if self._shape is None:
+        if self._place is None:
             came = f"the pass never reached layer {self.layers[0]}, so no state was read"
             raise ConfigError(f"bank: {came}; run the whole model.")
-        shape, mask = self._shape[:2], self.mask
+        (shape, device), mask = self._place, self.mask
         if mask is None:
-            return torch.ones(shape, dtype=torch.bool, device=self._device)
+            return torch.ones(shape, dtype=torch.bool, device=device)
         if len(mask) == shape[0] and mask.shape[1] != shape[1]:
             mask = _frame_mask(mask, shape[1], model)
         if mask.shape != shape:
-            raise ConfigError(
-                f"bank: the attention mask is {tuple(mask.shape)}; the states have batch and tokens {tuple(shape)}. "
-                "Give a mask [batch, tokens] of the tokens that the model reads."
-            )
-        real = mask.to(self._device).bool().clone()
+            came = f"the attention mask is {tuple(mask.shape)}; the states have batch and tokens {tuple(shape)}"
+            raise ConfigError(f"bank: {came}. Give a mask [batch, tokens] of the tokens that the model reads.")
+        real = mask.to(device).bool().clone()
         real[:, 0] |= ~real.any(1)
         return real
 
@@ -150,6 +147,35 @@ def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -
         for stack, chosen in wanted:
             hooks.enter_context(watch(stack, chosen, partial(take, stack.name)))
         yield states
+
+
+@contextmanager
+def listening(model: PreTrainedModel, passes: Sequence[StackPass]) -> Iterator[BankOutput]:
+    """Read the model's own passes, one per stack, for as long as the context lasts; the output fills as it runs."""
+    heard = BankOutput()
+    batch: dict[str, Any] = {}  # the masks that the running call of the whole model was given
+    running: dict[StackPass, StackPass] = {}  # the present pass of each; none where its readers have heard one already
+
+    def before(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        for name in ("attention_mask", "decoder_attention_mask"):
+            batch[name] = argument(module, name, args, kwargs)
+
+    def start(given: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        running.pop(given, None)
+        if not any(name in heard for name in given.readers):
+            running[given] = StackPass(given.stack, given.readers, grad=False)
+            running[given].mask = token_mask(given.stack, batch, args, kwargs)
+
+    def take(given: StackPass, layer: int, state: Tensor) -> None:
+        if given in running and running[given].take(layer, state):
+            heard.readers.update(running.pop(given).finish(model))
+
+    with ExitStack() as hooks:
+        hooks.enter_context(model.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
+        hooks.enter_context(model.register_forward_hook(lambda *_: batch.clear(), always_call=True))
+        for stack_pass in passes:
+            hooks.enter_context(stack_pass.hooked(partial(take, stack_pass), partial(start, stack_pass)))
+        yield heard
 
 
 def _frame_mask(mask: Tensor, frames: int, model: PreTrainedModel) -> Tensor:

@@ -59,8 +59,6 @@ class AdaLayers(ProjectedConfig):
 class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
     """The module of `AdaLayers`: `projection [layers, dim, width]`, `scores [layers]`."""
 
-    config: AdaLayers
-
     def __init__(self, config: AdaLayers, *, layers: int, width: int) -> None:
         super().__init__(config, layers=layers, width=width, projections=layers)
         if config.cutoff >= 1 / layers:

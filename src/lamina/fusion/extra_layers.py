@@ -162,11 +162,9 @@ class _Call:
 
     def to(self, dtype: torch.dtype) -> _Call:
         """The same call with every floating-point tensor in another precision."""
-
-        def cast_floats(value: Tensor) -> Tensor:
-            return value.to(dtype) if value.is_floating_point() else value
-
-        args, kwargs = tree_map_only(Tensor, cast_floats, (self.args, self.kwargs))
+        args, kwargs = tree_map_only(
+            Tensor, lambda value: value.to(dtype) if value.is_floating_point() else value, (self.args, self.kwargs)
+        )
         return _Call(args, kwargs, self.place, self.past)
 
     def run(self, block: nn.Module, state: Tensor, swap: Swap) -> Tensor:

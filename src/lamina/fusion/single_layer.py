@@ -23,11 +23,7 @@ class SingleLayer(ProjectedConfig):
     The published baseline left this projection at its random start; here it is trained.
 
     Args:
-        layer: Which layer; negative counts from the top.
-        dim: Size of the features.
-        dropout: Probability, on the features.
-        positions: Add fixed sinusoidal token positions.
-        output_activation: GELU on the features.
+        layer: Which layer; negative counts from the top. The other settings are those of `AdaLayers`.
     """
 
     layer: int = -1

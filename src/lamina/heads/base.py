@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from transformers import PreTrainedModel
 
+ProblemType = Literal["classification", "regression", "multi_label"]
 IGNORE = -100  # the label of a position that has none, as in transformers
 
 
@@ -24,11 +25,7 @@ class HeadConfig(ABC):
 
     labels: Sequence[str]
     kind: ClassVar[str]  # the task kind it serves
-
-    @property
-    def problem_type(self) -> str:
-        """What is predicted: "classification", "regression" or "multi_label"."""
-        return "classification"
+    problem_type: ProblemType = "classification"
 
     @abstractmethod
     def build(self, dim: int) -> Head:

@@ -13,14 +13,13 @@ from torch.nn import functional as F
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.dropout import dropout
 from lamina.heads.attention import SelfAttention, attend, linear
-from lamina.heads.base import HeadConfig, LabelHead, checked_weights, label_names
+from lamina.heads.base import HeadConfig, LabelHead, ProblemType, checked_weights, label_names
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 Pooling = Literal["attention", "mean", "first"]
-ProblemType = Literal["classification", "regression", "multi_label"]
 
 
 @final
@@ -45,7 +44,7 @@ class SequenceClassification(HeadConfig):
     attention_heads: int = 8
     dropout: float = 0.1
     pooling: Pooling = "attention"
-    problem_type: ProblemType = "classification"  # pyright: ignore[reportIncompatibleMethodOverride]
+    problem_type: ProblemType = "classification"
     class_weights: tuple[float, ...] | None = None
 
     kind: ClassVar[str] = "sequence_classification"
