@@ -153,22 +153,22 @@ def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -
 def listening(model: PreTrainedModel, passes: Sequence[StackPass]) -> Iterator[BankOutput]:
     """Read the model's own passes, one per stack, for as long as the context lasts; the output fills as it runs."""
     heard = BankOutput()
-    batch: dict[str, Any] = {}  # the masks that the running call of the whole model was given
+    batch: dict[str, Any] = {}  # the masks that the running call of the whole model was template
     running: dict[StackPass, StackPass] = {}  # the present pass of each; none where its readers have heard one already
 
     def before(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         for name in ("attention_mask", "decoder_attention_mask"):
             batch[name] = argument(module, name, args, kwargs)
 
-    def start(given: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        running.pop(given, None)
-        if not any(name in heard for name in given.readers):
-            running[given] = StackPass(given.stack, given.readers, grad=False)
-            running[given].mask = token_mask(given.stack, batch, args, kwargs)
+    def start(template: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        running.pop(template, None)
+        if not any(name in heard for name in template.readers):
+            running[template] = StackPass(template.stack, template.readers, grad=False)
+            running[template].mask = token_mask(template.stack, batch, args, kwargs)
 
-    def take(given: StackPass, layer: int, state: Tensor) -> None:
-        if given in running and running[given].take(layer, state):
-            heard.readers.update(running.pop(given).finish(model))
+    def take(template: StackPass, layer: int, state: Tensor) -> None:
+        if template in running and running[template].take(layer, state):
+            heard.readers.update(running.pop(template).finish(model))
 
     with ExitStack() as hooks:
         hooks.enter_context(model.register_forward_pre_hook(before, with_kwargs=True, prepend=True))

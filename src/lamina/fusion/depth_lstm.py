@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 class DepthLSTM(FusionConfig):
     """The last hidden state of an LSTM that reads a token's states from the lowest layer to the highest.
 
-    It takes one state at a time, so it streams; that is no slower than handing `nn.LSTM` all of them.
-
     Args:
         dim: Size of its hidden state, at least 1; None: the model's width.
         layers: Which layers; the default leaves the embeddings out.
@@ -41,7 +39,7 @@ class DepthLSTM(FusionConfig):
 
 
 class _DepthLSTMStream(Stream):
-    """Runs any number of alike cells as one; keeps a hidden and a cell state, `[members, batch * tokens, dim]`."""
+    """Alike cells run as one, a layer at a time, which is no slower than `nn.LSTM` on all layers."""
 
     def __init__(self, members: Sequence[DepthLSTMFusion]) -> None:
         cells = [member.cell for member in members]
@@ -49,7 +47,7 @@ class _DepthLSTMStream(Stream):
         self._input = torch.stack([cell.weight_ih for cell in cells]).mT.chunk(4, dim=-1)
         self._recurrent = torch.stack([cell.weight_hh for cell in cells]).mT.chunk(4, dim=-1)
         self._bias = torch.stack([cell.bias_ih + cell.bias_hh for cell in cells]).unsqueeze(1).chunk(4, dim=-1)
-        self._hidden: Tensor | None = None
+        self._hidden: Tensor | None = None  # [members, batch * tokens, dim], as the next
         self._memory: Tensor | None = None
 
     def step(self, index: int, view: LayerView) -> None:

@@ -149,11 +149,11 @@ class _Call:
     def of(cls, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], layer: int) -> _Call:
         """Note a call, so that it can be repeated for the whole text at once."""
         past = [int(value.get_seq_length(layer)) for value in (*args, *kwargs.values()) if _is_cache(value)]
-        kept = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
-        if "use_cache" in kept:
-            kept["use_cache"] = False
+        options = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
+        if "use_cache" in options:
+            options["use_cache"] = False
         place = 0 if args else next(iter(inspect.signature(block.forward).parameters))
-        return cls(tuple(None if _is_cache(value) else value for value in args), kept, place, max(past, default=0))
+        return cls(tuple(None if _is_cache(value) else value for value in args), options, place, max(past, default=0))
 
     @property
     def state(self) -> Tensor:
