@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast, final
 
 import torch
+from huggingface_hub import ModelCard, ModelHubMixin
 from torch import Tensor, nn
 
-from lamina.bank.listening import listening
 from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
-from lamina.bank.saving import SavedBank
-from lamina.bank.streaming import StackPass, StateRecorder, attach
+from lamina.bank.streaming import StackPass, States, attach, listening, recording
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers import LayerStack, stacks
 from lamina.layers.discovery import pick_stack
@@ -27,7 +27,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # a reader's name is also 
 
 
 @final
-class ReaderBank(nn.Module, SavedBank):
+class ReaderBank(nn.Module, ModelHubMixin):
     """The readers that share one frozen model, trained and run in one pass of it.
 
     The model is not a submodule: `bank.parameters()` and `bank.state_dict()` concern the readers only. A copy of a bank
@@ -37,19 +37,14 @@ class ReaderBank(nn.Module, SavedBank):
         model: Any `transformers.PreTrainedModel`, head included. It is frozen and put in eval mode.
         processor: Its tokenizer; needed to train on texts and to predict from them.
         train_base: Fine-tune the model along with the readers: it is not frozen, and follows the bank's mode. The main
-            job then changes; parameters that were frozen before stay so.
-
-    Raises:
-        ConfigError: If the model is to be trained and none of its parameters can be.
+            job then changes; parameters that were frozen before stay so, and ConfigError is raised if all were.
     """
 
     def __init__(self, model: PreTrainedModel, processor: Any = None, *, train_base: bool = False) -> None:
         super().__init__()
         if train_base and not any(parameter.requires_grad for parameter in model.parameters()):
-            raise ConfigError(
-                "bank: train_base is set, but every parameter of the model is frozen; some must be trainable. "
-                "Call model.requires_grad_(True) first, or leave train_base out."
-            )
+            came = "train_base is set, but every parameter of the model is frozen"
+            raise ConfigError(f"bank: {came}; some must be trainable. Call model.requires_grad_(True) first.")
         model = model.eval() if train_base else model.eval().requires_grad_(False)
         self._model = (model,)  # in a tuple, so that nn.Module does not register it
         self.train_base = self.own_base = train_base  # a base of its own is saved with the bank
@@ -83,48 +78,39 @@ class ReaderBank(nn.Module, SavedBank):
         return self._found[0]
 
     def add(self, name: str, reader: Reader) -> ReaderModule:
-        """Attach a reader.
+        """Attach a reader; returns the trainable module, which is also at `bank[name]`.
 
-        Args:
-            name: Letters, digits, `_` and `-`; also the name of its folder when saved.
-            reader: What to attach.
-
-        Returns:
-            The trainable module, also at `bank[name]`.
+        The name is of letters, digits, `_` and `-`; it is also that of the reader's folder when saved.
 
         Raises:
             ConfigError: If the name is taken or not allowed, or the reader's settings do not fit the model.
         """
         self._check_new("bank.add", name)
-        module = ReaderModule(reader, self._stack(reader.stack), self.model).to(self.device).train(self.training)
+        stack = pick_stack(self.stacks, reader.stack, op="bank")
+        module = ReaderModule(reader, stack, self.model).to(self.device).train(self.training)
         self.readers[_key(name)] = module
         return module
 
     def _check_new(self, op: str, name: str) -> None:
         if not NAME.fullmatch(name):
-            raise ConfigError(
-                f"{op}: '{name}' cannot be a reader's name; it is also a folder. "
-                "Use letters, digits, '_' and '-', beginning with a letter or digit."
-            )
+            form = "letters, digits, '_' and '-', beginning with a letter or digit"
+            raise ConfigError(f"{op}: '{name}' cannot be a reader's name; it is also a folder. Use {form}.")
         if name in self:
             raise ConfigError(f"{op}: there is a reader '{name}' already. Remove it first, or choose another name.")
 
     def remove(self, name: str) -> None:
         """Detach a reader; UnknownNameError if there is none of that name."""
-        self._check_known("bank.remove", [name])
+        self._known("bank.remove", [name])
         del self.readers[_key(name)]
 
     def rename(self, name: str, to: str) -> None:
-        """Give a reader another name; UnknownNameError if it is not there, ConfigError if `to` is not to be had."""
-        self._check_known("bank.rename", [name])
+        """Give a reader another name; UnknownNameError if it is not there, ConfigError if `to` is taken or no name."""
+        self._known("bank.rename", [name])
         self._check_new("bank.rename", to)
-        modules = {to if known == name else known: self[known] for known in self}
-        self.readers.clear()
-        for known, module in modules.items():
-            self.readers[_key(known)] = module
+        self.readers = nn.ModuleDict({_key(to if known == name else known): self[known] for known in self})
 
     def __getitem__(self, name: str) -> ReaderModule:
-        self._check_known("bank", [name])
+        self._known("bank", [name])
         return cast("ReaderModule", self.readers[_key(name)])
 
     def __contains__(self, name: object) -> bool:
@@ -136,10 +122,13 @@ class ReaderBank(nn.Module, SavedBank):
     def __len__(self) -> int:
         return len(self.readers)
 
-    def _check_known(self, op: str, names: Sequence[str]) -> None:
+    def _known(self, op: str, names: Iterable[str] | None) -> list[str]:
+        """Names of readers, None: of all; UnknownNameError if one is not there."""
+        names = list(self if names is None else names)
         for name in names:
             if name not in self:
                 raise UnknownNameError(op=op, got=name, known=self, what="reader")
+        return names
 
     def train(self, mode: bool = True) -> Self:
         """Set the readers' mode; the model's too where it is trained, while a frozen one stays in eval mode."""
@@ -170,18 +159,14 @@ class ReaderBank(nn.Module, SavedBank):
             main: Whether the model's own output is wanted; if not, its forward ends after the last layer needed.
             **batch: What the model is called with.
 
-        Returns:
-            One output per reader; `.loss` is the sum of their losses, or None without labels.
-
         Raises:
             UnknownNameError: If a name is not in the bank.
             ConfigError: If there is no reader to run, the batch's attention mask does not say which tokens are real, or
                 the model's layers were edited since they were found.
         """
         labels = labels or {}
-        passes, grad = self._start(readers, labels)
-        stop = StopForward()
-        with attach(passes, batch, None if main else stop), torch.set_grad_enabled(grad and self.train_base):
+        passes, stop = self._start(readers, labels), StopForward()
+        with attach(passes, batch, None if main else stop), torch.set_grad_enabled(self._grad and self.train_base):
             output = run_until_stopped(self.model, batch, stop)
         return self._finish(passes, labels, readers, main=output)
 
@@ -193,89 +178,69 @@ class ReaderBank(nn.Module, SavedBank):
         readers: Sequence[str] | None = None,
         labels: Mapping[str, Tensor] | None = None,
     ) -> BankOutput:
-        """Run readers on states that were recorded, in place of a run of the model; see `forward`.
-
-        Args:
-            states: Stack -> layer -> state `[batch, tokens, width]`, as `record_states` gives them.
-            batch: What the model would be called with; its attention mask is used.
-            readers: Which readers to run; None: all.
-            labels: Reader name -> labels.
+        """Run readers on what `record_states` gave for a batch, in place of a run of the model; see `forward`.
 
         Raises:
-            UnknownNameError: If a name is not in the bank.
             ConfigError: If a layer is missing, or a reader needs more of the model's pass than its states.
         """
         labels = labels or {}
-        passes, _ = self._start(readers, labels)
+        passes = self._start(readers, labels)
         for stack_pass in passes:
+            stack, given = stack_pass.stack, states.get(stack_pass.stack.name, {})
             for name, reader in stack_pass.readers.items():
                 if reader.config.fusion.needs_block_inputs:
                     reason = "needs more of the model's pass than its states; call the bank itself"
                     raise ConfigError(f"bank.read_states: reader '{name}' {reason}.")
-            given = states.get(stack_pass.stack.name, {})
             for layer in stack_pass.layers:
                 if layer not in given:
-                    came = f"no state of layer {layer} of the stack '{stack_pass.stack.name}' came"
+                    came = f"no state of layer {layer} of the stack '{stack.name}' came"
                     needed = ", ".join(map(str, stack_pass.layers))
                     raise ConfigError(f"bank.read_states: {came}; the readers need the layers {needed}.")
                 stack_pass.take(layer, given[layer])
-            stack_pass.mask = token_mask(stack_pass.stack, batch)
+            stack_pass.mask = token_mask(stack, batch)
         return self._finish(passes, labels, readers)
 
-    def record_states(
-        self, layers: Mapping[str, Sequence[int]], batch: Mapping[str, Any]
-    ) -> dict[str, dict[int, Tensor]]:
-        """Run the model and keep the states of stack -> layers; its forward ends after the last layer wanted.
-
-        Returns:
-            Stack -> layer -> state `[batch, tokens, width]`, without gradients.
-
-        Raises:
-            UnknownNameError: If the model has no such stack.
-            LayerIndexError: If it has no such layer.
-        """
-        recorders = [StateRecorder(self._stack(name), wanted) for name, wanted in layers.items()]
+    def record_states(self, layers: Mapping[str, Sequence[int]], batch: Mapping[str, Any]) -> States:
+        """Run the model up to the last of stack -> layers; returns stack -> layer -> state `[batch, tokens, width]`."""
+        wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
         stop = StopForward()
-        with attach(recorders, batch, stop), torch.no_grad():
+        with recording(wanted, stop) as states, torch.no_grad():
             run_until_stopped(self.model, batch, stop)
-        return {recorder.stack.name: recorder.states for recorder in recorders}
+        return states
 
-    def _start(self, readers: Sequence[str] | None, labels: Mapping[str, Tensor]) -> tuple[list[StackPass], bool]:
-        """The passes of some readers, and whether they keep gradients."""
-        names = list(self if readers is None else readers)
-        self._check_known("bank", [*names, *labels])
+    @property
+    def _grad(self) -> bool:
+        """Whether a pass keeps gradients."""
+        return torch.is_grad_enabled() and self.training
+
+    def _start(self, readers: Sequence[str] | None, labels: Mapping[str, Tensor]) -> list[StackPass]:
+        """Check what was asked for, and begin a pass over each stack that is read."""
+        names = self._known("bank", readers)
+        self._known("bank", labels)
         if unread := [name for name in labels if name not in names]:
             raise ConfigError(f"bank: labels for '{unread[0]}', which is not among `readers`.")
         if not names:
             raise ConfigError("bank: there is no reader to run. Call bank.add(name, Reader(...)) first.")
-        grad = torch.is_grad_enabled() and self.training
         for name in names:
             if self[name].training:
                 self[name].seed_dropout(self.device)
-        return self._passes(names, grad=grad), grad
+        return self._passes(names, grad=self._grad)
 
     def _passes(self, names: Sequence[str], *, grad: bool) -> list[StackPass]:
         used = {stack: {name: self[name] for name in names if self[name].stack == stack} for stack in self.stacks}
         return [StackPass(self.stacks[stack], members, grad=grad) for stack, members in used.items() if members]
 
-    def _stack(self, name: str | None) -> LayerStack:
-        return pick_stack(self.stacks, name, op="bank")
-
     def _finish(
-        self,
-        passes: Sequence[StackPass],
-        labels: Mapping[str, Tensor],
-        readers: Sequence[str] | None,
-        main: Any = None,
+        self, passes: list[StackPass], labels: Mapping[str, Tensor], readers: Sequence[str] | None, main: Any = None
     ) -> BankOutput:
         """Logits and losses, in the order of the readers that were asked for."""
         outputs: dict[str, ReaderOutput] = {}
         for stack_pass in passes:
             outputs |= stack_pass.finish(self.model, labels)
         out = BankOutput({name: outputs[name] for name in (self if readers is None else readers)}, main=main)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.training):
+        with torch.set_grad_enabled(self._grad):
             for name, target in labels.items():
-                out.readers[name].loss = self[name].loss(out.readers[name].logits, target)
+                out[name].loss = self[name].loss(out[name].logits, target)
             losses = [output.loss for output in out.readers.values() if output.loss is not None]
             out.loss = torch.stack(losses).sum() if losses else None
         return out
@@ -288,16 +253,12 @@ class ReaderBank(nn.Module, SavedBank):
         follow); `heard.clear()` makes it ready for the next. Meanwhile the readers are in eval mode.
 
         Args:
-            readers: Which readers listen; None: all.
+            readers: Which readers listen; None: all. UnknownNameError if one is not in the bank.
 
         Yields:
             One output per reader that heard a pass, filled while the model runs.
-
-        Raises:
-            UnknownNameError: If a name is not in the bank.
         """
-        names = list(self if readers is None else readers)
-        self._check_known("bank.listen", names)
+        names = self._known("bank.listen", readers)
         modules = [*self.modules(), *(self.model.modules() if self.train_base else ())]
         modes = [(module, module.training) for module in modules]
         self.eval()
@@ -308,6 +269,66 @@ class ReaderBank(nn.Module, SavedBank):
             for module, mode in modes:  # those around come before those inside, and set their mode too
                 if module.training != mode:
                     module.train(mode)
+
+    def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, folder: str | Path, *, config: None = None, model_card_kwargs: dict[str, str] | None = None
+    ) -> None:
+        """Save every reader, a manifest that names the base, and a model card; the base too if it was trained along.
+
+        A bank that is there is replaced as a whole; files of other names stay.
+
+        Args:
+            folder: Where to; made if it is not there.
+            config: Not used, but given by `ModelHubMixin.push_to_hub`.
+            model_card_kwargs: For `generate_model_card`.
+
+        Raises:
+            StoreError: If the folder cannot be written, or holds something that is not a bank under the same names.
+        """
+        from lamina.store import save_bank
+
+        del config
+        save_bank(self, folder, **(model_card_kwargs or {}))
+
+    @classmethod
+    def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls,
+        folder: str | Path,
+        model: PreTrainedModel | None = None,
+        processor: Any = None,
+        revision: str | None = None,
+    ) -> ReaderBank:
+        """Load a saved bank, in eval mode.
+
+        Args:
+            folder: A local folder or a hub id.
+            model: The base; None: the one that the manifest names is loaded.
+            processor: Its tokenizer; None: the base's own.
+            revision: Revision of the bank on the hub.
+
+        Raises:
+            StoreError: If the folder is missing, incomplete or damaged.
+            BaseMismatchError: If `model` is not the base that the readers were trained on.
+            ModelNotFoundError: If the base is to be loaded and cannot be found.
+        """
+        from lamina.store import load_bank
+
+        return load_bank(folder, model, processor, revision=revision)
+
+    def push_to_hub(self, repo: str, **options: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Save to a repository on the hub, made if it is not there; returns the address of the commit.
+
+        Options are `message`, `private`, `token`, `branch` and `create_pr`; StoreError if the hub refuses.
+        """
+        from lamina.store import push_bank
+
+        return push_bank(self, repo, **options)
+
+    def generate_model_card(self, title: str = "bank") -> ModelCard:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """What a bank's folder or repository, named `title`, says about itself to a person."""
+        from lamina.store import model_card
+
+        return model_card(self, title)
 
 
 _APART = ":"  # no name has it

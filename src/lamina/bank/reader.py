@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import UnknownNameError
-from lamina.fusion.base import Fusion, FusionConfig
-from lamina.heads.base import IGNORE, Head, HeadConfig
+from lamina.fusion.base import FusionConfig
+from lamina.heads.base import IGNORE, HeadConfig
 from lamina.layers import LayerStack, select
 from lamina.utils import derive_seed, rank
 
@@ -42,9 +42,6 @@ class Reader:
 class ReaderModule(nn.Module):
     """A reader attached to a model: the fusion's and the head's parameters, and what was learned about them."""
 
-    fusion: Fusion
-    head: Head
-
     def __init__(self, config: Reader, stack: LayerStack, model: PreTrainedModel) -> None:
         super().__init__()
         self.config, self.stack = config, stack.name
@@ -67,10 +64,7 @@ class ReaderModule(nn.Module):
         self.step += 1
 
     def logits(
-        self,
-        features: Float[Tensor, "batch tokens dim"],
-        mask: Bool[Tensor, "batch tokens"],
-        labels: Tensor | None = None,
+        self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"], labels: Tensor | None
     ) -> Tensor:
         """The output of a head that runs alone, of labelled positions only where it can; seeds torch while training."""
         options: dict[str, Tensor] = {}
@@ -105,32 +99,20 @@ class ReaderModule(nn.Module):
 
 @dataclass
 class ReaderOutput:
-    """What one reader says about one batch.
+    """What one reader says about one batch."""
 
-    Attributes:
-        logits: `[batch, classes]` or `[batch, tokens, classes]`.
-        mask: `[batch, tokens]`, True at real tokens.
-        loss: Scalar where labels were given, else None.
-    """
-
-    logits: Tensor
-    mask: Tensor
-    loss: Tensor | None = None
+    logits: Tensor  # [batch, classes] or [batch, tokens, classes]
+    mask: Tensor  # [batch, tokens], True at real tokens
+    loss: Tensor | None = None  # where labels were given
 
 
 @dataclass
 class BankOutput:
-    """Reader name -> `ReaderOutput`, and the model's own output.
-
-    Attributes:
-        readers: One output per reader.
-        loss: Sum of the readers' losses, or None without labels.
-        main: The model's own output, or None.
-    """
+    """Reader name -> `ReaderOutput`, and the model's own output."""
 
     readers: dict[str, ReaderOutput] = field(default_factory=dict)
-    loss: Tensor | None = None
-    main: Any = None
+    loss: Tensor | None = None  # the sum of the readers'; None without labels
+    main: Any = None  # the model's own output, if it was wanted
 
     def clear(self) -> None:
         """Forget everything; under `bank.listen`, the readers then hear the model's next pass."""

@@ -34,9 +34,6 @@ class AdaLayers(ProjectedConfig):
         positions: Add fixed sinusoidal token positions to the sum.
         output_activation: GELU on the sum, as in the reference code; the thesis prints none.
 
-    Raises:
-        ConfigError: If a value cannot be, or (at build) if the cutoff would remove every layer at the start.
-
     Source:
         Dremov 2024, "Using Internal Representations of Frozen Transformer Models", section 5.1.
     """
@@ -57,24 +54,16 @@ class AdaLayers(ProjectedConfig):
             raise ConfigError(f"ada_layers: alpha is {self.alpha}; it must be positive.")
         check_range("ada_layers", "entropy", self.entropy, 0)
 
-    def build(self, layers: int, width: int) -> AdaLayersFusion:
-        """Make the module for `layers` states of size `width`."""
-        if layers and self.cutoff >= 1 / layers:
-            raise ConfigError(
-                f"ada_layers: cutoff is {self.cutoff} for {layers} layers, whose importances all start at "
-                f"{1 / layers:.4g}; that would remove every layer. Use a cutoff below {1 / layers:.4g}."
-            )
-        return AdaLayersFusion(self, layers=layers, width=width)
-
 
 @final
-class AdaLayersFusion(ProjectedFusion):
+class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
     """The module of `AdaLayers`: `projection [layers, dim, width]`, `scores [layers]`."""
-
-    config: AdaLayers
 
     def __init__(self, config: AdaLayers, *, layers: int, width: int) -> None:
         super().__init__(config, layers=layers, width=width, projections=layers)
+        if config.cutoff >= 1 / layers:
+            came = f"cutoff is {config.cutoff} for {layers} layers"
+            raise ConfigError(f"ada_layers: {came}; it would remove every layer. Use a cutoff below {1 / layers:.4g}.")
         self.scores = nn.Parameter(torch.ones(layers))
 
     def weights(self) -> Float[Tensor, " layers"]:
@@ -82,8 +71,8 @@ class AdaLayersFusion(ProjectedFusion):
         weights = (self.config.alpha * self.scores).softmax(0)
         if self.config.cutoff == 0:
             return weights
-        kept = weights * (weights > self.config.cutoff)
-        return kept / kept.sum()
+        weights = weights * (weights > self.config.cutoff)
+        return weights / weights.sum()
 
     def importance(self) -> Float[Tensor, " layers"]:
         """Share of each layer; sums to 1."""
@@ -91,7 +80,6 @@ class AdaLayersFusion(ProjectedFusion):
 
     def regularization(self, head: nn.Module | None = None) -> Tensor | None:
         """`entropy * mean_i(-p_i log p_i)`, after the cutoff."""
-        del head
         if self.config.entropy == 0:
             return None
         weights = self.weights()

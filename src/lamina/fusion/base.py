@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,31 +22,26 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-T = TypeVar("T")
+class FusionConfig:
+    """Settings of one fusion. Subclasses are frozen dataclasses, most of them with a `layers` selector.
 
+    The fusion names its config, `class MeanFusion(Fusion, config=Mean)`, which sets `module` and `streams`.
+    """
 
-class FusionConfig(ABC):
-    """Settings of one fusion. Subclasses are frozen dataclasses, most of them with a `layers` selector."""
-
-    streams: ClassVar[bool] = True  # False: needs every state at once, so the bank keeps them
+    module: ClassVar[type[Fusion]]
+    streams: ClassVar[bool] = True  # False: needs every state at once (it has `fuse`), so the bank keeps them
     needs_block_inputs: ClassVar[bool] = False  # True: recorded states are not enough
 
     def selector(self) -> Selector:
         """Which layers are read; the `layers` field unless a subclass fixes them."""
         return self.layers  # pyright: ignore[reportAttributeAccessIssue]  a field of most subclasses
 
-    @abstractmethod
     def build(self, layers: int, width: int) -> Fusion:
-        """Make the trainable module, freshly initialised from torch's global generator.
-
-        Args:
-            layers: Number of hidden states it will get.
-            width: Size of each of them.
-        """
+        """Make the module for `layers` hidden states of size `width`, initialised from torch's global generator."""
+        return self.module(self, layers=layers, width=width)
 
     def build_on(self, model: PreTrainedModel, stack: LayerStack, layers: int) -> Fusion:
         """Make the module for a stack of a model that is at hand; most fusions need only its width."""
-        del model
         return self.build(layers, stack.width)
 
 
@@ -78,17 +73,21 @@ class Fusion(nn.Module, ABC):
     """Hidden states -> features. Calling it on stacked states runs the same stream that a bank runs."""
 
     generator: torch.Generator | None = None  # source of dropout's random numbers; None is torch's own
-    stacks: ClassVar[bool] = False  # True: `stream` takes any number of members
+    stream_of: ClassVar[type[Any] | None] = None  # the class of a `Stream` that takes any number of members
 
-    def __init__(self, *, layers: int, width: int, dim: int) -> None:
+    def __init_subclass__(cls, config: type[FusionConfig] | None = None) -> None:
+        super().__init_subclass__()
+        if config is not None:
+            config.module, config.streams = cls, cls.fuse is Fusion.fuse
+
+    def __init__(self, config: Any, *, layers: int, width: int, dim: int | None = None) -> None:
         super().__init__()
         check_range("fusion", "layers", layers, 1)
-        self.layers, self.width, self.dim = layers, width, dim
+        self.config, self.layers, self.width, self.dim = config, layers, width, dim or width
 
     def stream(self, members: Sequence[Any]) -> Stream:
-        """Start a pass for `members`, all of this class and `group`; by default one that ends in `fuse`."""
-        del members
-        return BufferedStream(self.fuse)
+        """Start a pass for `members`, all of this class and `group`; without `stream_of`, one that ends in `fuse`."""
+        return _BufferedStream(self.fuse) if self.stream_of is None else self.stream_of(members)
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
         """Features of all active states, index -> state, lowest first; for fusions that need them at once."""
@@ -97,9 +96,9 @@ class Fusion(nn.Module, ABC):
     def group(self) -> Hashable | None:
         """Fusions of one class on the same layers with equal groups are computed as one operation; None: alone.
 
-        With `stacks` they are those that have parameters of the same shapes at the same place.
+        With `stream_of` they are those that have parameters of the same shapes at the same place.
         """
-        if not self.stacks:
+        if self.stream_of is None:
             return None
         return tuple((parameter.shape, parameter.dtype, parameter.device) for parameter in self.parameters())
 
@@ -109,24 +108,20 @@ class Fusion(nn.Module, ABC):
 
     def regularization(self, head: nn.Module | None = None) -> Tensor | None:
         """A scalar to add to the loss, or None; `head`, which reads the features, may be regularized too."""
-        del head
         return None
 
     def check_head(self, head: nn.Module) -> None:
         """Raise ConfigError if `head` cannot read these features; most can."""
 
     def on_epoch_end(self, done: float, head: nn.Module) -> bool:
-        """Go on to the next stage of training, for fusions that have stages; `done` (up to 1) of the epochs are over.
+        """Go on to the next stage of training, if there is one; `done` (up to 1) of the epochs are over.
 
-        Returns:
-            Whether parameters were reset; optimizer state, schedule and best epoch are then reset too.
+        True if parameters were reset; optimizer state, schedule and best epoch are then reset too.
         """
-        del done, head
         return False
 
     def block_inputs(self, stack: LayerStack) -> AbstractContextManager[None]:
         """Record how a pass calls the blocks of `stack`; only for configs with `needs_block_inputs`."""
-        del stack
         return nullcontext()
 
     def forward(
@@ -134,23 +129,15 @@ class Fusion(nn.Module, ABC):
         states: Float[Tensor, "layers batch tokens width"],
         mask: Bool[Tensor, "batch tokens"] | Float[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
-        """Fuse stacked states.
+        """Fuse stacked states into features in the dtype of the parameters.
 
         Args:
-            states: The selected layers' hidden states, lowest layer first.
+            states: The selected layers' hidden states, lowest layer first; as many and as wide as at build time.
             mask: True (or 1) where a token is real; None: everywhere.
-
-        Returns:
-            Features in the dtype of the parameters.
-
-        Raises:
-            ConfigError: If the number or the width of the states is not what the module was built for.
         """
         if len(states) != self.layers or states[0].shape[-1] != self.width:
-            raise ConfigError(
-                f"fusion: got {len(states)} states of width {states[0].shape[-1]}; this one was built for "
-                f"{self.layers} of width {self.width}. Select the same layers as at build time."
-            )
+            came = f"got {len(states)} states of width {states[0].shape[-1]}"
+            raise ConfigError(f"fusion: {came}; this one was built for {self.layers} of width {self.width}.")
         if mask is None:
             mask = torch.ones(states[0].shape[:2], dtype=torch.bool, device=states[0].device)
         stream = self.stream([self])
@@ -159,28 +146,22 @@ class Fusion(nn.Module, ABC):
         return stream.finish(mask.bool())[0]
 
 
-class BufferedStream(Stream):
-    """Keeps every state until the pass ends, for fusions that need them all at once (`streams = False`).
-
-    Args:
-        fuse: Called with the states that were fed, index -> state, lowest first, and the mask; returns the features.
-    """
+class _BufferedStream(Stream):
+    """Keeps every state until the pass ends, for fusions that need them all at once (`streams = False`)."""
 
     def __init__(self, fuse: Callable[[dict[int, Tensor], Tensor], Tensor]) -> None:
         self._fuse = fuse
         self._states: dict[int, Tensor] = {}
 
     def step(self, index: int, view: LayerView) -> None:
-        """Keep one state."""
         self._states[index] = view.state
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Fuse what was kept, and let it go."""
         states, self._states = self._states, {}
         return [self._fuse(states, mask)]
 
 
-def fed(total: T | None) -> T:
+def fed(total: Any) -> Any:
     """What a stream has gathered; ConfigError if it was fed no state."""
     if total is None:
         raise ConfigError("fusion: no state was fed; every active layer must be before finish.")
@@ -188,11 +169,7 @@ def fed(total: T | None) -> T:
 
 
 class WeightedSum(Stream):
-    """Streams `sum_i weight_i * state_i` for any number of members: one accumulator, whatever the number of layers.
-
-    Args:
-        weights: `[layers]` for one member, or `[layers, members, 1, 1, width]`.
-    """
+    """`sum_i weight_i * state_i`, with weights `[layers]` for one member, or `[layers, members, 1, 1, width]`."""
 
     _total: Tensor | None = None  # [members, batch, tokens, width]
 
@@ -214,5 +191,4 @@ class WeightedSum(Stream):
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
         """The sums."""
-        del mask
         return list(fed(self._total).unbind(0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +24,9 @@ class Concat(FusionConfig):
     """`sum_i W_i z_i`: the states side by side, mapped to one vector.
 
     Args:
-        dim: Size of the features; None: the model's width, as in the paper.
+        dim: Size of the features, at least 1; None: the model's width, as in the paper.
         layers: Which layers; the default leaves the embeddings out.
         bias: Add a learned vector to the sum. The paper's count, 25.17 million at width 1024 and 24 layers, has none.
-
-    Raises:
-        ConfigError: If `dim` is below 1.
 
     Source:
         ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)", arXiv:2209.15168, eq. 2. It names no start; here
@@ -43,29 +40,10 @@ class Concat(FusionConfig):
     def __post_init__(self) -> None:
         check_range("concat", "dim", self.dim, 1)
 
-    def build(self, layers: int, width: int) -> ConcatFusion:
-        """Make the module for `layers` states of size `width`."""
-        return ConcatFusion(layers=layers, width=width, dim=self.dim or width, bias=self.bias)
-
-
-@final
-class ConcatFusion(Fusion):
-    """The module of `Concat`: `projection [layers, dim, width]`, and `bias [dim]` or None."""
-
-    stacks: ClassVar[bool] = True
-
-    def __init__(self, *, layers: int, width: int, dim: int, bias: bool) -> None:
-        super().__init__(layers=layers, width=width, dim=dim)
-        bound = 1 / math.sqrt(layers * width)
-        self.projection = nn.Parameter(torch.empty(layers, dim, width).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(dim).uniform_(-bound, bound)) if bias else None
-
-    def stream(self, members: Sequence[Any]) -> Stream:
-        """One batched matrix product per layer for all members, added to one accumulator."""
-        return _ConcatStream(members)
-
 
 class _ConcatStream(Stream):
+    """One batched matrix product per layer for all members, added to one accumulator."""
+
     def __init__(self, members: Sequence[ConcatFusion]) -> None:
         self._biases = [member.bias for member in members]
         # unbound at once: the gradient of each slice would be as large as the whole
@@ -86,3 +64,16 @@ class _ConcatStream(Stream):
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
         totals = fed(self._total).unflatten(1, mask.shape).unbind(0)
         return [total if bias is None else total + bias for total, bias in zip(totals, self._biases, strict=True)]
+
+
+@final
+class ConcatFusion(Fusion, config=Concat):
+    """The module of `Concat`: `projection [layers, dim, width]`, and `bias [dim]` or None."""
+
+    stream_of: ClassVar = _ConcatStream
+
+    def __init__(self, config: Concat, *, layers: int, width: int) -> None:
+        super().__init__(config, layers=layers, width=width, dim=config.dim)
+        bound = 1 / math.sqrt(layers * width)
+        self.projection = nn.Parameter(torch.empty(layers, self.dim, width).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(self.dim).uniform_(-bound, bound)) if config.bias else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,9 @@ if TYPE_CHECKING:
 class DepthLSTM(FusionConfig):
     """The last hidden state of an LSTM that reads a token's states from the lowest layer to the highest.
 
-    It takes one state at a time, so it streams; that is no slower than handing `nn.LSTM` all of them.
-
     Args:
-        dim: Size of its hidden state; None: the model's width.
+        dim: Size of its hidden state, at least 1; None: the model's width.
         layers: Which layers; the default leaves the embeddings out.
-
-    Raises:
-        ConfigError: If `dim` is below 1.
 
     Source:
         Li et al. 2018, "Layer Trajectory LSTM", with a plain LSTM cell: theirs has peepholes and sits inside a
@@ -42,39 +37,20 @@ class DepthLSTM(FusionConfig):
     def __post_init__(self) -> None:
         check_range("depth_lstm", "dim", self.dim, 1)
 
-    def build(self, layers: int, width: int) -> DepthLSTMFusion:
-        """Make the module for `layers` states of size `width`."""
-        return DepthLSTMFusion(layers=layers, width=width, dim=self.dim or width)
-
-
-@final
-class DepthLSTMFusion(Fusion):
-    """The module of `DepthLSTM`: `cell`, an `nn.LSTMCell` (its parameters, one start and one order of gates)."""
-
-    stacks: ClassVar[bool] = True
-
-    def __init__(self, *, layers: int, width: int, dim: int) -> None:
-        super().__init__(layers=layers, width=width, dim=dim)
-        self.cell = nn.LSTMCell(width, dim)
-
-    def stream(self, members: Sequence[Any]) -> Stream:
-        """One step of all members' cells per layer."""
-        return _DepthLSTMStream([member.cell for member in members])
-
 
 class _DepthLSTMStream(Stream):
-    """Runs any number of alike cells as one; keeps a hidden and a cell state, `[members, batch * tokens, dim]`."""
+    """Alike cells run as one, a layer at a time, which is no slower than `nn.LSTM` on all layers."""
 
-    def __init__(self, cells: Sequence[nn.LSTMCell]) -> None:
+    def __init__(self, members: Sequence[DepthLSTMFusion]) -> None:
+        cells = [member.cell for member in members]
         # gate by gate (enter, keep, new, leave): all four at once is one large piece of memory that is never reused
         self._input = torch.stack([cell.weight_ih for cell in cells]).mT.chunk(4, dim=-1)
         self._recurrent = torch.stack([cell.weight_hh for cell in cells]).mT.chunk(4, dim=-1)
         self._bias = torch.stack([cell.bias_ih + cell.bias_hh for cell in cells]).unsqueeze(1).chunk(4, dim=-1)
-        self._hidden: Tensor | None = None
+        self._hidden: Tensor | None = None  # [members, batch * tokens, dim], as the next
         self._memory: Tensor | None = None
 
     def step(self, index: int, view: LayerView) -> None:
-        del index
         state = view.state.to(self._input[0].dtype).flatten(0, 1).expand(len(self._input[0]), -1, -1)
         gates = list(map(torch.baddbmm, self._bias, [state] * 4, self._input))
         if self._hidden is not None:
@@ -86,3 +62,14 @@ class _DepthLSTMStream(Stream):
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
         return [hidden.unflatten(0, mask.shape) for hidden in fed(self._hidden).unbind(0)]
+
+
+@final
+class DepthLSTMFusion(Fusion, config=DepthLSTM):
+    """The module of `DepthLSTM`: `cell`, an `nn.LSTMCell` (its parameters, one start and one order of gates)."""
+
+    stream_of: ClassVar = _DepthLSTMStream
+
+    def __init__(self, config: DepthLSTM, *, layers: int, width: int) -> None:
+        super().__init__(config, layers=layers, width=width, dim=config.dim)
+        self.cell = nn.LSTMCell(width, self.dim)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor, nn
@@ -28,19 +29,14 @@ class DWAtt(FusionConfig):
     selected. The scores are not divided by the root of their size. It needs every state at once: the query comes last.
 
     Args:
-        bottleneck: Size of `U x`; None: half the model's width.
-        position_dim: Size of `p_n`, drawn once from U(0, 1) and saved.
+        bottleneck: Size of `U x`, at least 1; None: half the model's width.
+        position_dim: Size of `p_n`, drawn once from U(0, 1) and saved; at least 1.
         layers: Which layers; the default leaves the embeddings out.
-
-    Raises:
-        ConfigError: If a size is below 1.
 
     Source:
         ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)", arXiv:2209.15168, eq. 3 to 11, with the biases
         that make up its printed count: U has one, W and W_K have none, and all norms are affine.
     """
-
-    streams: ClassVar[bool] = False
 
     bottleneck: int | None = None
     position_dim: int = 24
@@ -50,35 +46,24 @@ class DWAtt(FusionConfig):
         check_range("dwatt", "bottleneck", self.bottleneck, 1)
         check_range("dwatt", "position_dim", self.position_dim, 1)
 
-    def build(self, layers: int, width: int) -> DWAttFusion:
-        """Make the module for `layers` states of size `width`."""
-        return DWAttFusion(self, layers=layers, width=width)
 
-
-class _Bottleneck(nn.Module):
+def _bottleneck(width: int, size: int) -> nn.Sequential:
     """`W LN(gelu(U x))`: `down` is U, `up` is W."""
-
-    def __init__(self, width: int, bottleneck: int) -> None:
-        super().__init__()
-        self.down = nn.Linear(width, bottleneck)
-        self.norm = nn.LayerNorm(bottleneck)
-        self.up = nn.Linear(bottleneck, width, bias=False)
-
-    def forward(self, state: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
-        return self.up(self.norm(F.gelu(self.down(state))))
+    down, up = nn.Linear(width, size), nn.Linear(size, width, bias=False)
+    return nn.Sequential(OrderedDict(down=down, gelu=nn.GELU(), norm=nn.LayerNorm(size), up=up))
 
 
 @final
-class DWAttFusion(InputWeighted):
+class DWAttFusion(InputWeighted, config=DWAtt):
     """The module of `DWAtt`: `query`, `values`, `norms`, `keys` (W_K) and the fixed `places [layers, position_dim]`."""
 
     places: Tensor
 
     def __init__(self, config: DWAtt, *, layers: int, width: int) -> None:
-        super().__init__(layers=layers, width=width, dim=width)
-        bottleneck = config.bottleneck or max(1, width // 2)
-        self.query = _Bottleneck(width, bottleneck)
-        self.values = nn.ModuleList(_Bottleneck(width, bottleneck) for _ in range(layers))
+        super().__init__(config, layers=layers, width=width)
+        size = config.bottleneck or max(1, width // 2)
+        self.query = _bottleneck(width, size)
+        self.values = nn.ModuleList(_bottleneck(width, size) for _ in range(layers))
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
         self.keys = nn.Linear(config.position_dim, width, bias=False)
         self.register_buffer("places", torch.rand(layers, config.position_dim))

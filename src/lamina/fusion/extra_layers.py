@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 Swap = tuple[int, int] | None
 
-_HEAD_SIZE = 64  # of the plain blocks, as in BERT and RoBERTa of every size
-_PROBE_TOKENS = 7
 _SWAPS = (None, (0, 1), (1, 2))  # how blocks keep [batch, tokens, width]
 
 
@@ -42,10 +40,10 @@ class ExtraLayers(FusionConfig):
     Where a model ends in a final norm, the new blocks read what comes out of it.
 
     Args:
-        n: How many blocks.
+        n: How many blocks, at least 1.
 
     Raises:
-        ConfigError: If `n` is below 1, or (when attached) if the model's last block cannot be run on its own.
+        ConfigError: When attached, if the model's last block cannot be run on its own.
 
     Source:
         ElNokrashy et al. 2024, arXiv:2209.15168, the baseline "+n layers". Without a model at hand (`build`) the blocks
@@ -54,18 +52,11 @@ class ExtraLayers(FusionConfig):
 
     n: int = 1
 
+    layers: ClassVar[int] = -1
     needs_block_inputs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range("extra_layers", "n", self.n, 1, 1000)
-
-    def selector(self) -> int:
-        """The top layer."""
-        return -1
-
-    def build(self, layers: int, width: int) -> ExtraLayersFusion:
-        """Make plain blocks; of several states they read the last."""
-        return ExtraLayersFusion([_plain_block(width) for _ in range(self.n)], layers=layers, width=width)
 
     def build_on(self, model: PreTrainedModel, stack: LayerStack, layers: int) -> ExtraLayersFusion:
         """Make blocks of the kind of the stack's last one; ConfigError if a copy does not compute what it computes."""
@@ -73,19 +64,19 @@ class ExtraLayers(FusionConfig):
         blocks = [copied, *(copy.deepcopy(copied) for _ in range(self.n - 1))]
         for block in blocks:
             _start_afresh_(block, model, stack.blocks[-1])
-        return ExtraLayersFusion(blocks, layers=layers, width=stack.width, in_a_pass=True, swap=swap)
+        return ExtraLayersFusion(self, layers=layers, width=stack.width, blocks=blocks, swap=swap)
 
 
 @final
-class ExtraLayersFusion(Fusion):
-    """The module of `ExtraLayers`: `blocks`, run one after the other on the last state it is given."""
+class ExtraLayersFusion(Fusion, config=ExtraLayers):
+    """The module of `ExtraLayers`: `blocks`, run one after the other on the last state; without a model plain ones."""
 
     def __init__(
-        self, blocks: Sequence[nn.Module], *, layers: int, width: int, in_a_pass: bool = False, swap: Swap = None
+        self, config: ExtraLayers, *, layers: int, width: int, blocks: Sequence[nn.Module] = (), swap: Swap = None
     ) -> None:
-        super().__init__(layers=layers, width=width, dim=width)
-        self.blocks = nn.ModuleList(blocks)
-        self._in_a_pass, self._swap = in_a_pass, swap
+        super().__init__(config, layers=layers, width=width)
+        self.blocks = nn.ModuleList(blocks or [_plain_block(width) for _ in range(config.n)])
+        self.copied, self.swap = bool(blocks), swap
         self._call: _Call | None = None
 
     def active_layers(self) -> tuple[int, ...]:
@@ -99,51 +90,27 @@ class ExtraLayersFusion(Fusion):
         def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._call = _Call.of(block, args, kwargs, stack.depth - 1)
 
-        if not self._in_a_pass:
-            yield
-            return
         try:
-            with stack.blocks[-1].register_forward_pre_hook(before, with_kwargs=True):
+            with stack.blocks[-1].register_forward_pre_hook(before, with_kwargs=True) if self.copied else nullcontext():
                 yield
         finally:
             self._call = None
 
     def stream(self, members: object) -> Stream:
         """Wait for the last state."""
-        del members
         return _TopStream(self)
 
     def block_call(self) -> _Call | None:
         """How the pass called the base's last block; None for blocks that need nothing but the mask."""
-        if not self._in_a_pass:
+        if not self.copied:
             return None
         if self._call is None:
-            raise ConfigError(
-                "extra_layers: the states came without the model's pass; these blocks are called as the model's last "
-                "block is. Call the bank, or run the model under `fusion.block_inputs(stack)`."
-            )
+            reason = "the states came without the model's pass; these blocks are called as its last block is"
+            raise ConfigError(f"extra_layers: {reason}. Call the bank, or run it under `fusion.block_inputs(stack)`.")
         if self._call.past:
-            raise ConfigError(
-                f"extra_layers: the pass continues from a cache of {self._call.past} tokens; the new blocks never saw "
-                "those. Give the whole text in one pass."
-            )
+            reason = f"the pass continues from a cache of {self._call.past} tokens; the new blocks never saw those"
+            raise ConfigError(f"extra_layers: {reason}. Give the whole text in one pass.")
         return self._call
-
-    def run(
-        self, state: Float[Tensor, "batch tokens width"], call: _Call | None, mask: Bool[Tensor, "batch tokens"]
-    ) -> Float[Tensor, "batch tokens width"]:
-        """The blocks on one state; while training, with this reader's own random numbers."""
-        dtype = next(self.parameters()).dtype
-        state = state.to(dtype)
-        call = (call or _plain_call(mask)).to(dtype)
-        seeded = self.training and self.generator is not None
-        with torch.random.fork_rng(devices=[state.device] if state.is_cuda else [], enabled=seeded):
-            if seeded:  # torch's own generators: dropout inside the blocks knows no other
-                seed = torch.randint(1 << 62, (), generator=self.generator, device=state.device)
-                torch.manual_seed(int(seed))
-            for block in self.blocks:
-                state = call.run(block, state, self._swap)
-        return state
 
 
 class _TopStream(Stream):
@@ -154,12 +121,19 @@ class _TopStream(Stream):
         self._taken: tuple[Tensor, _Call | None] | None = None
 
     def step(self, index: int, view: LayerView) -> None:
-        del index
         self._taken = (view.state, self._fusion.block_call())  # forgotten elsewhere once the pass ends
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
-        taken, self._taken = fed(self._taken), None
-        return [self._fusion.run(*taken, mask)]
+        (state, call), self._taken = fed(self._taken), None
+        fusion, dtype = self._fusion, next(self._fusion.parameters()).dtype
+        state, call = state.to(dtype), (call or _plain_call(mask)).to(dtype)
+        seeded = fusion.training and fusion.generator is not None
+        with torch.random.fork_rng(devices=[state.device] if state.is_cuda else [], enabled=seeded):
+            if seeded:  # torch's own generators: dropout inside the blocks knows no other
+                torch.manual_seed(int(torch.randint(1 << 62, (), generator=fusion.generator, device=state.device)))
+            for block in fusion.blocks:
+                state = call.run(block, state, fusion.swap)
+        return [state]
 
 
 @dataclass(frozen=True)
@@ -175,11 +149,11 @@ class _Call:
     def of(cls, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], layer: int) -> _Call:
         """Note a call, so that it can be repeated for the whole text at once."""
         past = [int(value.get_seq_length(layer)) for value in (*args, *kwargs.values()) if _is_cache(value)]
-        kept = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
-        if "use_cache" in kept:
-            kept["use_cache"] = False
+        options = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
+        if "use_cache" in options:
+            options["use_cache"] = False
         place = 0 if args else next(iter(inspect.signature(block.forward).parameters))
-        return cls(tuple(None if _is_cache(value) else value for value in args), kept, place, max(past, default=0))
+        return cls(tuple(None if _is_cache(value) else value for value in args), options, place, max(past, default=0))
 
     @property
     def state(self) -> Tensor:
@@ -208,24 +182,18 @@ def _is_cache(value: object) -> bool:
 def _plain_block(width: int) -> nn.Module:
     """A block as in BERT, with its initialiser's values."""
     from transformers import BertConfig
-    from transformers.models.bert.modeling_bert import BertLayer
+    from transformers.models.bert.modeling_bert import BertLayer, BertPreTrainedModel
 
-    wanted = max(1, width // _HEAD_SIZE)
+    wanted = max(1, width // 64)  # heads are of this size in BERT and RoBERTa of every size
     heads = next(heads for heads in range(wanted, 0, -1) if width % heads == 0)
     config = BertConfig(hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width)
     config._attn_implementation = "sdpa"
-    block = BertLayer(config)
-    for module in block.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=config.initializer_range)
-            nn.init.zeros_(module.bias)
-    return block
+    return BertLayer(config).apply(BertPreTrainedModel(config)._init_weights)
 
 
 def _plain_call(mask: Bool[Tensor, "batch tokens"]) -> _Call:
     """A call of a plain block: padding is attended to with the lowest score there is, so a row of it is no NaN."""
-    lowest = torch.finfo(torch.float32).min
-    scores = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, lowest)
+    scores = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
     return _Call((None,), {"attention_mask": scores[:, None, None, :]})
 
 
@@ -235,19 +203,16 @@ def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module,
         raise _refusal(model, "it has no module per block")
     try:
         copied = _copy(stack.blocks[-1])
-        swap = stack.points[-1].swap if main_device(model).type == "meta" else _rehearse(model, stack, copied)
+        return copied, stack.points[-1].swap if main_device(model).type == "meta" else _rehearse(model, stack, copied)
     except ConfigError:
         raise
     except Exception as error:
         raise _refusal(model, f"a copy of its last block does not run ({first_line(error)})") from error
-    return copied, swap
 
 
 def _refusal(model: PreTrainedModel, reason: str) -> ConfigError:
-    return ConfigError(
-        f"extra_layers: no blocks of the kind of '{model.config.model_type}' can be made; {reason}. "
-        "Use another fusion, such as DWAtt or Concat."
-    )
+    came = f"no blocks of the kind of '{model.config.model_type}' can be made; {reason}"
+    return ConfigError(f"extra_layers: {came}. Use another fusion, such as DWAtt or Concat.")
 
 
 def _copy(block: nn.Module) -> nn.Module:
@@ -275,7 +240,11 @@ def _rehearse(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) -> S
     tolerance = 1e-4 if next(block.parameters()).dtype in (torch.float32, torch.float64) else 5e-2
     with preserve_model(model), watch(stack, [layer], seen.__setitem__):
         block.register_forward_hook(after, with_kwargs=True)  # `preserve_model` takes it off again
-        _run_model(model)
+        inputs = probe_input(model, 7, seed=1).inputs
+        try:
+            model(**inputs)
+        except Exception:  # of its head, perhaps
+            model.base_model(**inputs)
         call: _Call = seen["call"]
         swaps = [swap for swap in _SWAPS if alike(swapped(call.state, swap), seen[layer], tolerance)]
         if not swaps:
@@ -285,17 +254,6 @@ def _rehearse(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) -> S
         if not alike(again, swapped(seen["output"], swaps[0]), tolerance):
             raise _refusal(model, "a copy of its last block gives another result")
     return swaps[0]
-
-
-def _run_model(model: PreTrainedModel) -> None:
-    """Run on a tiny input; where its head refuses that, the backbone alone."""
-    inputs = probe_input(model, _PROBE_TOKENS, seed=1).inputs
-    try:
-        model(**inputs)
-    except Exception:
-        if model.base_model is model:
-            raise
-        model.base_model(**inputs)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, WeightedSum
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, WeightedSum
 from lamina.fusion.elementwise import shares
 from lamina.layers.selectors import Selector
 from lamina.utils import check_range
@@ -25,11 +25,8 @@ class Gated(FusionConfig):
     """`sum_i w_i z_i` with `w_i = U gelu(V z_i + a) + b`, one number per token and layer; `dim` is the model's width.
 
     Args:
-        hidden: Size of the gate's hidden layer.
+        hidden: Size of the gate's hidden layer, at least 1.
         layers: Which layers.
-
-    Raises:
-        ConfigError: If `hidden` is below 1.
 
     Source:
         Wang et al. 2018, "Multi-layer Representation Fusion for Neural Machine Translation", as ElNokrashy et al. 2024
@@ -43,18 +40,14 @@ class Gated(FusionConfig):
     def __post_init__(self) -> None:
         check_range("gated", "hidden", self.hidden, 1)
 
-    def build(self, layers: int, width: int) -> GatedFusion:
-        """Make the module for `layers` states of size `width`."""
-        return GatedFusion(layers=layers, width=width, hidden=self.hidden)
-
 
 class InputWeighted(Fusion):
     """A fusion that weighs its layers anew for each token, and keeps count of what each layer got."""
 
-    amounts: Tensor  # [layers]; not saved: it describes what was read, not what was learned
+    amounts: Tensor  # [layers]; not saved, since it tells what was read, not what was learned
 
-    def __init__(self, *, layers: int, width: int, dim: int) -> None:
-        super().__init__(layers=layers, width=width, dim=dim)
+    def __init__(self, config: Any, *, layers: int, width: int) -> None:
+        super().__init__(config, layers=layers, width=width)
         self.register_buffer("amounts", torch.zeros(layers), persistent=False)
 
     def observe(self, weights: Float[Tensor, "layers batch tokens"], mask: Bool[Tensor, "batch tokens"]) -> None:
@@ -69,33 +62,13 @@ class InputWeighted(Fusion):
         return super().train(mode)
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Each layer's part of the absolute weights; sums to 1.
-
-        Over the real tokens read since the module was last switched between training and evaluation (so after a
-        validation, over all of it); equal shares before any.
-        """
+        """Each layer's part of the absolute weights of real tokens since the mode last changed; equal before any."""
         return shares(self.amounts)
 
 
-@final
-class GatedFusion(InputWeighted):
-    """The module of `Gated`: the linear maps `inner` (V, a) and `outer` (U, b)."""
-
-    stacks: ClassVar[bool] = True
-
-    def __init__(self, *, layers: int, width: int, hidden: int) -> None:
-        super().__init__(layers=layers, width=width, dim=width)
-        self.inner = nn.Linear(width, hidden)
-        self.outer = nn.Linear(hidden, 1)
-        nn.init.zeros_(self.outer.weight)
-        nn.init.constant_(self.outer.bias, 1 / layers)
-
-    def stream(self, members: Sequence[Any]) -> Stream:
-        """One matrix product per layer for all members together: their hidden layers are stacked into one."""
-        return _GatedStream(members)
-
-
 class _GatedStream(WeightedSum):
+    """One matrix product per layer for all members together: their hidden layers are stacked into one."""
+
     def __init__(self, members: Sequence[GatedFusion]) -> None:
         self._members = members
         self._inner = torch.cat([member.inner.weight for member in members])
@@ -105,7 +78,6 @@ class _GatedStream(WeightedSum):
         self._weights: list[Tensor] = []
 
     def step(self, index: int, view: LayerView) -> None:
-        del index
         state = view.state.to(self._inner.dtype)
         hidden = F.gelu(F.linear(state, self._inner, self._inner_bias)).unflatten(-1, (len(self._members), -1))
         weights = ((hidden * self._outer).sum(-1) + self._outer_bias).movedim(2, 0)
@@ -117,3 +89,17 @@ class _GatedStream(WeightedSum):
         for member, weights in zip(self._members, torch.stack(self._weights, dim=1), strict=True):
             member.observe(weights, mask)
         return sums
+
+
+@final
+class GatedFusion(InputWeighted, config=Gated):
+    """The module of `Gated`: the linear maps `inner` (V, a) and `outer` (U, b)."""
+
+    stream_of: ClassVar = _GatedStream
+
+    def __init__(self, config: Gated, *, layers: int, width: int) -> None:
+        super().__init__(config, layers=layers, width=width)
+        self.inner = nn.Linear(width, config.hidden)
+        self.outer = nn.Linear(config.hidden, 1)
+        nn.init.zeros_(self.outer.weight)
+        nn.init.constant_(self.outer.bias, 1 / layers)

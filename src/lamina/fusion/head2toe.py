@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, cast, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,8 @@ class Head2Toe(FusionConfig):
     `TokenClassification(labels, encoder_layers=0)`.
 
     Training has two stages. In the first the head sees everything, and the group lasso draws the weights of useless
-    features towards 0. Between two epochs the features are chosen, the head starts again, and the penalty ends. Where
-    no epoch is left for the second stage, the head of the first stays, with all features, and a warning is logged.
+    features towards 0. Between two epochs the features are chosen, the head starts again, and the penalty ends. With
+    no epoch left for the second stage, the first head stays, with all features, and a warning is logged.
 
     Args:
         fraction: Share of the features, over all layers together, that is kept; above 0, up to 1.
@@ -42,9 +42,6 @@ class Head2Toe(FusionConfig):
         layers: Which layers.
         per_token: Features of each token by itself, for token tasks.
         chunks: Into how many stretches of equal length a text is cut, each with a mean of its own.
-
-    Raises:
-        ConfigError: If a value cannot be, or (when attached) if the head is not one linear map.
 
     Source:
         Evci et al. 2022, arXiv:2201.03529. They choose features once, after a full training; here both stages share the
@@ -58,28 +55,19 @@ class Head2Toe(FusionConfig):
     per_token: bool = False
     chunks: int = 1
 
-    streams: ClassVar[bool] = False  # which tokens are real, and so a mean over them, is known when the pass ends
-
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
             raise ConfigError(f"head2toe: fraction is {self.fraction}; it must be above 0 and at most 1.")
         if not 0 < self.score_share < 1:
-            reason = "it must be above 0 and below 1, since both stages need epochs"
-            raise ConfigError(f"head2toe: score_share is {self.score_share}; {reason}.")
+            raise ConfigError(f"head2toe: score_share is {self.score_share}; it must be above 0 and below 1.")
         check_range("head2toe", "group_lasso", self.group_lasso, 0, float("inf"), open_high=True)
         check_range("head2toe", "chunks", self.chunks, 1, 1000)
         if self.per_token and self.chunks > 1:
-            raise ConfigError(
-                f"head2toe: chunks is {self.chunks} with per_token; chunks are stretches of a whole text."
-            )
-
-    def build(self, layers: int, width: int) -> Head2ToeFusion:
-        """Make the module for `layers` states of size `width`."""
-        return Head2ToeFusion(self, layers=layers, width=width)
+            raise ConfigError(f"head2toe: chunks is {self.chunks} with per_token; chunks are parts of a whole text.")
 
 
 @final
-class Head2ToeFusion(Fusion):
+class Head2ToeFusion(Fusion, config=Head2Toe):
     """The module of `Head2Toe`; it has no parameters, only what was chosen: `kept [dim]` and `selected []`."""
 
     kept: Tensor
@@ -87,8 +75,7 @@ class Head2ToeFusion(Fusion):
     shares: Tensor
 
     def __init__(self, config: Head2Toe, *, layers: int, width: int) -> None:
-        super().__init__(layers=layers, width=width, dim=layers * config.chunks * width)
-        self.config = config
+        super().__init__(config, layers=layers, width=width, dim=layers * config.chunks * width)
         self.register_buffer("kept", torch.ones(self.dim, dtype=torch.bool))
         self.register_buffer("selected", torch.zeros((), dtype=torch.bool))
         self.register_buffer("shares", torch.full((layers,), 1 / layers))
@@ -116,52 +103,40 @@ class Head2ToeFusion(Fusion):
         output = getattr(head, "output", None)
         own = set(output.parameters()) if isinstance(output, nn.Linear) else set()
         if not own or own != set(head.parameters()):
-            raise ConfigError(
-                "head2toe: the head has more than one linear map; features are scored by its weights. Set "
-                'pooling="first" (SequenceClassification), or encoder_layers=0 (TokenClassification, with per_token).'
-            )
+            hint = 'Set pooling="first" (SequenceClassification), or encoder_layers=0 (TokenClassification).'
+            raise ConfigError(f"head2toe: the head has more than one linear map, whose weights are the scores. {hint}")
         if not self.config.per_token and not getattr(head, "pools", False):
-            raise ConfigError(
-                "head2toe: the head labels each token; the features are of a whole text, the same for each token. "
-                "Set per_token=True."
-            )
+            raise ConfigError("head2toe: the head labels each token; the features are a text's. Set per_token=True.")
 
-    def regularization(self, head: nn.Module | None = None) -> Tensor | None:
+    def regularization(self, head: Any = None) -> Tensor | None:
         """`group_lasso * sum_i ||W_i||` over the features, until they are chosen."""
         if head is None or self.config.group_lasso == 0 or bool(self.selected):
             return None
-        return self.config.group_lasso * torch.linalg.vector_norm(_map_of(head).weight, dim=0).sum()
+        return self.config.group_lasso * torch.linalg.vector_norm(head.output.weight, dim=0).sum()
 
-    def on_epoch_end(self, done: float, head: nn.Module) -> bool:
+    def on_epoch_end(self, done: float, head: Any) -> bool:
         """Take the scores down; choose the features and start the head again once the first stage is over."""
         if bool(self.selected):
             return False
-        scores = _map_of(head).weight.detach().square().sum(0)
+        scores = head.output.weight.detach().square().sum(0)
         self._note(scores)
         if done < self.config.score_share:
             return False
         if done >= 1:
-            logger.warning(
-                "head2toe: training ended before features were chosen; all are kept. Use more epochs, or a smaller "
-                "score_share (now %s).",
-                self.config.score_share,
-            )
+            hint = f"Use more epochs, or a smaller score_share (now {self.config.score_share})."
+            logger.warning("head2toe: training ended before features were chosen; all are kept. %s", hint)
             return False
         count = max(1, round(self.config.fraction * self.dim))
         self.kept.zero_()[scores.topk(count).indices] = True
         self.selected.fill_(True)
         self._note(self.kept.to(scores.dtype))
-        _map_of(head).reset_parameters()
+        head.output.reset_parameters()
         return True
 
     def _note(self, worth: Float[Tensor, " dim"]) -> None:
         by_layer = worth.view(self.layers, -1).sum(1)
         if float(by_layer.sum()) > 0:
             self.shares.copy_(by_layer / by_layer.sum())
-
-
-def _map_of(head: nn.Module) -> nn.Linear:
-    return cast("nn.Linear", head.output)
 
 
 def _stretches(mask: Bool[Tensor, "batch tokens"], chunks: int) -> Float[Tensor, "batch chunks tokens"]:

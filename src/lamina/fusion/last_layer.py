@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 
@@ -15,18 +15,12 @@ from lamina.fusion.base import Fusion, FusionConfig, Stream, WeightedSum
 class LastLayer(FusionConfig):
     """The top layer's hidden state, unchanged; no parameters, so `dim` is the model's width."""
 
-    def selector(self) -> int:
-        """The top layer."""
-        return -1
-
-    def build(self, layers: int, width: int) -> LastLayerFusion:
-        """Make the module; of several states it reads the last."""
-        return LastLayerFusion(layers=layers, width=width, dim=width)
+    layers: ClassVar[int] = -1
 
 
 @final
-class LastLayerFusion(Fusion):
-    """The module of `LastLayer`."""
+class LastLayerFusion(Fusion, config=LastLayer):
+    """The module of `LastLayer`; of several states it reads the last."""
 
     def active_layers(self) -> tuple[int, ...]:
         """The last state."""
@@ -34,5 +28,4 @@ class LastLayerFusion(Fusion):
 
     def stream(self, members: object) -> Stream:
         """Pass the state through."""
-        del members
         return WeightedSum(torch.eye(self.layers)[-1])

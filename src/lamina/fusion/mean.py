@@ -18,21 +18,13 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Mean(FusionConfig):
-    """Average the selected layers; no parameters, so `dim` is the model's width.
-
-    Args:
-        layers: Which layers.
-    """
+    """Average the selected layers; no parameters, so `dim` is the model's width."""
 
     layers: Selector = "all"
 
-    def build(self, layers: int, width: int) -> MeanFusion:
-        """Make the module for `layers` states of size `width`."""
-        return MeanFusion(layers=layers, width=width, dim=width)
-
 
 @final
-class MeanFusion(Fusion):
+class MeanFusion(Fusion, config=Mean):
     """The module of `Mean`."""
 
     def importance(self) -> Float[Tensor, " layers"]:
@@ -41,5 +33,4 @@ class MeanFusion(Fusion):
 
     def stream(self, members: object) -> Stream:
         """One running sum."""
-        del members
         return WeightedSum(self.importance())

@@ -21,17 +21,10 @@ if TYPE_CHECKING:
 
 
 class ProjectedConfig(FusionConfig):
-    """Settings of what happens to each state and to the sum; fusions that share them can run as one.
-
-    Attributes:
-        dim: Size of the features, k in the paper.
-        dropout: Probability, on each layer's features and (with positions) on the sum.
-        positions: Add fixed sinusoidal token positions to the sum.
-        output_activation: GELU on the sum.
-    """
+    """Settings of what happens to each state and to the sum; fusions that share them can run as one."""
 
     dim: int
-    dropout: float
+    dropout: float  # on each layer's features and (with positions) on the sum
     positions: bool
     output_activation: bool
 
@@ -41,40 +34,9 @@ class ProjectedConfig(FusionConfig):
         check_range(op, "dropout", self.dropout, 0, 1, open_high=True)
 
 
-class ProjectedFusion(Fusion):
-    """Sum over layers of `weight_i * dropout(LayerNorm(W_i gelu(z_i)))`; the weights are the subclass's.
-
-    `projection` is `[projections, dim, width]`, without bias; the norm has no affine part, eps 1e-5.
-    """
-
-    stacks: ClassVar[bool] = True
-
-    def __init__(self, config: ProjectedConfig, *, layers: int, width: int, projections: int) -> None:
-        super().__init__(layers=layers, width=width, dim=config.dim)
-        self.config = config
-        self.projection = nn.Parameter(torch.empty(projections, config.dim, width))
-        for weight in self.projection:
-            nn.init.kaiming_uniform_(weight, a=math.sqrt(5))  # what nn.Linear starts from
-
-    @abstractmethod
-    def weights(self) -> Float[Tensor, " layers"]:
-        """Weight of each layer in the sum."""
-
-    def group(self) -> Hashable:
-        """Same shapes, same settings, same place."""
-        config = self.config
-        return (super().group(), self.training, config.dropout, config.positions, config.output_activation)
-
-    def active_layers(self) -> tuple[int, ...]:
-        """Layers whose weight is not zero."""
-        return tuple(self.weights().detach().nonzero().flatten().tolist())
-
-    def stream(self, members: Sequence[Any]) -> Stream:
-        """One matrix product per layer and one accumulator for all members together."""
-        return _ProjectedStream(members)
-
-
 class _ProjectedStream(Stream):
+    """One matrix product per layer and one accumulator for all members together."""
+
     def __init__(self, members: Sequence[ProjectedFusion]) -> None:
         self._members = members
         self._config = members[0].config
@@ -92,15 +54,25 @@ class _ProjectedStream(Stream):
             return
         kernel, weights = self._kernel(rows, index), self._weights[rows, index]
         state = view.gelu.to(kernel.dtype)
-        given = (state, kernel, self._p, self._bits(state, rows))
-        if len(rows) == len(self._zero) and self._total is not None and not torch.is_grad_enabled():
+        bits, every = None, len(rows) == len(self._members)
+        if self._p > 0:
+            shape = torch.Size((*state.shape[:2], len(rows), self._config.dim))
+            bits = draw(shape, [self._members[row].generator for row in rows], state.device, axis=2)
+        given = (state, kernel, self._p, bits)
+        if torch.is_grad_enabled():  # keeps only what goes in, most of it shared by all members; the rest is run again
+            done = checkpoint(_weighted, weights, *given, use_reentrant=False, preserve_rng_state=False)
+            part = cast("Tensor", done)
+        elif every and self._total is not None:
             self._total.addcmul_(_features(*given), weights.unsqueeze(-1))
             return
-        part = _weighted(weights, *given)
-        if len(rows) < len(self._zero):
-            self._add_some(part, rows)
         else:
+            part = _weighted(weights, *given)
+        if every:
             self._total = part if self._total is None else self._total + part
+            return
+        if self._total is None:
+            self._total = part.new_zeros(*part.shape[:2], len(self._members), self._config.dim)
+        self._total = self._total.index_add(2, torch.tensor(rows, device=part.device), part)
 
     def _kernel(self, rows: list[int], index: int) -> Float[Tensor, "members dim width"]:
         """W_i of some of the members, for one state."""
@@ -110,18 +82,6 @@ class _ProjectedStream(Stream):
         if len(rows) == 1:
             return self._members[rows[0]].projection[place : place + 1]
         return torch.stack([self._members[row].projection[place] for row in rows])
-
-    def _bits(self, state: Tensor, rows: list[int]) -> Tensor | None:
-        """Random bits for dropout, some of the members' own."""
-        if self._p == 0:
-            return None
-        shape = torch.Size((*state.shape[:2], len(rows), self._config.dim))
-        return draw(shape, [self._members[row].generator for row in rows], state.device, axis=2)
-
-    def _add_some(self, part: Tensor, rows: list[int]) -> None:
-        if self._total is None:
-            self._total = part.new_zeros(*part.shape[:2], len(self._zero), self._config.dim)
-        self._total = self._total.index_add(2, torch.tensor(rows, device=part.device), part)
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
         total = fed(self._total)
@@ -133,18 +93,36 @@ class _ProjectedStream(Stream):
         return list(total.movedim(2, 0).contiguous().unbind(0))  # one copy here saves each head its own
 
 
-def _weighted(weights: Tensor, *given: Any) -> Tensor:
-    """The features times their weights.
+class ProjectedFusion(Fusion):
+    """Sum over layers of `weight_i * dropout(LayerNorm(W_i gelu(z_i)))`; the weights are the subclass's.
 
-    With gradients, only what goes in is kept for them, most of which all members share; the rest is computed again.
+    `projection` is `[projections, dim, width]`, without bias; the norm has no affine part, eps 1e-5.
     """
 
-    def run(weights: Tensor, *given: Any) -> Tensor:
-        return _features(*given) * weights.unsqueeze(-1)
+    stream_of: ClassVar = _ProjectedStream
 
-    if not torch.is_grad_enabled():
-        return run(weights, *given)
-    return cast("Tensor", checkpoint(run, weights, *given, use_reentrant=False, preserve_rng_state=False))
+    def __init__(self, config: ProjectedConfig, *, layers: int, width: int, projections: int) -> None:
+        super().__init__(config, layers=layers, width=width, dim=config.dim)
+        self.projection = nn.Parameter(torch.empty(projections, config.dim, width))
+        for weight in self.projection:
+            nn.init.kaiming_uniform_(weight, a=math.sqrt(5))  # what nn.Linear starts from
+
+    @abstractmethod
+    def weights(self) -> Float[Tensor, " layers"]:
+        """Weight of each layer in the sum."""
+
+    def group(self) -> Hashable:
+        """Same shapes, same settings, same place."""
+        config = self.config
+        return (super().group(), self.training, config.dropout, config.positions, config.output_activation)
+
+    def active_layers(self) -> tuple[int, ...]:
+        """Layers whose weight is not zero."""
+        return tuple(self.weights().detach().nonzero().flatten().tolist())
+
+
+def _weighted(weights: Tensor, *given: Any) -> Tensor:
+    return _features(*given) * weights.unsqueeze(-1)
 
 
 def _features(
@@ -160,11 +138,7 @@ def _features(
 
 
 def sinusoids(mask: Bool[Tensor, "batch tokens"], dim: int) -> Float[Tensor, "batch tokens dim"]:
-    """Fixed sinusoidal positions, counted over real tokens so that padding on either side changes nothing.
-
-    Source:
-        Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
-    """
+    """Fixed sinusoids (Vaswani et al. 2017, arXiv:1706.03762, section 3.5), counted over real tokens only."""
     place = (mask.cumsum(1) - 1).clamp(min=0).unsqueeze(-1).float()
     even = torch.arange(0, dim, 2, device=mask.device, dtype=torch.float32)
     angle = place * torch.exp(even * (-math.log(10000.0) / dim))

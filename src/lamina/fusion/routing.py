@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor, nn
@@ -48,24 +48,17 @@ class Routing(FusionConfig):
     layers: Selector = "all"
     per_token: bool = False
 
-    streams: ClassVar[bool] = False  # the second iteration needs every input again
-
     def __post_init__(self) -> None:
         for name in ("dim", "vectors", "size", "iterations"):
             check_range("routing", name, getattr(self, name), 2, 1 << 20)
 
-    def build(self, layers: int, width: int) -> RoutingFusion:
-        """Make the module for `layers` states of size `width`."""
-        return RoutingFusion(self, layers=layers, width=width)
-
 
 @final
-class RoutingFusion(Fusion):
+class RoutingFusion(Fusion, config=Routing):
     """The module of `Routing`: `scale` and `shift` `[layers, width]`, and three `stages`."""
 
     def __init__(self, config: Routing, *, layers: int, width: int) -> None:
-        super().__init__(layers=layers, width=width, dim=config.dim)
-        self.config = config
+        super().__init__(config, layers=layers, width=width, dim=config.dim)
         self.scale = nn.Parameter(torch.ones(layers, width))
         self.shift = nn.Parameter(torch.zeros(layers, width))
         size, many, rounds = config.size or width, config.vectors, config.iterations
@@ -73,7 +66,7 @@ class RoutingFusion(Fusion):
         self.stages = nn.ModuleList(Route(*shape, iterations=rounds) for shape in shapes)
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Route what the states hold."""
+        """Route what the states hold, all at once: every iteration needs every input."""
         parts = [
             F.layer_norm(state.to(self.scale.dtype), (self.width,)) * self.scale[index] + self.shift[index]
             for index, state in states.items()
@@ -92,15 +85,7 @@ class RoutingFusion(Fusion):
 
 @final
 class Route(nn.Module):
-    """One stage of routing, from any number of vectors to a fixed number.
-
-    Args:
-        inputs: How many vectors come in, each with parameters of its own; None: any number, and shared parameters.
-        outputs: How many go out.
-        size_in: Size of those that come in.
-        size_out: Size of those that go out; 1 is left unnormalised.
-        iterations: Rounds of routing.
-    """
+    """One stage of routing; where `inputs` is None, any number share parameters. Outputs of size 1 have no norm."""
 
     def __init__(self, inputs: int | None, outputs: int, size_in: int, size_out: int, *, iterations: int) -> None:
         super().__init__()

@@ -35,18 +35,13 @@ class ScalarMix(FusionConfig):
     def __post_init__(self) -> None:
         check_range("scalar_mix", "layer_dropout", self.layer_dropout, 0, 1, open_high=True)
 
-    def build(self, layers: int, width: int) -> ScalarMixFusion:
-        """Make the module for `layers` states of size `width`."""
-        return ScalarMixFusion(self, layers=layers, width=width)
-
 
 @final
-class ScalarMixFusion(Fusion):
+class ScalarMixFusion(Fusion, config=ScalarMix):
     """The module of `ScalarMix`: `scores [layers]`, `scale []`."""
 
     def __init__(self, config: ScalarMix, *, layers: int, width: int) -> None:
-        super().__init__(layers=layers, width=width, dim=width)
-        self.config = config
+        super().__init__(config, layers=layers, width=width)
         self.scores = nn.Parameter(torch.zeros(layers))
         self.scale = nn.Parameter(torch.ones(()))
 
@@ -56,7 +51,6 @@ class ScalarMixFusion(Fusion):
 
     def stream(self, members: object) -> Stream:
         """One running sum, with this step's layers dropped while training."""
-        del members
         scores = self.scores
         if self.training and self.config.layer_dropout > 0:
             drop = torch.empty_like(scores).bernoulli_(self.config.layer_dropout, generator=self.generator).bool()

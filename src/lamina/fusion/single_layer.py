@@ -23,11 +23,7 @@ class SingleLayer(ProjectedConfig):
     The published baseline left this projection at its random start; here it is trained.
 
     Args:
-        layer: Which layer; negative counts from the top.
-        dim: Size of the features.
-        dropout: Probability, on the features.
-        positions: Add fixed sinusoidal token positions.
-        output_activation: GELU on the features.
+        layer: Which layer; negative counts from the top. The other settings are those of `AdaLayers`.
     """
 
     layer: int = -1
@@ -43,19 +39,14 @@ class SingleLayer(ProjectedConfig):
         """The one layer."""
         return self.layer
 
-    def build(self, layers: int, width: int) -> SingleLayerFusion:
-        """Make the module; given more states than the one selected, it picks `layer` among them."""
-        index = 0 if layers == 1 else select(self.layer, layers, op="single_layer")[0]
-        return SingleLayerFusion(self, layers=layers, width=width, index=index)
-
 
 @final
-class SingleLayerFusion(ProjectedFusion):
-    """The module of `SingleLayer`: `projection [1, dim, width]`."""
+class SingleLayerFusion(ProjectedFusion, config=SingleLayer):
+    """The module of `SingleLayer`: `projection [1, dim, width]`; of several states it reads number `layer`."""
 
-    def __init__(self, config: SingleLayer, *, layers: int, width: int, index: int) -> None:
+    def __init__(self, config: SingleLayer, *, layers: int, width: int) -> None:
         super().__init__(config, layers=layers, width=width, projections=1)
-        self.index = index
+        self.index = 0 if layers == 1 else select(config.layer, layers, op="single_layer")[0]
 
     def active_layers(self) -> tuple[int, ...]:
         """The layer that is read."""

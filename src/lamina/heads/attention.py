@@ -13,13 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.dropout import dropout
+from lamina.fusion.dropout import Generators, dropout
 from lamina.heads.base import check_heads
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
-
-Generators = Sequence[torch.Generator | None]
 
 
 def linear(maps: Sequence[nn.Linear], features: Float[Tensor, "heads *rows dim"]) -> Float[Tensor, "heads *rows out"]:
@@ -48,11 +46,7 @@ def norm(norms: Sequence[nn.LayerNorm], features: Float[Tensor, "heads *rows dim
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention with biases, without residual; `dropout` is on the attention weights.
-
-    Raises:
-        ConfigError: If `heads` does not divide `dim`; `op` is named.
-    """
+    """Multi-head self-attention with biases, without residual; `dropout` is on the attention weights."""
 
     def __init__(self, op: str, dim: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -89,10 +83,7 @@ def attend(
 
 
 class EncoderLayer(nn.Module):
-    """A pre-norm transformer encoder layer with GELU.
-
-    Dropout is on the attention weights, inside the feed-forward (of size `feedforward`) and on both branches.
-    """
+    """A pre-norm encoder layer with GELU; dropout on attention weights, inside the feed-forward, on both branches."""
 
     def __init__(self, op: str, dim: int, heads: int, feedforward: int, dropout: float) -> None:
         super().__init__()

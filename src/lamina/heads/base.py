@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from transformers import PreTrainedModel
 
+ProblemType = Literal["classification", "regression", "multi_label"]
 IGNORE = -100  # the label of a position that has none, as in transformers
 
 
@@ -24,11 +25,7 @@ class HeadConfig(ABC):
 
     labels: Sequence[str]
     kind: ClassVar[str]  # the task kind it serves
-
-    @property
-    def problem_type(self) -> str:
-        """What is predicted: "classification", "regression" or "multi_label"."""
-        return "classification"
+    problem_type: ProblemType = "classification"
 
     @abstractmethod
     def build(self, dim: int) -> Head:
@@ -36,7 +33,6 @@ class HeadConfig(ABC):
 
     def build_on(self, model: PreTrainedModel, dim: int) -> Head:
         """Make the module for a model that is at hand; most heads need nothing of it."""
-        del model
         return self.build(dim)
 
 
@@ -73,10 +69,7 @@ class Head(nn.Module, ABC):
         return None
 
     def many(
-        self,
-        heads: Sequence[Head],
-        features: Float[Tensor, "heads batch tokens dim"],
-        mask: Bool[Tensor, "batch tokens"],
+        self, heads: list[Any], features: Float[Tensor, "heads batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "heads batch ..."]:
         """Logits of several heads, all of which have the `group` of this one, each on its own features."""
         return torch.stack([head(part, mask) for head, part in zip(heads, features, strict=True)])
@@ -85,6 +78,7 @@ class Head(nn.Module, ABC):
 class LabelHead(Head):
     """A head that ends in one linear map, a score per label; its config has `labels` and `class_weights`."""
 
+    settings: ClassVar[tuple[str, ...]]  # of the config: heads whose logits are computed at once have these in common
     class_weights: Tensor | None
 
     def __init__(self, config: Any, dim: int, **parts: nn.Module) -> None:
@@ -100,6 +94,11 @@ class LabelHead(Head):
     def outputs(self) -> int:
         """Number of labels."""
         return self.output.out_features
+
+    def group(self) -> Hashable:
+        """Same shape, same settings, same place."""
+        weight, settings = self.output.weight, [getattr(self.config, name) for name in self.settings]
+        return (*weight.shape, *settings, self.training, weight.dtype)
 
     def forward(self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]) -> Tensor:
         """Logits of each text or token; those of padding mean nothing."""
@@ -127,11 +126,9 @@ def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
 def check_heads(op: str, dim: int, attention_heads: int) -> None:
     """Raise ConfigError unless `attention_heads` divides `dim`."""
     if attention_heads < 1 or dim % attention_heads:
-        fits = [n for n in range(1, dim + 1) if dim % n == 0]
-        raise ConfigError(
-            f"{op}: attention_heads is {attention_heads} for features of size {dim}; it must divide that size. "
-            f"Use one of {', '.join(map(str, fits))}."
-        )
+        fits = ", ".join(str(heads) for heads in range(1, dim + 1) if dim % heads == 0)
+        came = f"attention_heads is {attention_heads} for features of size {dim}"
+        raise ConfigError(f"{op}: {came}; it must divide that size. Use one of {fits}.")
 
 
 def checked_weights(op: str, weights: Sequence[float] | None, labels: int) -> tuple[float, ...] | None:
@@ -145,13 +142,7 @@ def checked_weights(op: str, weights: Sequence[float] | None, labels: int) -> tu
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean cross-entropy over the labels that are not IGNORE; 0 instead of NaN where there is none.
-
-    Args:
-        logits: `[..., classes]`.
-        labels: `[...]`, class indices or IGNORE.
-        weight: `[classes]` or None; the mean is weighted as torch does it.
-    """
+    """Mean cross-entropy over the labels that are not IGNORE, weighted as in torch; 0, not NaN, where there is none."""
     flat, targets = logits.flatten(0, -2).float(), labels.flatten()
     total = F.cross_entropy(flat, targets, weight=weight, ignore_index=IGNORE, reduction="sum")
     return total / counted(targets, weight).clamp(min=torch.finfo(flat.dtype).tiny)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Activation = Callable[[Tensor], Tensor]
+Projection = nn.Linear | nn.Embedding
 LABELS = ("token",)  # the classes are the base's vocabulary, which is not listed
-_PROBE_TOKENS = 8
 _CLOSE = 1e-3  # relative to the largest logit; a wrong activation or order is off by far more
 
 
@@ -36,15 +36,12 @@ class MaskedLM(HeadConfig):
     of that head's; on any other they start fresh. The projection is the base's and is neither copied nor saved; it
     stays as it is unless the base itself is trained.
 
-    Args:
-        labels: Always ("token",): the classes are the base's vocabulary.
-
     Source:
         Devlin et al. 2019, arXiv:1810.04805, section 3.1; ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)",
         section 3.2.
     """
 
-    labels: Sequence[str] = LABELS
+    labels: Sequence[str] = LABELS  # no others
 
     kind: ClassVar[str] = "masked_lm"
 
@@ -55,20 +52,21 @@ class MaskedLM(HeadConfig):
 
     def build(self, dim: int) -> MaskedLMHead:
         """Raise ConfigError: the base is needed."""
-        raise ConfigError(
-            f"{self.kind}: only the size {dim} of the features was given; the head projects onto the vocabulary of "
-            "its base. Attach the reader to a bank, or call build_on with the model."
-        )
+        came = f"only the size {dim} of the features was given"
+        raise ConfigError(f"{self.kind}: {came}; it projects onto a model's vocabulary. Attach the reader to a bank.")
 
     def build_on(self, model: PreTrainedModel, dim: int) -> MaskedLMHead:
         """Make the module for a model that is at hand; ConfigError if it has no vocabulary."""
         projection = vocabulary_of(model)
-        transform = _own_transform(model, projection) or _fresh_transform(projection, dim)
+        transform = _own_transform(model, projection)
+        if transform is None:
+            classes, width = projection.weight.shape
+            bias = nn.Parameter(torch.zeros(classes))
+            transform = _Transform(nn.Linear(dim, width), F.gelu, nn.LayerNorm(width), bias)
         return MaskedLMHead(projection, transform, dim)
 
 
-@dataclass(frozen=True)
-class _Transform:
+class _Transform(NamedTuple):
     """What stands between features and vocabulary."""
 
     dense: nn.Linear
@@ -76,8 +74,9 @@ class _Transform:
     norm: nn.LayerNorm
     bias: nn.Parameter
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        return self.norm(self.activation(self.dense(hidden)))
+    def logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        hidden = self.norm(self.activation(self.dense(hidden)))
+        return F.linear(hidden.to(weight.dtype), weight, self.bias.to(weight.dtype))
 
 
 @final
@@ -85,18 +84,17 @@ class MaskedLMHead(Head):
     """The module of `MaskedLM`; logits `[batch, tokens, classes]`, a class per entry of the base's vocabulary.
 
     The base's `projection` (`weight` `[classes, width]`) is kept by reference: it follows the base to its device and is
-    no part of this module's state. Where the transform takes features of another size, one linear map more comes first.
+    no part of this module's state. Where the transform takes features of another size, `enter` maps them first.
     """
 
     logits_to_keep: ClassVar[bool] = True
 
-    def __init__(self, projection: nn.Module, transform: _Transform, dim: int) -> None:
+    def __init__(self, projection: Projection, transform: _Transform, dim: int) -> None:
         super().__init__()
         self._projection = (projection,)  # in a tuple, so that nn.Module does not register it
         width = transform.dense.in_features
         self.enter = nn.Linear(dim, width) if dim != width else None
-        self.dense, self.norm, self.bias = transform.dense, transform.norm, transform.bias
-        self._activation = transform.activation
+        self.dense, self._activation, self.norm, self.bias = transform
 
     def forward(
         self,
@@ -109,24 +107,22 @@ class MaskedLMHead(Head):
         With `logits_to_keep`, those of these positions alone, in row order: the vocabulary is large, and a loss needs
         only the some 15 % of the positions that have a label.
         """
-        del mask
         if logits_to_keep is not None:
             features = features[logits_to_keep]
         hidden = features.to(self.dense.weight.dtype)
         if self.enter is not None:
             hidden = self.enter(hidden)
-        hidden = self.norm(self._activation(self.dense(hidden)))
-        weight = self.borrowed()["vocabulary"]
-        return F.linear(hidden.to(weight.dtype), weight, self.bias.to(weight.dtype))
+        transform = _Transform(self.dense, self._activation, self.norm, self.bias)
+        return transform.logits(hidden, self._projection[0].weight)
 
     @property
     def outputs(self) -> int:
         """Size of the base's vocabulary."""
-        return len(self.borrowed()["vocabulary"])
+        return len(self._projection[0].weight)
 
     def borrowed(self) -> dict[str, Tensor]:
         """The projection's weight."""
-        return {"vocabulary": cast("Tensor", self._projection[0].weight)}
+        return {"vocabulary": self._projection[0].weight}
 
     def loss(self, logits: Tensor, labels: Int[Tensor, "batch tokens"]) -> Float[Tensor, ""]:
         """Mean cross-entropy over tokens whose label is not IGNORE; of all logits, or of those of just these tokens."""
@@ -134,48 +130,38 @@ class MaskedLMHead(Head):
         return cross_entropy(logits if logits.ndim == 2 else logits[given], labels[given], None)
 
 
-def vocabulary_of(model: PreTrainedModel) -> nn.Module:
+def vocabulary_of(model: PreTrainedModel) -> Projection:
     """The module whose `weight` `[classes, width]` maps onto the vocabulary: output embeddings, else the input's."""
     for find in (model.get_output_embeddings, model.get_input_embeddings):
         try:
             module = find()
         except NotImplementedError:
             continue
-        if isinstance(module, nn.Linear | nn.Embedding):
+        if isinstance(module, Projection):
             return module
-    raise ConfigError(
-        f"masked_lm: the family '{model.config.model_type}' has no vocabulary. Use a model that reads text."
-    )
+    came = f"the family '{model.config.model_type}' has no vocabulary"
+    raise ConfigError(f"masked_lm: {came}. Use a model that reads text.")
 
 
-def _fresh_transform(projection: nn.Module, dim: int) -> _Transform:
-    classes, width = cast("Tensor", projection.weight).shape
-    return _Transform(nn.Linear(dim, width), F.gelu, nn.LayerNorm(width), nn.Parameter(torch.zeros(classes)))
-
-
-def _own_transform(model: PreTrainedModel, projection: nn.Module) -> _Transform | None:
+def _own_transform(model: PreTrainedModel, projection: Projection) -> _Transform | None:
     """A copy of the model's own, if it has one that this module can be: shown by the logits it gives."""
-    classes, width = cast("Tensor", projection.weight).shape
+    classes, width = projection.weight.shape
     inside = set(model.base_model.modules())
     outside = [module for module in model.modules() if module not in inside and module is not projection]
     maps = [part for part in outside if isinstance(part, nn.Linear) and part.out_features == width]
     norms = [part for part in outside if isinstance(part, nn.LayerNorm) and part.normalized_shape == (width,)]
     if len(maps) != 1 or len(norms) != 1:
         return None
-    bias = next(_biases(projection, outside, classes), torch.zeros(classes, device=main_device(model)))
-    parts = [_Transform(maps[0], activation, norms[0], nn.Parameter(bias)) for activation in _activations(model.config)]
+    # what is added to the logits is the projection's bias, or a vector of that size in the head
+    parameters = (parameter for module in (projection, *outside) for parameter in module.parameters(recurse=False))
+    biases = (nn.Parameter(parameter.detach()) for parameter in parameters if parameter.shape == (classes,))
+    bias = next(biases, nn.Parameter(torch.zeros(classes, device=main_device(model))))
+    parts = [_Transform(maps[0], activation, norms[0], bias) for activation in _activations(model.config)]
     own = parts[0] if main_device(model).type == "meta" else _first_equal(model, projection, parts)
     if own is None:
         return None
-    return _Transform(
-        _copy(own.dense), own.activation, _copy(own.norm), nn.Parameter(own.bias.detach().clone().float())
-    )
-
-
-def _biases(projection: nn.Module, outside: Sequence[nn.Module], classes: int) -> Iterator[Tensor]:
-    """What may be added to the logits: the projection's bias, or a vector of that size in the head."""
-    parameters = (parameter for module in (projection, *outside) for parameter in module.parameters(recurse=False))
-    return (parameter.detach() for parameter in parameters if parameter.shape == (classes,))
+    dense, norm = (copy.deepcopy(part).float().requires_grad_(True) for part in (maps[0], norms[0]))
+    return own._replace(dense=dense, norm=norm, bias=nn.Parameter(bias.detach().clone().float()))
 
 
 def _activations(config: Any) -> Iterator[Activation]:
@@ -189,10 +175,10 @@ def _activations(config: Any) -> Iterator[Activation]:
 
 
 @torch.no_grad()
-def _first_equal(model: PreTrainedModel, projection: nn.Module, parts: Sequence[_Transform]) -> _Transform | None:
+def _first_equal(model: PreTrainedModel, projection: Projection, parts: Sequence[_Transform]) -> _Transform | None:
     """The first that makes the model's own logits out of its last hidden state."""
     try:
-        inputs = probe_input(model, _PROBE_TOKENS, 0).inputs
+        inputs = probe_input(model, 8, seed=0).inputs
     except NoInputError:
         return None
     with preserve_model(model):
@@ -200,11 +186,5 @@ def _first_equal(model: PreTrainedModel, projection: nn.Module, parts: Sequence[
         states, logits = out.get("hidden_states"), out.get("logits", out.get("prediction_logits"))
         if states is None or logits is None:
             return None
-        weight = cast("Tensor", projection.weight)
-        again = ((part, F.linear(part(states[-1]), weight, part.bias.to(weight.dtype))) for part in parts)
+        again = ((part, part.logits(states[-1], projection.weight)) for part in parts)
         return next((part for part, own in again if alike(own, logits, _CLOSE)), None)
-
-
-def _copy(module: Any) -> Any:
-    """A trainable copy in single precision."""
-    return copy.deepcopy(module).float().requires_grad_(True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, final, get_args
 
 import torch
 from torch import Tensor
@@ -13,14 +13,13 @@ from torch.nn import functional as F
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.dropout import dropout
 from lamina.heads.attention import SelfAttention, attend, linear
-from lamina.heads.base import HeadConfig, LabelHead, checked_weights, label_names
+from lamina.heads.base import HeadConfig, LabelHead, ProblemType, checked_weights, label_names
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-POOLINGS = ("attention", "mean", "first")
-PROBLEMS = ("classification", "regression", "multi_label")
+Pooling = Literal["attention", "mean", "first"]
 
 
 @final
@@ -44,17 +43,17 @@ class SequenceClassification(HeadConfig):
     labels: Sequence[str]
     attention_heads: int = 8
     dropout: float = 0.1
-    pooling: Literal["attention", "mean", "first"] = "attention"
-    problem_type: Literal["classification", "regression", "multi_label"] = "classification"  # pyright: ignore[reportIncompatibleMethodOverride]
+    pooling: Pooling = "attention"
+    problem_type: ProblemType = "classification"
     class_weights: tuple[float, ...] | None = None
 
     kind: ClassVar[str] = "sequence_classification"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", label_names(self.kind, self.labels))
-        for name, value, known in (("pooling", self.pooling, POOLINGS), ("problem_type", self.problem_type, PROBLEMS)):
-            if value not in known:
-                raise UnknownNameError(op=self.kind, got=value, known=known, what=name)
+        for name, known in (("pooling", get_args(Pooling)), ("problem_type", get_args(ProblemType))):
+            if getattr(self, name) not in known:
+                raise UnknownNameError(op=self.kind, got=getattr(self, name), known=known, what=name)
         check_range(self.kind, "dropout", self.dropout, 0, 1, open_high=True)
         if self.problem_type == "regression" and len(self.labels) != 1:
             raise ConfigError(f"{self.kind}: {len(self.labels)} labels for a regression; it has one.")
@@ -70,22 +69,15 @@ class SequenceClassificationHead(LabelHead):
     """The module of `SequenceClassification`; logits `[batch, classes]`."""
 
     pools: ClassVar[bool] = True
+    settings: ClassVar = ("attention_heads", "dropout", "pooling")
 
     def __init__(self, config: SequenceClassification, dim: int) -> None:
         attends = config.pooling == "attention"
         parts = {"attention": SelfAttention(config.kind, dim, config.attention_heads)} if attends else {}
         super().__init__(config, dim, **parts)
 
-    def group(self) -> Hashable:
-        """Same shape, same settings, same place."""
-        weight, config = self.output.weight, self.config
-        return (*weight.shape, config.attention_heads, config.dropout, config.pooling, self.training, weight.dtype)
-
     def many(
-        self,
-        heads: Sequence[Any],
-        features: Float[Tensor, "heads batch tokens dim"],
-        mask: Bool[Tensor, "batch tokens"],
+        self, heads: list[Any], features: Float[Tensor, "heads batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "heads batch classes"]:
         """Logits of each text, for alike heads at once."""
         outputs, generators = [head.output for head in heads], [head.generator for head in heads]
@@ -103,19 +95,15 @@ class SequenceClassificationHead(LabelHead):
     def loss(self, logits: Float[Tensor, "batch classes"], labels: Tensor) -> Float[Tensor, ""]:
         """Cross-entropy, squared error, or binary cross-entropy.
 
-        Args:
-            logits: What `forward` gave.
-            labels: `[batch]` class indices (IGNORE: none), `[batch]` floats (NaN: none), or `[batch, classes]`
-                zeros and ones (a negative: none).
+        Labels are `[batch]` class indices (IGNORE: none), `[batch]` floats (NaN: none), or `[batch, classes]` zeros and
+        ones (a negative: none).
         """
         if self.config.problem_type == "classification":
             return super().loss(logits, labels)
         if self.config.problem_type == "regression":
             logits = logits.squeeze(-1)
         if labels.shape != logits.shape:
-            came = (
-                f"labels are {tuple(labels.shape)} for a {self.config.problem_type} with outputs {tuple(logits.shape)}"
-            )
+            came = f"labels are {tuple(labels.shape)} for a {self.config.problem_type} of {tuple(logits.shape)}"
             raise ConfigError(f"{self.config.kind}: {came}; both must have one shape.")
         given, logits = self._given(labels), logits.float()
         target = labels.masked_fill(~given, 0).float()

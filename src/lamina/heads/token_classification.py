@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -60,22 +60,15 @@ class TokenClassification(HeadConfig):
 class TokenClassificationHead(LabelHead):
     """The module of `TokenClassification`; logits `[batch, tokens, classes]`."""
 
+    settings: ClassVar = ("encoder_layers", "attention_heads", "feedforward", "dropout")
+
     def __init__(self, config: TokenClassification, dim: int) -> None:
         settings = (config.attention_heads, config.feedforward, config.dropout)
         encoder = (EncoderLayer(config.kind, dim, *settings) for _ in range(config.encoder_layers))
         super().__init__(config, dim, encoder=nn.ModuleList(encoder))
 
-    def group(self) -> Hashable:
-        """Same shape, same settings, same place."""
-        weight, config = self.output.weight, self.config
-        settings = (config.encoder_layers, config.attention_heads, config.feedforward, config.dropout)
-        return (*weight.shape, *settings, self.training, weight.dtype)
-
     def many(
-        self,
-        heads: Sequence[Any],
-        features: Float[Tensor, "heads batch tokens dim"],
-        mask: Bool[Tensor, "batch tokens"],
+        self, heads: list[Any], features: Float[Tensor, "heads batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "heads batch tokens classes"]:
         """Logits of each token, for alike heads at once."""
         generators = [head.generator for head in heads]

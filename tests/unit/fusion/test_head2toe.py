@@ -247,7 +247,7 @@ def test_two_stages_find_the_layer_that_knows():
     ],
 )
 def test_a_head_that_is_more_than_one_linear_map_is_refused(settings: dict[str, Any], head: Any):
-    with pytest.raises(ConfigError, match=r"head2toe: the head has more than one linear map;.*Set pooling=\"first\""):
+    with pytest.raises(ConfigError, match=r"head2toe: the head has more than one linear map.*Set pooling=\"first\""):
         Head2Toe(**settings).build(2, 4).check_head(head.build(8))
 
 
@@ -274,7 +274,7 @@ def test_features_of_a_text_are_not_for_tokens():
         ({"chunks": 0}, r"head2toe: chunks is 0; it must be"),
         (
             {"chunks": 2, "per_token": True},
-            r"head2toe: chunks is 2 with per_token; chunks are stretches of a whole text",
+            r"head2toe: chunks is 2 with per_token; chunks are parts of a whole text",
         ),
     ],
 )
