@@ -108,10 +108,8 @@ def _chosen(target: ReaderBank | PreTrainedModel, names: str | None) -> list[str
 
     if names is None:
         return None
-    if not isinstance(target, ReaderBank):
-        raise ConfigError(f"readers: '{names}' was given; a whole model has none.")
     readers = [name.strip() for name in names.split(",") if name.strip()]
-    if not readers:
+    if not readers and isinstance(target, ReaderBank):
         raise ConfigError(f"readers: '{names}' names none; the bank has {', '.join(target)}.")
     return readers
 

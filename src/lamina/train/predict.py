@@ -92,6 +92,10 @@ class Predictor:
     ) -> None:
         self._options = options
         self._tasks: dict[str, Any]  # name -> what is asked, a `TaskLike`
+        if kind is not None and isinstance(target, ReaderBank):
+            raise ConfigError(f"predict: kind is '{kind}' for a bank; each of its readers has its own.")
+        if readers is not None and not isinstance(target, ReaderBank):
+            raise ConfigError(f"predict: readers are {list(readers)} for a whole model, which has none.")
         if isinstance(target, ReaderBank):
             self._tasks = {name: target[name].config.head for name in (target if readers is None else readers)}
             self._subject = BankSubject(target, "predict", processor)

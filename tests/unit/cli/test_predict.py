@@ -112,7 +112,7 @@ def test_what_has_a_manifest_is_a_bank(lamina, bank_folder: Path, model_folder: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--readers", "mood"), "readers: 'mood' was given; a whole model has none"),
+        (("--readers", "mood"), "readers are ['mood'] for a whole model"),
         (("--model", "minilm"), "is a whole model, which has none"),
     ],
 )

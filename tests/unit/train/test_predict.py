@@ -208,6 +208,10 @@ def test_what_cannot_be_predicted():
         predict(bank, [("a", "b")])
     with pytest.raises(ConfigError, match="predict: batch_size is 0; it must be at least 1"):
         predict(bank, ["a"], batch_size=0)
+    with pytest.raises(ConfigError, match="predict: kind is 'masked_lm' for a bank; each of its readers has its own"):
+        predict(bank, ["a"], kind="masked_lm")
+    with pytest.raises(ConfigError, match=r"predict: readers are \['mood'\] for a whole model, which has none"):
+        predict(t5(), ["a"], readers=["mood"], kind="translation", processor=t5_tokenizer())
 
 
 # Scores
