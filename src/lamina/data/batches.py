@@ -31,11 +31,10 @@ def pad(rows: Sequence[Sequence[int]], value: int) -> Int[Tensor, "batch tokens"
 
 
 def padding_of(processor: PreTrainedTokenizerBase | ProcessorMixin) -> dict[str, int]:
-    """What each key of a batch is padded with.
+    """What each key of a batch is padded with; without a padding token (GPT-2) the end token, or 0.
 
-    Batches are padded to their longest row on the right, whatever side the tokenizer pads for generation, so that
-    every token keeps the position it has in a batch of its own, and with it its states. A tokenizer without a padding
-    token (GPT-2) gets its end token, or 0, there; the mask hides it either way.
+    Batches are padded on the right, whatever side the tokenizer pads for generation, so that every token keeps the
+    position it has in a batch of its own, and with it its states.
     """
     tokenizer = tokenizer_of(processor)
     tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)

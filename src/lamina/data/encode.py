@@ -1,8 +1,4 @@
-"""Texts to tokens: windows, the token of every word, and batches.
-
-A tokenizer reads a text as a run of tokens and puts special ones around it. `encode` keeps, per window, where that run
-lies and which of the text's tokens it starts with, so that a token which several windows hold counts once.
-"""
+"""Texts to tokens, in windows or in blocks of running text."""
 
 from __future__ import annotations
 
@@ -35,13 +31,8 @@ _POSITIONS = re.compile(r"(^|\.)(position_embeddings?|embed_positions?|pos_embed
 def length_limit(
     model: PreTrainedModel, processor: PreTrainedTokenizerBase | ProcessorMixin, asked: int | None = None
 ) -> int:
-    """How many tokens, special ones included, one window may have: `asked`, or what tokenizer and model allow, or 512.
-
-    Only the model's config and its position tables are looked at. A table whose first rows stand for padding (RoBERTa)
-    has that many positions less. A model with relative positions alone has no limit.
-    """
-    limits = [_positions(model), int(min(getattr(tokenizer_of(processor), "model_max_length", _UNLIMITED), _UNLIMITED))]
-    allowed = min(_UNLIMITED if limit is None else limit for limit in limits)
+    """How many tokens, special ones included, one window may have: `asked`, or what tokenizer and model allow, or 512."""
+    allowed = int(min(_positions(model), getattr(tokenizer_of(processor), "model_max_length", _UNLIMITED)))
     if asked is None:
         return allowed if allowed < _UNLIMITED else _FALLBACK_TOKENS
     if not 1 <= asked <= allowed:
@@ -50,17 +41,15 @@ def length_limit(
     return asked
 
 
-def _positions(model: PreTrainedModel) -> int | None:
-    """Positions the model has, None without a limit."""
+def _positions(model: PreTrainedModel) -> int:
+    """Positions that the model's tables have, or its config names; with relative ones alone there is no limit."""
     named = model.named_modules()
     weights = [(module, getattr(module, "weight", None)) for name, module in named if _POSITIONS.search(name)]
     tables = [rows.shape[0] - _padding_rows(module) for module, rows in weights if isinstance(rows, nn.Parameter)]
-    if tables:
-        return min(tables)
-    if getattr(model.config, "relative_attention", False):
-        return None
     known = getattr(model.config, "max_position_embeddings", None)
-    return known if isinstance(known, int) and known > 0 else None
+    if not tables and isinstance(known, int) and known > 0 and not getattr(model.config, "relative_attention", False):
+        return known
+    return min(tables, default=_UNLIMITED)
 
 
 def _padding_rows(module: nn.Module) -> int:
@@ -78,18 +67,11 @@ def encode(
     stride: int | None = None,
     offsets: bool = True,
 ) -> Encoded:
-    """Tokenise texts or pairs of texts.
+    """Tokenise texts or pairs of texts; a window has `max_length` tokens, special ones included.
 
-    A text without any token (GPT-2 reads "" so) becomes one start token that is attended to: the model then gives it
-    a state, and the same one in any batch.
-
-    Args:
-        texts: Texts, or pairs of them.
-        processor: The tokenizer, or a processor that holds one. It is left as it was.
-        max_length: Tokens per window, special ones included.
-        windows: Cut a longer text into windows that overlap; else cut its end off and count it.
-        stride: Tokens that two neighbouring windows share; default a quarter of `max_length`.
-        offsets: Keep character offsets; they take much memory, and only token tasks need them.
+    A longer text is cut into `windows` that share `stride` tokens (None: a quarter of the window), or else loses its
+    end and is counted. A text without any token (GPT-2 reads "" so) becomes one start token that is attended to: the
+    model then gives it a state, and the same one in any batch. Only token tasks need `offsets`, which take much memory.
     """
     tokenizer = tokenizer_of(processor)
     pairs = bool(texts) and not isinstance(texts[0], str)
@@ -105,10 +87,8 @@ def encode(
     if windows and pairs:
         raise ConfigError("encode: windows of text pairs were asked for; only single texts are cut.")
     if windows and not tokenizer.is_fast:
-        raise ConfigError(
-            f"encode: {type(tokenizer).__name__} is a slow tokenizer; token tasks need character offsets, "
-            "which only fast ones give. Load it with use_fast=True, or take a model that has a fast one."
-        )
+        what = "is a slow tokenizer; token tasks need character offsets, which only fast ones give"
+        raise ConfigError(f"encode: {type(tokenizer).__name__} {what}. Take a model that has a fast one.")
     if windows:
         options |= {"stride": _overlap(stride, max_length, room), "return_overflowing_tokens": True}
     truncated = 0
@@ -129,8 +109,8 @@ def encode(
 def blocks(texts: Sequence[str], processor: PreTrainedTokenizerBase | ProcessorMixin, *, max_length: int) -> Encoded:
     """Tokenise running text, join it and cut it into blocks of `max_length` tokens, as is usual in language modelling.
 
-    Each text keeps the special tokens around it, which mark where one ends and the next begins; blocks are cut without
-    regard to them. The last block is shorter, and is kept. Every block is a text of its own, without offsets.
+    Texts keep their special tokens, which blocks are cut without regard to. The last block is shorter. Every block is a
+    text of its own, without offsets.
     """
     tokenizer = tokenizer_of(processor)
     with _unchanged(tokenizer, windows=False):
@@ -161,9 +141,8 @@ def _overlap(asked: int | None, max_length: int, room: int) -> int:
     if asked is None:
         return min(max_length // 4, room - 1)
     if not 0 <= asked < room:
-        raise ConfigError(
-            f"encode: stride is {asked}; windows hold {room} tokens of a text, so they can share 0 to {room - 1}."
-        )
+        what = f"windows hold {room} tokens of a text, so they can share 0 to {room - 1}"
+        raise ConfigError(f"encode: stride is {asked}; {what}.")
     return asked
 
 
@@ -189,10 +168,8 @@ def _unchanged(tokenizer: Tokenizer, *, windows: bool) -> Iterator[None]:
 def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, Any]) -> Mapping[str, Any]:
     if not texts:
         return {"input_ids": []}
-    if not isinstance(texts[0], str):
-        columns = [[encodable(text[i]) for text in texts] for i in (0, 1)]
-    else:
-        columns = [[encodable(str(text)) for text in texts]]
+    sides = [texts] if isinstance(texts[0], str) else zip(*texts, strict=True)
+    columns = [[encodable(str(text)) for text in side] for side in sides]
     return tokenizer(*columns, return_attention_mask=True, verbose=False, **options)
 
 
@@ -227,5 +204,4 @@ def _run(raw: Mapping[str, Any], i: int, number: int) -> Run:
     if 0 not in special:
         return Run(0, 0, number)
     start = special.index(0)
-    stop = special.index(1, start) if 1 in special[start:] else len(special)
-    return Run(start, stop, number)
+    return Run(start, [*special, 1].index(1, start), number)

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     import datasets
     from torch import Tensor
 
-IGNORED = -100
-"""The label of tokens that carry none."""
-
+IGNORED = -100  # the label of tokens that carry none
 TOKEN_KEYS = {"input_ids": pa.int32(), "attention_mask": pa.int8(), "token_type_ids": pa.int8()}
 _PLACES = {"text": pa.int64(), "window": pa.int32(), "start": pa.int32(), "stop": pa.int32(), "number": pa.int32()}
 
@@ -134,29 +132,21 @@ def owners(encoded: Encoded) -> list[list[bool]]:
 
 
 def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> list[list[tuple[int, int] | None]]:
-    """The token that stands for each word: its first sub-token, in the window that owns that one.
+    """Per text and word (window, position) of its first sub-token, in the window that owns that one.
 
-    A token belongs to the first word whose characters it shares, so spaces inside its span do no harm. `words` are per
-    text the character span of every word, from left to right.
-
-    Returns:
-        Per text and word (window, position), or None for a word that has no token of its own (the tokenizer
-        drops it, or reads it as one with the word before).
+    A token belongs to the first word whose characters it shares, so spaces inside its span do no harm. A word has None
+    if the tokenizer drops it, or reads it as one with the word before. `words` are spans, from left to right.
     """
     if encoded.texts != len(words):
-        raise ConfigError(
-            f"word_labels: {encoded.texts} texts and words of {len(words)}; both must be of the same rows."
-        )
+        raise ConfigError(f"word_labels: {encoded.texts} texts and words of {len(words)}; both must be the same rows.")
     words = list(words)
     places: list[list[tuple[int, int] | None]] = [[None] * len(spans) for spans in words]
     following = [0] * len(words)
     texts, runs = encoded.text.tolist(), encoded.runs
     for window, (owned, offsets) in enumerate(zip(owners(encoded), encoded.offsets, strict=True)):
         if len(offsets) != len(owned):
-            raise ConfigError(
-                "word_labels: there are no character offsets; words are found by them. "
-                "Use a fast tokenizer, and encode with offsets."
-            )
+            what = "there are no character offsets; words are found by them"
+            raise ConfigError(f"word_labels: {what}. Use a fast tokenizer, and encode with offsets.")
         text = texts[window]
         spans, word = words[text], following[text]
         for at in range(runs[window].start, runs[window].stop):

@@ -30,7 +30,7 @@ def load(
     *,
     dtype: str | torch.dtype = "auto",
 ) -> tuple[PreTrainedModel, Any]:
-    """Load a model with its processor.
+    """Load a model, in eval mode, and its tokenizer, image processor, feature extractor or joint processor (or None).
 
     A folder that `lamina.save` wrote comes back with its edits: inserted layers in place, what was frozen frozen. Code
     that comes with a model is never run.
@@ -43,10 +43,6 @@ def load(
         revision: Branch, tag or commit on the hub.
         dtype: Of the weights; "auto" is the one they were saved in.
 
-    Returns:
-        The model in eval mode, and its tokenizer, image processor, feature extractor or joint processor (None if it has
-        none).
-
     Raises:
         ModelNotFoundError: If there is no such folder, and the hub has none or cannot be reached.
         StoreError: If files are damaged or do not fit together.
@@ -57,7 +53,7 @@ def load(
     kind, config = models.model_class(head), models.load_config(name, revision=revision)
     if labels is not None:
         models.name_classes(config, labels)
-    architecture, edits = read_record(name, revision) or ("", [])
+    architecture, edits = read_record(name, revision)
     try:
         plain: Any = type(models.empty_model(config, kind)) if edits and kind.__name__.startswith("AutoModel") else kind
         model, report = (with_inserts(plain, edits) if edits else plain).from_pretrained(
@@ -103,7 +99,7 @@ def outline(name: str | Path, head: str | None = None) -> PreTrainedModel:
     """Build a model on the meta device from its config and its record of edits: no weights, no memory."""
     name = str(name)
     model = models.empty_model(models.load_config(name), models.model_class(head))
-    _, edits = read_record(name, None) or ("", [])
+    _, edits = read_record(name)
     replay_inserts(model, edits)
     restore_edits(model, name, edits)
     return model

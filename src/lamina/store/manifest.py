@@ -22,25 +22,22 @@ class _Facts(BaseModel):
 
 
 class StackFacts(_Facts):
-    """One stack of the base: how many layers, how wide, and the fingerprint of its weights."""
+    """One stack of the base."""
 
     layers: int
     width: int
-    fingerprint: str
+    fingerprint: str  # of its weights
 
 
 class BaseFacts(_Facts):
-    """The base that the readers were trained on; `id` is None for a model that was never saved.
+    """The base that the readers were trained on."""
 
-    Where it was `trained` along with the readers, the folder carries it, and `id` is what it was before.
-    """
-
-    id: str | None
+    id: str | None  # None for a model that was never saved
     revision: str | None
     model_type: str
     dtype: str
     stacks: dict[str, StackFacts]
-    trained: bool = False
+    trained: bool = False  # along with the readers: the folder carries it, and `id` is what it was before
 
 
 class Manifest(_Facts):
@@ -54,10 +51,7 @@ class Manifest(_Facts):
 
 
 class ReaderFacts(_Facts):
-    """`reader.json`: what to build, where it attaches, and facts about its training.
-
-    `borrowed` is the fingerprint of what the head uses of the base besides its states, or None.
-    """
+    """`reader.json`: what to build, where it attaches, and facts about its training."""
 
     fusion: dict[str, Any]
     head: dict[str, Any]
@@ -66,7 +60,7 @@ class ReaderFacts(_Facts):
     layers: list[int]
     parameters: int
     info: dict[str, Any]
-    borrowed: str | None = None
+    borrowed: str | None = None  # fingerprint of what the head uses of the base besides its states
 
 
 class EditsRecord(_Facts):
@@ -81,18 +75,11 @@ Facts = TypeVar("Facts", bound=_Facts)
 
 
 def read_facts(kind: type[Facts], path: Path) -> Facts:
-    """Read a JSON file and check its fields.
-
-    Raises:
-        StoreError: If it is missing, damaged or of another format, or a field is missing or of the wrong type.
-        UnknownNameError: If it has a key that is not known.
-    """
+    """Read a JSON file and check its fields; StoreError, or for an unknown key UnknownNameError, if they do not fit."""
     fields = read_json(path)
     if "format" in kind.model_fields and fields.get("format") != FORMAT:
-        raise StoreError(
-            f"load: {path} has format {fields.get('format')}; this version of lamina reads format {FORMAT}. "
-            "Use the version that saved it, or a newer one."
-        )
+        what = f"has format {fields.get('format')}; this version of lamina reads format {FORMAT}"
+        raise StoreError(f"load: {path} {what}. Use the version that saved it, or a newer one.")
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
@@ -104,5 +91,5 @@ def read_facts(kind: type[Facts], path: Path) -> Facts:
         known = [".".join([*parents, name]) for name in holder.model_fields]
         raise UnknownNameError(op=f"load: {path}", got=where, known=known, what="key")
     if problem["type"] == "missing":
-        raise damaged(path, f"has no '{where}'; the file is incomplete")
+        raise damaged(path, f"has no '{where}'")
     raise damaged(path, f"has {str(problem['input'])[:40]!r} as '{where}'; {problem['msg'].lower()}")

