@@ -31,7 +31,7 @@ _POSITIONS = re.compile(r"(^|\.)(position_embeddings?|embed_positions?|pos_embed
 def length_limit(
     model: PreTrainedModel, processor: PreTrainedTokenizerBase | ProcessorMixin, asked: int | None = None
 ) -> int:
-    """How many tokens, special ones included, one window may have: `asked`, or what tokenizer and model allow, or 512."""
+    """How many tokens one window may have, special ones included: `asked`, what tokenizer and model allow, or 512."""
     allowed = int(min(_positions(model), getattr(tokenizer_of(processor), "model_max_length", _UNLIMITED)))
     if asked is None:
         return allowed if allowed < _UNLIMITED else _FALLBACK_TOKENS

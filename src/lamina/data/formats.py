@@ -1,9 +1,7 @@
 """The formats of files of examples: each is read row by row, with the line of every row.
 
-TSV is read as the GLUE files are written: a quote is a quote, a line is a row. CSV follows RFC 4180. JSONL has one
-object per line. CoNLL columns have one word per line, a blank line between sentences and perhaps `-DOCSTART-` lines.
-Plain text has a paragraph per line; blank lines are no rows. Lines end at line feeds alone, as texts hold other
-separators. In place of a line or row that cannot be read comes the error that says so.
+TSV is read as the GLUE files are written: a quote is a quote, a line is a row. CSV follows RFC 4180. Lines end at line
+feeds alone, as texts hold other separators. In place of a line or row that cannot be read comes the error that says so.
 """
 
 from __future__ import annotations
@@ -36,10 +34,9 @@ _EXAMPLE = 'every line is one object, as {"text": "...", "label": "..."}'
 
 
 def read_records(path: Path, kind: str, header: Sequence[str] | None = None) -> Records:
-    """The rows of a text file, each with its line and as a mapping from column to cell.
+    """The rows of a file of any kind but Parquet; the first line of "tsv" and "csv" is a header if none is given.
 
-    The kind is "tsv", "csv" (which have a first line with names unless there is a `header`), "jsonl", "conll", "lines"
-    (of which blank ones are no rows) or "all_lines".
+    Of "lines" blank ones are no rows, of "all_lines" they are; "conll" has blank lines between sentences.
     """
     lines = read_lines(path)
     if kind == "tsv":
@@ -61,10 +58,8 @@ def read_lines(path: Path) -> Lines:
             try:
                 line: str | DataError = data.decode("utf-8")
             except UnicodeDecodeError as error:
-                what = (
-                    f"read: {path} is not UTF-8 at byte {start + error.start} (row {number}); files are read as UTF-8."
-                )
-                line = DataError(f"{what} Convert the file, for example with iconv.", path=str(path), row=number)
+                what = f"is not UTF-8 at byte {start + error.start} (row {number}); convert it, for example with iconv"
+                line = DataError(f"read: {path} {what}.", path=str(path), row=number)
             if number == 1 and isinstance(line, str):
                 line = line.removeprefix("\ufeff")
             if line:
@@ -169,10 +164,7 @@ def _conll(path: Path, lines: Lines) -> Records:
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a Parquet file with their numbers, from 1; `columns` may name "outer.inner".
-
-    So many rows at once, of one group of rows at a time, are in memory.
-    """
+    """The rows of a Parquet file with their numbers, so many in memory at once; `columns` may name "outer.inner"."""
     with parquet_errors(path), pq.ParquetFile(path) as file:
         known = file.schema_arrow.names
         wanted = None if columns is None else [n if n in known else n.partition(".")[0] for n in columns]
@@ -205,11 +197,6 @@ def no_column(path: object, name: str, known: Iterable[str]) -> DataError:
 def no_value(path: object, row: int, column: str) -> DataError:
     """The error for a row without a value in a column."""
     return _bad_row(path, row, f"has no value in column '{column}'; every row needs one", column)
-
-
-def empty(path: Path) -> DataError:
-    """The error for a file without rows."""
-    return DataError(f"read: {path} is empty; a task needs at least one row.", path=str(path))
 
 
 def _bad_row(path: object, row: int, what: str, column: str | None = None) -> DataError:
