@@ -159,14 +159,6 @@ class Ragged:
         edges, at = self._edges[chunk], row - self._starts[chunk]
         return self._values[chunk][edges[at] : edges[at + 1]]
 
-    def padded(self, rows: Sequence[int], fill: int) -> np.ndarray[Any, np.dtype[Any]]:
-        """Some rows `[rows, longest]` in int64, padded on the right."""
-        numbers = [self[row] for row in rows]
-        padded = np.full((len(numbers), max(map(len, numbers), default=0)), fill, dtype=np.int64)
-        for row, values in zip(padded, numbers, strict=True):
-            row[: len(values)] = values
-        return padded
-
     def digest(self) -> bytes:
         """Equal for equal rows, however they are stored."""
         digest = hashlib.blake2b(np.ascontiguousarray(self.lengths).tobytes(), digest_size=16)

@@ -6,11 +6,10 @@ import hashlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-import numpy as np
 import pyarrow as pa
-import torch
 
 from lamina.data.arrow import Column, Ragged
+from lamina.data.batches import pad
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,33 +46,20 @@ def pairs_of(flat: Sequence[int]) -> list[tuple[int, int]]:
 
 @final
 class Encoded:
-    """Texts as windows of tokens, in the order of the texts: rows of `window_table`; `truncated` texts lost tokens."""
+    """Texts as windows of tokens, in the order of the texts: rows of `window_table`; `truncated` texts lost tokens.
+
+    Arrays with an entry per window are `lengths` in tokens, the `text` it belongs to, and its number `window` in that.
+    """
 
     def __init__(self, rows: datasets.Dataset, truncated: int = 0) -> None:
-        self.truncated, self._rows = truncated, rows
+        self._rows, self.truncated = rows, truncated
         self.keys = tuple(key for key in TOKEN_KEYS if key in rows.column_names)
+        self._tokens = {key: Ragged(rows.data.column(key)) for key in self.keys}
+        self.lengths = self._tokens["input_ids"].lengths
+        self.text, self.window = (rows.data.column(name).to_numpy() for name in ("text", "window"))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("truncated", "_rows", "keys")}
-
-    @cached_property
-    def _tokens(self) -> dict[str, Ragged]:
-        return {key: Ragged(self._rows.data.column(key)) for key in self.keys}
-
-    @property
-    def lengths(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """Tokens of each window."""
-        return self._tokens["input_ids"].lengths
-
-    @cached_property
-    def text(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """Per window the text it belongs to."""
-        return self._rows.data.column("text").to_numpy()
-
-    @cached_property
-    def window(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """Per window its number in that text."""
-        return self._rows.data.column("window").to_numpy()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Encoded, (self._rows, self.truncated)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -91,8 +77,7 @@ class Encoded:
     @cached_property
     def runs(self) -> list[Run]:
         """Per window where the tokens of the (first) text are."""
-        columns = (self._rows.data.column(name).to_pylist() for name in ("start", "stop", "number"))
-        return [Run(*row) for row in zip(*columns, strict=True)]
+        return list(map(Run, *(self._rows.data.column(name).to_pylist() for name in Run._fields)))
 
     @cached_property
     def digest(self) -> str:
@@ -101,7 +86,7 @@ class Encoded:
 
     def batch(self, rows: Sequence[int], fill: Mapping[str, int]) -> dict[str, Tensor]:
         """Some windows `[batch, tokens]`, at least one, padded on the right with `fill` of their key, or 0."""
-        return {key: torch.from_numpy(self._tokens[key].padded(rows, fill.get(key, 0))) for key in self.keys}
+        return {key: pad([tokens[row] for row in rows], fill.get(key, 0)) for key, tokens in self._tokens.items()}
 
 
 def owners(encoded: Encoded) -> list[list[bool]]:

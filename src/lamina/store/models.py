@@ -69,11 +69,21 @@ def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
 
 
 def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | None = None) -> Any:
-    """Load the processor that fits a model's inputs; None if there are no files of one, StoreError if damaged."""
+    """Load the processor that fits a model's inputs; None if there are no files of one, StoreError if damaged.
+
+    For a model of texts alone that is a tokenizer, else the joint processor or one of its parts.
+    """
+    import transformers
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+    autos = ["AutoTokenizer"]
+    if model.main_input_name != "input_ids" or type(model.config) in PROCESSOR_MAPPING:
+        autos = ["AutoProcessor", "AutoImageProcessor", "AutoFeatureExtractor", "AutoTokenizer"]
     source, reason = source_of(str(name), revision), ""
-    for auto in _processor_classes(model):
+    for auto in autos:
         try:
-            processor = auto.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
+            loader: Any = getattr(transformers, auto)
+            processor = loader.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
         except Exception as error:  # the tokenizers library raises plain Exception
             reason = reason or first_line(error)
             continue
@@ -86,17 +96,6 @@ def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | 
         kind = "tokenizer" if model.main_input_name == "input_ids" else "processor"
         raise damaged(f"the {kind} in {source}", f"cannot be read ({reason})")
     return None
-
-
-def _processor_classes(model: PreTrainedModel) -> list[Any]:
-    """The auto classes to try: a tokenizer for a model of texts alone, else the joint processor and its parts."""
-    import transformers
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
-
-    names = ["AutoTokenizer"]
-    if model.main_input_name != "input_ids" or type(model.config) in PROCESSOR_MAPPING:
-        names = ["AutoProcessor", "AutoImageProcessor", "AutoFeatureExtractor", "AutoTokenizer"]
-    return [getattr(transformers, name) for name in names]
 
 
 def model_class(head: str | type[Any] | None) -> Any:
