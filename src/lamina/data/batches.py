@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
+    Processor = PreTrainedTokenizerBase | ProcessorMixin
+
 _SORTED_BATCHES = 50
 
 
-def tokenizer_of(processor: PreTrainedTokenizerBase | ProcessorMixin) -> Any:
+def tokenizer_of(processor: Processor) -> Any:
     """The tokenizer that a processor holds, or the tokenizer itself."""
     return getattr(processor, "tokenizer", processor)
 
@@ -33,7 +35,7 @@ def pad(rows: Sequence[Any], value: int) -> Int[Tensor, "batch tokens"]:
     return torch.from_numpy(padded)
 
 
-def padding_of(processor: PreTrainedTokenizerBase | ProcessorMixin) -> dict[str, int]:
+def padding_of(processor: Processor) -> dict[str, int]:
     """What each key of a batch is padded with; without a padding token (GPT-2) the end token, or 0.
 
     Batches are padded on the right, whatever side the tokenizer pads for generation, so that every token keeps the

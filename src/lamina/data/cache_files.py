@@ -67,7 +67,7 @@ class Entry:
 
 def entries(folder: Path) -> list[Entry]:
     """Every whole entry, newest first; a folder that does not exist has none."""
-    whole = [entry for path in _subfolders(folder) if _KEY.fullmatch(path.name) and (entry := read_entry(path))]
+    whole = [entry for path in sorted(folder.glob("*")) if _KEY.fullmatch(path.name) and (entry := read_entry(path))]
     return sorted(whole, key=lambda entry: float("inf") if entry.age_s is None else entry.age_s)
 
 
@@ -94,7 +94,7 @@ def read_entry(path: Path, expected: Mapping[str, Any] | None = None) -> Entry |
 def unfinished(folder: Path, *, remove: bool = False) -> list[Path]:
     """What killed writers left behind; with `remove` it is deleted."""
     leftovers = []
-    for path in _subfolders(folder):
+    for path in sorted(folder.glob(".*.new")):
         match = _PARTIAL.fullmatch(path.name)
         if match and not (lock := _lock(folder, match[1])).is_locked:
             with suppress(Timeout), lock.acquire(timeout=0):
@@ -149,10 +149,9 @@ def claim(folder: Path, key: str, expected: Mapping[str, Any] | None = None) -> 
         shutil.rmtree(path, ignore_errors=True)
         unfinished(folder, remove=True)
         entry = read_entry(folder / key, expected)
-        whole = entry is not None and entry.problem is None
-        if not whole:
+        if entry is None or entry.problem is not None:
             path.mkdir()
-        yield None if whole else path
+        yield path if path.exists() else None
     finally:
         shutil.rmtree(path, ignore_errors=True)
         lock.release()
@@ -185,10 +184,6 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 def _lock(folder: Path, key: str) -> FileLock:
     return FileLock(folder.absolute() / ".locks" / f"{key}.lock", thread_local=False, is_singleton=True)
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
 
 
 def _remove(path: Path) -> None:

@@ -78,8 +78,7 @@ def read_chunks(
     """Read a file in chunks of so many `rows`, without the first `start`, in memory that does not grow with the file.
 
     Every row has a value in each of the `columns`; None: all there are. What is wrong with a row that cannot be read is
-    handed to `bad`; without that it is raised, once the rows before it were handed out. Each line of a .txt file is a
-    row in column "text".
+    handed to `bad`, or raised, once the rows before it were handed out. Each line of .txt is a row in column "text".
     """
     check_range("read", "rows", rows, 1, float("inf"))
     path = _existing(path)
@@ -101,12 +100,12 @@ def _whole(path: Path, kind: str, header: Columns = None) -> Table:
 def _tables(
     path: Path, kind: str, records: Records, rows: int = sys.maxsize, start: int = 0, bad: Bad = None
 ) -> Iterator[Table]:
-    taken: list[tuple[int, dict[str, Any]]] = []
+    taken: dict[int, dict[str, Any]] = {}
     problem: DataError | None = None
     for number, record in records:
         if not isinstance(record, DataError):
             start -= 1
-            taken += [(number, record)] if start < 0 else []
+            taken |= {number: record} if start < 0 else {}
         elif start <= 0 and bad is not None:
             bad(record)
         elif start <= 0:
@@ -114,25 +113,21 @@ def _tables(
             break
         if len(taken) == rows:
             yield _table(path, kind, taken)
-            taken = []
+            taken = {}
     if taken:
         yield _table(path, kind, taken)
     if problem is not None:
         raise problem
 
 
-def _table(path: Path, kind: str, taken: Sequence[tuple[int, dict[str, Any]]]) -> Table:
-    records = [record for _, record in taken]
-    names = dict.fromkeys(chain.from_iterable(records))
-    columns = {name: [record.get(name) for record in records] for name in names}
-    return Table(str(path), columns, [number for number, _ in taken], numbered=kind == "conll")
+def _table(path: Path, kind: str, taken: Mapping[int, dict[str, Any]]) -> Table:
+    names = dict.fromkeys(chain.from_iterable(taken.values()))
+    columns = {name: [record.get(name) for record in taken.values()] for name in names}
+    return Table(str(path), columns, list(taken), numbered=kind == "conll")
 
 
 def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
-    """Read two plain text files whose lines belong together, as translations are published, as two columns.
-
-    Blank lines stay, so that row n is line n of both.
-    """
+    """Read two plain text files whose lines belong together as two columns; blank lines are rows too."""
     if len(paths) != 2:
         raise DataError(f"read: {len(paths)} files were given as a pair; a pair has a source and a target.")
     source, target = (_whole(_existing(path), "all_lines") for path in paths)
