@@ -222,7 +222,7 @@ class _Entry:
             "precision": settings.precision,
             "rows": len(layout.lengths),
             "tokens": int(layout.starts[-1]),
-            "layers": {stack: list(numbers) for stack, numbers in layers.items()},  # as they are read back
+            "layers": {stack: list(numbers) for stack, numbers in layers.items()},  # as JSON gives them back
             "widths": widths,
             "dtype": settings.dtype,
         }

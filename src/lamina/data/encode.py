@@ -122,9 +122,9 @@ def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iter
     joined: dict[str, list[int]] = {}
     count = 0
     for part in itertools.chain(chunks(texts), [None]):
-        for key, texts_ids in _call(tokenizer, part or (), {"truncation": False}).items():
+        for key, numbers in _call(tokenizer, part or (), {"truncation": False}).items():
             if key in TOKEN_KEYS:
-                joined.setdefault(key, []).extend(itertools.chain.from_iterable(texts_ids))
+                joined.setdefault(key, []).extend(itertools.chain.from_iterable(numbers))
         length = len(joined["input_ids"])
         whole = length if part is None else length - length % max_length
         rows: list[dict[str, Any]] = []

@@ -115,7 +115,7 @@ def _base_facts(bank: ReaderBank) -> facts.BaseFacts:
         id=str(getattr(model, "name_or_path", "") or "") or None,
         revision=getattr(model.config, "_commit_hash", None),
         model_type=str(model.config.model_type),
-        dtype=_dtype(model),
+        dtype=str(model.dtype).removeprefix("torch."),
         stacks={
             name: facts.StackFacts(**{trait: _trait(stack, trait) for trait in facts.StackFacts.model_fields})
             for name, stack in stacks(model).items()
@@ -127,10 +127,6 @@ def _base_facts(bank: ReaderBank) -> facts.BaseFacts:
 
 def _trait(stack: LayerStack, name: str) -> Any:
     return fingerprint_of(stack) if name == "fingerprint" else getattr(stack, name)
-
-
-def _dtype(model: PreTrainedModel) -> str:
-    return str(model.dtype).removeprefix("torch.")
 
 
 def _load_base(base: facts.BaseFacts, folder: Path) -> tuple[PreTrainedModel, Any]:
@@ -165,8 +161,8 @@ def _check_base(saved: facts.BaseFacts, model: PreTrainedModel) -> None:
             if (got := _trait(stack, trait)) != want:
                 differs[f"{prefix}{trait}"] = (want, got)
     if differs:
-        if _dtype(model) != saved.dtype:
-            differs["dtype"] = (saved.dtype, _dtype(model))
+        if (dtype := str(model.dtype).removeprefix("torch.")) != saved.dtype:
+            differs["dtype"] = (saved.dtype, dtype)
         raise BaseMismatchError(op="load", differs=differs)
 
 

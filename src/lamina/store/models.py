@@ -38,10 +38,8 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
         raise ModelNotFoundError(op="load", got=str(name), reason="the folder has no config.json")
     try:
         return auto.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
-    except ValueError as error:
-        raise _unsupported(str(name), error, "Use a model that transformers itself knows.") from error
-    except OSError as error:
-        raise model_error(str(name), "", error) from error
+    except (ValueError, OSError) as error:
+        raise model_error(str(name), str(name), error) from error
 
 
 def name_classes(config: PretrainedConfig, labels: Sequence[str]) -> None:
@@ -59,7 +57,7 @@ def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
         with torch.device("meta"):
             return (auto.from_config if hasattr(auto, "from_config") else auto._from_config)(config).eval()
     except (ValueError, ImportError) as error:
-        raise _unsupported(str(config.model_type), error, f"Use a family that {auto.__name__} has.") from error
+        raise model_error(auto.__name__, str(config.model_type), error) from error
 
 
 def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
@@ -155,8 +153,5 @@ def model_error(name: str, model_type: str, error: Exception) -> Exception:
         return damaged(f"the weights of {name}", f"cannot be read ({reason}); they are damaged or cut off")
     if isinstance(error, RuntimeError):
         return damaged(f"the weights of {name}", f"do not fit its config.json ({reason})")
-    return _unsupported(model_type, error, "Use a head or family that transformers has.")
-
-
-def _unsupported(model_type: str, error: Exception, hint: str) -> UnsupportedModelError:
-    return UnsupportedModelError(op="load", model_type=model_type, reason=first_line(error), hint=hint)
+    hint = "Use a head and a family that transformers has."
+    return UnsupportedModelError(op="load", model_type=model_type, reason=reason, hint=hint)
