@@ -43,7 +43,7 @@ class Table:
         return len(self.rows)
 
     def column(self, name: str | int) -> Sequence[Any]:
-        """The cells of a column, none of which is None, by its name, or by its number if columns have numbers.
+        """The cells of a column, none of which is None, by its name or number; a negative one counts from the last.
 
         Where cells are objects, "translation.en" is the value that each of column "translation" has under "en".
         """
@@ -105,7 +105,8 @@ def _tables(
     for number, record in records:
         if not isinstance(record, DataError):
             start -= 1
-            taken |= {number: record} if start < 0 else {}
+            if start < 0:
+                taken[number] = record
         elif start <= 0 and bad is not None:
             bad(record)
         elif start <= 0:

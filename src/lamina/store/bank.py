@@ -62,7 +62,7 @@ def load_bank(
     path = folder / facts.MANIFEST
     if not path.exists():
         raise StoreError(f"load: {folder} has no {facts.MANIFEST}; give a folder that save_pretrained wrote.")
-    manifest = facts.read_facts(facts.Manifest, path)
+    manifest = facts.Manifest.read(path)
     base = manifest.base
     for name in manifest.readers:
         if not NAME.fullmatch(name) or manifest.readers.count(name) > 1:
@@ -194,7 +194,7 @@ def _borrowed(reader: ReaderModule) -> str | None:
 
 def _load_reader(bank: ReaderBank, name: str, folder: Path) -> None:
     path = folder / facts.READER
-    saved = facts.read_facts(facts.ReaderFacts, path)
+    saved = facts.ReaderFacts.read(path)
     try:
         fusion, head = _config(FUSIONS, saved.fusion), _config(HEADS, saved.head)
         stack = _same_stack(bank.stacks, saved.stack)

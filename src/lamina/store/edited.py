@@ -15,7 +15,7 @@ from lamina.editing.record import Edit, edits, restore
 from lamina.errors import StoreError, UnsupportedModelError
 from lamina.layers import select, stacks
 from lamina.store.files import damaged, staged, write_json
-from lamina.store.manifest import FORMAT, RECORD, EditsRecord, read_facts
+from lamina.store.manifest import FORMAT, RECORD, EditsRecord
 from lamina.store.models import source_of
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def read_record(name: str, revision: str | None = None) -> tuple[str, list[Edit]
             path = Path(cast("Any", huggingface_hub).hf_hub_download(source, RECORD, revision=revision))
     if not path.is_file():
         return "", []
-    saved = read_facts(EditsRecord, path)
+    saved = EditsRecord.read(path)
     return saved.architecture, [Edit.from_dict(edit) for edit in saved.edits]
 
 

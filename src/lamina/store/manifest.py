@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -19,6 +19,27 @@ READER, WEIGHTS, RECORD = "reader.json", "model.safetensors", "lamina_edits.json
 
 class _Facts(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a JSON file and check its fields: a StoreError, or for an unknown key UnknownNameError."""
+        fields = read_json(path)
+        if "format" in cls.model_fields and fields.get("format") != FORMAT:
+            what = f"has format {fields.get('format')}; this version of lamina reads format {FORMAT}"
+            raise StoreError(f"load: {path} {what}. Use the version that saved it, or a newer one.")
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            problem = error.errors()[0]
+        *parents, key = map(str, problem["loc"])
+        where = ".".join([*parents, key])
+        if problem["type"] == "extra_forbidden":
+            holder = cls if not parents else BaseFacts if parents == ["base"] else StackFacts
+            known = [".".join([*parents, name]) for name in holder.model_fields]
+            raise UnknownNameError(op=f"load: {path}", got=where, known=known, what="key")
+        if problem["type"] == "missing":
+            raise damaged(path, f"has no '{where}'")
+        raise damaged(path, f"has {str(problem['input'])[:40]!r} as '{where}'; {problem['msg'].lower()}")
 
 
 class StackFacts(_Facts):
@@ -69,27 +90,3 @@ class EditsRecord(_Facts):
     format: int
     architecture: str
     edits: list[dict[str, Any]]
-
-
-Facts = TypeVar("Facts", bound=_Facts)
-
-
-def read_facts(kind: type[Facts], path: Path) -> Facts:
-    """Read a JSON file and check its fields; StoreError, or for an unknown key UnknownNameError, if they do not fit."""
-    fields = read_json(path)
-    if "format" in kind.model_fields and fields.get("format") != FORMAT:
-        what = f"has format {fields.get('format')}; this version of lamina reads format {FORMAT}"
-        raise StoreError(f"load: {path} {what}. Use the version that saved it, or a newer one.")
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        problem = error.errors()[0]
-    *parents, key = map(str, problem["loc"])
-    where = ".".join([*parents, key])
-    if problem["type"] == "extra_forbidden":
-        holder = kind if not parents else BaseFacts if parents == ["base"] else StackFacts
-        known = [".".join([*parents, name]) for name in holder.model_fields]
-        raise UnknownNameError(op=f"load: {path}", got=where, known=known, what="key")
-    if problem["type"] == "missing":
-        raise damaged(path, f"has no '{where}'")
-    raise damaged(path, f"has {str(problem['input'])[:40]!r} as '{where}'; {problem['msg'].lower()}")
