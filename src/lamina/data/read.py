@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -27,7 +28,6 @@ Columns = Sequence[str] | None
 _ENDINGS = {".tsv": "tsv", ".csv": "csv", **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl")}
 _ENDINGS |= {".parquet": "parquet", **dict.fromkeys((".conll", ".iob", ".iob2", ".bio"), "conll")}
 _PARQUET_ROWS = 2**16  # that are made Python objects at a time
-_ROW = "\n row"  # no column of a file is called so
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,15 @@ def _whole(path: Path, kind: str, header: Columns = None) -> Table:
     if kind in ("conll", "jsonl", "parquet"):
         (table,) = _tables(path, kind, records)
         return table
-    parts = _tables(path, kind, records, CHUNK)  # every cell is a text: Arrow holds them, on disk if they are many
-    rows = dataset_of(pa.table({**part.columns, _ROW: part.rows}) for part in parts)
-    columns = {name: Column(rows, [name]) for name in rows.column_names}
-    return Table(str(path), columns, columns.pop(_ROW))
+    lines = array("q")
+
+    def parts() -> Iterator[pa.Table]:  # every cell is a text: Arrow holds them, on disk if they are many
+        for part in _tables(path, kind, records, CHUNK):
+            lines.extend(part.rows)
+            yield pa.table(dict(part.columns))
+
+    rows = dataset_of(parts())
+    return Table(str(path), {name: Column(rows, [name]) for name in rows.column_names}, lines)
 
 
 def _tables(
