@@ -27,14 +27,7 @@ class LaminaError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle by state, since keyword-only fields break the default across processes."""
-        return _rebuild, (type(self), self.args, self.__dict__)
-
-
-def _rebuild(kind: type[LaminaError], args: tuple[object, ...], state: dict[str, object]) -> LaminaError:
-    error = kind.__new__(kind, *args)
-    error.args = args
-    error.__dict__.update(state)
-    return error
+        return type(self).__new__, (type(self),), {**self.__dict__, "args": self.args}
 
 
 class ConfigError(LaminaError, ValueError):
@@ -56,10 +49,8 @@ class LayerIndexError(LaminaError, IndexError):
 
     def __init__(self, *, op: str, got: int, layers: int) -> None:
         self.op, self.got, self.layers = op, got, layers
-        super().__init__(
-            f"{op}: layer {got} does not exist; the model has {layers} layers, embeddings included. "
-            f"Use 0..{layers - 1}, or -1 for the last."
-        )
+        what = f"layer {got} does not exist; the model has {layers} layers, embeddings included"
+        super().__init__(f"{op}: {what}. Use 0..{layers - 1}, or -1 for the last.")
 
 
 class UnsupportedModelError(LaminaError, TypeError):
@@ -75,10 +66,8 @@ class ModelNotFoundError(LaminaError, OSError):
 
     def __init__(self, *, op: str, got: str, reason: str) -> None:
         self.op, self.got, self.reason = op, got, reason
-        super().__init__(
-            f"{op}: no model '{got}'; {reason}. "
-            "Give a local folder with config.json, or a hub id while the hub can be reached."
-        )
+        hint = "Give a local folder with config.json, or a hub id while the hub can be reached."
+        super().__init__(f"{op}: no model '{got}'; {reason}. {hint}")
 
 
 class DataError(LaminaError, ValueError):
@@ -101,10 +90,8 @@ class BaseMismatchError(StoreError):
     def __init__(self, *, op: str, differs: dict[str, tuple[object, object]]) -> None:
         self.op, self.differs = op, differs
         listed = "; ".join(f"{name} was {saved}, here {given}" for name, (saved, given) in differs.items())
-        super().__init__(
-            f"{op}: these readers were trained on another base: {listed}. "
-            "Load the base that the manifest names, or train the readers again on this one."
-        )
+        hint = "Load the base that the manifest names, or train the readers again on this one."
+        super().__init__(f"{op}: these readers were trained on another base: {listed}. {hint}")
 
 
 class CacheError(LaminaError, OSError):
@@ -120,8 +107,8 @@ class MissingExtraError(LaminaError, ImportError):
 
     def __init__(self, *, op: str, package: str, extra: str) -> None:
         self.op, self.package, self.extra = op, package, extra
-        missing = f"needs the package '{package}', which is not installed"
-        super().__init__(f"{op}: {missing}. Run: pip install 'lamina[{extra}]'")
+        what = f"needs the package '{package}', which is not installed"
+        super().__init__(f"{op}: {what}. Run: pip install 'lamina[{extra}]'")
 
     @classmethod
     def of(cls, error: ImportError, *, op: str, extra: str) -> Self:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
-from importlib.metadata import entry_points
+from dataclasses import MISSING, asdict, fields
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from lamina.errors import ConfigError, UnknownNameError
@@ -20,7 +19,7 @@ class Registry:
     def __init__(self, what: str, rows: dict[str, str]) -> None:
         self.what = what
         self._rows = dict(rows)
-        self._found_entry_points = False
+        self._has_entry_points = False
 
     def add(self, name: str, target: str) -> None:
         """Register `target` ("package.module:Class") under `name`."""
@@ -30,8 +29,8 @@ class Registry:
 
     def names(self) -> tuple[str, ...]:
         """Every registered name, in the order of registration."""
-        if not self._found_entry_points:
-            self._found_entry_points = True
+        if not self._has_entry_points:
+            self._has_entry_points = True
             for point in entry_points(group=f"lamina.{self.what}"):
                 self._rows.setdefault(point.name, point.value)
         return tuple(self._rows)
@@ -40,8 +39,7 @@ class Registry:
         """The config class registered under `name`; UnknownNameError names those that exist."""
         if name not in self.names():
             raise UnknownNameError(op=self.what, got=name, known=self.names())
-        module, _, attribute = self._rows[name].partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        return EntryPoint(name, self._rows[name], f"lamina.{self.what}").load()
 
     def name_of(self, config: object) -> str:
         """The name under which the class of `config` is registered."""
@@ -53,29 +51,35 @@ class Registry:
 
     def to_dict(self, config: Any) -> dict[str, Any]:
         """The config as JSON-ready fields, its registered name under "name"."""
-        return {"name": self.name_of(config), **dataclasses.asdict(config)}
+        return {"name": self.name_of(config), **asdict(config)}
 
-    def from_dict(self, fields: dict[str, Any]) -> Any:
-        """Build the config that `to_dict` described.
+    def from_dict(self, given: dict[str, Any]) -> Any:
+        """Build the config that `to_dict` described; lists, which JSON has in place of tuples, become tuples.
 
         Raises:
             UnknownNameError: If the name or one of the keys does not exist.
             ConfigError: If the name or a required key is missing.
         """
-        rest = dict(fields)
+        rest = tuples(given)
         name = rest.pop("name", None)
         if not isinstance(name, str):
-            raise ConfigError(f"{self.what}: no 'name' among {sorted(fields)}; known: {', '.join(self.names())}.")
+            raise ConfigError(f"{self.what}: no 'name' among {sorted(given)}; known: {', '.join(self.names())}.")
         kind = self.get(name)
-        known = {field.name: field for field in dataclasses.fields(kind) if field.init}
+        known = {field.name: field for field in fields(kind) if field.init}
         for key in rest:
             if key not in known:
                 raise UnknownNameError(op=f"{self.what} '{name}'", got=key, known=known, what="key")
-        required = [k for k, f in known.items() if f.default is f.default_factory is dataclasses.MISSING]
-        missing = [key for key in required if key not in rest]
-        if missing:
+        required = [key for key, field in known.items() if field.default is field.default_factory is MISSING]
+        if missing := [key for key in required if key not in rest]:
             raise ConfigError(f"{self.what} '{name}': no {', '.join(missing)} given; it is required.")
         return kind(**rest)
+
+
+def tuples(value: Any) -> Any:
+    """A value with tuples in place of lists, at every depth."""
+    if isinstance(value, dict):
+        return {key: tuples(item) for key, item in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 KINDS = Registry(

@@ -18,10 +18,8 @@ def check_range(
     """Raise ConfigError unless low <= value <= high (or < high); None passes."""
     if value is None or (low <= value < high if open_high else low <= value <= high):
         return
-    top = "" if high == math.inf else f" and {'below' if open_high else 'at most'} {high}"
-    raise ConfigError(
-        f"{op}: {name} is {value}; it must be at least {low}{top}{' and finite' * (open_high and not top)}."
-    )
+    top = f" and {'below' if open_high else 'at most'} {high}" if high < math.inf else " and finite" * open_high
+    raise ConfigError(f"{op}: {name} is {value}; it must be at least {low}{top}.")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -41,8 +39,8 @@ def derive_seed(*parts: object) -> int:
 
 
 def first_line(error: Exception) -> str:
-    """What an error of another library says, as far as a message can quote it."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """What an error of another library says, as far as a message can quote it: one line, without its full stop."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].strip().rstrip(".")
 
 
 def rank() -> int:

@@ -1,4 +1,4 @@
-"""What type checkers are told about the lazily loaded names is what is loaded."""
+"""The public names load, and are those that type checkers are told of."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from pathlib import Path
 
 
 def told(module: str) -> dict[str, str]:
-    """Name -> module, as the imports under TYPE_CHECKING have it."""
-    tree = ast.parse(Path(importlib.import_module(module).__file__ or "").read_text(encoding="utf-8"))
-    guarded = [node for block in tree.body if isinstance(block, ast.If) for node in block.body]
-    return {
-        alias.asname or alias.name: (node.module or "").removeprefix("lamina.")
-        for node in guarded
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    """Name -> module, as the stub beside a package has it."""
+    stub = Path(importlib.import_module(module).__file__ or "").with_suffix(".pyi")
+    imports = [node for node in ast.parse(stub.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)]
+    assert all(alias.asname == alias.name for node in imports for alias in node.names)  # else checkers hide the name
+    return {alias.name: node.module or "" for node in imports for alias in node.names}
 
 
 def test_type_checkers_are_told_what_is_loaded():
-    loaded = importlib.import_module("lamina")
-    assert told("lamina") == loaded._WHERE
-    assert sorted(loaded.__all__) == sorted(loaded._WHERE)
+    lamina = importlib.import_module("lamina")
+    assert sorted(lamina.__all__) == sorted(told("lamina")) == dir(lamina)
+    for name, module in told("lamina").items():
+        assert getattr(lamina, name) is getattr(importlib.import_module(module), name)

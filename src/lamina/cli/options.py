@@ -44,11 +44,10 @@ def open_saved(saved: str, *, base: str | None, device: str) -> ReaderBank | Pre
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ConfigError(f"device: '{device}' cannot be used; torch has none such. Use 'cpu' or 'auto'.") from None
-    record = None if (Path(saved) / MANIFEST).is_file() else read_record(saved, None)  # every saved model has one
-    if record is None:
+    architecture = "" if (Path(saved) / MANIFEST).is_file() else read_record(saved)[0]  # every saved model names it
+    if not architecture:
         model, processor = (None, None) if base is None else load(base)
         return load_bank(saved, model, processor).to(device)
     if base is not None:
         raise ConfigError(f"model: '{base}' was given as a base; {saved} is a whole model, which has none.")
-    architecture, _ = record
     return load(saved, architecture)[0].to(device)  # pyright: ignore[reportArgumentType]

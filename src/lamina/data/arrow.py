@@ -26,12 +26,11 @@ if TYPE_CHECKING:
 
 CHUNK = 1000  # rows that are made, or read, at a time
 SPILL_BYTES = 64 << 20  # columns larger than this go to a file
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def encodable(text: str) -> str:
     """The text with a sign in place of half characters, as broken JSON escapes leave them: nothing can encode these."""
-    return _LONE_SURROGATE.sub("\ufffd", text)
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
@@ -39,9 +38,7 @@ def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
     import datasets
     from datasets.table import InMemoryTable
 
-    small: list[pa.Table] = []
-    size = 0
-    tables = iter(tables)
+    small, size, tables = [], 0, iter(tables)
     for table in tables:
         small.append(table)
         size += table.nbytes
@@ -88,30 +85,29 @@ def _remove(folder: str, process: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def derived(made: datasets.Dataset, rows: datasets.Dataset) -> datasets.Dataset:
-    """A data set that was made of another's rows, and keeps the file that they are in."""
-    vars(made)["_lamina_file"] = vars(rows).get("_lamina_file")
-    return made
+def derived(dataset: datasets.Dataset, source: datasets.Dataset) -> datasets.Dataset:
+    """A data set that was derived from another, and keeps the file that the rows are in."""
+    vars(dataset)["_lamina_file"] = vars(source).get("_lamina_file")
+    return dataset
 
 
 def chunks(items: Iterable[Any], size: int = CHUNK) -> Iterator[list[Any]]:
     """Items in lists of at most `size`; an empty list if there are none."""
     items = iter(items)
-    chunk = list(itertools.islice(items, size))
-    yield chunk
+    yield list(itertools.islice(items, size))
     while chunk := list(itertools.islice(items, size)):
         yield chunk
 
 
 @final
 class Column(Sequence[Any]):
-    """Some columns of a data set as one sequence, whose items are made when they are asked for.
+    """Some columns of a data set as one sequence; `decode` makes an item of a row's cells when it is asked for.
 
-    `decode` makes an item of the cells of a row, in the order of `names`; None: the cell, or the tuple of cells.
+    Without it an item is the cell, or the tuple of cells.
     """
 
     def __init__(self, rows: datasets.Dataset, names: Sequence[str], decode: Callable[..., Any] | None = None) -> None:
-        self._rows, self._names, self._decode = rows.select_columns(list(names)), list(names), decode
+        self._rows, self._decode = rows.select_columns(list(names)), decode
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -125,11 +121,10 @@ class Column(Sequence[Any]):
         """The items of some rows."""
         if not len(rows):
             return ()
-        cells = self._rows[rows if isinstance(rows, range) else [int(row) for row in rows]]
-        if self._decode is None and len(self._names) == 1:
-            return tuple(cells[self._names[0]])
-        items = zip(*(cells[name] for name in self._names), strict=True)
-        return tuple(items) if self._decode is None else tuple(self._decode(*item) for item in items)
+        columns = self._rows[rows if isinstance(rows, range) else [int(row) for row in rows]].values()
+        if self._decode is None:
+            return tuple(*columns) if len(columns) == 1 else tuple(zip(*columns, strict=True))
+        return tuple(map(self._decode, *columns))
 
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), CHUNK):
@@ -139,8 +134,6 @@ class Column(Sequence[Any]):
         if not isinstance(other, Sequence) or isinstance(other, str):
             return NotImplemented
         return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def __repr__(self) -> str:
         shown = ", ".join(map(repr, self.take(range(min(3, len(self))))))
@@ -165,14 +158,6 @@ class Ragged:
         chunk = int(np.searchsorted(self._starts, row, side="right")) - 1 if len(self._values) > 1 else 0
         edges, at = self._edges[chunk], row - self._starts[chunk]
         return self._values[chunk][edges[at] : edges[at + 1]]
-
-    def padded(self, rows: Sequence[int], fill: int) -> np.ndarray[Any, np.dtype[Any]]:
-        """Some rows `[rows, longest]` in int64, padded on the right."""
-        numbers = [self[row] for row in rows]
-        padded = np.full((len(numbers), max(map(len, numbers), default=0)), fill, dtype=np.int64)
-        for row, values in zip(padded, numbers, strict=True):
-            row[: len(values)] = values
-        return padded
 
     def digest(self) -> bytes:
         """Equal for equal rows, however they are stored."""

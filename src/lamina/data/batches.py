@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from lamina.errors import ConfigError
@@ -16,26 +17,29 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
+    Processor = PreTrainedTokenizerBase | ProcessorMixin
+
 _SORTED_BATCHES = 50
 
 
-def tokenizer_of(processor: PreTrainedTokenizerBase | ProcessorMixin) -> Any:
+def tokenizer_of(processor: Processor) -> Any:
     """The tokenizer that a processor holds, or the tokenizer itself."""
     return getattr(processor, "tokenizer", processor)
 
 
-def pad(rows: Sequence[Sequence[int]], value: int) -> Int[Tensor, "batch tokens"]:
-    """Rows of unequal length as one tensor, filled with `value` on the right."""
-    longest = max((len(row) for row in rows), default=0)
-    return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows], dtype=torch.long)
+def pad(rows: Sequence[Any], value: int) -> Int[Tensor, "batch tokens"]:
+    """Lists or arrays of unequal length as one tensor, filled with `value` on the right."""
+    padded = np.full((len(rows), max(map(len, rows), default=0)), value, dtype=np.int64)
+    for place, row in zip(padded, rows, strict=True):
+        place[: len(row)] = row
+    return torch.from_numpy(padded)
 
 
-def padding_of(processor: PreTrainedTokenizerBase | ProcessorMixin) -> dict[str, int]:
-    """What each key of a batch is padded with.
+def padding_of(processor: Processor) -> dict[str, int]:
+    """What each key of a batch is padded with; without a padding token (GPT-2) the end token, or 0.
 
-    Batches are padded to their longest row on the right, whatever side the tokenizer pads for generation, so that
-    every token keeps the position it has in a batch of its own, and with it its states. A tokenizer without a padding
-    token (GPT-2) gets its end token, or 0, there; the mask hides it either way.
+    Batches are padded on the right, whatever side the tokenizer pads for generation, so that every token keeps the
+    position it has in a batch of its own, and with it its states.
     """
     tokenizer = tokenizer_of(processor)
     tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
@@ -54,9 +58,8 @@ def length_batches(lengths: Sequence[int], batch_size: int, *, seed: int | None 
     if batch_size < 1:
         raise ConfigError(f"length_batches: batch_size is {batch_size}; it must be at least 1.")
     lengths = [int(length) for length in lengths]
-    rows = list(range(len(lengths)))
+    rows, chunk = list(range(len(lengths))), len(lengths) or 1
     rng = None if seed is None else random.Random(seed)
-    chunk = len(rows) or 1
     if rng is not None:
         rng.shuffle(rows)
         chunk = batch_size * _SORTED_BATCHES

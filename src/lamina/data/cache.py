@@ -1,7 +1,7 @@
 """The hidden-state cache: when it can be used, filling it, and reading what it holds.
 
-An entry has a file per stack, an array `[tokens, layers, width]` of every row's real tokens: all layers of a row come
-with one read. The longest row comes first, as states are computed, so where a row begins follows from the lengths.
+An entry has a file per stack, an array `[tokens, layers, width]` of every row's real tokens, the longest row first. All
+layers of a row come with one read, and where a row begins follows from the lengths.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import json
 import logging
 import os
 import time
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, cast, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ from lamina.utils import progress_bar, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from io import BufferedWriter
     from pathlib import Path
 
     from torch import Tensor
@@ -66,14 +65,8 @@ def open_states(
 ) -> CachedStates | None:
     """The cached states of inputs (a `lamina.tasks.base.Inputs`) for some readers, written if they are not there yet.
 
-    `fingerprints` (stack -> hash of its weights) spare computing them anew where several inputs are opened in turn.
-
-    Returns:
-        The states, or None where the model is to be run each time; in mode "auto" the reason is logged. Of several
-        processes of a run one writes, and all take the same way.
-
-    Raises:
-        CacheError: In mode "on", if the states cannot be cached.
+    None where the model is to be run each time: in mode "auto", which logs the reason where "on" raises CacheError. Of
+    several processes of a run one writes, and all take the same way. `fingerprints` are hashes of the stacks' weights.
     """
     if settings.mode == "off":
         return None
@@ -83,18 +76,17 @@ def open_states(
             raise CacheError(f"cache: {reason}; cached states cannot be used. Use cache='auto' or 'off'.")
         return _without(reason)
     entry = _Entry(bank, inputs, names, settings, fingerprints or {})
-    states, problem = entry.open(), None
-    if states is None:
+    if (states := entry.open()) is None:
         try:
-            problem = entry.fill()
-            if problem is None and (states := entry.open()) is None:
+            reason = entry.fill()
+            if reason is None and (states := entry.open()) is None:
                 raise CacheError(f"cache: {entry.path} is gone; it was removed as soon as it was written.")
         except CacheError as error:
             if not auto:
                 raise
-            logger.warning(problem := str(error))
+            logger.warning(reason := str(error))
     if not _everywhere(states is not None, bank.device):
-        return _without(problem or "the states are not there in every process")
+        return _without(reason or "the states are not there in every process")
     logger.info("cache: %s of states in %s", decimal(sum(entry.layout.sizes.values())), entry.path)
     return states
 
@@ -167,17 +159,13 @@ class Layout:
         lengths = torch.tensor([self.lengths[row] for row in rows], device=states[0].device)
         shape = (len(rows), int(lengths.max()), self.widths[stack])
         if tuple(states[0].shape) != shape:
-            raise CacheError(
-                f"cache: the model's states are {tuple(states[0].shape)} for rows of {shape}; only models that keep "
-                "every token can be cached. Go without a cache."
-            )
+            what = f"the model's states are {tuple(states[0].shape)} for rows of {shape}"
+            raise CacheError(f"cache: {what}; only models that keep every token can be cached.")
         real = torch.arange(shape[1], device=lengths.device) < lengths[:, None]
         packed = torch.stack([state.detach()[real] for state in states], dim=1).to("cpu", getattr(torch, self.dtype))
         if not packed.isfinite().all():
-            raise CacheError(
-                f"cache: some states are beyond the range of {self.dtype}, or not numbers, and cannot be kept. "
-                "Use cache_dtype='float32', or go without a cache."
-            )
+            what = f"some states are beyond the range of {self.dtype}, or not numbers"
+            raise CacheError(f"cache: {what}. Use cache_dtype='float32', or go without a cache.")
         return packed.numpy()
 
 
@@ -191,7 +179,7 @@ class CachedStates:
             stack: np.memmap(folder / f"{stack}.bin", layout.dtype, "r").reshape(-1, len(layers), layout.widths[stack])
             for stack, layers in layout.layers.items()
         }
-        self._buffer = np.empty(0, layout.dtype)  # kept: fresh memory costs more than the copy into it
+        self._buffer = np.empty(0, layout.dtype)  # used again: fresh memory costs more than the copy into it
 
     def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
         """Stack -> layer -> states `[batch, tokens, width]` of some rows, padded with zeros on the right."""
@@ -234,7 +222,7 @@ class _Entry:
             "precision": settings.precision,
             "rows": len(layout.lengths),
             "tokens": int(layout.starts[-1]),
-            "layers": {stack: list(numbers) for stack, numbers in layers.items()},
+            "layers": {stack: list(numbers) for stack, numbers in layers.items()},  # as JSON gives them back
             "widths": widths,
             "dtype": settings.dtype,
         }
@@ -247,34 +235,29 @@ class _Entry:
             if other := sum(entry.foreign for entry in entries(self.path.parent)):
                 what = "cache: %d entries in %s were written by another version; 'lamina cache --clear all' removes all"
                 logger.warning(what, other, self.path.parent)
-            return None
-        if entry.problem is not None:
+        elif entry.problem is not None:
             logger.warning("cache: %s is not used: %s; the states are computed again", self.path, entry.problem)
-            return None
-        try:
-            return CachedStates(self.path, self.layout, getattr(torch, entry.facts["states_dtype"]), self.bank.device)
-        except OSError:  # cleared in this moment
-            return None
+        else:
+            dtype = getattr(torch, entry.facts["states_dtype"])
+            with suppress(OSError):  # cleared in this moment
+                return CachedStates(self.path, self.layout, dtype, self.bank.device)
+        return None
 
     def fill(self) -> str | None:
         """Run the model over all rows and store their states; returns why it was given up, in mode "auto" alone."""
         if self.settings.mode == "auto" and self.settings.passes < 2:
             return "these texts are read only once"
-        folder, sizes = self.path.parent, self.layout.sizes
-        check_room(folder, sum(sizes.values()))
+        folder = self.path.parent
+        check_room(folder, sum(self.layout.sizes.values()))
         with disk_errors(folder), claim(folder, self.path.name, self.facts) as private:
-            if private is None:
-                return None
-            with ExitStack() as opened:
-                files = {name: opened.enter_context((private / f"{name}.bin").open("wb")) for name in sizes}
-                dtype = self._write(private, files)
-            if dtype is None:
-                return "reading takes longer than computing here"
-            dtype = str(dtype).removeprefix("torch.")
-            publish(private, {**self.facts, "states_dtype": dtype, "model": self.bank.model.name_or_path})
+            if private is not None:
+                if (dtype := self._write(private)) is None:
+                    return "reading takes longer than computing here"
+                states = {"states_dtype": str(dtype).removeprefix("torch."), "model": self.bank.model.name_or_path}
+                publish(private, {**self.facts, **states})
         return None
 
-    def _write(self, folder: Path, files: Mapping[str, BufferedWriter]) -> torch.dtype | None:
+    def _write(self, folder: Path) -> torch.dtype | None:
         """Write every row; returns the dtype of the states, or None if reading is not worth it."""
         order, size = self.layout.order, self.settings.batch_size
         batches = [order[at : at + size] for at in range(0, len(order), size)]
@@ -288,9 +271,10 @@ class _Entry:
             for stack, layers in self.layout.layers.items():
                 dtype = states[stack][layers[0]].dtype
                 packed = self.layout.pack(rows, [states[stack][layer] for layer in layers], stack)
-                files[stack].write(cast("Any", packed))  # numpy's stubs hide that arrays are buffers
+                with (folder / f"{stack}.bin").open("ab") as file:
+                    file.write(packed.data)
             if trial and number == len(trial):
-                _forget(files)
+                _forget(folder)
                 reader, start = CachedStates(folder, self.layout, dtype, self.bank.device), time.perf_counter()
                 for tried in trial:
                     reader.batch(tried)
@@ -310,11 +294,10 @@ class _Entry:
         return states
 
 
-def _forget(files: Mapping[str, BufferedWriter]) -> None:
+def _forget(folder: Path) -> None:
     """Have the next read come from the disk where the system can be asked for that, so that it can be timed."""
-    for file in files.values():
-        file.flush()
-        if hasattr(os, "posix_fadvise"):
+    for path in folder.iterdir() if hasattr(os, "posix_fadvise") else ():
+        with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

@@ -48,15 +48,10 @@ def cache_folder(asked: str | Path | None = None) -> Path:
 class Entry:
     """A whole entry of the cache, in a folder named by its key."""
 
-    path: Path
+    key: str
     facts: Mapping[str, Any]  # its index; empty where that cannot be read
     size_bytes: int
     problem: str | None  # why it cannot be used
-
-    @property
-    def key(self) -> str:
-        """What names it."""
-        return self.path.name
 
     @property
     def foreign(self) -> bool:
@@ -66,13 +61,13 @@ class Entry:
     @property
     def age_s(self) -> float | None:
         """Seconds since it was made, or None where that is not known."""
-        made = self.facts.get("made")
-        return max(0.0, time.time() - made) if isinstance(made, int | float) else None
+        date = self.facts.get("made")
+        return max(0.0, time.time() - date) if isinstance(date, int | float) else None
 
 
 def entries(folder: Path) -> list[Entry]:
     """Every whole entry, newest first; a folder that does not exist has none."""
-    whole = [entry for path in _subfolders(folder) if _KEY.fullmatch(path.name) and (entry := read_entry(path))]
+    whole = [entry for path in sorted(folder.glob("*")) if _KEY.fullmatch(path.name) and (entry := read_entry(path))]
     return sorted(whole, key=lambda entry: float("inf") if entry.age_s is None else entry.age_s)
 
 
@@ -93,20 +88,20 @@ def read_entry(path: Path, expected: Mapping[str, Any] | None = None) -> Entry |
             problem = "it does not hold what its key says"
     except (OSError, ValueError, AttributeError):
         facts, problem = {}, "its index cannot be read"
-    return Entry(path, facts, sum(sizes.values()), problem)
+    return Entry(path.name, facts, sum(sizes.values()), problem)
 
 
 def unfinished(folder: Path, *, remove: bool = False) -> list[Path]:
     """What killed writers left behind; with `remove` it is deleted."""
-    left = []
-    for path in _subfolders(folder):
+    leftovers = []
+    for path in sorted(folder.glob(".*.new")):
         match = _PARTIAL.fullmatch(path.name)
         if match and not (lock := _lock(folder, match[1])).is_locked:
             with suppress(Timeout), lock.acquire(timeout=0):
-                left.append(path)
+                leftovers.append(path)
                 if remove:
                     shutil.rmtree(path, ignore_errors=True)
-    return left
+    return leftovers
 
 
 def clear(folder: Path, which: str) -> list[Entry]:
@@ -119,7 +114,7 @@ def clear(folder: Path, which: str) -> list[Entry]:
         raise ConfigError(f"cache: '{which}' begins {len(chosen)} keys. Give more of the key, or 'all'.")
     with disk_errors(folder):
         for entry in chosen:
-            _remove(entry.path)
+            _remove(folder / entry.key)
         unfinished(folder, remove=True)
     return chosen
 
@@ -129,21 +124,18 @@ def check_room(folder: Path, needed_bytes: int) -> None:
     usage = shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
     reserve = min(GIB, usage.total // 20)
     if needed_bytes + reserve > usage.free:
-        raise CacheError(
-            f"cache: {decimal(needed_bytes)} of states are needed in {folder}; {decimal(usage.free)} are free, and "
-            f"{decimal(reserve)} of them are left alone. Make room (lamina cache), choose another folder with "
-            "cache_dir, use float16, or go without a cache.",
-            needed_bytes=needed_bytes,
-            free_bytes=usage.free,
-        )
+        free = f"{decimal(usage.free)} are free, and {decimal(reserve)} of them are left alone"
+        hint = "Make room (lamina cache), choose another folder with cache_dir, use float16, or go without a cache."
+        message = f"cache: {decimal(needed_bytes)} of states are needed in {folder}; {free}. {hint}"
+        raise CacheError(message, needed_bytes=needed_bytes, free_bytes=usage.free)
 
 
 @contextmanager
 def claim(folder: Path, key: str, expected: Mapping[str, Any] | None = None) -> Iterator[Path | None]:
     """Hold the right to write an entry whose index must be as `expected`; waits for another process that has it.
 
-    Yields a private folder, which is gone at the end unless `publish` was called; None if the entry is whole, perhaps
-    since another process wrote it. Leftovers of killed writers are removed on the way.
+    Yields a private folder, which is gone at the end unless `publish` was called; None if the entry is whole by now.
+    Leftovers of killed writers are removed on the way.
     """
     lock, path = _lock(folder, key), folder / f".{key}.new"
     if lock.is_locked:
@@ -157,10 +149,9 @@ def claim(folder: Path, key: str, expected: Mapping[str, Any] | None = None) -> 
         shutil.rmtree(path, ignore_errors=True)
         unfinished(folder, remove=True)
         entry = read_entry(folder / key, expected)
-        whole = entry is not None and entry.problem is None
-        if not whole:
+        if entry is None or entry.problem is not None:
             path.mkdir()
-        yield None if whole else path
+        yield path if path.exists() else None
     finally:
         shutil.rmtree(path, ignore_errors=True)
         lock.release()
@@ -187,18 +178,12 @@ def disk_errors(folder: Path) -> Iterator[None]:
     except CacheError:
         raise
     except OSError as error:
-        raise CacheError(
-            f"cache: {folder} cannot be written ({os.strerror(error.errno or errno.EIO)}); states are kept there. "
-            "Choose another folder with cache_dir or LAMINA_CACHE, or go without a cache."
-        ) from error
+        reason = f"{folder} cannot be written ({os.strerror(error.errno or errno.EIO)})"
+        raise CacheError(f"cache: {reason}. Choose another folder with cache_dir or LAMINA_CACHE.") from error
 
 
 def _lock(folder: Path, key: str) -> FileLock:
     return FileLock(folder.absolute() / ".locks" / f"{key}.lock", thread_local=False, is_singleton=True)
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
 
 
 def _remove(path: Path) -> None:

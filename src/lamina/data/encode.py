@@ -1,8 +1,4 @@
-"""Texts to tokens: windows, the token of every word, and batches.
-
-A tokenizer reads a text as a run of tokens and puts special ones around it. `encode` keeps, per window, where that run
-lies and which of the text's tokens it starts with, so that a token which several windows hold counts once.
-"""
+"""Texts to tokens, in windows or in blocks of running text."""
 
 from __future__ import annotations
 
@@ -22,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+    from transformers import PreTrainedModel
+
+    from lamina.data.batches import Processor
 
     Text = str | tuple[str, str]
     Tokenizer = Any  # the stubs of its calls are narrower than what they take and give
@@ -32,16 +30,9 @@ _FALLBACK_TOKENS = 512
 _POSITIONS = re.compile(r"(^|\.)(position_embeddings?|embed_positions?|pos_embeddings?|wpe)$")
 
 
-def length_limit(
-    model: PreTrainedModel, processor: PreTrainedTokenizerBase | ProcessorMixin, asked: int | None = None
-) -> int:
-    """How many tokens, special ones included, one window may have: `asked`, or what tokenizer and model allow, or 512.
-
-    Only the model's config and its position tables are looked at. A table whose first rows stand for padding (RoBERTa)
-    has that many positions less. A model with relative positions alone has no limit.
-    """
-    limits = [_positions(model), int(min(getattr(tokenizer_of(processor), "model_max_length", _UNLIMITED), _UNLIMITED))]
-    allowed = min(_UNLIMITED if limit is None else limit for limit in limits)
+def length_limit(model: PreTrainedModel, processor: Processor, asked: int | None = None) -> int:
+    """How many tokens one window may have, special ones included: `asked`, what tokenizer and model allow, or 512."""
+    allowed = int(min(_positions(model), getattr(tokenizer_of(processor), "model_max_length", _UNLIMITED)))
     if asked is None:
         return allowed if allowed < _UNLIMITED else _FALLBACK_TOKENS
     if not 1 <= asked <= allowed:
@@ -50,17 +41,15 @@ def length_limit(
     return asked
 
 
-def _positions(model: PreTrainedModel) -> int | None:
-    """Positions the model has, None without a limit."""
+def _positions(model: PreTrainedModel) -> int:
+    """Positions that the model's tables have, or its config names; with relative ones alone there is no limit."""
     named = model.named_modules()
     weights = [(module, getattr(module, "weight", None)) for name, module in named if _POSITIONS.search(name)]
     tables = [rows.shape[0] - _padding_rows(module) for module, rows in weights if isinstance(rows, nn.Parameter)]
-    if tables:
-        return min(tables)
-    if getattr(model.config, "relative_attention", False):
-        return None
     known = getattr(model.config, "max_position_embeddings", None)
-    return known if isinstance(known, int) and known > 0 else None
+    if not tables and isinstance(known, int) and known > 0 and not getattr(model.config, "relative_attention", False):
+        return known
+    return min(tables, default=_UNLIMITED)
 
 
 def _padding_rows(module: nn.Module) -> int:
@@ -71,25 +60,18 @@ def _padding_rows(module: nn.Module) -> int:
 
 def encode(
     texts: Sequence[Text],
-    processor: PreTrainedTokenizerBase | ProcessorMixin,
+    processor: Processor,
     *,
     max_length: int,
     windows: bool = False,
     stride: int | None = None,
     offsets: bool = True,
 ) -> Encoded:
-    """Tokenise texts or pairs of texts.
+    """Tokenise texts or pairs of texts; a window has `max_length` tokens, special ones included.
 
-    A text without any token (GPT-2 reads "" so) becomes one start token that is attended to: the model then gives it
-    a state, and the same one in any batch.
-
-    Args:
-        texts: Texts, or pairs of them.
-        processor: The tokenizer, or a processor that holds one. It is left as it was.
-        max_length: Tokens per window, special ones included.
-        windows: Cut a longer text into windows that overlap; else cut its end off and count it.
-        stride: Tokens that two neighbouring windows share; default a quarter of `max_length`.
-        offsets: Keep character offsets; they take much memory, and only token tasks need them.
+    A longer text is cut into `windows` that share `stride` tokens (None: a quarter of the window), or else loses its
+    end and is counted. A text without any token (GPT-2 reads "" so) becomes one start token that is attended to: the
+    model then gives it a state, and the same one in any batch. Only token tasks need `offsets`, which take much memory.
     """
     tokenizer = tokenizer_of(processor)
     pairs = bool(texts) and not isinstance(texts[0], str)
@@ -102,35 +84,34 @@ def encode(
         "return_special_tokens_mask": True,
         "return_offsets_mapping": offsets and tokenizer.is_fast,
     }
-    if windows and pairs:
-        raise ConfigError("encode: windows of text pairs were asked for; only single texts are cut.")
-    if windows and not tokenizer.is_fast:
-        raise ConfigError(
-            f"encode: {type(tokenizer).__name__} is a slow tokenizer; token tasks need character offsets, "
-            "which only fast ones give. Load it with use_fast=True, or take a model that has a fast one."
-        )
     if windows:
-        options |= {"stride": _overlap(stride, max_length, room), "return_overflowing_tokens": True}
-    truncated = 0
+        if pairs:
+            raise ConfigError("encode: windows of text pairs were asked for; only single texts are cut.")
+        if not tokenizer.is_fast:
+            what = "is a slow tokenizer; token tasks need character offsets, which only fast ones give"
+            raise ConfigError(f"encode: {type(tokenizer).__name__} {what}. Take a model that has a fast one.")
+        shared = min(max_length // 4, room - 1) if stride is None else stride
+        if not 0 <= shared < room:
+            what = f"windows hold {room} tokens of a text, so they can share 0 to {room - 1}"
+            raise ConfigError(f"encode: stride is {stride}; {what}.")
+        options |= {"stride": shared, "return_overflowing_tokens": True}
+    truncated: list[int] = []
 
     def tables() -> Iterator[pa.Table]:
-        nonlocal truncated
         for number, part in enumerate(chunks(texts)):
             raw = _call(tokenizer, part, options)
-            truncated += 0 if windows else _count_truncated(tokenizer, part, raw["input_ids"], max_length)
+            truncated.append(0 if windows else _count_truncated(tokenizer, part, raw["input_ids"], max_length))
             yield _windows(tokenizer, raw, start=number * CHUNK, step=room - options.get("stride", 0))
 
     with _unchanged(tokenizer, windows=windows):
-        encoded = Encoded(dataset_of(tables()))
-    encoded.truncated = truncated
-    return encoded
+        return Encoded(dataset_of(tables()), sum(truncated))
 
 
-def blocks(texts: Sequence[str], processor: PreTrainedTokenizerBase | ProcessorMixin, *, max_length: int) -> Encoded:
+def blocks(texts: Sequence[str], processor: Processor, *, max_length: int) -> Encoded:
     """Tokenise running text, join it and cut it into blocks of `max_length` tokens, as is usual in language modelling.
 
-    Each text keeps the special tokens around it, which mark where one ends and the next begins; blocks are cut without
-    regard to them. The last block is shorter, and is kept. Every block is a text of its own, without offsets.
+    Texts keep their special tokens, which blocks are cut without regard to. The last block is shorter. Every block is a
+    text of its own, without offsets.
     """
     tokenizer = tokenizer_of(processor)
     with _unchanged(tokenizer, windows=False):
@@ -141,36 +122,27 @@ def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iter
     joined: dict[str, list[int]] = {}
     count = 0
     for part in itertools.chain(chunks(texts), [None]):
-        for key, rows in _call(tokenizer, part or (), {"truncation": False}).items():
+        for key, numbers in _call(tokenizer, part or (), {"truncation": False}).items():
             if key in TOKEN_KEYS:
-                joined.setdefault(key, []).extend(token for row in rows for token in row)
+                joined.setdefault(key, []).extend(itertools.chain.from_iterable(numbers))
         length = len(joined["input_ids"])
         whole = length if part is None else length - length % max_length
-        rows = [
-            {**{key: tokens[at : at + max_length] for key, tokens in joined.items()}, "text": count + number}
-            for number, at in enumerate(range(0, whole, max_length))
-        ]
-        joined = {key: tokens[whole:] for key, tokens in joined.items()}
+        rows: list[dict[str, Any]] = []
+        for number, at in enumerate(range(0, whole, max_length), start=count):
+            tokens = {key: row[at : at + max_length] for key, row in joined.items()}
+            run = Run(0, len(tokens["input_ids"]), 0)
+            rows.append({**tokens, **run._asdict(), "text": number, "window": 0, "offsets": []})
+        joined = {key: row[whole:] for key, row in joined.items()}
         if rows or (part is None and not count):
-            run = {"window": 0, "start": 0, "number": 0, "offsets": []}
-            yield window_table([{**row, **run, "stop": len(row["input_ids"])} for row in rows])
+            yield window_table(rows)
         count += len(rows)
-
-
-def _overlap(asked: int | None, max_length: int, room: int) -> int:
-    if asked is None:
-        return min(max_length // 4, room - 1)
-    if not 0 <= asked < room:
-        raise ConfigError(
-            f"encode: stride is {asked}; windows hold {room} tokens of a text, so they can share 0 to {room - 1}."
-        )
-    return asked
 
 
 @contextmanager
 def _unchanged(tokenizer: Tokenizer, *, windows: bool) -> Iterator[None]:
     """Undo what a call sets on the tokenizer, which would be saved with it; cut windows from the left meanwhile."""
-    side, backend = tokenizer.truncation_side, getattr(tokenizer, "backend_tokenizer", None)
+    side = tokenizer.truncation_side
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     truncation, padding = getattr(backend, "truncation", None), getattr(backend, "padding", None)
     if windows:
         tokenizer.truncation_side = "right"
@@ -179,20 +151,18 @@ def _unchanged(tokenizer: Tokenizer, *, windows: bool) -> Iterator[None]:
     finally:
         tokenizer.truncation_side = side
         if truncation:
-            backend.enable_truncation(**truncation)  # pyright: ignore[reportOptionalMemberAccess]
+            backend.enable_truncation(**truncation)
         elif backend is not None and tokenizer.is_fast:
             backend.no_truncation()
-        if padding:
-            backend.enable_padding(**padding)  # pyright: ignore[reportOptionalMemberAccess]
+        if backend is not None and padding:
+            backend.enable_padding(**padding)
 
 
 def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, Any]) -> Mapping[str, Any]:
     if not texts:
         return {"input_ids": []}
-    if not isinstance(texts[0], str):
-        columns = [[encodable(text[i]) for text in texts] for i in (0, 1)]
-    else:
-        columns = [[encodable(str(text)) for text in texts]]
+    sides = [texts] if isinstance(texts[0], str) else zip(*texts, strict=True)
+    columns = [[encodable(str(text)) for text in side] for side in sides]
     return tokenizer(*columns, return_attention_mask=True, verbose=False, **options)
 
 
@@ -212,20 +182,12 @@ def _windows(tokenizer: Tokenizer, raw: Mapping[str, Any], *, start: int, step: 
         row = {key: raw[key][i] for key in keys}
         spans = raw["offset_mapping"][i] if "offset_mapping" in raw else []
         window = rows[-1]["window"] + 1 if rows and rows[-1]["text"] == start + text else 0
-        run = _run(raw, i, window * step)
+        special = [*raw["special_tokens_mask"][i], 1]  # the text's own tokens are between special ones
+        first = special.index(0) if 0 in special else 0
+        run = Run(first, special.index(1, first), window * step)
         if len(row["input_ids"]) == 0:
             row = {key: [0] for key in keys} | {"input_ids": [start_token], "attention_mask": [1]}
             spans = [(0, 0)] * ("offset_mapping" in raw)
         edges = [edge for at, span in enumerate(spans) for edge in (span if run.start <= at < run.stop else (0, 0))]
         rows.append({**row, **run._asdict(), "text": start + text, "window": window, "offsets": edges})
     return window_table(rows)
-
-
-def _run(raw: Mapping[str, Any], i: int, number: int) -> Run:
-    """Where the tokens of the first text are in window `i`."""
-    special = raw["special_tokens_mask"][i]
-    if 0 not in special:
-        return Run(0, 0, number)
-    start = special.index(0)
-    stop = special.index(1, start) if 1 in special[start:] else len(special)
-    return Run(start, stop, number)

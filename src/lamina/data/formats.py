@@ -1,9 +1,7 @@
 """The formats of files of examples: each is read row by row, with the line of every row.
 
-TSV is read as the GLUE files are written: a quote is a quote, a line is a row. CSV follows RFC 4180. JSONL has one
-object per line. CoNLL columns have one word per line, a blank line between sentences and perhaps `-DOCSTART-` lines.
-Plain text has a paragraph per line; blank lines are no rows. Lines end at line feeds alone, as texts hold other
-separators. In place of a line or row that cannot be read comes the error that says so.
+TSV is read as the GLUE files are written: a quote is a quote, a line is a row. CSV follows RFC 4180. Lines end at line
+feeds alone, as texts hold other separators. In place of a line or row that cannot be read comes the error that says so.
 """
 
 from __future__ import annotations
@@ -36,10 +34,9 @@ _EXAMPLE = 'every line is one object, as {"text": "...", "label": "..."}'
 
 
 def read_records(path: Path, kind: str, header: Sequence[str] | None = None) -> Records:
-    """The rows of a text file, each with its line and as a mapping from column to cell.
+    """The rows of a file of any kind but Parquet; the first line of "tsv" and "csv" is a header if none is given.
 
-    The kind is "tsv", "csv" (which have a first line with names unless there is a `header`), "jsonl", "conll", "lines"
-    (of which blank ones are no rows) or "all_lines".
+    Of "lines" blank ones are no rows, of "all_lines" they are; "conll" has blank lines between sentences.
     """
     lines = read_lines(path)
     if kind == "tsv":
@@ -54,17 +51,15 @@ def read_records(path: Path, kind: str, header: Sequence[str] | None = None) -> 
 
 
 def read_lines(path: Path) -> Lines:
-    """The lines of a UTF-8 file with their numbers; they keep their ends."""
+    """The lines of a UTF-8 file with their numbers and ends."""
     start = 0
     with path.open("rb") as file:
         for number, data in enumerate(file, start=1):
             try:
                 line: str | DataError = data.decode("utf-8")
             except UnicodeDecodeError as error:
-                what = (
-                    f"read: {path} is not UTF-8 at byte {start + error.start} (row {number}); files are read as UTF-8."
-                )
-                line = DataError(f"{what} Convert the file, for example with iconv.", path=str(path), row=number)
+                what = f"is not UTF-8 at byte {start + error.start} (row {number}); convert it, for example with iconv"
+                line = DataError(f"read: {path} {what}.", path=str(path), row=number)
             if number == 1 and isinstance(line, str):
                 line = line.removeprefix("\ufeff")
             if line:
@@ -72,15 +67,10 @@ def read_lines(path: Path) -> Lines:
             start += len(data)
 
 
-def _without_end(line: str) -> str:
-    """A line without the line feed, or carriage return and line feed, that ends it."""
-    return line.removesuffix("\n").removesuffix("\r")
-
-
 def _per_line(lines: Lines, parse: Callable[[int, str], Any]) -> Iterator[tuple[int, Any]]:
-    """What `parse` makes of each line; None is no row."""
+    """What `parse` makes of each line without its end; None is no row."""
     for number, line in lines:
-        row = line if isinstance(line, DataError) else parse(number, _without_end(line))
+        row = line if isinstance(line, DataError) else parse(number, line.removesuffix("\n").removesuffix("\r"))
         if row is not None:
             yield number, row
 
@@ -116,26 +106,24 @@ def _csv(path: Path, lines: Lines) -> Grid:
 
 
 def _grid(path: Path, rows: Grid, header: Sequence[str] | None) -> Records:
-    """Cells with their names; blank rows at the end are none."""
+    """Cells with their names."""
     names = header if header is not None else next(rows, (0, []))[1]
     if isinstance(names, DataError):
         raise names
     twice = next((name for name in names if list(names).count(name) > 1), None)
     if twice is not None:
         raise DataError(f"read: {path} has two columns '{twice}'.", path=str(path), column=twice)
-    blank: list[int] = []
+    held: list[tuple[int, list[str] | DataError]] = []
     for number, cells in rows:
-        if not cells:
-            blank.append(number)
-            continue
-        for at, row in (*((at, [""]) for at in blank), (number, cells)):
+        held.append((number, cells or [""]))
+        for at, row in held if cells else ():  # blank rows at the end are none
             if isinstance(row, DataError):
                 yield at, row
             elif len(row) == len(names):
                 yield at, dict(zip(names, row, strict=True))
             else:
-                yield at, _wrong_width(path, at, len(row), len(names))
-        blank.clear()
+                yield at, _bad_row(path, at, f"has {len(row)} columns; the file has {len(names)}")
+        held = [] if cells else held
 
 
 def _object(path: Path, number: int, text: str) -> dict[str, Any] | DataError:
@@ -150,16 +138,15 @@ def _conll(path: Path, lines: Lines) -> Records:
     words: list[list[str]] = []
     first = width = 0
     problem: DataError | None = None
-    for number, line in chain(lines, ((0, ""),)):
-        if isinstance(line, DataError):
-            first, problem = first or number, problem or line
+    for number, text in chain(_per_line(lines, lambda _, text: text), ((0, ""),)):
+        if isinstance(text, DataError):
+            first, problem = first or number, problem or text
             continue
-        text = _without_end(line)
         cells = text.split("\t") if "\t" in text else _BLANKS.split(text.strip(" "))
         if text.strip() and cells[0] != "-DOCSTART-":
             width = width or len(cells)
             if len(cells) != width:
-                problem = problem or _wrong_width(path, number, len(cells), width)
+                problem = problem or _bad_row(path, number, f"has {len(cells)} columns; the file has {width}")
             words.append(cells)
             first = first or number
             continue
@@ -169,10 +156,7 @@ def _conll(path: Path, lines: Lines) -> Records:
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a Parquet file with their numbers, from 1; `columns` may name "outer.inner".
-
-    So many rows at once, of one group of rows at a time, are in memory.
-    """
+    """The rows of a Parquet file with their numbers, so many in memory at once; `columns` may name "outer.inner"."""
     with parquet_errors(path), pq.ParquetFile(path) as file:
         known = file.schema_arrow.names
         wanted = None if columns is None else [n if n in known else n.partition(".")[0] for n in columns]
@@ -198,8 +182,8 @@ def parquet_errors(path: Path) -> Iterator[None]:
 
 def no_column(path: object, name: str, known: Iterable[str]) -> DataError:
     """The error for a column that is missing."""
-    listed = ", ".join(known) or "none"
-    return DataError(f"read: {path} has no column '{name}'; its columns are: {listed}.", path=str(path), column=name)
+    what = f"has no column '{name}'; its columns are: {', '.join(known) or 'none'}"
+    return DataError(f"read: {path} {what}.", path=str(path), column=name)
 
 
 def no_value(path: object, row: int, column: str) -> DataError:
@@ -207,14 +191,5 @@ def no_value(path: object, row: int, column: str) -> DataError:
     return _bad_row(path, row, f"has no value in column '{column}'; every row needs one", column)
 
 
-def empty(path: Path) -> DataError:
-    """The error for a file without rows."""
-    return DataError(f"read: {path} is empty; a task needs at least one row.", path=str(path))
-
-
 def _bad_row(path: object, row: int, what: str, column: str | None = None) -> DataError:
     return DataError(f"read: {path} row {row} {what}.", path=str(path), row=row, column=column)
-
-
-def _wrong_width(path: Path, row: int, got: int, expected: int) -> DataError:
-    return _bad_row(path, row, f"has {got} columns; the file has {expected}")

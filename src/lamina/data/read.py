@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lamina.data import formats
+from lamina.data.arrow import CHUNK, Column, dataset_of
 from lamina.errors import DataError
 from lamina.utils import check_range
 
@@ -40,7 +43,7 @@ class Table:
         return len(self.rows)
 
     def column(self, name: str | int) -> Sequence[Any]:
-        """The cells of a column, by its name, or where columns are numbered its number; negative counts from the last.
+        """The cells of a column, none of which is None, by its name or number; a negative one counts from the last.
 
         Where cells are objects, "translation.en" is the value that each of column "translation" has under "en".
         """
@@ -62,11 +65,8 @@ class Table:
 def read_table(path: str | Path, *, header: Columns = None, other: str | None = None) -> Table:
     """Read a file by its ending: .tsv, .csv, .jsonl, .parquet, .conll and the like.
 
-    Args:
-        path: The file.
-        header: Names of the columns of a TSV or CSV file that has no first line with names.
-        other: What a file holds whose ending says nothing (`eng.train`, `.txt`): "conll" columns, or the "lines" of a
-            plain text, as one column "text"; None: that is an error.
+    `header` names the columns of a TSV or CSV file whose first line does not. `other` is what a file holds whose ending
+    says nothing (`eng.train`, `.txt`): "conll" columns, or the "lines" of a plain text, as one column "text".
     """
     path = _existing(path)
     return _whole(path, _kind(path, other), header)
@@ -75,15 +75,10 @@ def read_table(path: str | Path, *, header: Columns = None, other: str | None = 
 def read_chunks(
     path: str | Path, *, columns: Columns = None, rows: int = 1000, start: int = 0, bad: Bad = None
 ) -> Iterator[Table]:
-    """Read a file some rows at a time, in memory that does not grow with the file.
+    """Read a file in chunks of so many `rows`, without the first `start`, in memory that does not grow with the file.
 
-    Args:
-        path: The file; endings as in `read_table`, and .txt, each line of which is a row in column "text".
-        columns: Which columns to hand out; every row has a value in each. None: all there are.
-        rows: How many rows a chunk has; the last one has fewer.
-        start: Leave out so many rows that an earlier reading handed out.
-        bad: Called with what is wrong with a row that cannot be read; the row is left out and reading goes on. None:
-            that is raised, once the rows before it were handed out.
+    Every row has a value in each of the `columns`; None: all there are. What is wrong with a row that cannot be read is
+    handed to `bad`, or raised, once the rows before it were handed out. Each line of .txt is a row in column "text".
     """
     check_range("read", "rows", rows, 1, float("inf"))
     path = _existing(path)
@@ -92,19 +87,31 @@ def read_chunks(
 
 
 def _whole(path: Path, kind: str, header: Columns = None) -> Table:
-    (table,) = _tables(path, kind, _chosen(path, kind, header=header))
-    return table
+    records = _chosen(path, kind, header=header)
+    if kind in ("conll", "jsonl", "parquet"):
+        (table,) = _tables(path, kind, records)
+        return table
+    lines = array("q")
+
+    def parts() -> Iterator[pa.Table]:  # every cell is a text: Arrow holds them, on disk if they are many
+        for part in _tables(path, kind, records, CHUNK):
+            lines.extend(part.rows)
+            yield pa.table(dict(part.columns))
+
+    rows = dataset_of(parts())
+    return Table(str(path), {name: Column(rows, [name]) for name in rows.column_names}, lines)
 
 
 def _tables(
     path: Path, kind: str, records: Records, rows: int = sys.maxsize, start: int = 0, bad: Bad = None
 ) -> Iterator[Table]:
-    taken: list[tuple[int, dict[str, Any]]] = []
+    taken: dict[int, dict[str, Any]] = {}
     problem: DataError | None = None
     for number, record in records:
         if not isinstance(record, DataError):
             start -= 1
-            taken += [(number, record)] if start < 0 else []
+            if start < 0:
+                taken[number] = record
         elif start <= 0 and bad is not None:
             bad(record)
         elif start <= 0:
@@ -112,34 +119,27 @@ def _tables(
             break
         if len(taken) == rows:
             yield _table(path, kind, taken)
-            taken = []
+            taken = {}
     if taken:
         yield _table(path, kind, taken)
     if problem is not None:
         raise problem
 
 
-def _table(path: Path, kind: str, taken: Sequence[tuple[int, dict[str, Any]]]) -> Table:
-    records = [record for _, record in taken]
-    names = dict.fromkeys(chain.from_iterable(records))
-    columns = {name: [record.get(name) for record in records] for name in names}
-    return Table(str(path), columns, [number for number, _ in taken], numbered=kind == "conll")
+def _table(path: Path, kind: str, taken: Mapping[int, dict[str, Any]]) -> Table:
+    names = dict.fromkeys(chain.from_iterable(taken.values()))
+    columns = {name: [record.get(name) for record in taken.values()] for name in names}
+    return Table(str(path), columns, list(taken), numbered=kind == "conll")
 
 
 def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
-    """Read two plain text files whose lines belong together, as translations are published, as two columns.
-
-    Blank lines stay, so that row n is line n of both.
-    """
+    """Read two plain text files whose lines belong together as two columns; blank lines are rows too."""
     if len(paths) != 2:
         raise DataError(f"read: {len(paths)} files were given as a pair; a pair has a source and a target.")
     source, target = (_whole(_existing(path), "all_lines") for path in paths)
     if len(source) != len(target):
-        raise DataError(
-            f"read: {paths[0]} has {len(source)} lines, {paths[1]} has {len(target)}; line n of one belongs to "
-            "line n of the other.",
-            path=str(paths[1]),
-        )
+        came = f"{paths[0]} has {len(source)} lines, {paths[1]} has {len(target)}"
+        raise DataError(f"read: {came}; line n of one belongs to line n of the other.", path=str(paths[1]))
     cells = {columns[0]: source.column("text"), columns[1]: target.column("text")}
     return Table(f"{paths[0]} and {paths[1]}", cells, source.rows)
 
@@ -163,11 +163,10 @@ def _existing(path: str | Path) -> Path:
 
 
 def _kind(path: Path, other: str | None) -> str:
-    kind = _ENDINGS.get(path.suffix.lower(), other)
-    if kind is None:
-        known = ", ".join(_ENDINGS)
-        raise DataError(f"read: {path} ends in '{path.suffix}'; the endings known are {known}.", path=str(path))
-    return kind
+    if kind := _ENDINGS.get(path.suffix.lower(), other):
+        return kind
+    known = ", ".join(_ENDINGS)
+    raise DataError(f"read: {path} ends in '{path.suffix}'; the endings known are {known}.", path=str(path))
 
 
 def _chosen(
@@ -184,7 +183,7 @@ def _chosen(
         lacking = next((name for name, cell in chosen.items() if cell is None), None)
         yield number, chosen if lacking is None else formats.no_value(path, number, lacking)
     if not number:
-        raise formats.empty(path)
+        raise DataError(f"read: {path} is empty; a task needs at least one row.", path=str(path))
 
 
 def _cell(path: Path, record: dict[str, Any], name: str, kind: str) -> Any:

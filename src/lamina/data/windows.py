@@ -6,11 +6,10 @@ import hashlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-import numpy as np
 import pyarrow as pa
-import torch
 
 from lamina.data.arrow import Column, Ragged
+from lamina.data.batches import pad
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,9 +18,7 @@ if TYPE_CHECKING:
     import datasets
     from torch import Tensor
 
-IGNORED = -100
-"""The label of tokens that carry none."""
-
+IGNORED = -100  # the label of tokens that carry none
 TOKEN_KEYS = {"input_ids": pa.int32(), "attention_mask": pa.int8(), "token_type_ids": pa.int8()}
 _PLACES = {"text": pa.int64(), "window": pa.int32(), "start": pa.int32(), "stop": pa.int32(), "number": pa.int32()}
 
@@ -49,33 +46,20 @@ def pairs_of(flat: Sequence[int]) -> list[tuple[int, int]]:
 
 @final
 class Encoded:
-    """Texts as windows of tokens, in the order of the texts: rows of `window_table`; `truncated` texts lost tokens."""
+    """Texts as windows of tokens, in the order of the texts: rows of `window_table`; `truncated` texts lost tokens.
+
+    Arrays with an entry per window are `lengths` in tokens, the `text` it belongs to, and its number `window` in that.
+    """
 
     def __init__(self, rows: datasets.Dataset, truncated: int = 0) -> None:
-        self.truncated, self._rows = truncated, rows
+        self._rows, self.truncated = rows, truncated
         self.keys = tuple(key for key in TOKEN_KEYS if key in rows.column_names)
+        self._tokens = {key: Ragged(rows.data.column(key)) for key in self.keys}
+        self.lengths = self._tokens["input_ids"].lengths
+        self.text, self.window = (rows.data.column(name).to_numpy() for name in ("text", "window"))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("truncated", "_rows", "keys")}
-
-    @cached_property
-    def _tokens(self) -> dict[str, Ragged]:
-        return {key: Ragged(self._rows.data.column(key)) for key in self.keys}
-
-    @property
-    def lengths(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """Tokens of each window."""
-        return self._tokens["input_ids"].lengths
-
-    @cached_property
-    def text(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """Per window the text it belongs to."""
-        return self._rows.data.column("text").to_numpy()
-
-    @cached_property
-    def window(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """Per window its number in that text."""
-        return self._rows.data.column("window").to_numpy()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Encoded, (self._rows, self.truncated)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -93,8 +77,7 @@ class Encoded:
     @cached_property
     def runs(self) -> list[Run]:
         """Per window where the tokens of the (first) text are."""
-        columns = (self._rows.data.column(name).to_pylist() for name in ("start", "stop", "number"))
-        return [Run(*row) for row in zip(*columns, strict=True)]
+        return list(map(Run, *(self._rows.data.column(name).to_pylist() for name in Run._fields)))
 
     @cached_property
     def digest(self) -> str:
@@ -103,7 +86,7 @@ class Encoded:
 
     def batch(self, rows: Sequence[int], fill: Mapping[str, int]) -> dict[str, Tensor]:
         """Some windows `[batch, tokens]`, at least one, padded on the right with `fill` of their key, or 0."""
-        return {key: torch.from_numpy(self._tokens[key].padded(rows, fill.get(key, 0))) for key in self.keys}
+        return {key: pad([tokens[row] for row in rows], fill.get(key, 0)) for key, tokens in self._tokens.items()}
 
 
 def owners(encoded: Encoded) -> list[list[bool]]:
@@ -134,29 +117,21 @@ def owners(encoded: Encoded) -> list[list[bool]]:
 
 
 def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> list[list[tuple[int, int] | None]]:
-    """The token that stands for each word: its first sub-token, in the window that owns that one.
+    """Per text and word (window, position) of its first sub-token, in the window that owns that one.
 
-    A token belongs to the first word whose characters it shares, so spaces inside its span do no harm. `words` are per
-    text the character span of every word, from left to right.
-
-    Returns:
-        Per text and word (window, position), or None for a word that has no token of its own (the tokenizer
-        drops it, or reads it as one with the word before).
+    A token belongs to the first word whose characters it shares, so spaces inside its span do no harm. A word has None
+    if the tokenizer drops it, or reads it as one with the word before. `words` are spans, from left to right.
     """
     if encoded.texts != len(words):
-        raise ConfigError(
-            f"word_labels: {encoded.texts} texts and words of {len(words)}; both must be of the same rows."
-        )
+        raise ConfigError(f"word_labels: {encoded.texts} texts and words of {len(words)}; both must be the same rows.")
     words = list(words)
     places: list[list[tuple[int, int] | None]] = [[None] * len(spans) for spans in words]
     following = [0] * len(words)
     texts, runs = encoded.text.tolist(), encoded.runs
     for window, (owned, offsets) in enumerate(zip(owners(encoded), encoded.offsets, strict=True)):
         if len(offsets) != len(owned):
-            raise ConfigError(
-                "word_labels: there are no character offsets; words are found by them. "
-                "Use a fast tokenizer, and encode with offsets."
-            )
+            what = "there are no character offsets; words are found by them"
+            raise ConfigError(f"word_labels: {what}. Use a fast tokenizer, and encode with offsets.")
         text = texts[window]
         spans, word = words[text], following[text]
         for at in range(runs[window].start, runs[window].stop):

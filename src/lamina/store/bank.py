@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,9 +18,10 @@ from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.store import manifest as facts
 from lamina.store.card import model_card
 from lamina.store.edited import save, saved_entries
-from lamina.store.files import check_folder, damaged, first_line, read_tensors, staged, write_json, write_tensors
+from lamina.store.files import check_folder, damaged, read_tensors, staged, write_json, write_tensors
 from lamina.store.loading import load
 from lamina.store.models import load_processor, saved_class
+from lamina.utils import first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,7 +37,7 @@ _RENAMED = {"problem": "problem_type"}  # settings as versions before 0.2 saved 
 
 
 def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None) -> None:
-    """Save a bank, its model card under a title; see `ReaderBank.save_pretrained`."""
+    """Save a bank, with a model card of that title; see `ReaderBank.save_pretrained`."""
     folder = Path(folder)
     try:
         lamina = version("lamina")
@@ -50,8 +51,7 @@ def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None)
             _save_reader(bank[name], stage / facts.READERS / name)
         if bank.own_base:
             save(bank.model, stage / facts.BASE, bank.processor)
-        card = str(model_card(bank, title or folder.resolve().name))
-        (stage / facts.CARD).write_text(card, encoding="utf-8")
+        model_card(bank, title or folder.resolve().name).save(stage / facts.CARD)
         write_json(stage / facts.MANIFEST, manifest.model_dump())
 
 
@@ -67,33 +67,27 @@ def load_bank(
     folder = _local_folder(folder, revision)
     path = folder / facts.MANIFEST
     if not path.exists():
-        raise StoreError(
-            f"load: {folder} has no {facts.MANIFEST}; that file makes a folder a bank. "
-            "Give a folder that save_pretrained wrote, or save the bank again."
-        )
-    manifest = facts.read_facts(facts.Manifest, path)
+        raise StoreError(f"load: {folder} has no {facts.MANIFEST}; give a folder that save_pretrained wrote.")
+    manifest = facts.Manifest.read(path)
+    base = manifest.base
     for name in manifest.readers:
         if not NAME.fullmatch(name) or manifest.readers.count(name) > 1:
             raise damaged(path, f"names a reader '{name}'; every name is given once and is a plain folder name")
     if model is None:
-        model, own = _load_base(manifest.base, folder)
+        model, own = _load_base(base, folder)
         processor = own if processor is None else processor
     elif processor is None and model.name_or_path:
         processor = load_processor(model.name_or_path, model)
-    _check_base(manifest.base, model)
+    _check_base(base, model)
     bank = ReaderBank(model, processor)
-    bank.own_base = manifest.base.trained
-    bank.info = dict(manifest.info)
+    bank.own_base, bank.info = base.trained, dict(manifest.info)
     for name in manifest.readers:
         _load_reader(bank, name, folder / facts.READERS / name)
     return bank.eval()
 
 
 def push_bank(bank: ReaderBank, repo: str, *, message: str = "Save readers", **options: Any) -> str:
-    """Save a bank to a repository on the hub; readers there that the bank no longer has are deleted.
-
-    See `ReaderBank.push_to_hub`; the options go to `huggingface_hub.ModelHubMixin`.
-    """
+    """Save to the hub, see `ReaderBank.push_to_hub`; readers there that the bank no longer has are deleted."""
     mixin: Any = huggingface_hub.ModelHubMixin
     fixed = {"delete_patterns": [f"{facts.READERS}/*", f"{facts.BASE}/*"], "model_card_kwargs": {"title": repo}}
     try:
@@ -101,9 +95,8 @@ def push_bank(bank: ReaderBank, repo: str, *, message: str = "Save readers", **o
     except StoreError:
         raise
     except _HUB_ERRORS as error:
-        raise StoreError(
-            f"push_to_hub: '{repo}' was not saved ({first_line(error)}). Check the id, your token and the connection."
-        ) from error
+        reason = f"'{repo}' was not saved ({first_line(error)})"
+        raise StoreError(f"push_to_hub: {reason}. Check the id, your token and the connection.") from error
 
 
 def _local_folder(folder: str | Path, revision: str | None) -> Path:
@@ -112,24 +105,23 @@ def _local_folder(folder: str | Path, revision: str | None) -> Path:
     if path.is_dir():
         return path
     if path.exists():
-        raise StoreError(f"load: {path} is a file; a bank is a folder. Give the folder that holds {facts.MANIFEST}.")
+        raise StoreError(f"load: {path} is a file; a bank is a folder.")
     hub: Any = huggingface_hub
     try:
         return Path(hub.snapshot_download(str(folder), revision=revision, allow_patterns=PATTERNS))
     except _HUB_ERRORS as error:
-        raise StoreError(
-            f"load: no bank '{folder}'; there is no such folder, and the hub gave none ({first_line(error)})."
-        ) from error
+        reason = f"there is no such folder, and the hub gave none ({first_line(error)})"
+        raise StoreError(f"load: no bank '{folder}'; {reason}.") from error
 
 
 def _base_facts(bank: ReaderBank) -> facts.BaseFacts:
-    model, config = bank.model, bank.model.config
+    model = bank.model
     used = {bank[name].stack for name in bank}
     return facts.BaseFacts(
         id=str(getattr(model, "name_or_path", "") or "") or None,
-        revision=getattr(config, "_commit_hash", None),
-        model_type=str(config.model_type),
-        dtype=_dtype(model),
+        revision=getattr(model.config, "_commit_hash", None),
+        model_type=str(model.config.model_type),
+        dtype=str(model.dtype).removeprefix("torch."),
         stacks={
             name: facts.StackFacts(**{trait: _trait(stack, trait) for trait in facts.StackFacts.model_fields})
             for name, stack in stacks(model).items()
@@ -141,10 +133,6 @@ def _base_facts(bank: ReaderBank) -> facts.BaseFacts:
 
 def _trait(stack: LayerStack, name: str) -> Any:
     return fingerprint_of(stack) if name == "fingerprint" else getattr(stack, name)
-
-
-def _dtype(model: PreTrainedModel) -> str:
-    return str(model.dtype).removeprefix("torch.")
 
 
 def _load_base(base: facts.BaseFacts, folder: Path) -> tuple[PreTrainedModel, Any]:
@@ -179,8 +167,8 @@ def _check_base(saved: facts.BaseFacts, model: PreTrainedModel) -> None:
             if (got := _trait(stack, trait)) != want:
                 differs[f"{prefix}{trait}"] = (want, got)
     if differs:
-        if _dtype(model) != saved.dtype:
-            differs["dtype"] = (saved.dtype, _dtype(model))
+        if (dtype := str(model.dtype).removeprefix("torch.")) != saved.dtype:
+            differs["dtype"] = (saved.dtype, dtype)
         raise BaseMismatchError(op="load", differs=differs)
 
 
@@ -212,7 +200,7 @@ def _borrowed(reader: ReaderModule) -> str | None:
 
 def _load_reader(bank: ReaderBank, name: str, folder: Path) -> None:
     path = folder / facts.READER
-    saved = facts.read_facts(facts.ReaderFacts, path)
+    saved = facts.ReaderFacts.read(path)
     try:
         fusion, head = _config(FUSIONS, saved.fusion), _config(HEADS, saved.head)
         stack = _same_stack(bank.stacks, saved.stack)
@@ -223,10 +211,8 @@ def _load_reader(bank: ReaderBank, name: str, folder: Path) -> None:
     except (TypeError, ValueError) as error:
         raise damaged(path, f"has settings that do not fit ({error})") from error
     if list(reader.layers) != saved.layers:
-        raise StoreError(
-            f"load: {path} was trained on the layers {saved.layers}; its settings select {list(reader.layers)}. "
-            "Use the version of lamina that saved it."
-        )
+        what = f"was trained on the layers {saved.layers}; its settings select {list(reader.layers)}"
+        raise StoreError(f"load: {path} {what}. Use the version of lamina that saved it.")
     if (borrowed := _borrowed(reader)) != saved.borrowed:
         raise BaseMismatchError(op=f"load: reader '{name}'", differs={"vocabulary": (saved.borrowed, borrowed)})
     tensors = read_tensors(folder / facts.WEIGHTS, reader.state_dict())
@@ -235,17 +221,9 @@ def _load_reader(bank: ReaderBank, name: str, folder: Path) -> None:
     reader.info = dict(saved.info)
 
 
-def _config(table: Registry, fields: dict[str, Any]) -> Any:
+def _config(table: Registry, saved: dict[str, Any]) -> Any:
     """The config that a file describes, under the names that its settings have now."""
-    fields = _tuples(fields)
     for old, new in _RENAMED.items():
-        if old in fields and new in {field.name for field in dataclasses.fields(table.get(str(fields.get("name"))))}:
-            fields[new] = fields.pop(old)
-    return table.from_dict(fields)
-
-
-def _tuples(value: Any) -> Any:
-    """Lists as tuples, at every depth: JSON has no tuples, and configs are made of them."""
-    if isinstance(value, dict):
-        return {key: _tuples(item) for key, item in cast("dict[str, Any]", value).items()}
-    return tuple(map(_tuples, cast("list[Any]", value))) if isinstance(value, list) else value
+        if old in saved and new in {field.name for field in fields(table.get(str(saved.get("name"))))}:
+            saved = {new if key == old else key: value for key, value in saved.items()}
+    return table.from_dict(saved)

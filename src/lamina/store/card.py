@@ -66,9 +66,8 @@ def model_card(bank: ReaderBank, title: str) -> ModelCard:
 
 def _row(name: str, reader: ReaderModule) -> str:
     labels = [str(label) for label in reader.config.head.labels]
-    shown = ", ".join(labels[:SHOWN_LABELS])
-    if (more := len(labels) - SHOWN_LABELS) > 0:
-        shown += f" and {more} more"
+    more = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
+    shown = ", ".join(labels[:SHOWN_LABELS]) + more
     metric = reader.info.get("metric")
     score = reader.info.get("scores", {}).get(metric)  # if it was trained
     task, fusion = reader.config.head.kind.replace("_", " "), FUSIONS.name_of(reader.config.fusion)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -9,16 +10,16 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lamina.editing.insert import replay_insert
-from lamina.editing.inserted import PREFIX, all_inserted, is_inserted
+from lamina.editing.inserted import is_inserted
 from lamina.editing.record import Edit, edits, restore
 from lamina.errors import StoreError, UnsupportedModelError
 from lamina.layers import select, stacks
 from lamina.store.files import damaged, staged, write_json
-from lamina.store.manifest import FORMAT, RECORD, EditsRecord, read_facts
+from lamina.store.manifest import FORMAT, RECORD, EditsRecord
 from lamina.store.models import source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from transformers import PreTrainedModel
 
@@ -27,10 +28,9 @@ _WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")
 
 
 def save(model: PreTrainedModel, folder: str | Path, processor: Any = None, *, force: bool = False) -> None:
-    """Save a model with the record of its edits; all of it, or nothing.
+    """Save a model as `save_pretrained` does, with the record of its edits; all of it, or nothing.
 
-    What is written is what `save_pretrained` writes, and `lamina_edits.json`. Without inserted layers (or once they are
-    merged) plain transformers loads it; with them `lamina.load` does.
+    Without inserted layers (or once they are merged) plain transformers loads it; with them `lamina.load` does.
 
     Args:
         model: A transformers model, edited or not.
@@ -47,8 +47,8 @@ def save(model: PreTrainedModel, folder: str | Path, processor: Any = None, *, f
         cast("Any", model).save_pretrained(stage)
         if processor is not None:
             processor.save_pretrained(stage)
-        made = [edit.to_dict() for edit in edits(model)]
-        write_json(stage / RECORD, {"format": FORMAT, "architecture": type(model).__name__, "edits": made})
+        done = [edit.to_dict() for edit in edits(model)]
+        write_json(stage / RECORD, {"format": FORMAT, "architecture": type(model).__name__, "edits": done})
         entries += sorted(path.name for path in stage.iterdir() if path.name not in entries)
 
 
@@ -57,37 +57,31 @@ def saved_entries(folder: Path) -> list[str]:
     return [*_FIXED, *sorted(path.name for weights in _WEIGHTS for path in folder.glob(weights))]
 
 
-def read_record(name: str, revision: str | None) -> tuple[str, list[Edit]] | None:
-    """The record of a saved model: the class that was saved, and its edits; None if there is none."""
+def read_record(name: str, revision: str | None = None) -> tuple[str, list[Edit]]:
+    """The class of a model that was saved, and its edits; "" and none if there is no record of them."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
     source = source_of(name, revision)
     path = Path(source) / RECORD
     if not Path(source).is_dir():
-        try:
+        with suppress(OSError, ValueError, EntryNotFoundError):  # no such repository: whoever loads the model says so
             path = Path(cast("Any", huggingface_hub).hf_hub_download(source, RECORD, revision=revision))
-        except (OSError, ValueError, EntryNotFoundError):  # no such repository: whoever loads the model says so
-            return None
-    elif not path.is_file():
-        return None
-    saved = read_facts(EditsRecord, path)
+    if not path.is_file():
+        return "", []
+    saved = EditsRecord.read(path)
     return saved.architecture, [Edit.from_dict(edit) for edit in saved.edits]
 
 
 def with_inserts(plain: type[Any], record: Sequence[Edit]) -> Any:
-    """A class that puts a model's inserted layers in place before transformers fills in the weights.
-
-    This way their names go through whatever transformers does to the names of a checkpoint.
-    """
+    """A class that puts inserted layers in place before transformers renames a checkpoint's weights and loads them."""
 
     def start(self: Any, *args: Any, **kwargs: Any) -> None:
         plain.__init__(self, *args, **kwargs)
         with torch.device("cpu"):  # inputs are made here; layers go where the weights are
             replay_inserts(self, record)
-        children = {child for path in all_inserted(self) for child, _ in self.get_submodule(path).named_children()}
-        inserted = {child for child in children if child.startswith(PREFIX)}
-        self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), *inserted}
+        names = {path.rpartition(".")[2] for path, _ in self.named_modules()}
+        self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), *filter(is_inserted, names)}
 
     return type(plain.__name__, (plain,), {"__init__": start, "__module__": plain.__module__})
 
@@ -95,7 +89,7 @@ def with_inserts(plain: type[Any], record: Sequence[Edit]) -> Any:
 def check_weights(model: PreTrainedModel, name: str, report: Mapping[str, set[str]], *, exact: bool) -> None:
     """Refuse weights of which transformers reports that some are missing, or have no place in the edited model.
 
-    Unless the model is exactly of the class that was saved, only the parts that hold its layers count.
+    Unless the model is `exact`ly of the class that was saved, only the parts that hold its layers count.
     """
     prefix, layered = f"{model.base_model_prefix}.", set[str]() if exact else _layered(model)
 
@@ -145,17 +139,16 @@ def _after_cuts(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> It
             yield replace(edit, settings={**edit.settings, "layers": left, "stack": name})
 
 
-def _present_name(name: str, known: Collection[str], model: PreTrainedModel) -> str:
-    """The name of a parameter in this model, which may be the backbone of the saved one, or have another head."""
-    prefix = f"{model.base_model_prefix}."
-    forms = (name, f"{prefix}{name}", name.removeprefix(prefix))
-    return next((form for form in forms if form in known), name)
-
-
 def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> None:
     """Freeze again what was frozen, and give the model its record; StoreError if the two do not agree."""
-    parameters = dict(model.named_parameters())
-    present = [[_present_name(key, parameters, model) for key in edit.parameters] for edit in record]
+    parameters, prefix = dict(model.named_parameters()), f"{model.base_model_prefix}."
+
+    def present_name(saved: str) -> str:
+        """The name in this model, which may be the backbone of the saved one, or have another head."""
+        forms = (saved, f"{prefix}{saved}", saved.removeprefix(prefix))
+        return next((form for form in forms if form in parameters), saved)
+
+    present = [[present_name(key) for key in edit.parameters] for edit in record]
     for number, edit in enumerate(record):
         names = dict(zip(edit.parameters, present[number], strict=True))
         if edit.kind == "truncate":
@@ -170,7 +163,6 @@ def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> 
         if edit.kind == "freeze":
             for key in names.keys() - gone:
                 parameters[names[key]].requires_grad_(False)
-            for key in parameters if edit.settings.get("train") == "inserted" else ():
-                if is_inserted(key):
-                    parameters[key].requires_grad_(True)
+            for key in filter(is_inserted, parameters if edit.settings.get("train") == "inserted" else ()):
+                parameters[key].requires_grad_(True)
     restore(model, [replace(edit, parameters=tuple(names)) for edit, names in zip(record, present, strict=True)])

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as dump_safetensors
 
 from lamina.errors import LaminaError, StoreError
+from lamina.utils import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from torch import Tensor
-
-Content = TypeVar("Content")
 
 
 def damaged(place: object, what: str) -> StoreError:
@@ -28,43 +26,29 @@ def damaged(place: object, what: str) -> StoreError:
     return StoreError(f"load: {place} {what}. Copy or save it again.")
 
 
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, without its full stop."""
-    lines = str(error).strip().splitlines()
-    return lines[0].strip().rstrip(".") if lines else type(error).__name__
-
-
 @contextmanager
 def staged(folder: Path, entries: Sequence[str], *, force: bool = False) -> Generator[Path]:
-    """Write the entries of a folder all at once.
+    """Yield an empty folder to write the entries of a folder into; they replace the old ones all at once.
 
     The first entry marks the folder as complete: it goes first and comes last, so that whoever reads finds the old
-    entries, the new ones, or no mark. Existing entries are replaced or removed, everything else in the folder stays.
-
-    Yields:
-        An empty folder to write the entries into.
+    entries, the new ones, or no mark. What else is in the folder stays.
 
     Raises:
         StoreError: If the folder cannot be written, or holds such an entry without the mark (unless `force`).
     """
     _check_target(folder, entries, force=force)
     is_new = not folder.exists()
-    stage: Path | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        stage = Path(tempfile.mkdtemp(prefix=".lamina-", dir=folder))
-        yield stage
-        _swap(folder, stage, entries)
+        with tempfile.TemporaryDirectory(prefix=".lamina-", dir=folder, ignore_cleanup_errors=True) as stage:
+            yield Path(stage)
+            _swap(folder, Path(stage), entries)
     except LaminaError:
         raise
     except OSError as error:
-        raise StoreError(
-            f"save: {folder} cannot be written ({error.strerror or first_line(error)}); nothing in it was changed. "
-            "Check the rights and the space there, or give another folder."
-        ) from error
+        what = f"cannot be written ({error.strerror or first_line(error)}); nothing in it was changed"
+        raise StoreError(f"save: {folder} {what}. Check the rights and the space there.") from error
     finally:
-        if stage is not None:
-            shutil.rmtree(stage, ignore_errors=True)
         if is_new and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
@@ -81,10 +65,8 @@ def _check_target(folder: Path, entries: Sequence[str], *, force: bool) -> None:
         raise StoreError(f"save: {folder} is a file, not a folder.")
     foreign = [name for name in entries if (folder / name).exists()]
     if foreign and entries[0] not in foreign and not force:
-        raise StoreError(
-            f"save: {folder} holds {', '.join(foreign)} but no {entries[0]}; it was made by something else and is "
-            "not overwritten. Give an empty folder."
-        )
+        what = f"holds {', '.join(foreign)} but no {entries[0]}; it was made by something else and is not overwritten"
+        raise StoreError(f"save: {folder} {what}. Give an empty folder.")
 
 
 def _swap(folder: Path, stage: Path, entries: Sequence[str]) -> None:
@@ -112,10 +94,8 @@ def write_json(path: Path, fields: Mapping[str, Any]) -> None:
     try:
         text = json.dumps(fields, indent=2, ensure_ascii=False)
     except (TypeError, ValueError) as error:
-        raise StoreError(
-            f"save: {path.name} cannot be written ({error}); everything in it must be text, numbers, lists or "
-            "mappings. Check what was put into `info`."
-        ) from None
+        what = f"cannot be written ({error}); `info` can hold text, numbers, lists and mappings"
+        raise StoreError(f"save: {path.name} {what}.") from None
     path.write_text(text + "\n", encoding="utf-8")
 
 
@@ -123,24 +103,23 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object; StoreError if it is missing, damaged, or holds something else."""
     fields: object = _read(path, lambda content: json.loads(content.decode()), "JSON")
     if not isinstance(fields, dict):
-        raise damaged(path, "holds no JSON object; the file is damaged")
+        raise damaged(path, "holds no JSON object")
     return cast("dict[str, Any]", fields)
 
 
-def _read(path: Path, parse: Callable[[bytes], Content], form: str) -> Content:
+def _read(path: Path, parse: Callable[[bytes], Any], form: str) -> Any:
     try:
         return parse(path.read_bytes())
     except FileNotFoundError:
         raise damaged(path, "is not there; the folder is incomplete") from None
     except OSError as error:
-        reason = error.strerror or first_line(error)
-        raise StoreError(f"load: {path} cannot be read ({reason}). Check the rights.") from None
+        raise StoreError(f"load: {path} cannot be read ({error.strerror or first_line(error)}).") from None
     except (ValueError, SafetensorError) as error:
         raise damaged(path, f"is not {form} ({first_line(error)}); the file is damaged or cut off") from None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors in the safetensors format."""
+    """Write tensors in the safetensors format; those that share memory are written one by one."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     path.write_bytes(dump_safetensors(plain, metadata={"format": "pt"}))
 
@@ -150,7 +129,7 @@ def read_tensors(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor
 
     Floats must be floats, of whichever precision was saved.
     """
-    tensors = _read(path, load_safetensors, "safetensors")
+    tensors: dict[str, Tensor] = _read(path, load_safetensors, "safetensors")
     wrong = [f"no tensor '{name}'" for name in expected if name not in tensors]
     wrong += [f"an unexpected tensor '{name}'" for name in tensors if name not in expected]
     for name, want in expected.items():

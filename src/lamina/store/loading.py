@@ -30,7 +30,7 @@ def load(
     *,
     dtype: str | torch.dtype = "auto",
 ) -> tuple[PreTrainedModel, Any]:
-    """Load a model with its processor.
+    """Load a model, in eval mode, and its tokenizer, image processor, feature extractor or joint processor (or None).
 
     A folder that `lamina.save` wrote comes back with its edits: inserted layers in place, what was frozen frozen. Code
     that comes with a model is never run.
@@ -43,10 +43,6 @@ def load(
         revision: Branch, tag or commit on the hub.
         dtype: Of the weights; "auto" is the one they were saved in.
 
-    Returns:
-        The model in eval mode, and its tokenizer, image processor, feature extractor or joint processor (None if it has
-        none).
-
     Raises:
         ModelNotFoundError: If there is no such folder, and the hub has none or cannot be reached.
         StoreError: If files are damaged or do not fit together.
@@ -57,7 +53,7 @@ def load(
     kind, config = models.model_class(head), models.load_config(name, revision=revision)
     if labels is not None:
         models.name_classes(config, labels)
-    architecture, edits = read_record(name, revision) or ("", [])
+    architecture, edits = read_record(name, revision)
     try:
         plain: Any = type(models.empty_model(config, kind)) if edits and kind.__name__.startswith("AutoModel") else kind
         model, report = (with_inserts(plain, edits) if edits else plain).from_pretrained(
@@ -73,27 +69,23 @@ def load(
         raise
     except Exception as error:  # transformers raises many unrelated kinds
         raise models.model_error(name, config.model_type, error) from error
-    _check_shapes(model, name, report, new_head=labels is not None)
+    _check_report(model, name, report, new_head=labels is not None)
     if edits:
         model.__class__ = plain
         check_weights(model, name, report, exact=plain.__name__ == architecture)
         restore_edits(model, name, edits)
     elif lost := [key for key in sorted(report["unexpected_keys"]) if is_inserted(key)]:
         raise StoreError(f"load: {name} has inserted layers ('{lost[0]}'), but no {RECORD} that says where they go.")
-    _report_missing(name, report, new_head=labels is not None)
     model.config._name_or_path = model.name_or_path = models.SHORT_NAMES.get(name, name)
     return model.eval(), models.load_processor(name, model, revision=revision)
 
 
-def _check_shapes(model: PreTrainedModel, name: str, report: dict[str, Any], *, new_head: bool) -> None:
-    """Refuse weights of another shape than the config says; a head that gets new classes may have any."""
+def _check_report(model: PreTrainedModel, name: str, report: dict[str, Any], *, new_head: bool) -> None:
+    """Refuse weights of another shape than the config says, but not of a head with new classes; log what is random."""
     for key, saved, wanted in sorted(report["mismatched_keys"]):
         if not new_head or key.startswith(f"{model.base_model_prefix}."):
             what = f"do not fit its config.json: '{key}' is {tuple(saved)} instead of {tuple(wanted)}"
             raise damaged(f"the weights of {name}", what)
-
-
-def _report_missing(name: str, report: dict[str, Any], *, new_head: bool) -> None:
     if missing := sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}):
         level = logging.INFO if new_head else logging.WARNING
         logger.log(level, "load: %s has no weights for %s; they start at random", name, ", ".join(missing))
@@ -103,7 +95,7 @@ def outline(name: str | Path, head: str | None = None) -> PreTrainedModel:
     """Build a model on the meta device from its config and its record of edits: no weights, no memory."""
     name = str(name)
     model = models.empty_model(models.load_config(name), models.model_class(head))
-    _, edits = read_record(name, None) or ("", [])
+    _, edits = read_record(name)
     replay_inserts(model, edits)
     restore_edits(model, name, edits)
     return model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -20,27 +20,45 @@ READER, WEIGHTS, RECORD = "reader.json", "model.safetensors", "lamina_edits.json
 class _Facts(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a JSON file and check its fields: a StoreError, or for an unknown key UnknownNameError."""
+        fields = read_json(path)
+        if "format" in cls.model_fields and fields.get("format") != FORMAT:
+            what = f"has format {fields.get('format')}; this version of lamina reads format {FORMAT}"
+            raise StoreError(f"load: {path} {what}. Use the version that saved it, or a newer one.")
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            problem = error.errors()[0]
+        *parents, key = map(str, problem["loc"])
+        where = ".".join([*parents, key])
+        if problem["type"] == "extra_forbidden":
+            holder = cls if not parents else BaseFacts if parents == ["base"] else StackFacts
+            known = [".".join([*parents, name]) for name in holder.model_fields]
+            raise UnknownNameError(op=f"load: {path}", got=where, known=known, what="key")
+        if problem["type"] == "missing":
+            raise damaged(path, f"has no '{where}'")
+        raise damaged(path, f"has {str(problem['input'])[:40]!r} as '{where}'; {problem['msg'].lower()}")
+
 
 class StackFacts(_Facts):
-    """One stack of the base: how many layers, how wide, and the fingerprint of its weights."""
+    """One stack of the base."""
 
     layers: int
     width: int
-    fingerprint: str
+    fingerprint: str  # of its weights
 
 
 class BaseFacts(_Facts):
-    """The base that the readers were trained on; `id` is None for a model that was never saved.
+    """The base that the readers were trained on."""
 
-    Where it was `trained` along with the readers, the folder carries it, and `id` is what it was before.
-    """
-
-    id: str | None
+    id: str | None  # None for a model that was never saved
     revision: str | None
     model_type: str
     dtype: str
     stacks: dict[str, StackFacts]
-    trained: bool = False
+    trained: bool = False  # along with the readers: the folder carries it, and `id` is what it was before
 
 
 class Manifest(_Facts):
@@ -54,10 +72,7 @@ class Manifest(_Facts):
 
 
 class ReaderFacts(_Facts):
-    """`reader.json`: what to build, where it attaches, and facts about its training.
-
-    `borrowed` is the fingerprint of what the head uses of the base besides its states, or None.
-    """
+    """`reader.json`: what to build, where it attaches, and facts about its training."""
 
     fusion: dict[str, Any]
     head: dict[str, Any]
@@ -66,7 +81,7 @@ class ReaderFacts(_Facts):
     layers: list[int]
     parameters: int
     info: dict[str, Any]
-    borrowed: str | None = None
+    borrowed: str | None = None  # fingerprint of what the head uses of the base besides its states
 
 
 class EditsRecord(_Facts):
@@ -75,34 +90,3 @@ class EditsRecord(_Facts):
     format: int
     architecture: str
     edits: list[dict[str, Any]]
-
-
-Facts = TypeVar("Facts", bound=_Facts)
-
-
-def read_facts(kind: type[Facts], path: Path) -> Facts:
-    """Read a JSON file and check its fields.
-
-    Raises:
-        StoreError: If it is missing, damaged or of another format, or a field is missing or of the wrong type.
-        UnknownNameError: If it has a key that is not known.
-    """
-    fields = read_json(path)
-    if "format" in kind.model_fields and fields.get("format") != FORMAT:
-        raise StoreError(
-            f"load: {path} has format {fields.get('format')}; this version of lamina reads format {FORMAT}. "
-            "Use the version that saved it, or a newer one."
-        )
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        problem = error.errors()[0]
-    *parents, key = map(str, problem["loc"])
-    where = ".".join([*parents, key])
-    if problem["type"] == "extra_forbidden":
-        holder = kind if not parents else BaseFacts if parents == ["base"] else StackFacts
-        known = [".".join([*parents, name]) for name in holder.model_fields]
-        raise UnknownNameError(op=f"load: {path}", got=where, known=known, what="key")
-    if problem["type"] == "missing":
-        raise damaged(path, f"has no '{where}'; the file is incomplete")
-    raise damaged(path, f"has {str(problem['input'])[:40]!r} as '{where}'; {problem['msg'].lower()}")

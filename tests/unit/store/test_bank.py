@@ -21,8 +21,8 @@ from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.mean import Mean
 from lamina.heads.masked_lm import MaskedLM
 from lamina.heads.sequence_classification import SequenceClassification
+from lamina.registry import tuples
 from lamina.store import fingerprint, load, load_bank, save, save_bank
-from lamina.store.bank import _tuples
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ class TestDamage:
 
     def test_no_manifest(self, folder: Path):
         (folder / "lamina.json").unlink()
-        with pytest.raises(StoreError, match=r"bank has no lamina.json; that file makes a folder a bank"):
+        with pytest.raises(StoreError, match=r"bank has no lamina.json; give a folder that save_pretrained wrote"):
             load_bank(folder, tiny_model())
 
     @pytest.mark.parametrize("version", [2, None, "1"])
@@ -358,7 +358,7 @@ class TestCard:
 
 
 def test_lists_become_tuples_at_every_depth():
-    assert _tuples({"a": [1, [2, {"b": [3]}]], "c": "x"}) == {"a": (1, (2, {"b": (3,)})), "c": "x"}
+    assert tuples({"a": [1, [2, {"b": [3]}]], "c": "x"}) == {"a": (1, (2, {"b": (3,)})), "c": "x"}
 
 
 def test_a_masked_lm_reader_refuses_another_vocabulary(tmp_path: Path):
