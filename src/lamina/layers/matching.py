@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from torch import Tensor, nn
 
 from lamina.layers.stack import saved_buffers
 from lamina.layers.trace import Call, Event, Seen, Trace
 
-_NEVER = 1 << 62
 MOST = 6  # how many places are tried for one layer; one or two are the rule
 
 
@@ -26,7 +27,8 @@ def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Ca
         gives = _calls(seen[layer], "output", since)
         block = _first(model, [call for call in takes if call in gives])
         if block is None and layer == last:
-            block = _beside(blocks[-1], takes) if blocks else _single(model, trace, takes)
+            beside = (call for call in takes if blocks and _parent(call.path) == _parent(blocks[-1].path))
+            block = next(beside, None) if blocks else _single(model, trace, takes)
         if block is None:
             return []
         blocks.append(block)
@@ -45,10 +47,18 @@ def places(seen: Sequence[Seen], blocks: Sequence[Call]) -> list[list[Event]]:
     for layer, (same, like) in enumerate(seen):
         block = blocks[max(0, layer - 1)] if blocks else None
         around = [event.time for event in (*same, *like) if event.side == "output" and event.call.started < begin]
-        close = min(around) if layer and around else _NEVER
-        ordered = [event for group in (same, like) for event in _ranked(group, layer, block, close)]
-        ranked.append(ordered[:MOST])
+        end = min(around) if layer and around else math.inf
+        key = partial(_rank, layer=layer, block=block, end=end)
+        ranked.append([*sorted(same, key=key), *sorted(like, key=key)][:MOST])
     return ranked
+
+
+def _rank(event: Event, layer: int, block: Call | None, end: float) -> tuple[int, int]:
+    if event.call is block and event.side == ("output" if layer else "input"):
+        return 0, 0
+    if event.time >= end:
+        return 3, event.time
+    return (1, -event.time) if event.side == "output" else (2, event.time)
 
 
 def find_scope(trace: Trace, first: Event, last: Event, state: Tensor) -> Call:
@@ -70,18 +80,15 @@ def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...
     started: dict[nn.Module, int] = {}
     for call in trace.calls:
         started.setdefault(call.module, call.started)
-    taking_part: dict[nn.Module, None] = {}
 
-    def visit(module: nn.Module) -> None:
-        if started.get(module, -1) > last.time:
-            return
-        if saved_buffers(module) or next(module.parameters(recurse=False), None) is not None:
-            taking_part[module] = None
-        for child in module.children():
-            visit(child)
+    def taking_part(module: nn.Module) -> Iterator[nn.Module]:
+        if started.get(module, -1) <= last.time:
+            if saved_buffers(module) or next(module.parameters(recurse=False), None) is not None:
+                yield module
+            for child in module.children():
+                yield from taking_part(child)
 
-    visit(base)
-    return tuple(taking_part)
+    return tuple(dict.fromkeys(taking_part(base)))
 
 
 def _calls(seen: Seen, side: str, since: int) -> list[Call]:
@@ -102,10 +109,6 @@ def _parent(path: str) -> str:
     return path.rpartition(".")[0]
 
 
-def _beside(block: Call, takes: Sequence[Call]) -> Call | None:
-    return next((call for call in takes if _parent(call.path) == _parent(block.path)), None)
-
-
 def _single(model: nn.Module, trace: Trace, takes: Sequence[Call]) -> Call | None:
     """The single block of a stack with one: in a list of modules, and another module takes what it gives."""
     for call in takes:
@@ -114,13 +117,3 @@ def _single(model: nn.Module, trace: Trace, takes: Sequence[Call]) -> Call | Non
         if _in_list(model, call) and given & taken:
             return call
     return None
-
-
-def _ranked(events: Sequence[Event], layer: int, block: Call | None, close: int) -> list[Event]:
-    side = "input" if layer == 0 else "output"
-    first = [event for event in events if event.call is block and event.side == side]
-    inside = [event for event in events if event.time < close and event not in first]
-    after = [event for event in events if event.time >= close and event not in first]
-    given = sorted((event for event in inside if event.side == "output"), key=lambda event: -event.time)
-    taken = sorted((event for event in inside if event.side == "input"), key=lambda event: event.time)
-    return [*first, *given, *taken, *sorted(after, key=lambda event: event.time)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.layers.hooks import argument
-from lamina.layers.stack import Side, by_path
+from lamina.layers.stack import Side, Swap, by_path
 
 Key = tuple[object, ...]
 
@@ -41,7 +42,7 @@ class Event:
     key: Key
     tensor: Callable[[], Tensor | None]
     version: int
-    swap: tuple[int, int] | None = None
+    swap: Swap | None = None
 
 
 Seen = tuple[list[Event], list[Event]]  # where a state was: as the very same tensor; as one that looks equal
@@ -71,7 +72,7 @@ def traced(model: nn.Module) -> Generator[Trace]:
     """Record every module's calls while the model runs."""
     trace, open_calls = Trace(), list[Call]()
     numbers: Counter[str] = Counter()
-    clock = iter(range(1 << 62))
+    clock = itertools.count()
     paths = {module: path for path, module in by_path(model).items()}
 
     def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
@@ -100,16 +101,14 @@ def traced(model: nn.Module) -> Generator[Trace]:
         yield trace
 
 
-def _parts(output: object) -> list[tuple[int | str | None, object]]:
+def _parts(output: object) -> Iterable[tuple[int | str | None, object]]:
     if isinstance(output, Tensor):
         return [(None, output)]
     if hasattr(output, "to_tuple"):  # a ModelOutput: positions also hold where a tuple comes instead
-        return list(enumerate(cast("tuple[object, ...]", cast("Any", output).to_tuple())))
+        output = cast("Any", output).to_tuple()
     if isinstance(output, Mapping):
-        return list(cast("Mapping[str, object]", output).items())
-    if isinstance(output, (tuple, list)):
-        return list(enumerate(cast("tuple[object, ...]", output)))
-    return []
+        return cast("Mapping[str, object]", output).items()
+    return enumerate(cast("tuple[object, ...]", output)) if isinstance(output, (tuple, list)) else ()
 
 
 def _note(trace: Trace, call: Call, side: Side, index: int | str | None, value: object, time: int) -> None:
@@ -117,9 +116,8 @@ def _note(trace: Trace, call: Call, side: Side, index: int | str | None, value: 
         return
     held = (lambda: value) if value.is_meta else weakref.ref(value)
     trace.events.append(Event(call, side, index, time, key_of(value), held, value._version))
-    if not value.is_meta:  # some models keep the axes in another order inside
-        for swap in _SWAPS:
-            trace.events.append(Event(call, side, index, time, key_of(value.transpose(*swap)), lambda: None, 0, swap))
+    for swap in () if value.is_meta else _SWAPS:  # some models keep the axes in another order inside
+        trace.events.append(Event(call, side, index, time, key_of(value.transpose(*swap)), lambda: None, 0, swap))
 
 
 _SWAPS = ((1, 2), (0, 1))
