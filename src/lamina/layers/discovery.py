@@ -210,8 +210,8 @@ def _states(output: object) -> States:
 def _sight(model: nn.Module, name: str, states: tuple[Any, ...], trace: Trace, rows: int) -> _Sight:
     _check_shapes(name, states, rows)
     seen = [trace.seen_as(state) for state in states]
-    for layer, (same, like) in enumerate(seen):
-        if not same and not like:
+    for layer, events in enumerate(seen):
+        if not events:
             hint = "Load its weights first." if states[layer].is_meta else _ELSEWHERE
             raise _lost(name, layer, "no module takes or gives it as it is returned; it is changed in between", hint)
     calls = find_blocks(model, trace, seen)

@@ -58,25 +58,16 @@ class LayerGuard:
         return None
 
 
-_HELD = "_lamina_banks"  # an attribute of a model that banks read
-
-
-class _Holders(list["weakref.ref[nn.Module]"]):
-    """The banks that read a model; a copy of the model has none."""
-
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        del protocol
-        return tuple, ()
+_banks: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Module]]] = weakref.WeakKeyDictionary()
 
 
 def hold(model: nn.Module, bank: nn.Module) -> None:
     """Mark a model as read by a bank, for as long as the bank exists; see `is_held`."""
     for module in model.modules():
         if hasattr(module, "base_model_prefix"):  # a transformers model, whole or part of one
-            others = [holder for holder in getattr(module, _HELD, ()) if holder() is not None]
-            setattr(module, _HELD, _Holders([*others, weakref.ref(bank)]))
+            _banks.setdefault(module, []).append(weakref.ref(bank))
 
 
 def is_held(model: nn.Module) -> bool:
     """Whether a bank that still exists reads this model, or one around or inside it, and relies on its weights."""
-    return any(holder() is not None for module in model.modules() for holder in getattr(module, _HELD, ()))
+    return any(bank() is not None for module in model.modules() for bank in _banks.get(module, ()))

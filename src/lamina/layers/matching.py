@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from torch import Tensor, nn
 
@@ -42,14 +41,13 @@ def places(seen: Sequence[Seen], blocks: Sequence[Call]) -> list[list[Event]]:
     the last module to pass the state on, since dropout is invisible here but not in training; then the first that
     takes it in; last the modules around the whole stack, which return only after it, and what a head does with it.
     """
-    begin = min((event.time for events in seen[0] for event in events), default=0)
+    begin = min((event.time for event in seen[0]), default=0)
     ranked: list[list[Event]] = []
-    for layer, (same, like) in enumerate(seen):
+    for layer, events in enumerate(seen):
         block = blocks[max(0, layer - 1)] if blocks else None
-        around = [event.time for event in (*same, *like) if event.side == "output" and event.call.started < begin]
+        around = [event.time for event in events if event.side == "output" and event.call.started < begin]
         end = min(around) if layer and around else math.inf
-        key = partial(_rank, layer=layer, block=block, end=end)
-        ranked.append([*sorted(same, key=key), *sorted(like, key=key)][:MOST])
+        ranked.append(sorted(events, key=lambda event: (not events[event], *_rank(event, layer, block, end)))[:MOST])
     return ranked
 
 
@@ -92,8 +90,8 @@ def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...
 
 
 def _calls(seen: Seen, side: str, since: int) -> list[Call]:
-    calls = {event.call: None for events in seen for event in events if event.side == side}
-    return sorted((call for call in calls if call.started > since), key=lambda call: call.started)
+    calls = {event.call for event in seen if event.side == side and event.call.started > since}
+    return sorted(calls, key=lambda call: call.started)
 
 
 def _first(model: nn.Module, calls: Sequence[Call]) -> Call | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -66,19 +66,6 @@ def saved_buffers(module: nn.Module) -> dict[str, Tensor]:
     own = dict(module.named_buffers(recurse=False))
     saved = module.state_dict(keep_vars=True) if own else {}
     return {name: buffer for name, buffer in own.items() if name in saved}
-
-
-def pick(point: TapPoint, output: object) -> Tensor:
-    """Take a layer's state out of what its module returned."""
-    # a ModelOutput takes positions as well as keys, as the tuple it may be replaced by
-    state = output if point.index is None and not isinstance(output, Mapping) else cast("Any", output)[point.index]
-    return swapped(cast("Tensor", state), point.swap)
-
-
-def pick_argument(point: TapPoint, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Tensor:
-    """Take a layer's state out of what its module was called with."""
-    index = point.index
-    return swapped(cast("Tensor", kwargs[index] if isinstance(index, str) else args[index or 0]), point.swap)
 
 
 def swapped(state: Tensor, swap: Swap | None) -> Tensor:

@@ -45,7 +45,7 @@ class Event:
     swap: Swap | None = None
 
 
-Seen = tuple[list[Event], list[Event]]  # where a state was: as the very same tensor; as one that looks equal
+Seen = dict[Event, bool]  # where a state was, and whether as the very same tensor or as one that looks equal
 
 
 @dataclass(eq=False)
@@ -62,9 +62,12 @@ class Trace:
     def seen_as(self, state: Tensor) -> Seen:
         """Find where a state was seen."""
         key = key_of(state)
-        like = [event for event in self.events if event.key == key]
-        same = [event for event in like if event.tensor() is state and event.version == state._version]
-        return same, [] if state.is_meta else [event for event in like if event not in same]
+        seen = {
+            event: event.tensor() is state and event.version == state._version
+            for event in self.events
+            if event.key == key
+        }
+        return {event: is_same for event, is_same in seen.items() if is_same or not state.is_meta}
 
 
 @contextmanager
