@@ -56,8 +56,8 @@ def chosen_blocks(model: PreTrainedModel, layers: object, stack: str | None, op:
 
 def check_shared(stack: LayerStack, chosen: list[int], op: str) -> None:
     """Raise ConfigError where a block serves as several layers, and only some of them are named."""
-    named = {id(stack.blocks[layer - 1]) for layer in chosen if layer > 0}
-    shared = [layer for layer, block in enumerate(stack.blocks, 1) if id(block) in named and layer not in chosen]
+    named = {stack.blocks[layer - 1] for layer in chosen if layer > 0}
+    shared = [layer for layer, block in enumerate(stack.blocks, 1) if block in named and layer not in chosen]
     if shared:
         raise ConfigError(
             f"{op}: layer {shared[0]} is not named, and one of those that are is the same block; the layers of this "

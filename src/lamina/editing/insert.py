@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -48,27 +48,24 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
     """Insert layers A(x) = act(W) x, without bias, into the blocks of a model or after its convolutions, in place.
 
     Args:
-        model: A transformers model of a family in `lamina.layers.roles.ROLES`.
+        model: A transformers model of a family in `lamina.layers.roles`: `ROLES`, or `CONVOLUTIONS`.
         position: "attention" (one matrix per head right after the query, key and value projections, of self- and
             cross-attention; one per key/value head where those are grouped), "ffn" (one `[width, width]` matrix on the
             feed-forward network's output, before the residual sum), "both" of these, or "convolution" (after every
-            convolution of the layers one that keeps channels and size, over all channels; of a family in
-            `lamina.layers.roles.CONVOLUTIONS`).
-        layers: A layer selector; layer i is block i, and "all" is every block. Layer 0, the embeddings, has none.
-            With position "convolution" it is stage i of a convolutional network, or convolution i, from 1, of a
-            speech model's feature encoder.
+            convolution of the layers one that keeps channels and size, over all channels).
+        layers: A layer selector; layer i is block i, and "all" is every block. With position "convolution" it is
+            stage i of a convolutional network, or convolution i, from 1, of a speech model's feature encoder.
         init: Start of the weight: "identity" (such that the weight, once activated, is the identity), "unit" (the
             identity matrix itself), "xavier" or "he" (normal, per matrix), "zero". For a convolution the identity is
             the Dirac kernel, the identity matrix in its middle and zeros around it.
         activation: "gelu" (exact), "relu", or None.
-        placement: Whether the activation is applied to the "weight", so that the layer stays linear, or to the
-            "output", as is usual.
+        placement: Whether "weight" is activated, so that the layer stays linear, or "output", as is usual.
         stack: Name of the stack, or "all" of them; None is the only one, or the encoder. The convolutions of a
             feature encoder are the stack "feature_encoder".
         generator: Gives the seed of a random init; None is torch's global one.
-        kernel: Length of the kernel of a layer after a convolution, along each axis, in steps of its input; odd. Only
-            layers with a kernel of 1 can be merged. On a GPU a layer is as exact as convolutions are there; torch's
-            default for them, TF32, rounds (`torch.backends.cudnn.allow_tf32`).
+        kernel: Length of the kernel of a layer after a convolution, along each axis; odd. Only layers with a kernel
+            of 1 can be merged. On a GPU convolutions run in TF32 by default, which rounds
+            (`torch.backends.cudnn.allow_tf32`).
 
     Returns:
         The record: the names of the new parameters and, for a random init, the seed that was drawn.
@@ -116,8 +113,8 @@ class Options:
                 raise UnknownNameError(op=_OP, got=str(got), known=map(str, names), what=what)
         if self.init == "identity" and self.placement == "output" and self.activation is not None:
             raise ConfigError(
-                f"{_OP}: init is 'identity' with {self.activation} on the output; no weight undoes an activation of "
-                "the output. Use placement='weight', activation=None, or init='unit'."
+                f"{_OP}: init is 'identity' with {self.activation} on the output; no weight undoes an activation "
+                "there. Use placement='weight', activation=None, or init='unit'."
             )
         if type(self.kernel) is not int or self.kernel < 1 or self.kernel % 2 == 0:
             raise ConfigError(f"{_OP}: kernel is {self.kernel}; it must be odd, to have a middle. Use 1, 3 or 5.")
@@ -126,11 +123,6 @@ class Options:
                 f"{_OP}: kernel is {self.kernel} and position is '{self.position}'; only layers after convolutions "
                 "have a kernel. Use position='convolution'."
             )
-
-    def settings(self) -> dict[str, Any]:
-        """What a record says; records of matrices have no kernel."""
-        unused = () if self.position == "convolution" else ("kernel",)
-        return {name: value for name, value in asdict(self).items() if name not in unused}
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +153,10 @@ def _insert(
         if site.attention is not None:
             mark_content_of(site.attention)
         names.append(f"{site.path}.{attach(site.projection, layer)}.weight")
-    return record(model, Edit("insert", stack, tuple(chosen), tuple(names), options.settings(), seed))
+    settings = asdict(options)
+    if options.position != "convolution":  # layers of matrices have no kernel
+        del settings["kernel"]
+    return record(model, Edit("insert", stack, tuple(chosen), tuple(names), settings, seed))
 
 
 def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], list[_Site]]:

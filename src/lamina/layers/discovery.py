@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -148,12 +149,13 @@ def _find(model: nn.Module) -> dict[str, LayerStack]:
     with nullcontext() if has_weights else MetaValues():
         trace, target, states = _first_run(model, [first] if has_weights else [first, first.without_mask()])
     sights = {name: _sight(model, name, entries, trace, first.rows) for name, entries in states.items()}
-    if not has_weights:  # states are told by identity alone
-        chosen = {name: [events[0] for events in sight.places] for name, sight in sights.items()}
-        return {name: _build(model, name, sight, chosen[name], trace) for name, sight in sights.items()}
-    chosen, again = _verify(target, second, sights)
+    if has_weights:
+        chosen, again = _verify(target, second, sights)
+    else:  # states are told by identity alone
+        chosen, again = {name: [events[0] for events in sight.places] for name, sight in sights.items()}, None
     by_name = {name: _build(model, name, sight, chosen[name], trace) for name, sight in sights.items()}
-    _rehearse(target, second, by_name, again)
+    if again is not None:
+        _rehearse(target, second, by_name, again)
     return by_name
 
 
@@ -168,15 +170,13 @@ class _Sight(NamedTuple):
 def _first_run(model: nn.Module, probes: Sequence[Probe]) -> tuple[Trace, nn.Module, States]:
     """Run the model; if its head refuses the input, the backbone alone."""
     failures: list[_UnreadableError] = []
-    for target in dict.fromkeys((model, cast("nn.Module", getattr(model, "base_model", model)))):
-        for probe in probes:
-            try:
-                with traced(model) as trace:
-                    states = _states(_run(target, probe, output_hidden_states=True, return_dict=True))
-            except _UnreadableError as error:
-                failures.append(error)
-            else:
-                return trace, target, states
+    targets = dict.fromkeys((model, cast("nn.Module", getattr(model, "base_model", model))))
+    for target, probe in product(targets, probes):
+        try:
+            with traced(model) as trace:
+                return trace, target, _run_for_states(target, probe)
+        except _UnreadableError as error:
+            failures.append(error)
     raise failures[0]
 
 
@@ -196,8 +196,8 @@ def _way_out(target: nn.Module) -> str:
     return f"Give one part of it: {', '.join(parts)}." if parts else "Check its config."
 
 
-def _states(output: object) -> States:
-    """The states in what a model returned, by stack."""
+def _run_for_states(target: nn.Module, probe: Probe) -> States:
+    output = _run(target, probe, output_hidden_states=True, return_dict=True)
     states = {name: getattr(output, key, None) for name, key in _HIDDEN.items()}
     by_stack: States = {name: tuple(values) for name, values in states.items() if values is not None}
     if "main" in by_stack:
@@ -248,7 +248,7 @@ def _verify(target: nn.Module, probe: Probe, sights: Mapping[str, _Sight]) -> tu
 
     candidates = LayerStack("candidates", 0, (), tuple(map(_point, events)), target, "", ())
     with watch(candidates, range(len(events)), on_state):
-        states = _states(_run(target, probe, output_hidden_states=True, return_dict=True))
+        states = _run_for_states(target, probe)
     chosen: dict[str, list[Event]] = {}
     for name, sight in sights.items():
         _check_shapes(name, states[name], probe.rows)

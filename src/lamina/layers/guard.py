@@ -33,10 +33,10 @@ class LayerGuard:
 
     def check(self, model: nn.Module, op: str) -> None:
         """Raise ConfigError if a block was replaced, added or taken out, or an edit was recorded."""
-        changed = self._change(model)
-        if changed is not None:
+        change = self._change(model)
+        if change is not None:
             raise ConfigError(
-                f"{op}: the model's layers are no longer those that were found: {changed}. Its readers were made for "
+                f"{op}: the model's layers are no longer those that were found: {change}. Its readers were made for "
                 "the layers before; make a new bank for the edited model."
             )
 

@@ -64,10 +64,9 @@ class _Watch:
 
 
 def _pick(point: TapPoint, args: tuple[Any, ...], rest: Any) -> Tensor:
-    if point.side == "input":
-        return swapped(rest[point.index] if isinstance(point.index, str) else args[point.index or 0], point.swap)
-    is_state = point.index is None and not isinstance(rest, Mapping)
-    return swapped(rest if is_state else rest[point.index], point.swap)  # a ModelOutput takes positions, as a tuple
+    values: Any = args if point.side == "input" and isinstance(point.index, int) else rest
+    # a ModelOutput takes positions as well as keys, as the tuple that may come in its place
+    return swapped(values if point.index is None else values[point.index], point.swap)
 
 
 @final

@@ -18,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 def preserve_model(model: nn.Module) -> Generator[None]:
     """Put the model in eval mode without gradients, and put everything back at the end.
 
-    Back come: the mode of each module, its parameters, buffers (and their values), submodules, hooks and plain
-    attributes, and the random number generators. Some models change themselves when run: BigBird replaces its
-    attention on short inputs, position tables grow, transformers installs hooks of its own.
+    Some models change themselves when run: BigBird replaces its attention on short inputs, position tables grow,
+    transformers installs hooks of its own. So modes, parameters, buffers and their values, submodules, hooks and plain
+    attributes come back, and the random number generators.
     """
     devices = {tensor.device for tensor in model.parameters() if tensor.device.type not in ("cpu", "meta")}
     kind = next(iter(devices)).type if devices else "cuda"
@@ -71,8 +71,8 @@ _CONTAINERS = frozenset[type]((dict, OrderedDict, set, list))
 def main_device(model: nn.Module) -> torch.device:
     """Where inputs go: the device of the first parameter; "meta" if there are no weights.
 
-    Without weights some parameters may still be real, since old constructors ignore the device that is asked for.
-    Where weights are offloaded, on the other hand, only some are in place, and the model runs.
+    Without weights some parameters may still be real: old constructors ignore the device. Of offloaded weights only
+    some are in place, and the model runs.
     """
     devices = {parameter.device: None for parameter in model.parameters()}
     meta = torch.device("meta")
@@ -87,7 +87,7 @@ def first_line(error: Exception) -> str:
 
 
 class MetaValues(TorchFunctionMode):
-    """Answer questions about values that do not exist (on the meta device) with 0, so that models run on.
+    """Answer questions about values that are not there (on the meta device) with 0, so that models run on.
 
     Models look at values to warn, or to choose a faster way to the same result.
     """
@@ -99,7 +99,6 @@ class MetaValues(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        """Answer."""
         if func in _QUESTIONS and args[0].is_meta:
             return _QUESTIONS[func](0)
         return func(*args, **kwargs or {})

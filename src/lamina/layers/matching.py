@@ -24,7 +24,8 @@ def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Ca
         since = blocks[-1].ended if blocks else -1
         takes = _calls(seen[layer - 1], "input", since)
         gives = _calls(seen[layer], "output", since)
-        block = _first(model, [call for call in takes if call in gives])
+        both = [call for call in takes if call in gives]  # the earliest, of those the outermost, in a list if any is
+        block = next((call for call in both if _in_list(model, call)), next(iter(both), None))
         if block is None and layer == last:
             beside = (call for call in takes if blocks and _parent(call.path) == _parent(blocks[-1].path))
             block = next(beside, None) if blocks else _single(model, trace, takes)
@@ -61,8 +62,7 @@ def _rank(event: Event, layer: int, block: Call | None, end: float) -> tuple[int
 
 def find_scope(trace: Trace, first: Event, last: Event, state: Tensor) -> Call:
     """Find the closest call around all layers that happens once per pass; one with the mask, if any has it."""
-    counts = trace.counts()
-    once = (call for call in reversed(trace.calls) if counts[call.path] == 1)  # calls begin in order
+    once = (call for call in reversed(trace.calls) if trace.counts[call.path] == 1)  # calls begin in order
     around = [call for call in once if call.started < first.time and call.ended >= last.time]
     masked = [call for call in around if call.mask is not None and call.mask.shape == state.shape[:2]]
     return (masked or around)[0]
@@ -92,11 +92,6 @@ def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...
 def _calls(seen: Seen, side: str, since: int) -> list[Call]:
     calls = {event.call for event in seen if event.side == side and event.call.started > since}
     return sorted(calls, key=lambda call: call.started)
-
-
-def _first(model: nn.Module, calls: Sequence[Call]) -> Call | None:
-    """The outermost of the earliest; one in a list of modules, if any is."""
-    return next((call for call in calls if _in_list(model, call)), next(iter(calls), None))
 
 
 def _in_list(model: nn.Module, call: Call) -> bool:

@@ -85,7 +85,10 @@ def _count(model: nn.Module, name: str, default: int = 0) -> int:
 
 def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2, prefix: str = "") -> dict[str, Tensor]:
     """Random ordinary tokens; each row ends in the end token, which some classifiers look for; row 2 is padded."""
-    config: Any = _text_config(model, decoder=bool(prefix))
+    whole: Any = model.config
+    config: Any = getattr(whole, "decoder" if prefix else "encoder", None)
+    if not hasattr(config, "to_dict"):
+        config = whole.get_text_config() if hasattr(whole, "get_text_config") else whole
     size = int(getattr(config, "vocab_size", None) or _count(model, "vocab_size"))
     if size < 2:
         raise NoInputError("its config has no vocab_size")
@@ -102,14 +105,6 @@ def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2,
         ids[row, real:] = pad if isinstance(pad, int) and 0 <= pad < size else 0
         mask[row, real:] = 0
     return {f"{prefix}input_ids": ids, f"{prefix}attention_mask": mask}
-
-
-def _text_config(model: nn.Module, *, decoder: bool) -> object:
-    config: Any = model.config
-    part = getattr(config, "decoder" if decoder else "encoder", None)
-    if hasattr(part, "to_dict"):
-        return part
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 _SPECIAL = ("_token_id", "_token_index", "_token_ids")

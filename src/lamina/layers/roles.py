@@ -114,15 +114,11 @@ def has_path(block: nn.Module, path: str) -> bool:
     return not isinstance(_follow([block], path.rpartition(".")[0]), str)
 
 
-_ROW_HINT = "Correct the row, or use the version of transformers that it was written for."
-
-
 def modules_at(block: nn.Module, path: str, *, family: str, op: str) -> list[nn.Module]:
     """Get the modules at a path of a row; UnsupportedModelError names the part that is missing."""
     modules = _follow([block], path)
     if isinstance(modules, str):
-        reason = f"its row of projection roles names '{path}', but {modules}"
-        raise UnsupportedModelError(op=op, model_type=family, reason=reason, hint=_ROW_HINT)
+        raise _wrong_row(path, modules, family, op)
     return modules
 
 
@@ -132,9 +128,14 @@ def head_width_at(block: nn.Module, path: str, *, family: str, op: str) -> int:
     owner = modules_at(block, parent, family=family, op=op)[0]
     width: object = getattr(owner, name, None)
     if not isinstance(width, int):
-        reason = f"its row of projection roles names '{path}', but {type(owner).__name__} has no number '{name}'"
-        raise UnsupportedModelError(op=op, model_type=family, reason=reason, hint=_ROW_HINT)
+        raise _wrong_row(path, f"{type(owner).__name__} has no number '{name}'", family, op)
     return width
+
+
+def _wrong_row(path: str, problem: str, family: str, op: str) -> UnsupportedModelError:
+    reason = f"its row of projection roles names '{path}', but {problem}"
+    hint = "Correct the row, or use the version of transformers that it was written for."
+    return UnsupportedModelError(op=op, model_type=family, reason=reason, hint=hint)
 
 
 def _follow(modules: list[nn.Module], path: str) -> list[nn.Module] | str:

@@ -54,19 +54,13 @@ class Trace:
 
     calls: list[Call] = field(default_factory=list[Call])
     events: list[Event] = field(default_factory=list[Event])
-
-    def counts(self) -> Counter[str]:
-        """Path -> how often the module was called."""
-        return Counter(call.path for call in self.calls)
+    counts: Counter[str] = field(default_factory=Counter[str])  # path -> how often the module was called
 
     def seen_as(self, state: Tensor) -> Seen:
         """Find where a state was seen."""
         key = key_of(state)
-        seen = {
-            event: event.tensor() is state and event.version == state._version
-            for event in self.events
-            if event.key == key
-        }
+        like = [event for event in self.events if event.key == key]
+        seen = {event: event.tensor() is state and event.version == state._version for event in like}
         return {event: is_same for event, is_same in seen.items() if is_same or not state.is_meta}
 
 
@@ -74,7 +68,6 @@ class Trace:
 def traced(model: nn.Module) -> Generator[Trace]:
     """Record every module's calls while the model runs."""
     trace, open_calls = Trace(), list[Call]()
-    numbers: Counter[str] = Counter()
     clock = itertools.count()
     paths = {module: path for path, module in by_path(model).items()}
 
@@ -82,8 +75,8 @@ def traced(model: nn.Module) -> Generator[Trace]:
         path = paths[module]
         mask = argument(module, "attention_mask", args, kwargs)
         mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
-        call = Call(module, path, numbers[path], next(clock), mask=mask)
-        numbers[path] += 1
+        call = Call(module, path, trace.counts[path], next(clock), mask=mask)
+        trace.counts[path] += 1
         trace.calls.append(call)
         open_calls.append(call)
         for index, value in (*enumerate(args), *kwargs.items()):
