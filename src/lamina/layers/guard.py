@@ -65,9 +65,10 @@ def hold(model: nn.Module, bank: nn.Module) -> None:
     """Mark a model as read by a bank, for as long as the bank exists; see `is_held`."""
     for module in model.modules():
         if hasattr(module, "base_model_prefix"):  # a transformers model, whole or part of one
-            _banks.setdefault(module, []).append(weakref.ref(bank))
+            holders = _banks.setdefault(module, [])
+            holders.append(weakref.ref(bank, holders.remove))
 
 
 def is_held(model: nn.Module) -> bool:
     """Whether a bank that still exists reads this model, or one around or inside it, and relies on its weights."""
-    return any(bank() is not None for module in model.modules() for bank in _banks.get(module, ()))
+    return any(_banks.get(module) for module in model.modules())
