@@ -19,18 +19,12 @@ def check_editable(model: PreTrainedModel, op: str) -> None:
     """Raise ConfigError unless the layers of a model can be changed in place."""
     config = getattr(model, "config", None)
     is_compiled = any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in model.modules())
-    is_quantized = (
-        getattr(model, "is_quantized", False)
-        or getattr(model, "hf_quantizer", None) is not None
-        or getattr(config, "quantization_config", None) is not None
-    )
+    quantizers = getattr(model, "hf_quantizer", None), getattr(config, "quantization_config", None)
+    is_quantized = getattr(model, "is_quantized", False) or any(quantizer is not None for quantizer in quantizers)
     is_offloaded = hasattr(model, "hf_device_map") and any(parameter.is_meta for parameter in model.parameters())
     problems = (
         (is_compiled, "the model is compiled, and would go on running the old layers. Edit it first, then compile it."),
-        (
-            not hasattr(config, "to_dict"),
-            f"a {type(model).__name__} came; only a transformers model itself can be edited, no wrapper of one.",
-        ),
+        (not hasattr(config, "to_dict"), f"a {type(model).__name__} came; edit the transformers model inside it."),
         (is_quantized, "the model is quantised; packed weights cannot be edited. Edit it first, then quantise it."),
         (is_offloaded, "parts of the model are offloaded; an edit there would be lost. Load all of it into memory."),
     )

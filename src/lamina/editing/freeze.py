@@ -74,12 +74,8 @@ def freeze_(
         parameter.requires_grad_(parameter in spared)
     names = tuple(name for name, parameter in model.named_parameters() if parameter in frozen)
     named = sorted(set().union(*numbers))
-    settings = {
-        "layers": "all" if layers == "all" else named,
-        "stack": None if is_every else edited[0].name,
-        "train": train,
-    }
     name = edited[0].name if len(edited) == 1 else "all"
+    settings = {"layers": "all" if layers == "all" else named, "stack": None if is_every else name, "train": train}
     return record(model, Edit("freeze", name, tuple(named), names, settings))
 
 
