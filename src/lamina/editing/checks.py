@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers import default_stack, select
+from lamina.layers.roles import convolution_weight, family_of, linear_weight
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
     from transformers import PreTrainedModel
 
     from lamina.layers import LayerStack
@@ -15,59 +17,54 @@ if TYPE_CHECKING:
 
 def check_editable(model: PreTrainedModel, op: str) -> None:
     """Raise ConfigError unless the layers of a model can be changed in place."""
-    parts = (model, *model.modules())
-    if any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in parts):
-        raise ConfigError(
-            f"{op}: the model is compiled; what was compiled would go on running the old layers. "
-            "Edit the model first, then compile it."
-        )
-    if not hasattr(getattr(model, "config", None), "to_dict"):
-        raise ConfigError(
-            f"{op}: a {type(model).__name__} came; only a transformers model itself can be edited, no wrapper of one. "
-            "Load it with AutoModel, and wrap it after the edit."
-        )
-    quantized = getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None) is not None
-    if quantized or getattr(model.config, "quantization_config", None) is not None:
-        raise ConfigError(
-            f"{op}: the model is quantised; its weights are packed and cannot be edited. "
-            "Load it without quantisation, edit and save it, then quantise what was saved."
-        )
-    if hasattr(model, "hf_device_map") and any(parameter.is_meta for parameter in model.parameters()):
-        raise ConfigError(
-            f"{op}: parts of the model are offloaded; an edit there would be lost. Load it into memory as a whole."
-        )
+    config = getattr(model, "config", None)
+    is_compiled = any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in model.modules())
+    quantizers = getattr(model, "hf_quantizer", None), getattr(config, "quantization_config", None)
+    is_quantized = getattr(model, "is_quantized", False) or any(quantizer is not None for quantizer in quantizers)
+    is_offloaded = hasattr(model, "hf_device_map") and any(parameter.is_meta for parameter in model.parameters())
+    problems = (
+        (is_compiled, "the model is compiled, and would go on running the old layers. Edit it first, then compile it."),
+        (not hasattr(config, "to_dict"), f"a {type(model).__name__} came; edit the transformers model inside it."),
+        (is_quantized, "the model is quantised; packed weights cannot be edited. Edit it first, then quantise it."),
+        (is_offloaded, "parts of the model are offloaded; an edit there would be lost. Load all of it into memory."),
+    )
+    for is_problem, text in problems:
+        if is_problem:
+            raise ConfigError(f"{op}: {text}")
 
 
 def chosen_blocks(model: PreTrainedModel, layers: object, stack: str | None, op: str) -> tuple[LayerStack, list[int]]:
-    """The stack and the layers, ascending, that an edit of blocks names; layer i is the block `stack.blocks[i - 1]`.
-
-    Raises:
-        ConfigError: If layer 0 is named, the stack has no module per block, or a block that is named has its weights
-            in common with one that is not.
-        LayerIndexError: If a layer does not exist.
-    """
-    found = default_stack(model, stack, op=op)
-    if not found.blocks:
+    """The stack and the layers, ascending, that an edit of blocks names; layer i is the block `stack.blocks[i - 1]`."""
+    edited = default_stack(model, stack, op=op)
+    if not edited.blocks:
         raise ConfigError(
-            f"{op}: the {found.name} stack of the family '{model.config.model_type}' has no module per block; its "
+            f"{op}: the {edited.name} stack of the family '{model.config.model_type}' has no module per block; its "
             "parts are in separate lists. Use a family for which `lamina inspect` shows blocks."
         )
-    chosen = select("1-" if layers == "all" else layers, found.layers, op=op)
+    chosen = select("1-" if layers == "all" else layers, edited.layers, op=op)
     if 0 in chosen:
-        raise ConfigError(
-            f"{op}: layer 0 came; it is the embeddings, and only blocks can be changed this way. "
-            f"Use 1..{found.depth}, or '1-' for all blocks."
-        )
-    check_shared(found, chosen, op)
-    return found, chosen
+        raise ConfigError(f"{op}: layer 0 came; it is the embeddings, not a block. Use 1..{edited.depth}, or '1-'.")
+    check_shared(edited, chosen, op)
+    return edited, chosen
 
 
 def check_shared(stack: LayerStack, chosen: list[int], op: str) -> None:
     """Raise ConfigError where a block serves as several layers, and only some of them are named."""
-    named = {id(stack.blocks[layer - 1]) for layer in chosen if layer > 0}
-    shared = [layer for layer, block in enumerate(stack.blocks, 1) if id(block) in named and layer not in chosen]
+    named = {stack.blocks[layer - 1] for layer in chosen if layer > 0}
+    shared = [layer for layer, block in enumerate(stack.blocks, 1) if block in named and layer not in chosen]
     if shared:
         raise ConfigError(
-            f"{op}: layer {shared[0]} is not named, and one of those that are is the same block; "
-            "the layers of this model share weights. Name all of them, or none."
+            f"{op}: layer {shared[0]} is not named, and one of those that are is the same block; the layers of this "
+            "model share weights. Name all of them, or none."
         )
+
+
+def plain_weight(model: nn.Module, path: str, module: nn.Module, op: str, *, convolution: bool = False) -> Tensor:
+    """The weight `[out, ...]` of a linear map or convolution; UnsupportedModelError unless it is a plain one."""
+    weight = convolution_weight(module) if convolution else linear_weight(module)
+    if weight is None:
+        kind = "convolution" if convolution else "linear map"
+        reason = f"'{path}' is a {type(module).__name__}, no plain {kind}"
+        hint = "Merge adapters, undo weight norm and quantisation, or correct the family's row."
+        raise UnsupportedModelError(op=op, model_type=family_of(model), reason=reason, hint=hint)
+    return weight

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
+from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers import select
-from lamina.layers.roles import convolution_weight, convolutions_of, family_of, modules_at
+from lamina.layers.roles import convolutions_of, family_of, modules_at
 from lamina.layers.stack import by_path
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
     from transformers import PreTrainedModel
 
 
@@ -22,31 +22,17 @@ def convolution_blocks(model: PreTrainedModel, op: str) -> tuple[str, list[nn.Mo
 
 def chosen_convolutions(
     model: PreTrainedModel, layers: object, stack: str | None, op: str
-) -> tuple[str, list[int], dict[str, tuple[nn.Module, Tensor]]]:
-    """The convolutions that an edit names.
-
-    Returns:
-        The name of the sequence, the layers, ascending, and path -> convolution and its weight
-        `[channels, in / groups, kernel...]`, each once.
-    """
+) -> tuple[str, list[int], dict[str, nn.Module]]:
+    """The convolutions that an edit names: the stack they are in, the layers, ascending, and path -> convolution."""
     name, blocks = convolution_blocks(model, op)
     if stack not in (None, "all", name):
         raise UnknownNameError(op=op, got=str(stack), known=[name], what="stack of convolutions")
     chosen = select("1-" if layers == "all" else layers, len(blocks) + 1, op=op)
     if 0 in chosen:
         raise ConfigError(
-            f"{op}: layer 0 came; the convolutions of the {name} stack are counted from 1. "
-            f"Use 1..{len(blocks)}, or '1-' for all of them."
+            f"{op}: layer 0 came; the convolutions of the {name} stack are counted from 1. Use 1..{len(blocks)}."
         )
     paths = {module: path for path, module in by_path(model).items()}
     row, family = convolutions_of(model, op=op), family_of(model)
-    found: dict[str, tuple[nn.Module, Tensor]] = {}
-    for layer in chosen:
-        for module in modules_at(blocks[layer - 1], row.convolution, family=family, op=op):
-            weight = convolution_weight(module)
-            if weight is None:
-                reason = f"'{paths[module]}' is a {type(module).__name__}, no plain convolution"
-                hint = "Undo weight norm and quantisation first, or correct its row."
-                raise UnsupportedModelError(op=op, model_type=family, reason=reason, hint=hint)
-            found[paths[module]] = module, weight
-    return name, chosen, found
+    groups = (modules_at(blocks[layer - 1], row.convolution, family=family, op=op) for layer in chosen)
+    return name, chosen, {paths[module]: module for group in groups for module in group}

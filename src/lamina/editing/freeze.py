@@ -57,33 +57,26 @@ def freeze_(
         raise ConfigError(f"{_OP}: train is {train!r}; it is 'inserted' or None.")
     if train and not inserted:
         raise ConfigError(f"{_OP}: train is 'inserted', and the model has no inserted layers. Call insert_ first.")
-    every = train is not None and stack is None
-    chosen = _stacks(model, whole=layers == "all") if every else [default_stack(model, stack, op=_OP)]
-    numbers = [select(layers, found.layers, op=_OP) for found in chosen]
-    parts = [_modules(model, found, wanted) for found, wanted in zip(chosen, numbers, strict=True)]
-    if not chosen:
-        parts = [set(getattr(model, "base_model", model).modules())]
-    spared = {id(parameter) for layer in inserted for parameter in layer.parameters()}
-    frozen = {id(parameter) for modules in parts for part in modules for parameter in part.parameters(recurse=False)}
-    frozen -= spared
-    names = [name for name, parameter in model.named_parameters() if id(parameter) in frozen]
-    for parameter in model.parameters():
-        if id(parameter) in spared or id(parameter) in frozen:
-            parameter.requires_grad_(id(parameter) in spared)
-    named = tuple(sorted({layer for wanted in numbers for layer in wanted}))
-    settings = {"layers": list(named) if layers != "all" else "all", "stack": None if every else chosen[0].name}
-    name = chosen[0].name if len(chosen) == 1 else "all"
-    return record(model, Edit("freeze", name, named, tuple(names), {**settings, "train": train}))
-
-
-def _stacks(model: PreTrainedModel, *, whole: bool) -> list[LayerStack]:
-    """All stacks; none if layers cannot be read and all of them are meant."""
+    is_every = train is not None and stack is None
     try:
-        return list(stacks(model).values())
+        edited = list(stacks(model).values()) if is_every else [default_stack(model, stack, op=_OP)]
     except UnsupportedModelError:
-        if not whole:
+        if not is_every or layers != "all":
             raise
-        return []
+        edited = []
+    numbers = [select(layers, part.layers, op=_OP) for part in edited]
+    modules = set().union(*(_modules(model, part, chosen) for part, chosen in zip(edited, numbers, strict=True)))
+    if not edited:
+        modules = set(getattr(model, "base_model", model).modules())
+    spared = {parameter for layer in inserted for parameter in layer.parameters()}
+    frozen = {parameter for module in modules for parameter in module.parameters(recurse=False)} - spared
+    for parameter in frozen | spared:
+        parameter.requires_grad_(parameter in spared)
+    names = tuple(name for name, parameter in model.named_parameters() if parameter in frozen)
+    named = sorted(set().union(*numbers))
+    name = edited[0].name if len(edited) == 1 else "all"
+    settings = {"layers": "all" if layers == "all" else named, "stack": None if is_every else name, "train": train}
+    return record(model, Edit("freeze", name, tuple(named), names, settings))
 
 
 def _modules(model: PreTrainedModel, stack: LayerStack, chosen: list[int]) -> set[nn.Module]:
@@ -92,8 +85,8 @@ def _modules(model: PreTrainedModel, stack: LayerStack, chosen: list[int]) -> se
         return stack_modules(model, stack)
     if not stack.blocks:
         raise ConfigError(
-            f"{_OP}: single layers of the {stack.name} stack came; it has no module per block, and only the whole of "
-            "it can be frozen. Use layers='all'."
+            f"{_OP}: single layers of the {stack.name} stack came; it has no module per block, so only all of it can "
+            "be frozen. Use layers='all'."
         )
     check_shared(stack, chosen, _OP)
     return set().union(*layer_modules(model, stack, chosen).values())

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from lamina.editing.checks import check_editable, chosen_blocks
+from lamina.editing.checks import check_editable, chosen_blocks, plain_weight
 from lamina.editing.convolutions import chosen_convolutions
 from lamina.editing.inserted import ACTIVATIONS, InsertedLayer, attach, mark_content_of
 from lamina.editing.record import Edit, draw_seed, record
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.layers.discovery import default_stack, stacks
-from lamina.layers.roles import (
-    Attention,
-    Roles,
-    family_of,
-    has_path,
-    head_width_at,
-    linear_weight,
-    modules_at,
-    roles_of,
-)
+from lamina.layers.roles import Attention, Roles, family_of, has_path, head_width_at, modules_at, roles_of
 from lamina.layers.selectors import Selector
 from lamina.layers.stack import by_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from jaxtyping import Float
     from transformers import PreTrainedModel
@@ -57,34 +48,31 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
     """Insert layers A(x) = act(W) x, without bias, into the blocks of a model or after its convolutions, in place.
 
     Args:
-        model: A transformers model of a family in `lamina.layers.roles.ROLES`.
+        model: A transformers model of a family in `lamina.layers.roles`: `ROLES`, or `CONVOLUTIONS`.
         position: "attention" (one matrix per head right after the query, key and value projections, of self- and
             cross-attention; one per key/value head where those are grouped), "ffn" (one `[width, width]` matrix on the
             feed-forward network's output, before the residual sum), "both" of these, or "convolution" (after every
-            convolution of the layers one that keeps channels and size, over all channels; of a family in
-            `lamina.layers.roles.CONVOLUTIONS`).
-        layers: A layer selector; layer i is block i, and "all" is every block. Layer 0, the embeddings, has none.
-            With position "convolution" it is stage i of a convolutional network, or convolution i, from 1, of a
-            speech model's feature encoder.
+            convolution of the layers one that keeps channels and size, over all channels).
+        layers: A layer selector; layer i is block i, and "all" is every block. With position "convolution" it is
+            stage i of a convolutional network, or convolution i, from 1, of a speech model's feature encoder.
         init: Start of the weight: "identity" (such that the weight, once activated, is the identity), "unit" (the
             identity matrix itself), "xavier" or "he" (normal, per matrix), "zero". For a convolution the identity is
             the Dirac kernel, the identity matrix in its middle and zeros around it.
         activation: "gelu" (exact), "relu", or None.
-        placement: Whether the activation is applied to the "weight", so that the layer stays linear, or to the
-            "output", as is usual.
+        placement: Whether "weight" is activated, so that the layer stays linear, or "output", as is usual.
         stack: Name of the stack, or "all" of them; None is the only one, or the encoder. The convolutions of a
             feature encoder are the stack "feature_encoder".
         generator: Gives the seed of a random init; None is torch's global one.
-        kernel: Length of the kernel of a layer after a convolution, along each axis, in steps of its input; odd. Only
-            layers with a kernel of 1 can be merged. On a GPU a layer is as exact as convolutions are there; torch's
-            default for them, TF32, rounds (`torch.backends.cudnn.allow_tf32`).
+        kernel: Length of the kernel of a layer after a convolution, along each axis; odd. Only layers with a kernel
+            of 1 can be merged. On a GPU convolutions run in TF32 by default, which rounds
+            (`torch.backends.cudnn.allow_tf32`).
 
     Returns:
         The record: the names of the new parameters and, for a random init, the seed that was drawn.
 
     Raises:
         ConfigError: If options contradict each other, layer 0 is named, a named layer shares its weights with one that
-            is not, the model is quantised, compiled or offloaded, or a bank reads it.
+            is not, or the model is quantised, compiled or offloaded.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If an option or a stack is unknown.
         UnsupportedModelError: If the family has no row of roles or convolutions, or a part is not what its row says.
@@ -96,12 +84,12 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
     """
     plain = layers if isinstance(layers, (int, str)) else list(layers)  # as JSON keeps it
     options = Options(position, plain, init, activation, placement, stack, kernel)
-    return _insert(model, options, lambda: draw_seed(generator) if init in _RANDOM else None)
+    return _insert(model, options, generator=generator)
 
 
 def replay_insert(model: PreTrainedModel, edit: Edit) -> Edit:
     """Insert again what a record says, with the same random numbers."""
-    return _insert(model, Options(**edit.settings), lambda: edit.seed)
+    return _insert(model, Options(**edit.settings), seed=edit.seed)
 
 
 @final
@@ -125,58 +113,57 @@ class Options:
                 raise UnknownNameError(op=_OP, got=str(got), known=map(str, names), what=what)
         if self.init == "identity" and self.placement == "output" and self.activation is not None:
             raise ConfigError(
-                f"{_OP}: init is 'identity' with {self.activation} on the output; no weight undoes an activation of "
-                "the output. Use placement='weight', activation=None, or init='unit'."
+                f"{_OP}: init is 'identity' with {self.activation} on the output; no weight undoes an activation "
+                "there. Use placement='weight', activation=None, or init='unit'."
             )
         if type(self.kernel) is not int or self.kernel < 1 or self.kernel % 2 == 0:
             raise ConfigError(f"{_OP}: kernel is {self.kernel}; it must be odd, to have a middle. Use 1, 3 or 5.")
         if self.position != "convolution" and self.kernel != KERNEL:
             raise ConfigError(
                 f"{_OP}: kernel is {self.kernel} and position is '{self.position}'; only layers after convolutions "
-                "have a kernel. Leave kernel out, or use position='convolution'."
+                "have a kernel. Use position='convolution'."
             )
-
-    def settings(self) -> dict[str, Any]:
-        """What a record says; records of matrices have no kernel."""
-        settings = asdict(self)
-        if self.position != "convolution":
-            del settings["kernel"]
-        return settings
 
 
 @dataclass(frozen=True, eq=False)
 class _Site:
-    """A projection or convolution to be followed by a new layer: its path, and the new weight's shape."""
+    """A projection or convolution to be followed by a new layer."""
 
     path: str
     projection: nn.Module
-    shape: tuple[int, ...]
-    marks: nn.Module | None = None  # the attention around it, where it also projects positions
+    shape: tuple[int, ...]  # of the new weight
+    attention: nn.Module | None = None  # around it, where it also projects positions
     axes: int = 0  # of a convolution
 
 
-def _insert(model: PreTrainedModel, options: Options, seed_of: Callable[[], int | None]) -> Edit:
+def _insert(
+    model: PreTrainedModel, options: Options, *, generator: torch.Generator | None = None, seed: int | None = None
+) -> Edit:
     check_editable(model, _OP)
     stack, chosen, sites = _plan(model, options)
-    seed = seed_of()
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
-    weights = [_weight(options, site, generator) for site in sites]
+    if seed is None and options.init in _RANDOM:
+        seed = draw_seed(generator)
+    rng = None if seed is None else torch.Generator().manual_seed(seed)
+    weights = [_weight(options, site, rng) for site in sites]
     names: list[str] = []
     for site, weight in zip(sites, weights, strict=True):
-        marked = site.marks is not None
-        layer = InsertedLayer(weight, options.activation, options.placement, content_only=marked, axes=site.axes)
+        content_only = site.attention is not None
+        layer = InsertedLayer(weight, options.activation, options.placement, content_only=content_only, axes=site.axes)
         layer.train(site.projection.training)
-        if site.marks is not None:
-            mark_content_of(site.marks)
+        if site.attention is not None:
+            mark_content_of(site.attention)
         names.append(f"{site.path}.{attach(site.projection, layer)}.weight")
-    return record(model, Edit("insert", stack, tuple(chosen), tuple(names), options.settings(), seed))
+    settings = asdict(options)
+    if options.position != "convolution":  # layers of matrices have no kernel
+        del settings["kernel"]
+    return record(model, Edit("insert", stack, tuple(chosen), tuple(names), settings, seed))
 
 
 def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], list[_Site]]:
     """The stack, the layers and where to insert; refuses before anything is touched."""
     if options.position == "convolution":
-        name, layers, convolutions = chosen_convolutions(model, options.layers, options.stack, _OP)
-        return name, layers, [_after(path, *found, options.kernel) for path, found in convolutions.items()]
+        name, chosen, convolutions = chosen_convolutions(model, options.layers, options.stack, _OP)
+        return name, chosen, [_after(model, *convolution, options.kernel) for convolution in convolutions.items()]
     roles = roles_of(model, op=_OP)
     default = default_stack(model).name
     names = list(stacks(model)) if options.stack == "all" else [options.stack or default]
@@ -192,7 +179,8 @@ def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], lis
     return options.stack or default, sorted(numbers), list(sites.values())
 
 
-def _after(path: str, convolution: nn.Module, weight: Tensor, kernel: int) -> _Site:
+def _after(model: nn.Module, path: str, convolution: nn.Module, kernel: int) -> _Site:
+    weight = plain_weight(model, path, convolution, _OP, convolution=True)
     axes = weight.ndim - 2
     return _Site(path, convolution, (*[len(weight)] * 2, *[kernel] * axes), axes=axes)
 
@@ -200,15 +188,15 @@ def _after(path: str, convolution: nn.Module, weight: Tensor, kernel: int) -> _S
 def _sites(
     model: nn.Module, roles: Roles, block: nn.Module, position: str, paths: dict[nn.Module, str]
 ) -> Iterator[_Site]:
-    family = family_of(model)
+    """Where new layers come in a block."""
     if position != "ffn":
         yield from _attention_sites(model, roles.attention, block, paths)
         if roles.cross is not None and has_path(block, roles.cross.query):
             yield from _attention_sites(model, roles.cross, block, paths)
     if position != "attention":
-        for projection in modules_at(block, roles.ffn_out, family=family, op=_OP):
-            width = _outputs(projection, paths[projection], family)
-            yield _Site(paths[projection], projection, (width, width))
+        for projection in modules_at(block, roles.ffn_out, family=family_of(model), op=_OP):
+            path = paths[projection]
+            yield _Site(path, projection, (len(plain_weight(model, path, projection, _OP)),) * 2)
 
 
 def _attention_sites(
@@ -216,25 +204,17 @@ def _attention_sites(
 ) -> Iterator[_Site]:
     family = family_of(model)
     width = head_width_at(block, attention.head_width, family=family, op=_OP)
-    positions = all(getattr(model.config, name, False) for name in attention.positions_if)
-    for path, of in attention.projections().items():
-        owners = modules_at(block, path.rpartition(".")[0], family=family, op=_OP)
-        for owner, projection in zip(owners, modules_at(block, path, family=family, op=_OP), strict=True):
-            heads, rest = divmod(_outputs(projection, paths[projection], family), width)
+    has_positions = all(getattr(model.config, name, False) for name in attention.positions_if)
+    for row_path, roles in attention.projections().items():
+        owners = modules_at(block, row_path.rpartition(".")[0], family=family, op=_OP)
+        for owner, projection in zip(owners, modules_at(block, row_path, family=family, op=_OP), strict=True):
+            path = paths[projection]
+            heads, rest = divmod(len(plain_weight(model, path, projection, _OP)), width)
             if rest:
-                reason = f"'{paths[projection]}' does not give whole heads of width {width}"
+                reason = f"'{path}' does not give whole heads of width {width}"
                 raise UnsupportedModelError(op=_OP, model_type=family, reason=reason, hint="Correct its row of roles.")
-            marks = owner if positions and set(of) & set(attention.positions) else None
-            yield _Site(paths[projection], projection, (heads, width, width), marks)
-
-
-def _outputs(projection: nn.Module, path: str, family: str) -> int:
-    weight = linear_weight(projection)
-    if weight is None:
-        reason = f"'{path}' is a {type(projection).__name__}, no plain linear map"
-        hint = "Merge adapters and undo quantisation first."
-        raise UnsupportedModelError(op=_OP, model_type=family, reason=reason, hint=hint)
-    return weight.shape[0]
+            marked = owner if has_positions and set(roles) & set(attention.positions) else None
+            yield _Site(path, projection, (heads, width, width), marked)
 
 
 def _weight(options: Options, site: _Site, generator: torch.Generator | None) -> Float[Tensor, "*shape"]:

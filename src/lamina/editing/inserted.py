@@ -20,7 +20,6 @@ PREFIX = "inserted_"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": functional.gelu, "relu": functional.relu}
 _CONVOLVE: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d}  # by count of axes
 _CONTENT = "_lamina_content"
-_BYTES = 4  # of float32
 
 
 def is_inserted(name: str) -> bool:
@@ -33,14 +32,6 @@ class InsertedLayer(nn.Module):
     """A(x) = act(W) x, or act(W x), per head or over the full width; after a convolution, act(W) is convolved with x.
 
     The weight stays in float32 in a model of half precision: bfloat16 has no number whose gelu is 1.
-
-    Attributes:
-        weight: `[width, width]`, or `[heads, width, width]` with the width of one head; of a convolution
-            `[channels, channels, kernel]`, or `[channels, channels, kernel, kernel]`.
-        activation: "gelu", "relu" or None.
-        placement: What the activation is applied to: "weight" or "output".
-        content_only: Whether calls with anything but the block's states are left alone.
-        axes: How many axes a convolution runs over, 1 or 2; 0 where the weight is a matrix or one per head.
     """
 
     def __init__(
@@ -53,25 +44,18 @@ class InsertedLayer(nn.Module):
         axes: int = 0,
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight)
-        self.activation, self.placement = activation, placement
-        self.content_only, self.axes = content_only, axes
-
-    @property
-    def linear(self) -> bool:
-        """Whether the layer is a linear map."""
-        return self.activation is None or self.placement == "weight"
-
-    @property
-    def kernel(self) -> tuple[int, ...]:
-        """The size of a convolution's kernel along each axis; empty for a matrix."""
-        return tuple(self.weight.shape[2:]) if self.axes else ()
+        self.weight = nn.Parameter(weight)  # [width, width]; [heads, width, width]; [channels, channels, kernel...]
+        self.activation, self.placement = activation, placement  # what is activated: "weight" or "output"
+        self.content_only = content_only  # calls with anything but the block's states are left alone
+        self.axes = axes  # that a convolution runs over, 1 or 2; 0 without one
 
     def applied_weight(self) -> Float[Tensor, "*shape"]:
         """The weight as it is applied, in its own precision."""
-        if self.activation is None or self.placement == "output":
-            return self.weight
-        return ACTIVATIONS[self.activation](self.weight)
+        return self._activated(self.weight, "weight")
+
+    def _activated(self, values: Tensor, place: str) -> Tensor:
+        """The values, through the activation if that is its place."""
+        return values if self.activation is None or self.placement != place else ACTIVATIONS[self.activation](values)
 
     def forward(self, states: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Apply the layer to a projection's `[..., width]` or a convolution's `[batch, channels, ...]`.
@@ -86,9 +70,7 @@ class InsertedLayer(nn.Module):
         else:
             per_head = states.unflatten(-1, weight.shape[:2])
             changed = einsum("...hj,hij->...hi", per_head, weight).flatten(-2)
-        if self.activation is not None and self.placement == "output":
-            changed = ACTIVATIONS[self.activation](changed)
-        return changed.to(states.dtype)
+        return self._activated(changed, "output").to(states.dtype)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
@@ -97,8 +79,8 @@ class InsertedLayer(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InsertedLayer:
         def keep_wide(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
-            narrow = moved.is_floating_point() and moved.element_size() < _BYTES
-            return tensor.to(moved.device) if narrow else moved
+            is_half = moved.is_floating_point() and moved.element_size() < 4
+            return tensor.to(moved.device) if is_half else moved
 
         super()._apply(keep_wide, recurse)
         return self
@@ -124,17 +106,18 @@ def attach(projection: nn.Module, layer: InsertedLayer) -> str:
     return name
 
 
-def detach(projection: nn.Module) -> None:
-    """Remove all layers inserted after a projection, and the hook."""
-    for name, child in list(projection.named_children()):
-        if isinstance(child, InsertedLayer):
-            delattr(projection, name)
+def detach(projection: nn.Module) -> list[str]:
+    """Remove all layers inserted after a projection, and the hook; returns the names they had in the projection."""
+    names = [name for name, child in projection.named_children() if isinstance(child, InsertedLayer)]
+    for name in names:
+        delattr(projection, name)
     for key in [key for key, hook in projection._forward_hooks.items() if hook is apply_inserted]:
         del projection._forward_hooks[key]
+    return names
 
 
 def mark_content_of(attention: nn.Module) -> None:
-    """Have an attention mark the states it is called with, so that they are told from position embeddings."""
+    """Make an attention mark the states it is called with, to tell them from position embeddings."""
     if mark_content not in attention._forward_pre_hooks.values():
         attention.register_forward_pre_hook(mark_content, with_kwargs=True)
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from lamina.editing.checks import check_editable
+from lamina.editing.checks import check_editable, plain_weight
 from lamina.editing.inserted import InsertedLayer, all_inserted, detach, inserted_in
 from lamina.editing.record import Edit, edits, record
 from lamina.errors import ConfigError, UnsupportedModelError
-from lamina.layers.roles import convolution_weight, family_of, linear_weight
+from lamina.layers.roles import family_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -33,7 +33,7 @@ def merge_(model: PreTrainedModel) -> Edit:
 
     Raises:
         ConfigError: If the model has no inserted layers, one is not linear because its activation is on the output,
-            one is a convolution of a kernel above 1, the model is quantised, compiled or offloaded, or a bank reads it.
+            one is a convolution of a kernel above 1, or the model is quantised, compiled or offloaded.
         UnsupportedModelError: If a projection serves more than the inserted layer sees, or a convolution keeps
             groups of channels apart that the inserted layer mixes.
     """
@@ -41,15 +41,14 @@ def merge_(model: PreTrainedModel) -> Edit:
     projections = all_inserted(model)
     if not projections:
         raise ConfigError(f"{_OP}: the model has no inserted layers; there is nothing to fold. Use insert_ first.")
-    users: dict[int, list[str]] = {}  # by a parameter's identity, the names under which it is used
+    users: dict[nn.Parameter, list[str]] = {}  # the names under which each is used
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        users.setdefault(id(parameter), []).append(name)
-    for path, projection in projections.items():
-        _check(model, path, projection, users)
+        users.setdefault(parameter, []).append(name)
     changed: list[str] = []
     with torch.no_grad():
-        for path, projection in projections.items():
-            changed += _fold(path, projection, _weight_of(model, path, projection))
+        weights = {path: _checked_weight(model, path, projection, users) for path, projection in projections.items()}
+        for path, weight in weights.items():
+            changed += _fold(path, projections[path], weight)
     inserts = [edit for edit in edits(model) if edit.kind == "insert"]
     names = {edit.stack for edit in inserts}
     layers = sorted({layer for edit in inserts for layer in edit.layers})
@@ -57,28 +56,32 @@ def merge_(model: PreTrainedModel) -> Edit:
     return record(model, Edit("merge", stack, tuple(layers), tuple(changed)))
 
 
-def _check(model: nn.Module, path: str, projection: nn.Module, users: dict[int, list[str]]) -> None:
-    for layer in inserted_in(projection):
+def _checked_weight(
+    model: nn.Module, path: str, projection: nn.Module, users: dict[nn.Parameter, list[str]]
+) -> Float[Tensor, "out ..."]:
+    """The weight of a projection or convolution that the layers after it can be folded into."""
+    layers = inserted_in(projection)
+    for layer in layers:
         _check_layer(model, path, projection, layer)
-    _weight_of(model, path, projection)
-    others = [name for name in users[id(projection._parameters["weight"])] if name != f"{path}.weight"]
+    weight = plain_weight(model, path, projection, _OP, convolution=layers[0].axes > 0)
+    others = [name for name in users[projection.get_parameter("weight")] if name != f"{path}.weight"]
     if any(model.get_submodule(name.rpartition(".")[0]) is not projection for name in others):
         reason = f"'{path}.weight' is also used as {', '.join(others)}, which would change with it"
         hint = "Untie the weights first."
         raise UnsupportedModelError(op=_OP, model_type=family_of(model), reason=reason, hint=hint)
+    return weight
 
 
 def _check_layer(model: nn.Module, path: str, projection: nn.Module, layer: InsertedLayer) -> None:
-    if not layer.linear:
+    if layer.activation is not None and layer.placement == "output":
         raise ConfigError(
             f"{_OP}: the layer inserted after '{path}' has {layer.activation} on its output; only a linear layer "
-            "folds into the projection before it. Keep the model as it is, or insert with placement='weight'."
+            "folds into the projection before it. Insert with placement='weight'."
         )
-    if any(size > 1 for size in layer.kernel):
+    if layer.axes and layer.weight.shape[-1] > 1:
         raise ConfigError(
-            f"{_OP}: the layer inserted after '{path}' is a convolution of kernel {layer.kernel[0]}; folded, the "
-            "kernel before it would have to grow, and even so the edges would differ. "
-            "Keep the model as it is, or insert with kernel=1."
+            f"{_OP}: the layer inserted after '{path}' is a convolution of kernel {layer.weight.shape[-1]}; folded, "
+            "the kernel before it would grow, and the edges would differ. Insert with kernel=1."
         )
     groups = getattr(projection, "groups", 1)
     reason, hint = None, "Keep the inserted layers."
@@ -91,28 +94,15 @@ def _check_layer(model: nn.Module, path: str, projection: nn.Module, layer: Inse
         raise UnsupportedModelError(op=_OP, model_type=family_of(model), reason=reason, hint=hint)
 
 
-def _weight_of(model: nn.Module, path: str, projection: nn.Module) -> Float[Tensor, "out ..."]:
-    weight = linear_weight(projection)
-    if weight is None:
-        weight = convolution_weight(projection)
-    if weight is None:
-        reason = f"'{path}' is no plain linear map or convolution any more"
-        hint = "Undo what changed it since the insertion."
-        raise UnsupportedModelError(op=_OP, model_type=family_of(model), reason=reason, hint=hint)
-    return weight
-
-
 def _fold(path: str, projection: nn.Module, weight: Float[Tensor, "out ..."]) -> list[str]:
+    """Fold the layers after a projection into it; the names of the changed and of the removed parameters."""
     bias = projection._parameters.get("bias")
     for layer in inserted_in(projection):
         weight.copy_(_through(layer, weight.flatten(1)).reshape(weight.shape))
         if bias is not None:
             bias.copy_(_through(layer, bias.unsqueeze(-1)).squeeze(-1))
-    removed = [
-        f"{path}.{name}.weight" for name, child in projection.named_children() if isinstance(child, InsertedLayer)
-    ]
-    detach(projection)
-    return [f"{path}.weight", *([f"{path}.bias"] if bias is not None else []), *removed]
+    names = ["weight", *(["bias"] if bias is not None else []), *(f"{name}.weight" for name in detach(projection))]
+    return [f"{path}.{name}" for name in names]
 
 
 def _through(layer: InsertedLayer, columns: Float[Tensor, "out n"]) -> Float[Tensor, "out n"]:

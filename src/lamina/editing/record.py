@@ -56,7 +56,7 @@ class Edit:
 
 
 def edits(model: PreTrainedModel) -> list[Edit]:
-    """The edits of a model, oldest first; a list of one's own."""
+    """The edits of a model, oldest first, in a new list."""
     return list(getattr(model, EDITS, ()))
 
 

@@ -15,7 +15,7 @@ from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers.isolation import preserve_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence, Set
 
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -74,43 +74,33 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
         if not 0 < value < float("inf"):
             raise ConfigError(f"{_OP}: {option} is {value}; it must be positive and finite.")
     check_editable(model, _OP)
-    found, chosen = chosen_blocks(model, layers, stack, _OP)
-    blocks = list(dict.fromkeys(found.blocks[layer - 1] for layer in chosen))
-    _check_tied(model, blocks)
-    settings: dict[str, Any] = {"layers": chosen, "stack": found.name, "scope": scope}
+    edited, chosen = chosen_blocks(model, layers, stack, _OP)
+    inside = dict.fromkeys(module for layer in chosen for module in edited.blocks[layer - 1].modules())
+    _check_tied(model, inside)
+    settings: dict[str, Any] = {"layers": chosen, "stack": edited.name, "scope": scope}
     seed = draw_seed(generator)
+    own = [module for module in inside if not isinstance(module, InsertedLayer)]
     changed: list[nn.Parameter] = []
     if scope == "block" or norms == "reset":
-        built = list(_own(blocks, norms=scope == "linear"))
+        built = (module for module in own if scope == "block" or _is_norm(module))
         changed += [parameter for module in built for parameter in module.parameters(recurse=False)]
-        _as_built(model, blocks, changed, seed)
+        _as_built(model, inside.keys(), changed, seed)
     if scope == "linear":
         settings |= {"std": std, "bound": bound, "biases": biases, "norms": norms}
-        changed += _draw(blocks, std=std, bound=bound, zero=biases == "zero", seed=seed)
-    return record(model, Edit("reinit", found.name, tuple(chosen), _names(model, changed), settings, seed))
+        changed += _draw(own, std=std, bound=bound, zero=biases == "zero", seed=seed)
+    return record(model, Edit("reinit", edited.name, tuple(chosen), _names(model, changed), settings, seed))
 
 
-def _check_tied(model: PreTrainedModel, blocks: Sequence[nn.Module]) -> None:
+def _check_tied(model: PreTrainedModel, inside: Collection[nn.Module]) -> None:
     """Refuse blocks with weights that something outside them uses too."""
-    inside = {module for block in blocks for module in block.modules()}
-    weights = {id(parameter) for block in blocks for parameter in block.parameters()}
+    weights = {parameter for module in inside for parameter in module.parameters(recurse=False)}
     for path, module in model.named_modules():
-        if module in inside:
-            continue
-        for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in weights:
+        for name, parameter in module.named_parameters(path, recurse=False):
+            if parameter in weights and module not in inside:
                 raise ConfigError(
-                    f"{_OP}: the named blocks share weights with '{f'{path}.{name}'.lstrip('.')}', which is outside "
-                    "them. Name all blocks that share, or untie the weights first."
+                    f"{_OP}: the named blocks share weights with '{name}', which is outside them. Name all blocks "
+                    "that share, or untie the weights first."
                 )
-
-
-def _own(blocks: Iterable[nn.Module], *, norms: bool = False) -> Iterator[nn.Module]:
-    """The modules of blocks, or of them the normalisations, without layers that were inserted."""
-    for block in blocks:
-        for module in block.modules():
-            if not isinstance(module, InsertedLayer) and (_is_norm(module) or not norms):
-                yield module
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -122,10 +112,10 @@ def _is_map(name: str, parameter: nn.Parameter) -> bool:
     return (parameter.ndim == 3 and "embed" not in name) or (parameter.ndim == 2 and name.endswith("weight"))
 
 
-def _draw(blocks: Sequence[nn.Module], *, std: float, bound: float, zero: bool, seed: int) -> list[nn.Parameter]:
+def _draw(own: Sequence[nn.Module], *, std: float, bound: float, zero: bool, seed: int) -> list[nn.Parameter]:
     """Draw the weights of all linear maps on the CPU, so that a seed gives the same weights on every device."""
     rng = torch.Generator().manual_seed(seed)
-    modules = [module for module in _own(blocks) if not _is_norm(module)]
+    modules = [module for module in own if not _is_norm(module)]
     maps = [module for module in modules if not isinstance(module, (nn.Embedding, nn.modules.conv._ConvNd))]
     weights = [part for module in maps for name, part in module.named_parameters(recurse=False) if _is_map(name, part)]
     named = [pair for module in modules for pair in module.named_parameters(recurse=False)]
@@ -141,11 +131,10 @@ def _draw(blocks: Sequence[nn.Module], *, std: float, bound: float, zero: bool, 
     return weights + biases
 
 
-def _as_built(model: PreTrainedModel, blocks: Sequence[nn.Module], changed: Sequence[nn.Parameter], seed: int) -> None:
+def _as_built(model: PreTrainedModel, inside: Set[nn.Module], changed: Sequence[nn.Parameter], seed: int) -> None:
     """Let the model initialise these parameters of some blocks, as it does with those that a checkpoint lacks."""
     before = [(parameter, parameter._version, parameter.detach().clone()) for parameter in changed]
-    inside = {module for block in blocks for module in block.modules()}
-    with preserve_model(model), _flagged([*model.parameters(), *model.buffers()], changed):
+    with preserve_model(model), _flagged([*model.parameters(), *model.buffers()], set(changed)):
         for module in model.modules():
             setattr(module, _FLAG, inside.isdisjoint(module.modules()))
         torch.manual_seed(seed)
@@ -161,22 +150,19 @@ def _as_built(model: PreTrainedModel, blocks: Sequence[nn.Module], changed: Sequ
 
 
 @contextmanager
-def _flagged(tensors: Sequence[Tensor], free: Sequence[Tensor]) -> Iterator[None]:
+def _flagged(tensors: Sequence[Tensor], free: Set[Tensor]) -> Iterator[None]:
     """Mark all tensors but the free ones as initialised, for a while."""
-    marks = [(tensor, getattr(tensor, _FLAG, None)) for tensor in tensors]
-    open_to = {id(tensor) for tensor in free}
+    marks = [vars(tensor).copy() for tensor in tensors]
     try:
         for tensor in tensors:
-            setattr(tensor, _FLAG, id(tensor) not in open_to)
+            setattr(tensor, _FLAG, tensor not in free)
         yield
     finally:
-        for tensor, mark in marks:
-            if mark is None:
-                delattr(tensor, _FLAG)
-            else:
-                setattr(tensor, _FLAG, mark)
+        for tensor, mark in zip(tensors, marks, strict=True):
+            vars(tensor).clear()
+            vars(tensor).update(mark)
 
 
-def _names(model: PreTrainedModel, parameters: Sequence[nn.Parameter]) -> tuple[str, ...]:
-    wanted = {id(parameter) for parameter in parameters}
-    return tuple(name for name, parameter in model.named_parameters() if id(parameter) in wanted)
+def _names(model: PreTrainedModel, parameters: Collection[nn.Parameter]) -> tuple[str, ...]:
+    wanted = set(parameters)
+    return tuple(name for name, parameter in model.named_parameters() if parameter in wanted)

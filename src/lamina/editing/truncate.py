@@ -11,6 +11,7 @@ from torch import nn
 from lamina.editing.checks import check_editable, check_shared, chosen_blocks
 from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError
+from lamina.layers.isolation import first_line
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from lamina.layers import LayerStack
 
 _OP = "truncate_"
-_DEPTHS = {  # where a config says how many blocks a stack has; `attribute_map` of the config adds its own names
+_DEPTHS = {  # where a config says how many blocks a stack has; its `attribute_map` adds names
     "main": ("num_hidden_layers",),
     "encoder": ("encoder_layers", "num_encoder_layers", "num_layers", "num_hidden_layers"),
     "decoder": ("decoder_layers", "num_decoder_layers"),
@@ -46,29 +47,30 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
         UnknownNameError: If there is no such stack.
     """
     check_editable(model, _OP)
-    found, _ = chosen_blocks(model, "all", stack, _OP)
-    if isinstance(keep, bool) or not isinstance(keep, int) or not 1 <= keep <= found.depth:
+    edited, _ = chosen_blocks(model, "all", stack, _OP)
+    if isinstance(keep, bool) or not isinstance(keep, int) or not 1 <= keep <= edited.depth:
         raise ConfigError(
-            f"{_OP}: keep is {keep!r}; the {found.name} stack has {found.depth} blocks, and one at least must stay. "
-            f"Use 1..{found.depth}."
+            f"{_OP}: keep is {keep!r}; the {edited.name} stack has {edited.depth} blocks, and one at least must stay. "
+            f"Use 1..{edited.depth}."
         )
-    removed = tuple(range(keep + 1, found.depth + 1))
+    removed = tuple(range(keep + 1, edited.depth + 1))
     gone: tuple[str, ...] = ()
     if removed:
-        place = _container(model, found)
-        before, after = _rebuilt(model, found, keep)
-        if place is not None:
-            start, named = f"{place}.", model.named_parameters(remove_duplicate=False)
-            inside = [name for name, _ in named if name.startswith(start)]
-            gone = tuple(name for name in inside if int(name.removeprefix(start).split(".")[0]) >= keep)
+        place = _container(model, edited)
+        before, after = _rebuilt(model, edited, keep)
+        prefixes = () if place is None else tuple(f"{place}.{layer - 1}." for layer in removed)
+        gone = tuple(name for name, _ in model.named_parameters(remove_duplicate=False) if name.startswith(prefixes))
         _check_shapes(model, before, after, gone)
         if place is not None:
             del model.get_submodule(place)[keep:]  # pyright: ignore[reportIndexIssue]
-        _adopt(model, before, after)
+        old, new = dict(before.named_modules()), dict(after.named_modules())
+        for path, module in model.named_modules():
+            if path in old and path in new:
+                _adopt(module, old[path], new[path])
         tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
         for name in [name for name, source in tied.items() if name in gone or source in gone]:
             del tied[name]
-    return record(model, Edit("truncate", found.name, removed, gone, {"keep": keep, "stack": found.name}))
+    return record(model, Edit("truncate", edited.name, removed, gone, {"keep": keep, "stack": edited.name}))
 
 
 def _container(model: PreTrainedModel, stack: LayerStack) -> str | None:
@@ -80,8 +82,7 @@ def _container(model: PreTrainedModel, stack: LayerStack) -> str | None:
         if isinstance(module, nn.ModuleList | nn.Sequential) and tuple(module) == stack.blocks:
             return path
     raise ConfigError(
-        f"{_OP}: the blocks of the {stack.name} stack are in no list of their own, so none can be taken off. "
-        "Use a family that keeps its blocks in one list."
+        f"{_OP}: the blocks of the {stack.name} stack are in no list of their own, so none can be taken off."
     )
 
 
@@ -92,12 +93,10 @@ def _rebuilt(model: PreTrainedModel, stack: LayerStack, keep: int) -> tuple[PreT
     _cut(cut, stack.name, stack.depth, keep)
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            before, after = (type(model)(type(config).from_dict(each.to_dict())) for each in (config, cut))
+            before, after = (type(model)(type(config).from_dict(version.to_dict())) for version in (config, cut))
     except Exception as error:  # what a config or a constructor refuses comes in many kinds
-        told = next(iter(str(error).splitlines()), "")
         raise ConfigError(
-            f"{_OP}: with {keep} blocks the config does not hold together ({type(error).__name__}: {told}). "
-            "Nothing was changed; keep another number."
+            f"{_OP}: with {keep} blocks the config does not hold together ({first_line(error)}). Keep another number."
         ) from error
     return before, after
 
@@ -105,26 +104,26 @@ def _rebuilt(model: PreTrainedModel, stack: LayerStack, keep: int) -> tuple[PreT
 def _cut(config: PretrainedConfig, stack: str, depth: int, keep: int) -> None:
     """Write a new depth into a config, or into the one inside it that has the blocks."""
     inner: list[Any] = [value for value in vars(config).values() if hasattr(value, "to_dict")]
-    for each in (config, *inner):
-        names = [name for name in _DEPTHS[stack] if getattr(each, name, None) == depth]
+    for part in (config, *inner):
+        names = [name for name in _DEPTHS[stack] if getattr(part, name, None) == depth]
         if not names:
             continue
-        setattr(each, names[0], keep)
+        setattr(part, names[0], keep)
         for name in _PER_LAYER:
-            entries = getattr(each, name, None)
+            entries = getattr(part, name, None)
             if isinstance(entries, list | tuple) and len(entries) == depth:
-                setattr(each, name, list(entries[:keep]))
-        if getattr(each, "attention_types", None):  # GPT-Neo's short form of `attention_layers`
-            each.attention_types = [[list(each.attention_layers), 1]]
-        stages = list(getattr(each, "stage_names", None) or ())
+                setattr(part, name, list(entries[:keep]))
+        if getattr(part, "attention_types", None):  # GPT-Neo's short form of `attention_layers`
+            part.attention_types = [[list(part.attention_layers), 1]]
+        stages = list(getattr(part, "stage_names", None) or ())
         if len(stages) == depth + 1:  # what a backbone hands out, layer by layer; its last one by default
-            each.stage_names = stages[: keep + 1]
-            given = [name for name in each.out_features if name in each.stage_names]
-            each.set_output_features_output_indices(out_features=given or each.stage_names[-1:], out_indices=None)
+            part.stage_names = stages[: keep + 1]
+            features = [name for name in part.out_features if name in part.stage_names]
+            part.set_output_features_output_indices(out_features=features or part.stage_names[-1:], out_indices=None)
         return
     raise ConfigError(
-        f"{_OP}: no entry of the config says that the {stack} stack has {depth} blocks; looked for "
-        f"{', '.join(_DEPTHS[stack])}. A reload would bring blocks back, so nothing was changed."
+        f"{_OP}: no entry of the config says that the {stack} stack has {depth} blocks, so a reload would bring "
+        f"blocks back; looked for {', '.join(_DEPTHS[stack])}."
     )
 
 
@@ -135,32 +134,19 @@ def _check_shapes(model: nn.Module, before: nn.Module, after: nn.Module, gone: t
         for built in (model, before, after)
     )
     known = {name for name, _ in now ^ was}  # what the user added or left out
-    kept = {(name, shape) for name, shape in now if name not in gone}
-    if wrong := sorted({name for name, _ in kept ^ will_be} - known):
+    staying = {(name, shape) for name, shape in now if name not in gone}
+    if wrong := sorted({name for name, _ in staying ^ will_be} - known):
         raise ConfigError(
-            f"{_OP}: the shape of {wrong[0]} depends on the number of blocks, so it could not be kept. "
-            "Nothing was changed; load the model without that part."
+            f"{_OP}: the shape of {wrong[0]} depends on the number of blocks. Load the model without that part."
         )
 
 
-def _adopt(model: PreTrainedModel, before: PreTrainedModel, after: PreTrainedModel) -> None:
-    """Give the configs and counters inside the model the values that follow from the new depth."""
-    old, new = dict(before.named_modules()), dict(after.named_modules())
-    for path, module in model.named_modules():
-        if path not in old or path not in new:
-            continue
-        pairs: list[tuple[Any, Any, Any]] = [(module, old[path], new[path])]
-        if hasattr(module, "config"):
-            pairs.append((module.config, old[path].config, new[path].config))
-        for target, was, now in pairs:
-            _follow(target, was, now)
-
-
-def _follow(target: object, was: object, now: object) -> None:
+def _adopt(target: object, was: object, now: object) -> None:
+    """Give a module or config, and the configs in it, the values that follow from the new depth."""
     for name, value in vars(now).items():
         old = vars(was).get(name)
         if hasattr(value, "to_dict") and hasattr(old, "to_dict"):
-            if target is not None and not isinstance(target, nn.Module):
-                _follow(getattr(target, name), old, value)
+            if getattr(target, name, None) is not None:
+                _adopt(getattr(target, name), old, value)
         elif isinstance(value, int | list | tuple) and type(old) is type(value) and old != value:
             setattr(target, name, copy.copy(value))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -16,6 +17,7 @@ from lamina.layers.hooks import watch
 from lamina.layers.isolation import MetaValues, first_line, main_device, preserve_model
 from lamina.layers.matching import find_blocks, find_run, find_scope, places
 from lamina.layers.probe_input import NoInputError, Probe, probe_input
+from lamina.layers.roles import family_of
 from lamina.layers.selectors import Selector, select
 from lamina.layers.stack import LayerStack, TapPoint, alike, by_path
 from lamina.layers.trace import Event, Trace, traced
@@ -45,9 +47,9 @@ def stacks(model: nn.Module) -> dict[str, LayerStack]:
         UnsupportedModelError: If a layer cannot be found, or cannot be read for certain.
     """
     if model not in _known or _known[model][0] != _state(model):
-        found = _discover(model)
+        discovered = _discover(model).values()
         paths = {module: path for path, module in by_path(model).items()}
-        _known[model] = (_state(model), [_moved(stack, paths.__getitem__) for stack in found.values()])
+        _known[model] = (_state(model), [_moved(stack, paths.__getitem__) for stack in discovered])
     modules = by_path(model)
     return {stack.name: _moved(stack, modules.__getitem__) for stack in _known[model][1]}
 
@@ -121,15 +123,11 @@ def _moved(stack: LayerStack, move: Callable[[Any], Any]) -> LayerStack:
 
 
 def _discover(model: nn.Module) -> dict[str, LayerStack]:
-    config: Any = getattr(model, "config", None)
-    family = str(getattr(config, "model_type", "") or type(model).__name__)
-    if not hasattr(config, "to_dict"):
-        reason = "it is no transformers model: it has no config"
-        raise UnsupportedModelError(op="stacks", model_type=family, reason=reason, hint="Load it with AutoModel.")
     try:
         with preserve_model(model):
             return _find(model)
     except _UnreadableError as error:
+        family = family_of(model)
         raise UnsupportedModelError(op="stacks", model_type=family, reason=error.reason, hint=error.hint) from error
 
 
@@ -141,17 +139,23 @@ class _UnreadableError(Exception):
 
 def _find(model: nn.Module) -> dict[str, LayerStack]:
     """See where each state is, check it on another input, rehearse a plain pass."""
+    if not hasattr(getattr(model, "config", None), "to_dict"):
+        raise _UnreadableError("it is no transformers model: it has no config", "Load it with AutoModel.")
     try:
         first, second = probe_input(model, _FIRST, seed=1), probe_input(model, _SECOND, seed=2)
     except NoInputError as error:
         raise _UnreadableError(str(error), _PART) from error
-    if main_device(model).type == "meta":
-        return _find_without_weights(model, first)
-    trace, target, states = _first_run(model, [first])
+    has_weights = main_device(model).type != "meta"
+    with nullcontext() if has_weights else MetaValues():
+        trace, target, states = _first_run(model, [first] if has_weights else [first, first.without_mask()])
     sights = {name: _sight(model, name, entries, trace, first.rows) for name, entries in states.items()}
-    chosen, again = _verify(target, second, sights, trace)
+    if has_weights:
+        chosen, again = _verify(target, second, sights)
+    else:  # states are told by identity alone
+        chosen, again = {name: [events[0] for events in sight.places] for name, sight in sights.items()}, None
     by_name = {name: _build(model, name, sight, chosen[name], trace) for name, sight in sights.items()}
-    _rehearse(target, second, by_name, again)
+    if again is not None:
+        _rehearse(target, second, by_name, again)
     return by_name
 
 
@@ -163,28 +167,16 @@ class _Sight(NamedTuple):
     places: list[list[Event]]
 
 
-def _find_without_weights(model: nn.Module, probe: Probe) -> dict[str, LayerStack]:
-    """Tell states by identity alone; models that do not run with a mask are tried without."""
-    bare = {key: value for key, value in probe.inputs.items() if not key.endswith("attention_mask")}
-    with MetaValues():
-        trace, _, states = _first_run(model, [probe, Probe(bare, probe.rows)])
-    sights = {name: _sight(model, name, entries, trace, probe.rows) for name, entries in states.items()}
-    first = {name: [events[0] for events in sight.places] for name, sight in sights.items()}
-    return {name: _build(model, name, sight, first[name], trace) for name, sight in sights.items()}
-
-
 def _first_run(model: nn.Module, probes: Sequence[Probe]) -> tuple[Trace, nn.Module, States]:
     """Run the model; if its head refuses the input, the backbone alone."""
     failures: list[_UnreadableError] = []
-    for target in dict.fromkeys((model, cast("nn.Module", getattr(model, "base_model", model)))):
-        for probe in probes:
-            try:
-                with traced(model) as trace:
-                    states = _states(_run(target, probe, output_hidden_states=True, return_dict=True))
-            except _UnreadableError as error:
-                failures.append(error)
-            else:
-                return trace, target, states
+    targets = dict.fromkeys((model, cast("nn.Module", getattr(model, "base_model", model))))
+    for target, probe in product(targets, probes):
+        try:
+            with traced(model) as trace:
+                return trace, target, _run_for_states(target, probe)
+        except _UnreadableError as error:
+            failures.append(error)
     raise failures[0]
 
 
@@ -204,8 +196,8 @@ def _way_out(target: nn.Module) -> str:
     return f"Give one part of it: {', '.join(parts)}." if parts else "Check its config."
 
 
-def _states(output: object) -> States:
-    """The states in what a model returned, by stack."""
+def _run_for_states(target: nn.Module, probe: Probe) -> States:
+    output = _run(target, probe, output_hidden_states=True, return_dict=True)
     states = {name: getattr(output, key, None) for name, key in _HIDDEN.items()}
     by_stack: States = {name: tuple(values) for name, values in states.items() if values is not None}
     if "main" in by_stack:
@@ -218,8 +210,8 @@ def _states(output: object) -> States:
 def _sight(model: nn.Module, name: str, states: tuple[Any, ...], trace: Trace, rows: int) -> _Sight:
     _check_shapes(name, states, rows)
     seen = [trace.seen_as(state) for state in states]
-    for layer, (same, like) in enumerate(seen):
-        if not same and not like:
+    for layer, events in enumerate(seen):
+        if not events:
             hint = "Load its weights first." if states[layer].is_meta else _ELSEWHERE
             raise _lost(name, layer, "no module takes or gives it as it is returned; it is changed in between", hint)
     calls = find_blocks(model, trace, seen)
@@ -246,16 +238,17 @@ def _lost(name: str, layer: int, why: str, hint: str = _ELSEWHERE) -> _Unreadabl
     return _UnreadableError(f"layer {layer} of its {name} stack cannot be matched to a module: {why}", hint)
 
 
-def _verify(
-    target: nn.Module, probe: Probe, sights: Mapping[str, _Sight], trace: Trace
-) -> tuple[dict[str, list[Event]], States]:
+def _verify(target: nn.Module, probe: Probe, sights: Mapping[str, _Sight]) -> tuple[dict[str, list[Event]], States]:
     """Run on another input and keep, for each layer, the best place where exactly the returned state is seen."""
     events = [event for sight in sights.values() for events in sight.places for event in events]
-    heard: dict[int, tuple[Tensor, Tensor]] = {}
-    candidates = LayerStack("candidates", 0, (), tuple(_point(event, trace) for event in events), target, "", ())
-    with watch(candidates, range(len(events)), lambda which, value: heard.update({which: (value, value.clone())})):
-        states = _states(_run(target, probe, output_hidden_states=True, return_dict=True))
-    numbers = {event: number for number, event in enumerate(events)}
+    heard: dict[Event, tuple[Tensor, Tensor]] = {}
+
+    def on_state(number: int, value: Tensor) -> None:
+        heard[events[number]] = value, value.clone()  # what is changed in place later is no state
+
+    candidates = LayerStack("candidates", 0, (), tuple(map(_point, events)), target, "", ())
+    with watch(candidates, range(len(events)), on_state):
+        states = _run_for_states(target, probe)
     chosen: dict[str, list[Event]] = {}
     for name, sight in sights.items():
         _check_shapes(name, states[name], probe.rows)
@@ -264,28 +257,23 @@ def _verify(
         chosen[name] = []
         for layer, (ranked, state) in enumerate(zip(sight.places, states[name], strict=True)):
             since = chosen[name][-1].time if chosen[name] else -1
-            later = (event for event in ranked if event.time >= since)
-            seen = ((event, heard.get(numbers[event], (_NONE,))) for event in later)
-            event = next((event for event, values in seen if all(torch.equal(value, state) for value in values)), None)
+            later = (event for event in ranked if event.time >= since and event in heard)
+            event = next((event for event in later if all(torch.equal(value, state) for value in heard[event])), None)
             if event is None:
                 raise _lost(name, layer, "where it seemed to be, another input shows another value")
             chosen[name].append(event)
     return chosen, states
 
 
-_NONE = torch.empty(0)
-
-
-def _point(event: Event, trace: Trace) -> TapPoint:
-    call = event.call
-    return TapPoint(call.module, call.path, event.side, event.index, call.number, trace.counts()[call.path], event.swap)
+def _point(event: Event) -> TapPoint:
+    return TapPoint(event.call.module, event.call.path, event.side, event.index, event.call.number, event.swap)
 
 
 def _build(model: nn.Module, name: str, sight: _Sight, events: list[Event], trace: Trace) -> LayerStack:
     scope = find_scope(trace, events[0], events[-1], sight.state)
     base = cast("nn.Module", getattr(model, "base_model", model))
     run = find_run(base if scope.module in set(base.modules()) else model, trace, events[-1])
-    points = tuple(_point(event, trace) for event in events)
+    points = tuple(map(_point, events))
     return LayerStack(name, sight.state.shape[-1], sight.blocks, points, scope.module, scope.path, run)
 
 

@@ -15,44 +15,33 @@ from lamina.layers.stack import LayerStack, saved_buffers
 
 
 def fingerprint(model: nn.Module, stack_name: str) -> str:
-    """Hash the weights that take part up to a stack's last layer.
+    """Hash the weights up to a stack's last layer (SHA-256, in hexadecimal); see `fingerprint_of`.
 
-    A backbone alone and the same backbone inside a model with a head agree; one changed number changes it. Nothing
-    is remembered between calls, since a weight can change without a trace.
-
-    Returns:
-        SHA-256 in hexadecimal over each tensor's name in its module, dtype, shape and bytes.
-
-    Raises:
-        UnknownNameError: If the model has no such stack.
-        ConfigError: If the model has an architecture but no weights.
+    Nothing is remembered between calls, since a weight can change without a trace.
     """
     return fingerprint_of(default_stack(model, stack_name, op="fingerprint"))
 
 
 def fingerprint_of(stack: LayerStack) -> str:
-    """Hash the weights of a stack (buffers of integers aside); see `fingerprint`."""
-    buffers = ((module, saved_buffers(module).items()) for module in stack.run)
+    """Hash a stack's weights, buffers of integers aside; a backbone alone and inside a model with a head agree."""
     return fingerprint_of_tensors(
-        pair
-        for module, saved in buffers
-        for pair in (*module.named_parameters(recurse=False), *(pair for pair in saved if pair[1].is_floating_point()))
+        (name, tensor)
+        for module in stack.run
+        for name, tensor in (*module.named_parameters(recurse=False), *saved_buffers(module).items())
+        if isinstance(tensor, nn.Parameter) or tensor.is_floating_point()
     )
 
 
 def fingerprint_of_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Hash tensors with their names, each once."""
+    """Hash each tensor's name, dtype, shape and bytes, each tensor once."""
     digest = hashlib.sha256()
     seen: set[int] = set()
     for name, tensor in tensors:
+        if tensor.is_meta:
+            raise ConfigError("fingerprint: the model has no weights, only an architecture. Load it with its weights.")
         if id(tensor) not in seen:
             seen.add(id(tensor))
+            values: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            digest.update(_bytes(tensor))
+            digest.update(values)
     return digest.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> Any:
-    if tensor.is_meta:
-        raise ConfigError("fingerprint: the model has no weights, only an architecture. Load it with its weights.")
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

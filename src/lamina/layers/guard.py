@@ -33,10 +33,10 @@ class LayerGuard:
 
     def check(self, model: nn.Module, op: str) -> None:
         """Raise ConfigError if a block was replaced, added or taken out, or an edit was recorded."""
-        changed = self._change(model)
-        if changed is not None:
+        change = self._change(model)
+        if change is not None:
             raise ConfigError(
-                f"{op}: the model's layers are no longer those that were found: {changed}. Its readers were made for "
+                f"{op}: the model's layers are no longer those that were found: {change}. Its readers were made for "
                 "the layers before; make a new bank for the edited model."
             )
 
@@ -58,25 +58,17 @@ class LayerGuard:
         return None
 
 
-_HELD = "_lamina_banks"  # an attribute of a model that banks read
-
-
-class _Holders(list["weakref.ref[nn.Module]"]):
-    """The banks that read a model; a copy of the model has none."""
-
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        del protocol
-        return tuple, ()
+_banks: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Module]]] = weakref.WeakKeyDictionary()
 
 
 def hold(model: nn.Module, bank: nn.Module) -> None:
     """Mark a model as read by a bank, for as long as the bank exists; see `is_held`."""
     for module in model.modules():
         if hasattr(module, "base_model_prefix"):  # a transformers model, whole or part of one
-            others = [holder for holder in getattr(module, _HELD, ()) if holder() is not None]
-            setattr(module, _HELD, _Holders([*others, weakref.ref(bank)]))
+            holders = _banks.setdefault(module, [])
+            holders.append(weakref.ref(bank, holders.remove))
 
 
 def is_held(model: nn.Module) -> bool:
     """Whether a bank that still exists reads this model, or one around or inside it, and relies on its weights."""
-    return any(holder() is not None for module in model.modules() for holder in getattr(module, _HELD, ()))
+    return any(_banks.get(module) for module in model.modules())

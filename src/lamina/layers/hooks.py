@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lamina.errors import ConfigError
 from lamina.layers.selectors import select
-from lamina.layers.stack import LayerStack, Side, TapPoint, pick, pick_argument
+from lamina.layers.stack import LayerStack, Side, TapPoint, swapped
 
 OnState = Callable[[int, Tensor], None]
 OnStart = Callable[[tuple[object, ...], dict[str, object]], None]
@@ -23,13 +23,9 @@ def watch(
 ) -> Generator[None]:
     """Call back with each chosen layer's state the moment it exists; LayerIndexError if there is no such layer.
 
-    Args:
-        stack: Where the layers are.
-        layers: Layer numbers, as `select` returns them.
-        on_state: Called with the layer and its state `[batch, tokens, width]`, layers ascending within a pass. May
-            raise to stop the pass; the exception leaves the model's call.
-        on_start: Called with the positional and keyword arguments of `stack.scope` when a pass over the stack
-            begins, also after a pass that was stopped.
+    `on_state` gets the layer and its state `[batch, tokens, width]`, layers ascending within a pass; what it raises
+    stops the pass and leaves the model's call. `on_start` gets the positional and keyword arguments of `stack.scope`
+    when a pass over the stack begins, also after one that was stopped.
     """
     watches: dict[tuple[nn.Module, Side], _Watch] = {}
     for layer in select(list(layers), stack.layers, op="watch") if layers else ():
@@ -47,9 +43,9 @@ def watch(
         handles.enter_context(stack.scope.register_forward_pre_hook(start, with_kwargs=True, prepend=True))
         for (module, side), watched in watches.items():
             if side == "input":
-                handles.enter_context(module.register_forward_pre_hook(watched.on_input, with_kwargs=True))
+                handles.enter_context(module.register_forward_pre_hook(watched, with_kwargs=True))
             else:
-                handles.enter_context(module.register_forward_hook(watched.on_output))
+                handles.enter_context(module.register_forward_hook(watched))
         yield
 
 
@@ -60,18 +56,17 @@ class _Watch:
         self.on_state, self.count = on_state, 0
         self.wanted: dict[int, list[tuple[int, TapPoint]]] = {}
 
-    def on_input(self, _module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        for layer, point in self._call():
-            self.on_state(layer, pick_argument(point, args, kwargs))
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], rest: Any) -> None:
+        """`rest` is what a hook gets last: the keyword arguments before a call, what it returned after it."""
+        self.count += 1  # a recomputation (gradient checkpointing) comes later, and nothing of it is wanted
+        for layer, point in self.wanted.get(self.count - 1, ()):
+            self.on_state(layer, _pick(point, args, rest))
 
-    def on_output(self, _module: nn.Module, _args: tuple[object, ...], output: object) -> None:
-        for layer, point in self._call():
-            self.on_state(layer, pick(point, output))
 
-    def _call(self) -> list[tuple[int, TapPoint]]:
-        """What is wanted of this call; nothing of a recomputation (gradient checkpointing), which comes after."""
-        self.count += 1
-        return self.wanted.get(self.count - 1, [])
+def _pick(point: TapPoint, args: tuple[Any, ...], rest: Any) -> Tensor:
+    values: Any = args if point.side == "input" and isinstance(point.index, int) else rest
+    # a ModelOutput takes positions as well as keys, as the tuple that may come in its place
+    return swapped(values if point.index is None else values[point.index], point.swap)
 
 
 @final

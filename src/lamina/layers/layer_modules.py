@@ -35,7 +35,7 @@ def layer_modules(model: nn.Module, stack: LayerStack, layers: Collection[int]) 
 
 
 def stack_modules(model: nn.Module, stack: LayerStack) -> set[nn.Module]:
-    """The modules of all layers of a stack together, each with its own parameters; the model is not run."""
+    """The modules of all layers of a stack together, each with its own parameters."""
     return {*_blocks(stack), *_around(model, stack)}
 
 
@@ -54,16 +54,15 @@ def _around(model: nn.Module, stack: LayerStack) -> list[nn.Module]:
 def _after_blocks(model: nn.Module, stack: LayerStack, around: list[nn.Module]) -> set[nn.Module]:
     """Those modules that are first called after the first block has begun, on a tiny input."""
     base = getattr(model, "base_model", model)
-    inputs = probe_input(base, _TOKENS, seed=1).inputs
-    bare = {key: value for key, value in inputs.items() if not key.endswith("attention_mask")}
+    probe = probe_input(base, _TOKENS, seed=1)
     order: list[nn.Module] = []
     with preserve_model(model), MetaValues():
         for module in (*around, stack.blocks[0]):
             module.register_forward_pre_hook(lambda module, _args: order.append(module))
         try:
-            base(**inputs)
-        except Exception:  # without weights, some models run only without a mask
+            base(**probe.inputs)
+        except Exception:
             order.clear()
-            base(**bare)
+            base(**probe.without_mask().inputs)
     start = order.index(stack.blocks[0])
     return set(order[start:]) - set(order[:start])

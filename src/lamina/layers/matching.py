@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
 from lamina.layers.stack import saved_buffers
 from lamina.layers.trace import Call, Event, Seen, Trace
 
-_NEVER = 1 << 62
 MOST = 6  # how many places are tried for one layer; one or two are the rule
 
 
@@ -24,9 +24,11 @@ def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Ca
         since = blocks[-1].ended if blocks else -1
         takes = _calls(seen[layer - 1], "input", since)
         gives = _calls(seen[layer], "output", since)
-        block = _first(model, [call for call in takes if call in gives])
+        both = [call for call in takes if call in gives]  # the earliest, of those the outermost, in a list if any is
+        block = next((call for call in both if _in_list(model, call)), next(iter(both), None))
         if block is None and layer == last:
-            block = _beside(blocks[-1], takes) if blocks else _single(model, trace, takes)
+            beside = (call for call in takes if blocks and _parent(call.path) == _parent(blocks[-1].path))
+            block = next(beside, None) if blocks else _single(model, trace, takes)
         if block is None:
             return []
         blocks.append(block)
@@ -40,21 +42,27 @@ def places(seen: Sequence[Seen], blocks: Sequence[Call]) -> list[list[Event]]:
     the last module to pass the state on, since dropout is invisible here but not in training; then the first that
     takes it in; last the modules around the whole stack, which return only after it, and what a head does with it.
     """
-    begin = min((event.time for events in seen[0] for event in events), default=0)
+    begin = min((event.time for event in seen[0]), default=0)
     ranked: list[list[Event]] = []
-    for layer, (same, like) in enumerate(seen):
+    for layer, events in enumerate(seen):
         block = blocks[max(0, layer - 1)] if blocks else None
-        around = [event.time for event in (*same, *like) if event.side == "output" and event.call.started < begin]
-        close = min(around) if layer and around else _NEVER
-        ordered = [event for group in (same, like) for event in _ranked(group, layer, block, close)]
-        ranked.append(ordered[:MOST])
+        around = [event.time for event in events if event.side == "output" and event.call.started < begin]
+        end = min(around) if layer and around else math.inf
+        ranked.append(sorted(events, key=lambda event: (not events[event], *_rank(event, layer, block, end)))[:MOST])
     return ranked
+
+
+def _rank(event: Event, layer: int, block: Call | None, end: float) -> tuple[int, int]:
+    if event.call is block and event.side == ("output" if layer else "input"):
+        return 0, 0
+    if event.time >= end:
+        return 3, event.time
+    return (1, -event.time) if event.side == "output" else (2, event.time)
 
 
 def find_scope(trace: Trace, first: Event, last: Event, state: Tensor) -> Call:
     """Find the closest call around all layers that happens once per pass; one with the mask, if any has it."""
-    counts = trace.counts()
-    once = (call for call in reversed(trace.calls) if counts[call.path] == 1)  # calls begin in order
+    once = (call for call in reversed(trace.calls) if trace.counts[call.path] == 1)  # calls begin in order
     around = [call for call in once if call.started < first.time and call.ended >= last.time]
     masked = [call for call in around if call.mask is not None and call.mask.shape == state.shape[:2]]
     return (masked or around)[0]
@@ -70,28 +78,20 @@ def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...
     started: dict[nn.Module, int] = {}
     for call in trace.calls:
         started.setdefault(call.module, call.started)
-    taking_part: dict[nn.Module, None] = {}
 
-    def visit(module: nn.Module) -> None:
-        if started.get(module, -1) > last.time:
-            return
-        if saved_buffers(module) or next(module.parameters(recurse=False), None) is not None:
-            taking_part[module] = None
-        for child in module.children():
-            visit(child)
+    def taking_part(module: nn.Module) -> Iterator[nn.Module]:
+        if started.get(module, -1) <= last.time:
+            if saved_buffers(module) or next(module.parameters(recurse=False), None) is not None:
+                yield module
+            for child in module.children():
+                yield from taking_part(child)
 
-    visit(base)
-    return tuple(taking_part)
+    return tuple(dict.fromkeys(taking_part(base)))
 
 
 def _calls(seen: Seen, side: str, since: int) -> list[Call]:
-    calls = {event.call: None for events in seen for event in events if event.side == side}
-    return sorted((call for call in calls if call.started > since), key=lambda call: call.started)
-
-
-def _first(model: nn.Module, calls: Sequence[Call]) -> Call | None:
-    """The outermost of the earliest; one in a list of modules, if any is."""
-    return next((call for call in calls if _in_list(model, call)), next(iter(calls), None))
+    calls = {event.call for event in seen if event.side == side and event.call.started > since}
+    return sorted(calls, key=lambda call: call.started)
 
 
 def _in_list(model: nn.Module, call: Call) -> bool:
@@ -102,10 +102,6 @@ def _parent(path: str) -> str:
     return path.rpartition(".")[0]
 
 
-def _beside(block: Call, takes: Sequence[Call]) -> Call | None:
-    return next((call for call in takes if _parent(call.path) == _parent(block.path)), None)
-
-
 def _single(model: nn.Module, trace: Trace, takes: Sequence[Call]) -> Call | None:
     """The single block of a stack with one: in a list of modules, and another module takes what it gives."""
     for call in takes:
@@ -114,13 +110,3 @@ def _single(model: nn.Module, trace: Trace, takes: Sequence[Call]) -> Call | Non
         if _in_list(model, call) and given & taken:
             return call
     return None
-
-
-def _ranked(events: Sequence[Event], layer: int, block: Call | None, close: int) -> list[Event]:
-    side = "input" if layer == 0 else "output"
-    first = [event for event in events if event.call is block and event.side == side]
-    inside = [event for event in events if event.time < close and event not in first]
-    after = [event for event in events if event.time >= close and event not in first]
-    given = sorted((event for event in inside if event.side == "output"), key=lambda event: -event.time)
-    taken = sorted((event for event in inside if event.side == "input"), key=lambda event: event.time)
-    return [*first, *given, *taken, *sorted(after, key=lambda event: event.time)]

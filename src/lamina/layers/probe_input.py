@@ -22,6 +22,12 @@ class Probe:
     inputs: dict[str, Tensor]
     rows: int
 
+    def without_mask(self) -> Probe:
+        """The same for models that, without weights, run only without a mask."""
+        return Probe(
+            {key: value for key, value in self.inputs.items() if not key.endswith("attention_mask")}, self.rows
+        )
+
 
 class NoInputError(Exception):
     """It is not known what to feed the model; the text says why."""
@@ -36,23 +42,23 @@ def probe_input(model: nn.Module, tokens: int, seed: int) -> Probe:
         NoInputError: If the model reads something else.
     """
     name = str(getattr(model, "main_input_name", "input_ids"))
-    make = _MAKERS.get(name)
-    if make is None:
+    maker = _MAKERS.get(name)
+    if maker is None:
         raise NoInputError(f"it reads '{name}', and inputs are known for {', '.join(_MAKERS)}")
     rng = torch.Generator().manual_seed(seed)
-    inputs = make(model, tokens, rng)
+    inputs = maker(model, tokens, rng)
     rows = len(inputs[name])
     accepted = inspect.signature(model.forward).parameters
     if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
         inputs |= _text(model, tokens - 2, rng, rows=rows, prefix="decoder_")
     floats = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     device, dtype = main_device(model), next(floats, torch.float32)
-    placed = {
+    inputs = {
         key: value.to(device, dtype) if value.is_floating_point() else value.to(device)
         for key, value in inputs.items()
         if key in accepted or key == name
     }
-    return Probe(placed, rows)
+    return Probe(inputs, rows)
 
 
 def _configs(model: nn.Module) -> list[Any]:
@@ -62,17 +68,15 @@ def _configs(model: nn.Module) -> list[Any]:
     return [config, *(value for key, value in attributes.items() if hasattr(value, "to_dict") and key[0] != "_")]
 
 
-def _setting(model: nn.Module, name: str) -> object:
-    values = (getattr(config, name, None) for config in _configs(model))
-    return next((value for value in values if value is not None), None)
-
-
 def _counts(model: nn.Module, name: str) -> list[int]:
     """A setting that is an int or a list of them, as a list; empty if there is none."""
-    value = _setting(model, name)
-    if isinstance(value, (list, tuple)):
-        return [int(item) for item in cast("Sequence[Any]", value)]
-    return [value] if isinstance(value, int) else []
+    values = (getattr(config, name, None) for config in _configs(model))
+    return next((_ints(value) for value in values if value is not None), list[int]())
+
+
+def _ints(value: object) -> list[int]:
+    items = cast("Sequence[object]", value) if isinstance(value, (list, tuple)) else (value,)
+    return [item for item in items if isinstance(item, int)]
 
 
 def _count(model: nn.Module, name: str, default: int = 0) -> int:
@@ -81,14 +85,15 @@ def _count(model: nn.Module, name: str, default: int = 0) -> int:
 
 def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2, prefix: str = "") -> dict[str, Tensor]:
     """Random ordinary tokens; each row ends in the end token, which some classifiers look for; row 2 is padded."""
-    config: Any = _text_config(model, decoder=bool(prefix))
+    whole: Any = model.config
+    config: Any = getattr(whole, "decoder" if prefix else "encoder", None)
+    if not hasattr(config, "to_dict"):
+        config = whole.get_text_config() if hasattr(whole, "get_text_config") else whole
     size = int(getattr(config, "vocab_size", None) or _count(model, "vocab_size"))
     if size < 2:
         raise NoInputError("its config has no vocab_size")
-    settings: list[dict[str, Any]] = [vars(part) for part in _configs(model)]
-    named = [value for setting in settings for key, value in setting.items() if key.endswith(_SPECIAL)]
-    listed = [cast("list[Any]", value) if isinstance(value, list) else [value] for value in named]
-    special = {0, *(token for tokens in listed for token in tokens if isinstance(token, int))}
+    settings: list[tuple[str, object]] = [pair for part in _configs(model) for pair in part.__dict__.items()]
+    special = {0, *(token for key, value in settings if key.endswith(_SPECIAL) for token in _ints(value))}
     ordinary = torch.tensor([token for token in range(size) if token not in special] or [size - 1])
     ids = ordinary[torch.randint(len(ordinary), (rows, tokens), generator=rng)]
     mask = torch.ones(rows, tokens, dtype=torch.long)
@@ -100,14 +105,6 @@ def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2,
         ids[row, real:] = pad if isinstance(pad, int) and 0 <= pad < size else 0
         mask[row, real:] = 0
     return {f"{prefix}input_ids": ids, f"{prefix}attention_mask": mask}
-
-
-def _text_config(model: nn.Module, *, decoder: bool) -> object:
-    config: Any = model.config
-    side = getattr(config, "decoder" if decoder else "encoder", None)
-    if hasattr(side, "to_dict"):
-        return side
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 _SPECIAL = ("_token_id", "_token_index", "_token_ids")

@@ -6,12 +6,13 @@ To support a family, `add` a row, or put one into roles.yaml; the contract tests
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, final
 
 import yaml
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from lamina.errors import ConfigError, UnsupportedModelError
@@ -19,36 +20,26 @@ from lamina.layers.stack import children_of
 
 Row = TypeVar("Row", "Roles", "Convolutions")
 
+_STRICT = ConfigDict(extra="forbid")
+
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class Attention:
-    """Where an attention's projections are.
+    """Where an attention's projections are: dotted paths that start at the block.
 
-    A path is dotted and starts at the block; a number counts through a list (-1 is its last), `*` stands for any
-    text, so that one path may name several modules.
-
-    Attributes:
-        query: Path of the query projection; the same as `key` and `value` where one projection gives several.
-        key: Path of the key projection.
-        value: Path of the value projection.
-        output: Path of the projection after the heads.
-        head_width: Path of the attribute that holds the width of one head. A projection gives one or more heads,
-            each a run of that many features, so that grouped key and value heads need no field of their own.
-        fused: Where one projection gives several roles, what comes first: "roles" (all query heads, then all key
-            heads, ...) or "heads" (query, key and value of head 0, then those of head 1, ...). None otherwise.
-        positions: Roles whose projections the attention also calls with position embeddings.
-        positions_if: The settings of the config which all must be true for that.
+    In a path a number counts through a list (-1 is its last), and `*` stands for any text, so that one path may name
+    several modules.
     """
 
-    query: str
+    query: str  # the same as `key` and `value` where one projection gives several
     key: str
     value: str
-    output: str
-    head_width: str
-    fused: Literal["roles", "heads"] | None = None
-    positions: tuple[str, ...] = ()
-    positions_if: tuple[str, ...] = ()
+    output: str  # the projection after the heads
+    head_width: str  # path of an attribute; a projection gives one or more heads of this width, grouped ones fewer
+    fused: Literal["roles", "heads"] | None = None  # what one projection of several roles is ordered by, outermost
+    positions: tuple[str, ...] = ()  # roles whose projections the attention also calls with position embeddings,
+    positions_if: tuple[str, ...] = ()  # where these settings of the config are all true
 
     def projections(self) -> dict[str, tuple[str, ...]]:
         """Path -> the roles of its projection, each path once."""
@@ -57,54 +48,46 @@ class Attention:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class Roles:
-    """What the parts of a family's blocks are for.
-
-    Attributes:
-        attention: The self-attention.
-        ffn_in: Paths of the feed-forward network's first projections; two where one of them is a gate.
-        ffn_out: Path of its last.
-        cross: The attention over the encoder, where blocks have one.
-    """
+    """What the parts of a family's blocks are for."""
 
     attention: Attention
-    ffn_in: tuple[str, ...]
+    ffn_in: tuple[str, ...]  # the feed-forward network's first projections; two where one of them is a gate
     ffn_out: str
-    cross: Attention | None = None
+    cross: Attention | None = None  # the attention over the encoder, where blocks have one
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class Convolutions:
-    """Where a family's convolutions are, and how they are counted.
+    """Where a family's convolutions are, and how they are counted."""
 
-    Attributes:
-        blocks: Path, from the backbone, of what they are in; the first of those found is layer 1.
-        convolution: Path of a block's convolutions, from the block; several where it has a `*`.
-        stack: Name of the sequence: "main" where its layers are those of the model's `hidden_states`, and another
-            where they come before layer 0.
-    """
+    blocks: str  # path, from the backbone, of what they are in; the first of those found is layer 1
+    convolution: str  # path of a block's convolutions, from the block; several where it has a `*`
+    stack: str = "main"  # "main" where its layers are those of `hidden_states`; another where they come before layer 0
 
-    blocks: str
-    convolution: str
-    stack: str = "main"
+
+def _read(kind: type[Row], table: str) -> dict[str, Row]:
+    rows = yaml.safe_load(Path(__file__).with_name("roles.yaml").read_text("utf-8"))[table]
+    return {family: kind(**row) for row in rows for family in row.pop("families")}
+
+
+ROLES, CONVOLUTIONS = _read(Roles, "roles"), _read(Convolutions, "convolutions")
 
 
 def roles_of(model: nn.Module, *, op: str) -> Roles:
     """Get the row of a model's family, or raise UnsupportedModelError."""
-    return _row(model, op, ROLES, "no row of projection roles says what its projections are for", _NO_ROW_NEEDED)
+    missing = "no row of projection roles says what its projections are for"
+    return _row(model, op, ROLES, missing, " Readers, taps, freezing and truncating need no row.")
 
 
 def convolutions_of(model: nn.Module, *, op: str) -> Convolutions:
     """Get the row that says where the convolutions of a model's family are, or raise UnsupportedModelError."""
-    return _row(model, op, CONVOLUTIONS, "no row says where its convolutions are", "")
+    return _row(model, op, CONVOLUTIONS, "no row says where its convolutions are")
 
 
-_NO_ROW_NEEDED = " Readers, taps, freezing and truncating need no row."
-
-
-def _row(model: nn.Module, op: str, rows: dict[str, Row], missing: str, more: str) -> Row:
+def _row(model: nn.Module, op: str, rows: dict[str, Row], missing: str, more: str = "") -> Row:
     family = family_of(model)
     if family not in rows:
         reason = f"{missing}; rows: {', '.join(sorted(rows))}"
@@ -114,11 +97,7 @@ def _row(model: nn.Module, op: str, rows: dict[str, Row], missing: str, more: st
 
 
 def add(model_type: str, row: Roles | Convolutions) -> None:
-    """Add a family's row; a family may have one of each kind.
-
-    Raises:
-        ConfigError: If the family (`config.model_type`) has such a row.
-    """
+    """Add a family's row; a family may have one of each kind. ConfigError if it has such a row."""
     name, known = ("ROLES", ROLES) if isinstance(row, Roles) else ("CONVOLUTIONS", CONVOLUTIONS)
     if model_type in known:
         raise ConfigError(f"roles: '{model_type}' has a row; a row is never replaced. Remove it from {name} first.")
@@ -135,15 +114,11 @@ def has_path(block: nn.Module, path: str) -> bool:
     return not isinstance(_follow([block], path.rpartition(".")[0]), str)
 
 
-_ROW_HINT = "Correct the row, or use the version of transformers that it was written for."
-
-
 def modules_at(block: nn.Module, path: str, *, family: str, op: str) -> list[nn.Module]:
     """Get the modules at a path of a row; UnsupportedModelError names the part that is missing."""
     modules = _follow([block], path)
     if isinstance(modules, str):
-        reason = f"its row of projection roles names '{path}', but {modules}"
-        raise UnsupportedModelError(op=op, model_type=family, reason=reason, hint=_ROW_HINT)
+        raise _wrong_row(path, modules, family, op)
     return modules
 
 
@@ -153,9 +128,14 @@ def head_width_at(block: nn.Module, path: str, *, family: str, op: str) -> int:
     owner = modules_at(block, parent, family=family, op=op)[0]
     width: object = getattr(owner, name, None)
     if not isinstance(width, int):
-        reason = f"its row of projection roles names '{path}', but {type(owner).__name__} has no number '{name}'"
-        raise UnsupportedModelError(op=op, model_type=family, reason=reason, hint=_ROW_HINT)
+        raise _wrong_row(path, f"{type(owner).__name__} has no number '{name}'", family, op)
     return width
+
+
+def _wrong_row(path: str, problem: str, family: str, op: str) -> UnsupportedModelError:
+    reason = f"its row of projection roles names '{path}', but {problem}"
+    hint = "Correct the row, or use the version of transformers that it was written for."
+    return UnsupportedModelError(op=op, model_type=family, reason=reason, hint=hint)
 
 
 def _follow(modules: list[nn.Module], path: str) -> list[nn.Module] | str:
@@ -185,34 +165,7 @@ def linear_weight(module: nn.Module) -> Tensor | None:
 
 
 def convolution_weight(module: nn.Module) -> Tensor | None:
-    """The weight of a plain convolution, `[out, in / groups, kernel...]`; None for anything else.
-
-    One that computes its weight, as weight norm does, is not plain.
-    """
+    """The weight of a convolution, `[out, in / groups, kernel...]`; None if it is computed, and for anything else."""
     weight = dict(module.named_parameters(recurse=False)).get("weight")
     plain = type(module) in (nn.Conv1d, nn.Conv2d) and weight is not None and weight.is_floating_point()
     return weight if plain else None
-
-
-def _read() -> tuple[dict[str, Roles], dict[str, Convolutions]]:
-    table: dict[str, list[dict[str, Any]]] = yaml.safe_load(Path(__file__).with_name("roles.yaml").read_text("utf-8"))
-    roles: dict[str, Roles] = {}
-    for fields in table["roles"]:
-        families = fields.pop("families")
-        attentions: dict[str, Any] = {
-            name: Attention(**_tuples(fields.pop(name))) for name in ("attention", "cross") if name in fields
-        }
-        roles |= dict.fromkeys(families, Roles(**_tuples(fields), **attentions))
-    convolutions: dict[str, Convolutions] = {}
-    for fields in table["convolutions"]:
-        convolutions |= dict.fromkeys(fields.pop("families"), Convolutions(**fields))
-    return roles, convolutions
-
-
-def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: tuple(cast("list[str]", value)) if isinstance(value, list) else value for name, value in fields.items()
-    }
-
-
-ROLES, CONVOLUTIONS = _read()

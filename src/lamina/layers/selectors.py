@@ -17,23 +17,14 @@ FORMS = "an int (negative counts from the top), a list of ints, 'all', 'bottom:4
 def select(selector: object, layers: int, *, op: str) -> list[int]:
     """Turn a selector into layer numbers, ascending, each once.
 
-    Args:
-        selector: A `Selector`: an int (negative counts from the top), a list of ints, "all", "bottom:4" (layers 0
-            to 3), "top:4", "2-6" (both ends included), or "1-" (from 1 to the top).
-        layers: Count of layers there are, embeddings included.
-        op: The operation that asks, named in errors.
-
-    Raises:
-        LayerIndexError: If a layer does not exist.
-        ConfigError: If the selector has none of the forms, names no layer, or names one twice.
+    `layers` counts those there are, embeddings included. LayerIndexError if a layer does not exist; ConfigError if the
+    selector has none of the `FORMS`, names no layer, or names one twice.
     """
     if isinstance(selector, str):
         return _from_text(selector, layers, op)
-    if _whole(selector):
-        return [_index(cast("int", selector), layers, op)]
-    items = cast("Sequence[object]", selector) if isinstance(selector, (list, tuple, range)) else (None,)
-    if not all(map(_whole, items)):
-        raise _unknown(cast("object", selector), op)
+    items = cast("Sequence[object]", selector) if isinstance(selector, (list, tuple, range)) else (selector,)
+    if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+        raise ConfigError(f"{op}: layers is {selector!r}, which is no layer selector. Use {FORMS}.")
     chosen = sorted(_index(cast("int", item), layers, op) for item in items)
     if not chosen:
         raise ConfigError(f"{op}: layers is {selector!r}, which names no layer; at least one is needed. Use {FORMS}.")
@@ -41,10 +32,6 @@ def select(selector: object, layers: int, *, op: str) -> list[int]:
     if twice:
         raise ConfigError(f"{op}: layers {selector!r} names layer {twice[0]} twice; each counts once.")
     return chosen
-
-
-def _whole(item: object) -> bool:
-    return isinstance(item, int) and not isinstance(item, bool)
 
 
 def _from_text(selector: str, layers: int, op: str) -> list[int]:
@@ -65,17 +52,13 @@ def _from_text(selector: str, layers: int, op: str) -> list[int]:
         if first > last:
             raise ConfigError(f"{op}: '{text}' runs backwards; a range goes upwards. Use '{high}-{low}'.")
         return list(range(first, last + 1))
-    raise _unknown(selector, op)
+    raise ConfigError(f"{op}: layers is {selector!r}, which is no layer selector. Use {FORMS}.")
 
 
 def _index(layer: int, layers: int, op: str) -> int:
     if not -layers <= layer < layers:
         raise LayerIndexError(op=op, got=layer, layers=layers)
     return layer % layers
-
-
-def _unknown(selector: object, op: str) -> ConfigError:
-    return ConfigError(f"{op}: layers is {selector!r}, which is no layer selector. Use {FORMS}.")
 
 
 def ranges(layers: Sequence[int]) -> str:

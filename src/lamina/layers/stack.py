@@ -2,63 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 Side = Literal["output", "input"]
+Swap = tuple[int, int]  # axes that trade places where a module sees a state as [batch, width, tokens] or [tokens, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class TapPoint:
-    """Where one layer is seen: a value that goes into, or comes out of, one call of one module.
-
-    Attributes:
-        module: The module to hook.
-        path: Its dotted name in the model; "" is the model itself.
-        side: Whether the state is an argument of the call or its result.
-        index: Position or key among the arguments or results; None if the result is the state itself.
-        call: Which of the module's calls within a pass, from 0; a module shared by several layers is called often.
-        calls: How many calls a pass makes.
-        swap: Two axes that trade places, where the module sees the state as `[batch, width, tokens]` (1, 2) or
-            `[tokens, batch, width]` (0, 1); None if it sees it as it is returned.
-    """
+    """Where one layer is seen: a value that goes into, or comes out of, one call of one module."""
 
     module: nn.Module
-    path: str
+    path: str  # its dotted name in the model; "" is the model itself
     side: Side
-    index: int | str | None
-    call: int
-    calls: int
-    swap: tuple[int, int] | None = None
+    index: int | str | None  # position or key among the arguments or results; None if the result is the state itself
+    call: int  # which of the module's calls within a pass, from 0
+    swap: Swap | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class LayerStack:
-    """A sequence of blocks, and where each of its layers is seen.
+    """A sequence of blocks, and where each of its layers is seen."""
 
-    Attributes:
-        name: "main", "encoder" or "decoder".
-        width: Size of every state's last axis.
-        blocks: The repeated modules, bottom first; one module several times where blocks share weights. Empty
-            where the model has no module per block (XLM keeps its parts in separate lists).
-        points: Entry i is where layer i is seen.
-        scope: The closest module around all points that is called once per pass, and with the mask where a
-            module is. A call of it starts a pass over the stack.
-        scope_path: Its dotted name in the model; "" is the model itself.
-        run: Modules that own parameters or saved buffers and take part up to the last layer, each once, as registered;
-            the same for a backbone alone and inside a model with a head.
-    """
-
-    name: str
-    width: int
-    blocks: tuple[nn.Module, ...]
-    points: tuple[TapPoint, ...]
+    name: str  # "main", "encoder" or "decoder"
+    width: int  # size of every state's last axis
+    blocks: tuple[nn.Module, ...]  # bottom first, one several times where blocks share weights; empty without modules
+    points: tuple[TapPoint, ...]  # entry i is where layer i is seen
+    # the closest module around all points that is called once per pass, with the mask if any is; it starts a pass
     scope: nn.Module
     scope_path: str
+    # modules with weights of their own that take part up to the last layer, each once, as registered; the same for a
+    # backbone alone and inside a model with a head
     run: tuple[nn.Module, ...]
 
     @property
@@ -89,20 +68,7 @@ def saved_buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in own.items() if name in saved}
 
 
-def pick(point: TapPoint, output: object) -> Tensor:
-    """Take a layer's state out of what its module returned."""
-    # a ModelOutput takes positions as well as keys, as the tuple it may be replaced by
-    state = output if point.index is None and not isinstance(output, Mapping) else cast("Any", output)[point.index]
-    return swapped(cast("Tensor", state), point.swap)
-
-
-def pick_argument(point: TapPoint, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Tensor:
-    """Take a layer's state out of what its module was called with."""
-    index = point.index
-    return swapped(cast("Tensor", kwargs[index] if isinstance(index, str) else args[index or 0]), point.swap)
-
-
-def swapped(state: Tensor, swap: tuple[int, int] | None) -> Tensor:
+def swapped(state: Tensor, swap: Swap | None) -> Tensor:
     """The state with two axes exchanged; as it is for None."""
     return state if swap is None else state.transpose(*swap)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.layers.hooks import argument
-from lamina.layers.stack import Side, by_path
+from lamina.layers.stack import Side, Swap, by_path
 
 Key = tuple[object, ...]
 
@@ -41,10 +42,10 @@ class Event:
     key: Key
     tensor: Callable[[], Tensor | None]
     version: int
-    swap: tuple[int, int] | None = None
+    swap: Swap | None = None
 
 
-Seen = tuple[list[Event], list[Event]]  # where a state was: as the very same tensor; as one that looks equal
+Seen = dict[Event, bool]  # where a state was, and whether as the very same tensor or as one that looks equal
 
 
 @dataclass(eq=False)
@@ -53,33 +54,29 @@ class Trace:
 
     calls: list[Call] = field(default_factory=list[Call])
     events: list[Event] = field(default_factory=list[Event])
-
-    def counts(self) -> Counter[str]:
-        """Path -> how often the module was called."""
-        return Counter(call.path for call in self.calls)
+    counts: Counter[str] = field(default_factory=Counter[str])  # path -> how often the module was called
 
     def seen_as(self, state: Tensor) -> Seen:
         """Find where a state was seen."""
         key = key_of(state)
         like = [event for event in self.events if event.key == key]
-        same = [event for event in like if event.tensor() is state and event.version == state._version]
-        return same, [] if state.is_meta else [event for event in like if event not in same]
+        seen = {event: event.tensor() is state and event.version == state._version for event in like}
+        return {event: is_same for event, is_same in seen.items() if is_same or not state.is_meta}
 
 
 @contextmanager
 def traced(model: nn.Module) -> Generator[Trace]:
     """Record every module's calls while the model runs."""
     trace, open_calls = Trace(), list[Call]()
-    numbers: Counter[str] = Counter()
-    clock = iter(range(1 << 62))
+    clock = itertools.count()
     paths = {module: path for path, module in by_path(model).items()}
 
     def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         path = paths[module]
         mask = argument(module, "attention_mask", args, kwargs)
         mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
-        call = Call(module, path, numbers[path], next(clock), mask=mask)
-        numbers[path] += 1
+        call = Call(module, path, trace.counts[path], next(clock), mask=mask)
+        trace.counts[path] += 1
         trace.calls.append(call)
         open_calls.append(call)
         for index, value in (*enumerate(args), *kwargs.items()):
@@ -100,16 +97,14 @@ def traced(model: nn.Module) -> Generator[Trace]:
         yield trace
 
 
-def _parts(output: object) -> list[tuple[int | str | None, object]]:
+def _parts(output: object) -> Iterable[tuple[int | str | None, object]]:
     if isinstance(output, Tensor):
         return [(None, output)]
     if hasattr(output, "to_tuple"):  # a ModelOutput: positions also hold where a tuple comes instead
-        return list(enumerate(cast("tuple[object, ...]", cast("Any", output).to_tuple())))
+        output = cast("Any", output).to_tuple()
     if isinstance(output, Mapping):
-        return list(cast("Mapping[str, object]", output).items())
-    if isinstance(output, (tuple, list)):
-        return list(enumerate(cast("tuple[object, ...]", output)))
-    return []
+        return cast("Mapping[str, object]", output).items()
+    return enumerate(cast("tuple[object, ...]", output)) if isinstance(output, (tuple, list)) else ()
 
 
 def _note(trace: Trace, call: Call, side: Side, index: int | str | None, value: object, time: int) -> None:
@@ -117,9 +112,8 @@ def _note(trace: Trace, call: Call, side: Side, index: int | str | None, value: 
         return
     held = (lambda: value) if value.is_meta else weakref.ref(value)
     trace.events.append(Event(call, side, index, time, key_of(value), held, value._version))
-    if not value.is_meta:  # some models keep the axes in another order inside
-        for swap in _SWAPS:
-            trace.events.append(Event(call, side, index, time, key_of(value.transpose(*swap)), lambda: None, 0, swap))
+    for swap in () if value.is_meta else _SWAPS:  # some models keep the axes in another order inside
+        trace.events.append(Event(call, side, index, time, key_of(value.transpose(*swap)), lambda: None, 0, swap))
 
 
 _SWAPS = ((1, 2), (0, 1))

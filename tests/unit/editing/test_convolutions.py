@@ -278,7 +278,7 @@ def test_a_convolution_that_computes_its_weight_since_is_not_folded():
     model, _ = built()
     insert_(model, "convolution", kernel=1)
     nn.utils.parametrizations.weight_norm(first(model))
-    refused(model, UnsupportedModelError, f"'{FIRST}' is no plain linear map or convolution any more")
+    refused(model, UnsupportedModelError, f"'{FIRST}' is a ParametrizedConv1d, no plain convolution")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ SEEN_WITHOUT_WEIGHTS += ["bart", "t5", "vit", "wav2vec2"]
 
 
 def seen_at(stack):
-    return [(point.path, point.side, point.index, point.call, point.calls, point.swap) for point in stack.points]
+    return [(point.path, point.side, point.index, point.call, point.swap) for point in stack.points]
 
 
 def states_are_right(model):
