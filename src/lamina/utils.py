@@ -38,6 +38,16 @@ def derive_seed(*parts: object) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def seed_torch(seed: int) -> None:
+    """`torch.manual_seed`, but where there is only a CPU without the traceback that it formats (0.4 ms)."""
+    import torch
+
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
 def first_line(error: Exception) -> str:
     """What an error of another library says, as far as a message can quote it: one line, without its full stop."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].strip().rstrip(".")

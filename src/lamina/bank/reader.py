@@ -13,7 +13,7 @@ from lamina.errors import UnknownNameError
 from lamina.fusion.base import FusionConfig
 from lamina.heads.base import IGNORE, HeadConfig
 from lamina.layers import LayerStack, select
-from lamina.utils import derive_seed, rank
+from lamina.utils import derive_seed, rank, seed_torch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -72,7 +72,7 @@ class ReaderModule(nn.Module):
             options["logits_to_keep"] = (labels != IGNORE).to(features.device)
         with torch.random.fork_rng(devices=[features.device] if features.is_cuda else [], enabled=self.training):
             if self.training:
-                torch.manual_seed(derive_seed(self.config.seed, self.step, "head"))
+                seed_torch(derive_seed(self.config.seed, self.step, "head"))
             return self.head(features, mask, **options)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class ReaderModule(nn.Module):
     def on_epoch_end(self, done: float) -> bool:
         """Let the fusion go on to its next stage, with this reader's own random numbers; see `Fusion.on_epoch_end`."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self.config.seed, "stage"))
+            seed_torch(derive_seed(self.config.seed, "stage"))
             return self.fusion.on_epoch_end(done, self.head)
 
     def importance(self) -> dict[int, float]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lamina.data.arrow import Ragged, chunks, dataset_of
+from lamina.data.batches import pad
 from lamina.data.read import Table
 from lamina.data.windows import IGNORED, word_labels
 from lamina.tasks import labels as lab
@@ -108,7 +109,7 @@ class WordTargets:
 
     def tensor(self, rows: Sequence[int]) -> Tensor:
         """The labels of some rows `[batch, tokens]`."""
-        return torch.from_numpy(self._labels.padded(rows, IGNORED))
+        return pad([self._labels[row] for row in rows], IGNORED)
 
 
 class _TagResults(Results):

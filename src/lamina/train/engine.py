@@ -18,7 +18,7 @@ from lamina.tasks.metrics import LOWER
 from lamina.train.learner import BASE
 from lamina.train.plan import batches, parts_of
 from lamina.train.scoring import autocast, same_modes, score
-from lamina.utils import barrier, derive_seed, rank, world_size
+from lamina.utils import barrier, derive_seed, rank, seed_torch, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -254,7 +254,7 @@ class Engine:
 
 def _seed(seed: int) -> None:
     """Seed every generator that a model may draw from."""
-    torch.manual_seed(seed)
+    seed_torch(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
