@@ -48,6 +48,7 @@ class AdaLayers(ProjectedConfig):
     output_activation: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check("ada_layers")
         check_range("ada_layers", "cutoff", self.cutoff, 0, 1, open_high=True)
         if self.alpha <= 0:

@@ -32,6 +32,10 @@ class FusionConfig:
     streams: ClassVar[bool] = True  # False: needs every state at once (it has `fuse`), so the bank keeps them
     needs_block_inputs: ClassVar[bool] = False  # True: recorded states are not enough
 
+    def __post_init__(self) -> None:
+        if isinstance(layers := getattr(self, "layers", None), list):
+            object.__setattr__(self, "layers", tuple(layers))  # as it comes back from a file
+
     def selector(self) -> Selector:
         """Which layers are read; the `layers` field unless a subclass fixes them."""
         return self.layers  # pyright: ignore[reportAttributeAccessIssue]  a field of most subclasses

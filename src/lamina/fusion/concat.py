@@ -38,6 +38,7 @@ class Concat(FusionConfig):
     bias: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("concat", "dim", self.dim, 1)
 
 

@@ -35,6 +35,7 @@ class DepthLSTM(FusionConfig):
     layers: Selector = "1-"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("depth_lstm", "dim", self.dim, 1)
 
 

@@ -43,6 +43,7 @@ class DWAtt(FusionConfig):
     layers: Selector = "1-"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("dwatt", "bottleneck", self.bottleneck, 1)
         check_range("dwatt", "position_dim", self.position_dim, 1)
 

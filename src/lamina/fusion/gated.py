@@ -38,6 +38,7 @@ class Gated(FusionConfig):
     layers: Selector = "all"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("gated", "hidden", self.hidden, 1)
 
 

@@ -56,6 +56,7 @@ class Head2Toe(FusionConfig):
     chunks: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.fraction <= 1:
             raise ConfigError(f"head2toe: fraction is {self.fraction}; it must be above 0 and at most 1.")
         if not 0 < self.score_share < 1:

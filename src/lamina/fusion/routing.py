@@ -49,6 +49,7 @@ class Routing(FusionConfig):
     per_token: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("dim", "vectors", "size", "iterations"):
             check_range("routing", name, getattr(self, name), 2, 1 << 20)
 

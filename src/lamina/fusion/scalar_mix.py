@@ -33,6 +33,7 @@ class ScalarMix(FusionConfig):
     layer_dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("scalar_mix", "layer_dropout", self.layer_dropout, 0, 1, open_high=True)
 
 
