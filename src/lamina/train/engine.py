@@ -263,10 +263,12 @@ def _seed(seed: int) -> None:
 def _kept_randomness() -> Iterator[None]:
     """Give the global generators back as they were."""
     before = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
-        yield
-    random.setstate(before[0])
-    np.random.set_state(before[1])
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 @contextmanager
