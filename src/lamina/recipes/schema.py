@@ -97,9 +97,9 @@ class ReaderRecipe(Strict):
 
 
 def _build(registry: Registry, given: dict[str, Any]) -> Any:
-    """Build a config from a recipe's fields; lists become tuples."""
+    """Build a config from a recipe's fields."""
     try:
-        return registry.from_dict({key: tuple(v) if isinstance(v, list) else v for key, v in given.items()})
+        return registry.from_dict(given)
     except TypeError as error:
         texts = [key for key, value in given.items() if isinstance(value, str) and key != "name"]
         what = f"{texts[0]} is {given[texts[0]]!r}; it must be a number, such as 0.001" if texts else str(error)

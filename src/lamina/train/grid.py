@@ -128,7 +128,7 @@ def _method(value: Any, op: str) -> Any:
         value = {"name": value}
     if isinstance(value, Mapping):
         with _named(op, f"fusion {dict(value)}"):
-            return FUSIONS.from_dict({key: _frozen(item) for key, item in value.items()})
+            return FUSIONS.from_dict(dict(value))
     if not isinstance(value, FusionConfig):
         raise ConfigError(f"{op}: fusion is {value!r}; it must be a name, fields with a name, or a config.")
     return value
