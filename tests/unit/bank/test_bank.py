@@ -316,6 +316,28 @@ def test_dropout_of_a_reader_does_not_depend_on_who_runs_beside_it(model: Any, b
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "reader",
+    [
+        lambda p: Reader(AdaLayers(dim=8, dropout=p), TWO),
+        lambda p: Reader(AdaLayers(dim=8), SequenceClassification(("a", "b"), dropout=p)),
+        lambda p: Reader(AdaLayers(dim=8), TokenClassification(("a", "b"), feedforward=8, dropout=p)),
+    ],
+    ids=["fusion", "text head", "token head"],
+)
+def test_readers_that_differ_in_dropout_alone_keep_their_own(model: Any, batch: dict[str, torch.Tensor], reader: Any):
+    def run(**rates: float) -> BankOutput:
+        bank = ReaderBank(model)
+        for name, rate in rates.items():
+            bank.add(name, reader(rate))
+        return bank.train()(**batch)
+
+    rates = {"none": 0.0, "half": 0.5}
+    beside = run(**rates)
+    for name, rate in rates.items():
+        torch.testing.assert_close(beside[name].logits, run(**{name: rate})[name].logits, rtol=0, atol=1e-6)
+
+
 def test_importances_are_by_layer(bank: ReaderBank):
     assert bank["ada"].importance() == pytest.approx({1: 1 / 3, 2: 1 / 3, 3: 1 / 3})
     assert bank["low"].importance() == {}
