@@ -304,6 +304,14 @@ def test_dropout_is_decided_by_seed_and_step(
     assert not torch.equal(one[0], one[1])
 
 
+def test_the_two_parts_of_a_reader_draw_different_numbers(model: Any, batch: dict[str, torch.Tensor]):
+    bank = ReaderBank(model)
+    bank.add("r", Reader(AdaLayers(dim=8, dropout=0.5), TWO))
+    bank.train()(**batch)
+    seeds = {part.generator.initial_seed() for part in (bank["r"].fusion, bank["r"].head)}
+    assert len(seeds) == 2
+
+
 def test_dropout_of_a_reader_does_not_depend_on_who_runs_beside_it(model: Any, batch: dict[str, torch.Tensor]):
     def run(*names: str) -> list[torch.Tensor]:
         bank = ReaderBank(model)
