@@ -33,6 +33,7 @@ from lamina.tasks import KINDS, kind_of
 from lamina.tasks.split import Split
 from lamina.train import engine, run
 from lamina.train.engine import Engine
+from lamina.train.learner import Learner
 from lamina.train.model import ModelSubject
 from lamina.train.options import FitOptions
 
@@ -314,6 +315,18 @@ def test_dropout_differs_by_step_seed_and_process(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(engine, "rank", lambda process=process: process)
         tune(model, yes_no(train=8), seed=seed, epochs=2)
     assert len(seeds) == len(set(seeds)) == 3 * 4
+
+
+def test_a_run_that_fails_in_the_middle_leaves_no_gradients(monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("in the middle of a step")
+
+    model = bert()
+    monkeypatch.setattr(Learner, "step", fail)
+    with pytest.raises(ZeroDivisionError):
+        tune(model, yes_no(), layer_rates={"head": 0.0})
+    assert not any(one.training for one in model.modules())
+    assert all(one.requires_grad and one.grad is None for one in model.parameters())
 
 
 def test_tied_weights_come_back(tmp_path: Path):
