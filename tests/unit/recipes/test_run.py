@@ -314,6 +314,25 @@ def test_methods_are_scored_on_the_test_part_with_their_best_weights(folder: Pat
     assert run.rows[0]["test"] == found["film-plain-0"]["accuracy"] <= 0.75  # a quarter of the test part is mislabelled
 
 
+def test_heads_and_inserted_layers_start_from_the_seed_of_their_run(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    starts: list[dict[str, torch.Tensor]] = []
+    real = runner.train
+
+    def keeping(model: Any, *args: Any, **options: Any) -> Any:
+        drawn = {name: value.clone() for name, value in model.state_dict().items() if name.endswith("weight")}
+        starts.append({name: value for name, value in drawn.items() if "classifier" in name or "inserted" in name})
+        return real(model, *args, **options)
+
+    monkeypatch.setattr(runner, "train", keeping)
+    given = {"more": {"edits": METHODS["more"]["edits"], "fit": {"max_steps": 1}}}
+    for seeds in ([0, 1], [0]):
+        run_recipe(methods(folder, given, seeds=seeds), data=folder)
+    first, other, again = starts
+    assert len(first) > 1
+    assert not any(torch.equal(value, other[name]) for name, value in first.items())
+    assert all(torch.equal(value, again[name]) for name, value in first.items())
+
+
 def test_methods_go_on_where_a_run_ended(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = methods(folder)
     whole = run_recipe(made, data=folder)
