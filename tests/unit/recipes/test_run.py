@@ -291,6 +291,13 @@ def test_the_best_model_of_a_task_is_kept(tuned: tuple[Run, Path], folder: Path)
     assert found["film"]["accuracy"] == best["score"]
 
 
+def test_every_task_has_a_best_model(folder: Path, tmp_path: Path):
+    tasks = {name: {"files": FILES, "metric": "accuracy"} for name in ("film", "again")}  # which score the same
+    run = run_recipe(methods(folder, {"plain": {}}, tasks=tasks), data=folder, output=tmp_path)
+    assert run.rows[0]["score"] == run.rows[1]["score"]
+    assert {path.name for path in (tmp_path / "models").iterdir()} == {"film", "again"}
+
+
 def test_all_models_are_kept_or_none(folder: Path, tmp_path: Path):
     given = {"plain": {"fit": {"epochs": 1}}, "cut": {"edits": [{"truncate": {"keep": 1}}], "fit": {"epochs": 1}}}
     run_recipe(methods(folder, given, keep="all"), data=folder, output=tmp_path / "all")
