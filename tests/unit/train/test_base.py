@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.support.masked import masked_model, masking_tokenizer, running
 from tests.support.training import LENGTH, reader, tiny_bank, tiny_model, tiny_tokenizer, yes_no
 from transformers import AutoModel
 
-from lamina import LastLayer, Reader, ReaderBank, SequenceClassification, evaluate, fit
+from lamina import LastLayer, MaskedLM, Reader, ReaderBank, SequenceClassification, evaluate, fit
 from lamina.errors import BaseMismatchError, ConfigError
 
 if TYPE_CHECKING:
@@ -110,6 +111,14 @@ def test_readers_and_base_end_at_one_best_epoch():
     assert mean[result.best["a"]["epoch"]] == max(mean.values())
     again = evaluate(bank, {"a": yes_no()})
     assert again["a"]["accuracy"] == pytest.approx(result.best["a"]["accuracy"])
+
+
+def test_the_best_epoch_of_a_perplexity_is_that_of_the_lowest():
+    bank = ReaderBank(masked_model(), masking_tokenizer(), train_base=True)
+    bank.add("m", Reader(LastLayer(), MaskedLM()))
+    result = fit(bank, {"m": running()}, **{**OPTIONS, "epochs": 3, "base_learning_rate": 1e-3})
+    scores = [row["perplexity"] for row in result.history]
+    assert scores[0] != min(scores) == result.best["m"]["perplexity"]
 
 
 def test_they_stop_together():
