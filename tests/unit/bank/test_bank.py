@@ -312,6 +312,19 @@ def test_the_two_parts_of_a_reader_draw_different_numbers(model: Any, batch: dic
     assert len(seeds) == 2
 
 
+def test_processes_of_one_run_draw_different_numbers(
+    model: Any, batch: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+):
+    logits = []
+    for process in (0, 1, 0):
+        monkeypatch.setattr("lamina.bank.reader.rank", lambda process=process: process)
+        bank = ReaderBank(model)
+        bank.add("r", Reader(AdaLayers(dim=8, dropout=0.5), TWO))
+        logits.append(bank.train()(**batch)["r"].logits)
+    assert not torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[0], logits[2])
+
+
 def test_dropout_of_a_reader_does_not_depend_on_who_runs_beside_it(model: Any, batch: dict[str, torch.Tensor]):
     def run(*names: str) -> list[torch.Tensor]:
         bank = ReaderBank(model)
