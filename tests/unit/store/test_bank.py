@@ -181,6 +181,7 @@ class TestBase:
         assert load_bank(tmp_path / "bank", base_model(base)).processor is not None
         given = object()
         assert load_bank(tmp_path / "bank", base_model(base), given).processor is given
+        assert load_bank(tmp_path / "bank", processor=given).processor is given
 
     def test_is_loaded_in_the_precision_it_had(self, tmp_path: Path):
         base = save_base(tmp_path / "base")
