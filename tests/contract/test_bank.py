@@ -203,7 +203,7 @@ def test_the_encoder_is_read_once_per_text_while_beams_run():
 
 
 @torch.no_grad()
-def test_readers_on_both_stacks_are_heard_together():
+def test_readers_on_both_stacks_are_heard_and_recorded_together():
     family, model = FAMILIES["bart-Seq2SeqLM"], model_of("bart-Seq2SeqLM")
     inputs = family.inputs(model, batch=2, tokens=9, seed=1)
     bank = ReaderBank(model)
@@ -219,6 +219,9 @@ def test_readers_on_both_stacks_are_heard_together():
     for stack in ("encoder", "decoder"):
         assert torch.equal(out[stack].logits, alone[stack])
         assert torch.equal(heard[stack].logits, alone[stack])
+    states = bank.record_states({stack: bank[stack].layers for stack in bank}, inputs)
+    read = bank.read_states(states, inputs)
+    assert all(torch.equal(read[stack].logits, alone[stack]) for stack in bank)
 
 
 @torch.no_grad()

@@ -163,6 +163,7 @@ def test_insert_adds_what_it_names_and_changes_nothing(name):
     assert after.keys() - before.keys() >= set(edit.parameters) != set()
     assert all(torch.equal(value, after[key]) for key, value in before.items())
     assert model.config.to_dict() == config
+    assert not any(module.training for module in model.modules())
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "gpt2", "wav2vec2"])

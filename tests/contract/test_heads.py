@@ -259,8 +259,9 @@ def test_a_label_that_is_missing_counts_for_nothing(head: str):
     logits = module(torch.randn(3, 4, 32), torch.ones(3, 4, dtype=torch.bool))
     labels = labels_for(config, logits)
     gone = none_for(config, logits)
-    expected = module.loss(logits[:2], labels[:2])
-    torch.testing.assert_close(module.loss(logits, torch.cat([labels[:2], gone[2:]])), expected)
+    expected, some = module.loss(logits[:2], labels[:2]), torch.cat([labels[:2], gone[2:]])
+    torch.testing.assert_close(module.loss(logits, some), expected)
+    torch.testing.assert_close(module.count(some), module.count(labels[:2]))  # what parts of a step are weighed by
 
 
 def labels_for(config: Any, logits: torch.Tensor) -> torch.Tensor:

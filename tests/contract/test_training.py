@@ -419,6 +419,13 @@ def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path: Path):
     assert found.name == "checkpoint-100"
 
 
+def test_the_checkpoints_of_the_two_highest_steps_are_kept(tmp_path: Path):
+    checkpoints = Checkpoints(tmp_path, "fit")
+    for step in (8, 9, 10, 11):
+        checkpoints.save(step, {"weight": torch.zeros(1)}, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-11"]
+
+
 SCRIPT = """
 import os, signal, sys
 from tests.contract.test_training import OPTIONS, three, train

@@ -304,6 +304,27 @@ def test_dropout_is_decided_by_seed_and_step(
     assert not torch.equal(one[0], one[1])
 
 
+def test_the_two_parts_of_a_reader_draw_different_numbers(model: Any, batch: dict[str, torch.Tensor]):
+    bank = ReaderBank(model)
+    bank.add("r", Reader(AdaLayers(dim=8, dropout=0.5), TWO))
+    bank.train()(**batch)
+    seeds = {part.generator.initial_seed() for part in (bank["r"].fusion, bank["r"].head)}
+    assert len(seeds) == 2
+
+
+def test_processes_of_one_run_draw_different_numbers(
+    model: Any, batch: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+):
+    logits = []
+    for process in (0, 1, 0):
+        monkeypatch.setattr("lamina.bank.reader.rank", lambda process=process: process)
+        bank = ReaderBank(model)
+        bank.add("r", Reader(AdaLayers(dim=8, dropout=0.5), TWO))
+        logits.append(bank.train()(**batch)["r"].logits)
+    assert not torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[0], logits[2])
+
+
 def test_dropout_of_a_reader_does_not_depend_on_who_runs_beside_it(model: Any, batch: dict[str, torch.Tensor]):
     def run(*names: str) -> list[torch.Tensor]:
         bank = ReaderBank(model)
@@ -314,6 +335,28 @@ def test_dropout_of_a_reader_does_not_depend_on_who_runs_beside_it(model: Any, b
 
     for one, other in zip(run("a"), run("bbb", "a", "cc"), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        lambda p: Reader(AdaLayers(dim=8, dropout=p), TWO),
+        lambda p: Reader(AdaLayers(dim=8), SequenceClassification(("a", "b"), dropout=p)),
+        lambda p: Reader(AdaLayers(dim=8), TokenClassification(("a", "b"), feedforward=8, dropout=p)),
+    ],
+    ids=["fusion", "text head", "token head"],
+)
+def test_readers_that_differ_in_dropout_alone_keep_their_own(model: Any, batch: dict[str, torch.Tensor], reader: Any):
+    def run(**rates: float) -> BankOutput:
+        bank = ReaderBank(model)
+        for name, rate in rates.items():
+            bank.add(name, reader(rate))
+        return bank.train()(**batch)
+
+    rates = {"none": 0.0, "half": 0.5}
+    beside = run(**rates)
+    for name, rate in rates.items():
+        torch.testing.assert_close(beside[name].logits, run(**{name: rate})[name].logits, rtol=0, atol=1e-6)
 
 
 def test_importances_are_by_layer(bank: ReaderBank):

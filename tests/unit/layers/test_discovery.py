@@ -52,6 +52,7 @@ def test_swapped_axes_are_recorded():
     [
         (toys.Doubled, "layer 2 of its main stack cannot be matched to a module: no module takes or gives it"),
         (toys.ChangedInPlaceUnseen, "layer 2 of its main stack cannot be matched"),
+        (toys.ChangedInPlaceByLength, "layer 2 of its main stack .*another input shows another value"),
         (toys.ByLength, "layer 2 of its main stack cannot be matched .*another input shows another value"),
         (toys.CountByLength, "its main stack returns another count of hidden states on another input"),
         (toys.OtherwisePlain, "layer 0 of its main stack .*a plain pass shows another value"),

@@ -291,6 +291,13 @@ def test_the_best_model_of_a_task_is_kept(tuned: tuple[Run, Path], folder: Path)
     assert found["film"]["accuracy"] == best["score"]
 
 
+def test_every_task_has_a_best_model(folder: Path, tmp_path: Path):
+    tasks = {name: {"files": FILES, "metric": "accuracy"} for name in ("film", "again")}  # which score the same
+    run = run_recipe(methods(folder, {"plain": {}}, tasks=tasks), data=folder, output=tmp_path)
+    assert run.rows[0]["score"] == run.rows[1]["score"]
+    assert {path.name for path in (tmp_path / "models").iterdir()} == {"film", "again"}
+
+
 def test_all_models_are_kept_or_none(folder: Path, tmp_path: Path):
     given = {"plain": {"fit": {"epochs": 1}}, "cut": {"edits": [{"truncate": {"keep": 1}}], "fit": {"epochs": 1}}}
     run_recipe(methods(folder, given, keep="all"), data=folder, output=tmp_path / "all")
@@ -312,6 +319,25 @@ def test_methods_are_scored_on_the_test_part_with_their_best_weights(folder: Pat
     run = run_recipe(methods(folder, {"plain": {}}, evaluate="test"), data=folder)
     found = evaluate(kept["model"], kept["tasks"], split="test", processor=kept["processor"])
     assert run.rows[0]["test"] == found["film-plain-0"]["accuracy"] <= 0.75  # a quarter of the test part is mislabelled
+
+
+def test_heads_and_inserted_layers_start_from_the_seed_of_their_run(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    starts: list[dict[str, torch.Tensor]] = []
+    real = runner.train
+
+    def keeping(model: Any, *args: Any, **options: Any) -> Any:
+        drawn = {name: value.clone() for name, value in model.state_dict().items() if name.endswith("weight")}
+        starts.append({name: value for name, value in drawn.items() if "classifier" in name or "inserted" in name})
+        return real(model, *args, **options)
+
+    monkeypatch.setattr(runner, "train", keeping)
+    given = {"more": {"edits": METHODS["more"]["edits"], "fit": {"max_steps": 1}}}
+    for seeds in ([0, 1], [0]):
+        run_recipe(methods(folder, given, seeds=seeds), data=folder)
+    first, other, again = starts
+    assert len(first) > 1
+    assert not any(torch.equal(value, other[name]) for name, value in first.items())
+    assert all(torch.equal(value, again[name]) for name, value in first.items())
 
 
 def test_methods_go_on_where_a_run_ended(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -181,6 +181,7 @@ class TestBase:
         assert load_bank(tmp_path / "bank", base_model(base)).processor is not None
         given = object()
         assert load_bank(tmp_path / "bank", base_model(base), given).processor is given
+        assert load_bank(tmp_path / "bank", processor=given).processor is given
 
     def test_is_loaded_in_the_precision_it_had(self, tmp_path: Path):
         base = save_base(tmp_path / "base")
@@ -191,6 +192,14 @@ class TestBase:
         bank.add("a", Reader(Mean(), SequenceClassification(("a", "b")))).to(torch.bfloat16)
         save_bank(bank, tmp_path / "bank")
         assert load_bank(tmp_path / "bank").model.dtype == torch.bfloat16
+
+    def test_is_loaded_in_the_revision_it_had(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        model, asked = base_model(save_base(tmp_path / "base")), []
+        model.config._commit_hash = "0123abc"
+        save_bank(tiny_bank(model), tmp_path / "bank")
+        monkeypatch.setattr("lamina.store.bank.load", lambda name, **given: asked.append(given) or load(name))
+        load_bank(tmp_path / "bank")
+        assert [given.get("revision") for given in asked] == ["0123abc"]
 
     def test_that_was_never_saved_must_be_given(self, folder: Path):
         with pytest.raises(StoreError, match=r"names no base.*Give `model`"):

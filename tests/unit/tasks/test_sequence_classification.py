@@ -132,12 +132,12 @@ def task(problem_type: str, labels: tuple[str, ...], given: list[Any], texts: li
     return Task(SEQUENCE, problem_type, labels, metrics[0], metrics, {"validation": split}, "it")
 
 
-def scored(about: Task, processor: Any, logits: list[list[float]], **options: Any) -> Any:
-    """The results of logits that are given window by window, in two batches against the order."""
+def scored(about: Task, processor: Any, logits: list[list[float]], order: int = -1, **options: Any) -> Any:
+    """The results of logits that are given window by window, in two batches, as a rule against the order."""
     split = about.split("validation")
     inputs = KIND.encode(split, processor, EncodeOptions(part="validation", max_length=6, **options))
     results = KIND.results(about, split, inputs)
-    rows = list(range(len(inputs.lengths)))[::-1]
+    rows = list(range(len(inputs.lengths)))[::order]
     for part in filter(None, (rows[:1], rows[1:])):
         results.add(part, torch.tensor([logits[row] for row in part], dtype=torch.bfloat16))
     return results
@@ -184,7 +184,8 @@ def test_the_first_window_of_a_long_text_answers(words: Any):
     assert targets is not None
     assert targets.tensor(range(5)).tolist() == [1, 0, -100, -100, 1]
     logits = [[0.0, 1.0], [1.0, 0.0], [0.0, 9.0], [0.0, 9.0], [0.0, 1.0]]
-    assert scored(about, words, logits, windows=True, stride=1).scores(("accuracy",)) == {"accuracy": 1.0}
+    for order in (-1, 1):
+        assert scored(about, words, logits, order, windows=True, stride=1).scores(("accuracy",)) == {"accuracy": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -212,12 +213,12 @@ def test_numbers_are_scored(words: Any):
 
 def test_several_labels_are_scored(words: Any):
     about = task("multi_label", ("a", "b", "c"), [(1, 0, 1), (0, 0, 0)])
-    results = scored(about, words, [[1.0, -1.0, 3.0], [-1.0, 1.0, -1.0]])
+    results = scored(about, words, [[0.25, -0.25, 3.0], [-1.0, 0.25, -1.0]])  # a label is set above 0
     assert results.scores(("f1", "accuracy")) == pytest.approx({"f1": 0.8, "accuracy": 0.5})
     assert [row["f1"] for row in results.per_class()] == [1.0, 0.0, 1.0]
     first = results.predictions()[0]
     assert first["labels"] == ["a", "c"]
-    assert first["probabilities"] == pytest.approx({"a": 0.7311, "b": 0.2689, "c": 0.9526}, abs=1e-4)
+    assert first["probabilities"] == pytest.approx({"a": 0.5622, "b": 0.4378, "c": 0.9526}, abs=1e-4)
 
 
 def test_an_answer_has_probabilities(words: Any):

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.support.masked import masked_model, masking_tokenizer, running
 from tests.support.training import LENGTH, reader, tiny_bank, tiny_model, tiny_tokenizer, yes_no
 from transformers import AutoModel
 
-from lamina import LastLayer, Reader, ReaderBank, SequenceClassification, evaluate, fit
+from lamina import LastLayer, MaskedLM, Reader, ReaderBank, SequenceClassification, evaluate, fit
 from lamina.errors import BaseMismatchError, ConfigError
+from lamina.train import engine
+from lamina.train.learner import Learner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,6 +113,31 @@ def test_readers_and_base_end_at_one_best_epoch():
     assert mean[result.best["a"]["epoch"]] == max(mean.values())
     again = evaluate(bank, {"a": yes_no()})
     assert again["a"]["accuracy"] == pytest.approx(result.best["a"]["accuracy"])
+
+
+def test_the_mean_of_the_scores_decides_for_readers_and_base(monkeypatch: pytest.MonkeyPatch):
+    told, step, factors = iter([(0.9, 0.1), (0.6, 0.6), (0.5, 0.5), (0.5, 0.5)]), Learner.step, {}
+
+    def spied(self: Learner, *args: Any) -> None:
+        factors[self.name] = self.factor()
+        step(self, *args)
+
+    monkeypatch.setattr(Learner, "step", spied)
+    monkeypatch.setattr(
+        engine, "score", lambda *_, **__: {name: {"accuracy": one} for name, one in zip("ab", next(told), strict=True)}
+    )
+    options = {**OPTIONS, "epochs": 4, "schedule": "plateau", "plateau_patience": 0}
+    result = fit(trained_bank("a", "b"), {"a": yes_no(), "b": yes_no()}, **options)
+    assert [best["epoch"] for best in result.best.values()] == [2, 2]
+    assert list(factors.values()) == [0.5] * 3  # in the last epoch
+
+
+def test_the_best_epoch_of_a_perplexity_is_that_of_the_lowest():
+    bank = ReaderBank(masked_model(), masking_tokenizer(), train_base=True)
+    bank.add("m", Reader(LastLayer(), MaskedLM()))
+    result = fit(bank, {"m": running()}, **{**OPTIONS, "epochs": 3, "base_learning_rate": 1e-3})
+    scores = [row["perplexity"] for row in result.history]
+    assert scores[0] != min(scores) == result.best["m"]["perplexity"]
 
 
 def test_they_stop_together():

@@ -239,6 +239,9 @@ def test_what_another_run_left_is_not_gone_on_with(tmp_path: Path, monkeypatch: 
         run(bank(), source, output, readers=["mood"])
     with pytest.raises(ConfigError, match=r"of an earlier run whose weights was"):
         run(tiny_bank({"mood": reader(yes_no(), seed=3), "who": reader(names())}), source, output)
+    write(source, TEXTS[::-1])  # another file of as many bytes
+    with pytest.raises(ConfigError, match=r"of an earlier run whose modified was"):
+        run(bank(), source, output)
     assert run(bank(), source, output, readers=["mood"], resume=False).rows == 23
     assert list(rows(output)[0]["readers"]) == ["mood"]
 

@@ -31,8 +31,9 @@ from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, DataError, LaminaError, LayerIndexError, UnknownNameError
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.split import Split
-from lamina.train import run
+from lamina.train import engine, run
 from lamina.train.engine import Engine
+from lamina.train.learner import Learner
 from lamina.train.model import ModelSubject
 from lamina.train.options import FitOptions
 
@@ -305,6 +306,27 @@ def test_a_rate_of_nothing_costs_nothing(monkeypatch: pytest.MonkeyPatch):
     assert all("layer.2" in name or "pooler" in name or "classifier" in name for name in flags[0])
     assert all(one.requires_grad for one in model.parameters())
     assert result.table[0]["trained"] == sum(one.numel() for n, one in model.named_parameters() if n in flags[0])
+
+
+def test_dropout_differs_by_step_seed_and_process(monkeypatch: pytest.MonkeyPatch):
+    model, seeds = bert(dropout=0.1), list[int]()
+    model.register_forward_pre_hook(lambda module, _: seeds.append(torch.initial_seed()) if module.training else None)
+    for seed, process in ((0, 0), (1, 0), (0, 1)):
+        monkeypatch.setattr(engine, "rank", lambda process=process: process)
+        tune(model, yes_no(train=8), seed=seed, epochs=2)
+    assert len(seeds) == len(set(seeds)) == 3 * 4
+
+
+def test_a_run_that_fails_in_the_middle_leaves_no_gradients(monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("in the middle of a step")
+
+    model = bert()
+    monkeypatch.setattr(Learner, "step", fail)
+    with pytest.raises(ZeroDivisionError):
+        tune(model, yes_no(), layer_rates={"head": 0.0})
+    assert not any(one.training for one in model.modules())
+    assert all(one.requires_grad and one.grad is None for one in model.parameters())
 
 
 def test_tied_weights_come_back(tmp_path: Path):

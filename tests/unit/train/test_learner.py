@@ -171,6 +171,17 @@ def test_a_stage_has_a_best_epoch_and_a_schedule_of_its_own():
     assert made.progress.best_epoch == 3
 
 
+def test_parameters_that_start_afresh_have_no_optimiser_state(monkeypatch: pytest.MonkeyPatch):
+    made = learner()
+    for parameter in made.parameters:
+        parameter.grad = torch.ones_like(parameter)
+    made.step()
+    assert made.optimizer.state
+    monkeypatch.setattr(type(made.module), "on_epoch_end", lambda *_: True)
+    assert made.end_epoch(0.5)
+    assert not made.optimizer.state
+
+
 def test_a_checkpoint_gives_a_learner_back():
     made, other = scored([1, 1])[0], learner(schedule="plateau")
     for parameter in made.parameters:

@@ -113,6 +113,18 @@ def test_windows_and_a_whole_text_agree_on_words_in_the_middle():
     assert len(found) >= 50
 
 
+def test_readers_get_the_windows_that_they_were_trained_with():
+    task = names(train=4, validation=1, low=16, high=16)
+    bank, shapes = tiny_bank({"who": reader(task)}), []
+    train(bank, {"who": task}, max_length=10, stride=6)
+    bank.model.register_forward_pre_hook(
+        lambda _, args, batch: shapes.append(batch["input_ids"].shape), with_kwargs=True
+    )
+    predict(bank, list(task.split("validation").texts))
+    evaluate(bank, {"who": task})
+    assert shapes == [(5, 10), (5, 10)]  # eight words each, six of them shared
+
+
 def test_answers_come_in_the_order_of_the_texts():
     bank, tasks = trained()
     texts = list(tasks["mood"].split("validation").texts)

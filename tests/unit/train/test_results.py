@@ -11,6 +11,7 @@ from pyarrow import parquet
 
 from lamina.errors import ConfigError
 from lamina.train.results import IMPORTANCES, sort_key, sorted_rows, summarise, write_parquet
+from lamina.utils import write_text
 
 
 def test_rows_best_first_task_by_task():
@@ -74,6 +75,19 @@ def test_a_write_that_ends_early_leaves_the_file_as_it_was(tmp_path: Path, monke
         write_parquet([{"a": 2}], tmp_path / "t.parquet")
     assert read(tmp_path / "t.parquet") == [{"a": 1}]
     assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
+
+
+def test_a_text_that_is_written_in_part_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def half(path: Path, text: str, **_: Any) -> None:
+        path.write_bytes(text.encode()[:2])
+        raise OSError("no space left")
+
+    write_text(tmp_path / "history.json", "[1]")
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError, match="no space left"):
+        write_text(tmp_path / "history.json", "[1, 2]")
+    assert (tmp_path / "history.json").read_bytes() == b"[1]"
+    assert [path.name for path in tmp_path.iterdir()] == ["history.json"]
 
 
 def test_five_values_by_hand():
