@@ -44,6 +44,14 @@ class UnknownNameError(LaminaError, LookupError):
         super().__init__(f"{op}: unknown {what} '{got}'; known: {', '.join(self.known) or 'none'}.{hint}")
 
 
+def check_known(op: str, got: Iterable[str], known: Iterable[str], what: str = "name") -> None:
+    """Raise UnknownNameError for the first name that is not among those known."""
+    known = tuple(known)
+    for name in got:
+        if name not in known:
+            raise UnknownNameError(op=op, got=name, known=known, what=what)
+
+
 class LayerIndexError(LaminaError, IndexError):
     """A layer that the model does not have."""
 

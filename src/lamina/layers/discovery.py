@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from lamina.errors import UnknownNameError, UnsupportedModelError
+from lamina.errors import UnsupportedModelError, check_known
 from lamina.layers.hooks import watch
 from lamina.layers.isolation import MetaValues, first_line, main_device, preserve_model
 from lamina.layers.matching import find_blocks, find_run, find_scope, places
@@ -62,8 +62,7 @@ def default_stack(model: nn.Module, name: str | None = None, *, op: str = "stack
 def pick_stack(by_name: Mapping[str, LayerStack], name: str | None, *, op: str) -> LayerStack:
     """Get one of a model's stacks; see `default_stack`."""
     name = name or ("main" if "main" in by_name else "encoder")
-    if name not in by_name:
-        raise UnknownNameError(op=op, got=name, known=by_name, what="stack")
+    check_known(op, [name], by_name, "stack")
     return by_name[name]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lamina.errors import ConfigError, UnknownNameError
+from lamina.errors import ConfigError, check_known
 from lamina.recipes.edits import is_made
 from lamina.recipes.located import noted
 from lamina.recipes.schema import MethodRecipe, parse_recipe, slug
@@ -129,10 +129,8 @@ def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[Any]]) -> Recipe:
     for body, fields, keys in places:
         fields["grid"], fitted = swept(body.grid, keys, sweeps)
         used |= fitted
-    for key in sweeps:
-        if key not in used:
-            known = dict.fromkeys(key for _, _, keys in places for key in keys)
-            raise UnknownNameError(op="sweep", got=key, known=known, what="key")
+    unused = [key for key in sweeps if key not in used]
+    check_known("sweep", unused, dict.fromkeys(key for _, _, keys in places for key in keys), "key")
     return parse_recipe(given, op="sweep")
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lamina.errors import ConfigError, UnknownNameError
+from lamina.errors import ConfigError, check_known
 from lamina.recipes.schema import OF_FILES, TaskOutline
 from lamina.tasks import kind_of
 from lamina.tasks.presets import find_preset
@@ -58,8 +58,7 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
     task = task.held_out() if recipe.hold_out else task
     if recipe.metric is None:
         return task
-    if recipe.metric not in task.metrics:
-        raise UnknownNameError(op=f"task {name}", got=recipe.metric, known=task.metrics, what="metric")
+    check_known(f"task {name}", [recipe.metric], task.metrics, "metric")
     return replace(task, metric=recipe.metric)
 
 

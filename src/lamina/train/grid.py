@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from lamina.bank import Reader
-from lamina.errors import ConfigError, LaminaError, UnknownNameError
+from lamina.errors import ConfigError, LaminaError, UnknownNameError, check_known
 from lamina.fusion import FUSIONS
 from lamina.fusion.base import FusionConfig
 from lamina.train.options import FitOptions
@@ -190,9 +190,7 @@ def expand_into(
     are those of readers that name none.
     """
     names = list(names)
-    for name in grid:
-        if name not in names:
-            raise UnknownNameError(op="grid", got=name, known=names, what="reader")
+    check_known("grid", grid, names, "reader")
     specs: dict[str, RunSpec] = {}
     for name in names:
         config = bank[name].config

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lamina.errors import ConfigError, UnknownNameError
+from lamina.errors import ConfigError, UnknownNameError, check_known
 
 T = TypeVar("T")
 
@@ -83,9 +83,7 @@ class FitOptions(BaseModel):
     @classmethod
     def of(cls, given: Mapping[str, Any], op: str = "fit") -> Self:
         """Build from keywords; UnknownNameError or ConfigError where an option or a value does not exist or fit."""
-        for name in given:
-            if name not in cls.model_fields:
-                raise UnknownNameError(op=op, got=name, known=cls.model_fields, what="option")
+        check_known(op, given, cls.model_fields, "option")
         try:
             return cls(**given)
         except ValidationError as error:
@@ -133,9 +131,7 @@ def each(value: T | Mapping[str, T], names: list[str], option: str) -> dict[str,
     """One value per reader, from one for all or a mapping, which must name exactly the readers that are trained."""
     if not isinstance(value, Mapping):
         return dict.fromkeys(names, value)
-    for name in value:
-        if name not in names:
-            raise UnknownNameError(op=f"fit: {option}", got=name, known=names, what="reader")
+    check_known(f"fit: {option}", value, names, "reader")
     for name in names:
         if name not in value:
             raise ConfigError(f"fit: {option} has no value for reader '{name}'; it needs one for each.")

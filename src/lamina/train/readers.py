@@ -8,7 +8,7 @@ import psutil
 import torch
 
 from lamina.data.cache import CacheSettings, obstacle, open_states
-from lamina.errors import ConfigError, UnknownNameError
+from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.train.learner import BASE, Learner, reader_groups
 from lamina.train.rates import parameter_groups
@@ -45,8 +45,7 @@ class BankSubject(Common):
             raise ConfigError(f"{self.op}: no task was given; at least one is needed, as {{reader name: task}}.")
         super().check(tasks, parts)
         for name, task in tasks.items():
-            if name not in self.bank:
-                raise UnknownNameError(op=self.op, got=name, known=self.bank, what="reader")
+            check_known(self.op, [name], self.bank, "reader")
             head = self.bank[name].config.head
             for what in ("kind", "problem_type", "labels"):
                 has, needs = getattr(head, what), getattr(task, what)
