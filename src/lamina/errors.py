@@ -18,7 +18,8 @@ A message reads `<operation>: <what came>; <what holds>. <what to do>`.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from typing import Self
 
 
@@ -108,6 +109,20 @@ class CacheError(LaminaError, OSError):
     def __init__(self, message: str, *, needed_bytes: int | None = None, free_bytes: int | None = None) -> None:
         self.needed_bytes, self.free_bytes = needed_bytes, free_bytes
         super().__init__(message)
+
+
+@contextmanager
+def noted(note: str, op: str = "") -> Generator[None]:
+    """Add a note to errors of Lamina's; with `op`, what Python itself refuses becomes a ConfigError."""
+    try:
+        yield
+    except LaminaError as error:
+        error.add_note(note)
+        raise
+    except (TypeError, ValueError) as error:
+        if not op:
+            raise
+        raise ConfigError(f"{op}: {note}; {error}.") from error
 
 
 class MissingExtraError(LaminaError, ImportError):

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from lamina.errors import UnsupportedModelError, check_known
 from lamina.layers.hooks import watch
-from lamina.layers.isolation import MetaValues, first_line, main_device, preserve_model
+from lamina.layers.isolation import MetaValues, main_device, preserve_model
 from lamina.layers.matching import find_blocks, find_run, find_scope, places
 from lamina.layers.probe_input import NoInputError, Probe, probe_input
 from lamina.layers.roles import family_of
 from lamina.layers.selectors import Selector, select
 from lamina.layers.stack import LayerStack, TapPoint, alike, by_path
 from lamina.layers.trace import Event, Trace, traced
+from lamina.utils import first_line
 
 _FIRST, _SECOND = 7, 11  # lengths of the two probe inputs: odd and different
 _CLOSE = 1e-2  # some kernels of accelerators add in another order each time
@@ -184,7 +185,7 @@ def _run(target: nn.Module, probe: Probe, **options: bool) -> object:
     try:
         return target(**probe.inputs, **options)
     except Exception as error:
-        reason = f"it does not run on a small input ({first_line(error)})"
+        reason = f"it does not run on a small input ({type(error).__name__}: {first_line(error)})"
         raise _UnreadableError(reason, _way_out(target)) from error
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError, check_known
-from lamina.recipes.schema import OF_FILES, TaskOutline
+from lamina.recipes.schema import OF_FILES
 from lamina.tasks import kind_of
+from lamina.tasks.base import TaskOutline
 from lamina.tasks.presets import find_preset
 from lamina.tasks.split import HELD_OUT, Split
 from lamina.tasks.task import Task

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lamina.errors import ConfigError, UnknownNameError, check_known
+from lamina.tasks import kind_of
 
 T = TypeVar("T")
 
@@ -107,6 +108,19 @@ class FitOptions(BaseModel):
             problems = [problem for problem in problems if len(problem["loc"]) > 2] or problems
         rule = _rule(problems[0]) + (", or None" if cls.model_fields[name].default is None else "")
         return ConfigError(f"{op}: {name} is {value!r}; it must be {rule}.")
+
+    def check_use(self, op: str, kinds: Iterable[str], *, bank: bool, train_base: bool = False) -> None:
+        """Raise ConfigError if an option was given that has no effect on tasks of these kinds, a bank or a model."""
+        for kind in kinds:
+            if self.prefix and not kind_of(kind).takes_prefix:
+                raise ConfigError(f"{op}: prefix is '{self.prefix}' for a task of kind {kind}, which has none.")
+        where, unused = "a whole model", ("cache", "base_learning_rate")
+        if bank:
+            where, unused = "a bank whose base is frozen", () if train_base else ("layer_decay", "layer_rates")
+        for name in unused:
+            value = getattr(self, name)
+            if value != type(self).model_fields[name].get_default(call_default_factory=True):
+                raise ConfigError(f"{op}: {name} is {value!r}; {where} has no use for it.")
 
     @property
     def scoring_batch_size(self) -> int:

@@ -12,7 +12,7 @@ from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.train.learner import BASE, Learner, reader_groups
 from lamina.train.rates import parameter_groups
-from lamina.train.subjects import Common, placed, refuse
+from lamina.train.subjects import Common, placed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,8 +57,6 @@ class BankSubject(Common):
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
         """See that the states that some fusions keep fit in memory, and open the cache where it is asked for."""
-        if not self.bank.train_base:
-            refuse(self.op, options, "layer_decay", "layer_rates", where="a bank whose base is frozen")
         for group in groups:
             if group.part == "train":
                 self._check_memory(group, options.batch_size)
