@@ -12,6 +12,7 @@ from lamina.bank import Reader
 from lamina.errors import ConfigError, LaminaError, UnknownNameError, check_known, noted
 from lamina.fusion import FUSIONS
 from lamina.fusion.base import FusionConfig
+from lamina.registry import tuples
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
@@ -145,15 +146,11 @@ def _spec(reader: Reader, settings: dict[str, Any], name: str, template: str) ->
         for key, value in settings.items():
             part, _, option = key.partition(".")
             if option:
-                reader = replace(reader, **{part: replace(getattr(reader, part), **{option: _frozen(value)})})
+                reader = replace(reader, **{part: replace(getattr(reader, part), **{option: tuples(value)})})
             elif key not in RUN:
                 reader = replace(reader, **{key: value})
         FitOptions.of({key: value for key, value in settings.items() if key in ("seed", *RUN)})
         return replace(spec, reader=reader)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _shown(value: Any) -> Any:
