@@ -18,7 +18,8 @@ A message reads `<operation>: <what came>; <what holds>. <what to do>`.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from typing import Self
 
 
@@ -42,6 +43,14 @@ class UnknownNameError(LaminaError, LookupError):
         close = difflib.get_close_matches(str(got), self.known, n=1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
         super().__init__(f"{op}: unknown {what} '{got}'; known: {', '.join(self.known) or 'none'}.{hint}")
+
+
+def check_known(op: str, got: Iterable[str], known: Iterable[str], what: str = "name") -> None:
+    """Raise UnknownNameError for the first name that is not among those known."""
+    known = tuple(known)
+    for name in got:
+        if name not in known:
+            raise UnknownNameError(op=op, got=name, known=known, what=what)
 
 
 class LayerIndexError(LaminaError, IndexError):
@@ -100,6 +109,20 @@ class CacheError(LaminaError, OSError):
     def __init__(self, message: str, *, needed_bytes: int | None = None, free_bytes: int | None = None) -> None:
         self.needed_bytes, self.free_bytes = needed_bytes, free_bytes
         super().__init__(message)
+
+
+@contextmanager
+def noted(note: str, op: str = "") -> Generator[None]:
+    """Add a note to errors of Lamina's; with `op`, what Python itself refuses becomes a ConfigError."""
+    try:
+        yield
+    except LaminaError as error:
+        error.add_note(note)
+        raise
+    except (TypeError, ValueError) as error:
+        if not op:
+            raise
+        raise ConfigError(f"{op}: {note}; {error}.") from error
 
 
 class MissingExtraError(LaminaError, ImportError):

@@ -6,7 +6,7 @@ from dataclasses import MISSING, asdict, fields
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from lamina.errors import ConfigError, UnknownNameError
+from lamina.errors import ConfigError, check_known
 
 
 class Registry:
@@ -37,8 +37,7 @@ class Registry:
 
     def get(self, name: str) -> type[Any]:
         """The config class registered under `name`; UnknownNameError names those that exist."""
-        if name not in self.names():
-            raise UnknownNameError(op=self.what, got=name, known=self.names())
+        check_known(self.what, [name], self.names())
         return EntryPoint(name, self._rows[name], f"lamina.{self.what}").load()
 
     def name_of(self, config: object) -> str:
@@ -66,9 +65,7 @@ class Registry:
             raise ConfigError(f"{self.what}: no 'name' among {sorted(given)}; known: {', '.join(self.names())}.")
         kind = self.get(name)
         known = {field.name: field for field in fields(kind) if field.init}
-        for key in rest:
-            if key not in known:
-                raise UnknownNameError(op=f"{self.what} '{name}'", got=key, known=known, what="key")
+        check_known(f"{self.what} '{name}'", rest, known, "key")
         required = [key for key, field in known.items() if field.default is field.default_factory is MISSING]
         if missing := [key for key in required if key not in rest]:
             raise ConfigError(f"{self.what} '{name}': no {', '.join(missing)} given; it is required.")

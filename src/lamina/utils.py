@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,21 @@ def check_range(
     raise ConfigError(f"{op}: {name} is {value}; it must be at least {low}{top}.")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text under a temporary name, then move it into place."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a temporary name beside a file; what is written there takes the file's place once it is whole."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(text, encoding="utf-8")
+        yield beside
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text to a file that is replaced whole or not at all."""
+    with replacing(path) as beside:
+        beside.write_text(text, encoding="utf-8")
 
 
 def derive_seed(*parts: object) -> int:

@@ -46,7 +46,7 @@ def test_no_word_is_lost_and_none_counts_twice(rows: list[list[str]], max_length
     texts, spans = zip(*map(join, rows), strict=True)
     numbers = [tuple(range(len(row))) for row in rows]
     encoded = encode(texts, byte_level(), max_length=max_length, windows=True, stride=stride)
-    labels = word_labels(encoded, spans, numbers)
+    labels = list(word_labels(encoded, spans, numbers))
     for text, row in enumerate(rows):
         found = [
             label for i, some in enumerate(labels) if encoded.text[i] == text for label in some if label != IGNORED

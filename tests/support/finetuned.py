@@ -14,7 +14,7 @@ from tests.support.training import LENGTH, WORDS, tiny_tokenizer
 from tokenizers import processors
 
 from lamina import evaluate, finetune
-from lamina.tasks.images import ImageColumn, LazyImage
+from lamina.tasks.images import LazyImage, image_column, image_split
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
 
@@ -160,7 +160,7 @@ def shades(*, train: int = 30, validation: int = 15) -> Task:
     for part, count in (("train", train), ("validation", validation)):
         numbers = [number % 3 for number in range(count)]
         images = [drawn(label, 100 * len(part) + row) for row, label in enumerate(numbers)]
-        splits[part] = ImageColumn.of(images).split(numbers)
+        splits[part] = image_split(image_column(images), numbers)
     return Task("image_classification", "classification", CLASSES, "accuracy", ("accuracy", "f1"), splits, "shades")
 
 

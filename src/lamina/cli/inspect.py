@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from lamina.cli.options import JsonOption, ModelArgument
 from lamina.cli.output import print_json, print_table, text
+from lamina.errors import noted
 
 if TYPE_CHECKING:
     from lamina.layers import LayerStack
@@ -43,17 +45,12 @@ def _row(tap: dict[str, Any]) -> tuple[object, ...]:
 
 def describe(name: str, *, weights: bool = False) -> dict[str, Any]:
     """Facts about a model's layers, JSON-ready; with the weights, also the fingerprint of each stack."""
-    from lamina.errors import UnsupportedModelError
     from lamina.layers import stacks
     from lamina.store import empty_model, fingerprint, load, load_config
 
     model = load(name)[0] if weights else empty_model(load_config(name))
-    try:
+    with nullcontext() if weights else noted("tried without weights; --weights looks closer"):
         by_name = stacks(model)
-    except UnsupportedModelError as error:
-        if not weights:
-            error.add_note("tried without weights; --weights looks closer")
-        raise
     facts = {stack_name: _stack(stack) for stack_name, stack in by_name.items()}
     for stack_name in facts if weights else ():
         facts[stack_name]["fingerprint"] = fingerprint(model, stack_name)

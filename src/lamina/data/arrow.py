@@ -107,10 +107,10 @@ class Column(Sequence[Any]):
     """
 
     def __init__(self, rows: datasets.Dataset, names: Sequence[str], decode: Callable[..., Any] | None = None) -> None:
-        self._rows, self._decode = rows.select_columns(list(names)), decode
+        self.rows, self.decode = rows.select_columns(list(names)), decode
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):
@@ -121,10 +121,10 @@ class Column(Sequence[Any]):
         """The items of some rows."""
         if not len(rows):
             return ()
-        columns = self._rows[rows if isinstance(rows, range) else [int(row) for row in rows]].values()
-        if self._decode is None:
+        columns = self.rows[rows if isinstance(rows, range) else [int(row) for row in rows]].values()
+        if self.decode is None:
             return tuple(*columns) if len(columns) == 1 else tuple(zip(*columns, strict=True))
-        return tuple(map(self._decode, *columns))
+        return tuple(map(self.decode, *columns))
 
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), CHUNK):

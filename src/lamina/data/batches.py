@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lamina.errors import ConfigError
+from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,8 +55,7 @@ def length_batches(lengths: Sequence[int], batch_size: int, *, seed: int | None 
     With a seed, for training, rows are shuffled, sorted within chunks of 50 batches, and batches shuffled. Without, for
     evaluation, the longest come first, so that memory runs out at once or never.
     """
-    if batch_size < 1:
-        raise ConfigError(f"length_batches: batch_size is {batch_size}; it must be at least 1.")
+    check_range("length_batches", "batch_size", batch_size, 1)
     lengths = [int(length) for length in lengths]
     rows, chunk = list(range(len(lengths))), len(lengths) or 1
     rng = None if seed is None else random.Random(seed)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import pyarrow as pa
@@ -13,7 +15,7 @@ from lamina.data.batches import pad
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import datasets
     from torch import Tensor
@@ -145,13 +147,24 @@ def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) ->
     return places
 
 
+def word_places(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> dict[int, list[tuple[int, int]]]:
+    """Per window the positions of the tokens that stand for words, each with its word's number through all texts."""
+    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, place in enumerate(chain.from_iterable(word_tokens(encoded, words))):
+        if place is not None:
+            window, position = place
+            places[window].append((position, number))
+    return places
+
+
 def word_labels(
-    encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]], labels: Sequence[Sequence[int]]
-) -> list[list[int]]:
+    encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]], labels: Iterable[Sequence[int]]
+) -> Iterator[list[int]]:
     """Per window a label for every token: each word's on the token that stands for it, `IGNORED` on all others."""
-    ids = [[IGNORED] * length for length in encoded.lengths.tolist()]
-    for row, places in enumerate(word_tokens(encoded, words)):
-        for label, place in zip(labels[row], places, strict=True):
-            if place is not None:
-                ids[place[0]][place[1]] = label
-    return ids
+    pairs = (zip(spans, row, strict=True) for spans, row in zip(words, labels, strict=True))
+    places, by_word = word_places(encoded, words), [label for _, label in chain.from_iterable(pairs)]
+    for window, length in enumerate(encoded.lengths.tolist()):
+        row = [IGNORED] * length
+        for position, number in places[window]:
+            row[position] = by_word[number]
+        yield row

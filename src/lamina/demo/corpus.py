@@ -12,7 +12,6 @@ A sentence is unacceptable because its grammar is broken in one place; an odd me
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError
+from lamina.utils import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -128,12 +128,7 @@ def write(folder: Path | str, *, seed: int = 0, rows: int = 3000) -> dict[str, P
 
 
 def _write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return path
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from lamina.editing.checks import check_editable, check_shared, chosen_blocks
 from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError
-from lamina.layers.isolation import first_line
+from lamina.utils import first_line
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -95,8 +95,9 @@ def _rebuilt(model: PreTrainedModel, stack: LayerStack, keep: int) -> tuple[PreT
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             before, after = (type(model)(type(config).from_dict(version.to_dict())) for version in (config, cut))
     except Exception as error:  # what a config or a constructor refuses comes in many kinds
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise ConfigError(
-            f"{_OP}: with {keep} blocks the config does not hold together ({first_line(error)}). Keep another number."
+            f"{_OP}: with {keep} blocks the config does not hold together ({reason}). Keep another number."
         ) from error
     return before, after
 

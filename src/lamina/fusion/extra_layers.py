@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_map_only
 from lamina.errors import ConfigError
 from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
 from lamina.layers.hooks import watch
-from lamina.layers.isolation import first_line, main_device, preserve_model
+from lamina.layers.isolation import main_device, preserve_model
 from lamina.layers.probe_input import probe_input
 from lamina.layers.stack import LayerStack, alike, swapped
-from lamina.utils import check_range
+from lamina.utils import check_range, first_line
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -207,7 +207,9 @@ def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module,
     except ConfigError:
         raise
     except Exception as error:
-        raise _refusal(model, f"a copy of its last block does not run ({first_line(error)})") from error
+        raise _refusal(
+            model, f"a copy of its last block does not run ({type(error).__name__}: {first_line(error)})"
+        ) from error
 
 
 def _refusal(model: PreTrainedModel, reason: str) -> ConfigError:

@@ -12,15 +12,16 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from lamina.errors import UnknownNameError, UnsupportedModelError
+from lamina.errors import UnsupportedModelError, check_known
 from lamina.layers.hooks import watch
-from lamina.layers.isolation import MetaValues, first_line, main_device, preserve_model
+from lamina.layers.isolation import MetaValues, main_device, preserve_model
 from lamina.layers.matching import find_blocks, find_run, find_scope, places
 from lamina.layers.probe_input import NoInputError, Probe, probe_input
 from lamina.layers.roles import family_of
 from lamina.layers.selectors import Selector, select
 from lamina.layers.stack import LayerStack, TapPoint, alike, by_path
 from lamina.layers.trace import Event, Trace, traced
+from lamina.utils import first_line
 
 _FIRST, _SECOND = 7, 11  # lengths of the two probe inputs: odd and different
 _CLOSE = 1e-2  # some kernels of accelerators add in another order each time
@@ -62,8 +63,7 @@ def default_stack(model: nn.Module, name: str | None = None, *, op: str = "stack
 def pick_stack(by_name: Mapping[str, LayerStack], name: str | None, *, op: str) -> LayerStack:
     """Get one of a model's stacks; see `default_stack`."""
     name = name or ("main" if "main" in by_name else "encoder")
-    if name not in by_name:
-        raise UnknownNameError(op=op, got=name, known=by_name, what="stack")
+    check_known(op, [name], by_name, "stack")
     return by_name[name]
 
 
@@ -185,7 +185,7 @@ def _run(target: nn.Module, probe: Probe, **options: bool) -> object:
     try:
         return target(**probe.inputs, **options)
     except Exception as error:
-        reason = f"it does not run on a small input ({first_line(error)})"
+        reason = f"it does not run on a small input ({type(error).__name__}: {first_line(error)})"
         raise _UnreadableError(reason, _way_out(target)) from error
 
 

@@ -15,6 +15,19 @@ from torch.overrides import TorchFunctionMode
 
 
 @contextmanager
+def preserve_randomness(**devices: Any) -> Generator[None]:
+    """Give every global generator back as it was; `devices` are arguments of torch's `fork_rng`."""
+    before = random.getstate(), np.random.get_state()
+    fork: Callable[..., AbstractContextManager[None]] = vars(torch.random)["fork_rng"]
+    try:
+        with fork(**devices):
+            yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+
+
+@contextmanager
 def preserve_model(model: nn.Module) -> Generator[None]:
     """Put the model in eval mode without gradients, and put everything back at the end.
 
@@ -24,17 +37,14 @@ def preserve_model(model: nn.Module) -> Generator[None]:
     """
     devices = {tensor.device for tensor in model.parameters() if tensor.device.type not in ("cpu", "meta")}
     kind = next(iter(devices)).type if devices else "cuda"
-    fork: Callable[..., AbstractContextManager[None]] = vars(torch.random)["fork_rng"]
     main = main_device(model).type
     with (
-        fork(devices=[device.index or 0 for device in devices], device_type=kind),
+        preserve_randomness(devices=[device.index or 0 for device in devices], device_type=kind),
         torch.inference_mode(False),
         torch.no_grad(),
         torch.autocast("cpu" if main == "meta" else main, enabled=False),
         ExitStack() as exits,
     ):
-        exits.callback(random.setstate, random.getstate())
-        exits.callback(np.random.set_state, np.random.get_state())
         for module in model.modules():
             exits.callback(_snapshot(module))
         for buffer in model.buffers():
@@ -79,11 +89,6 @@ def main_device(model: nn.Module) -> torch.device:
     if meta in devices and not hasattr(model, "hf_device_map"):
         return meta
     return next((device for device in devices if device != meta), torch.device("cpu"))
-
-
-def first_line(error: Exception) -> str:
-    """An error's type and the first line of what it says."""
-    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 
 
 class MetaValues(TorchFunctionMode):

@@ -15,7 +15,7 @@ from lamina.editing.insert import insert_
 from lamina.editing.merge import merge_
 from lamina.editing.reinit import reinit_
 from lamina.editing.truncate import truncate_
-from lamina.errors import ConfigError, LaminaError, LayerIndexError, UnknownNameError
+from lamina.errors import ConfigError, LaminaError, LayerIndexError, check_known
 from lamina.layers import select
 from lamina.recipes.located import Strict, checked
 from lamina.utils import derive_seed
@@ -46,9 +46,7 @@ def config_of(architecture: Mapping[str, Any]) -> PretrainedConfig:
     except ValueError as error:
         raise ConfigError(f"transformers has no family '{family}'; model_type names one.") from error
     known = [*default.to_dict(), *default.attribute_map, *_MORE_KEYS.get(family, ())]
-    for key in settings:
-        if key not in known:
-            raise UnknownNameError(op="recipe", got=key, known=known, what="key")
+    check_known("recipe", settings, known, "key")
     return AutoConfig.for_model(family, **settings)
 
 
@@ -59,8 +57,7 @@ def check_selector(value: object) -> None:
 
 
 def _parameters(edit: str) -> dict[str, inspect.Parameter]:
-    if edit not in EDITS:
-        raise UnknownNameError(op="recipe", got=edit, known=EDITS, what="edit")
+    check_known("recipe", [edit], EDITS, "edit")
     parameters = inspect.signature(EDITS[edit]).parameters
     return {name: parameter for name, parameter in parameters.items() if name not in ("model", "generator")}
 

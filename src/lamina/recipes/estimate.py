@@ -9,11 +9,10 @@ from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lamina.errors import ModelNotFoundError
+from lamina.errors import ModelNotFoundError, noted
 from lamina.recipes.edits import config_of
 from lamina.recipes.expand import expand_recipe, grid_of
 from lamina.recipes.loading import NOT_DATA, load_outlines
-from lamina.recipes.located import noted
 from lamina.recipes.model_size import EditSize, Sizes
 from lamina.store import load_config
 from lamina.tasks import kind_of
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from lamina.recipes.model_size import ReaderSize
-    from lamina.recipes.schema import Recipe, TaskOutline
+    from lamina.recipes.schema import Recipe
+    from lamina.tasks.base import TaskOutline
     from lamina.train.grid import RunSpec
 
 FORWARD, TRAINING = 2, 6  # operations per parameter and token; gradients take twice a forward's

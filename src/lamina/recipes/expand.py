@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lamina.errors import ConfigError, UnknownNameError
+from lamina.errors import ConfigError, check_known, noted
 from lamina.recipes.edits import is_made
-from lamina.recipes.located import noted
 from lamina.recipes.schema import MethodRecipe, parse_recipe, slug
-from lamina.tasks import kind_of
 from lamina.train.grid import RunSpec, expand, full_key, swept
 from lamina.train.options import FitOptions
-from lamina.train.subjects import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,7 +47,8 @@ def expand_recipe(
                             f"recipe: '{spec.name}' is the name of another run too; names are made of the task's and "
                             "the method's letters and digits. Rename one of them."
                         )
-                    _check_options(recipe, spec, known.kind)
+                    use = {"bank": spec.reader is not None, "train_base": recipe.train_base}
+                    FitOptions.of(spec.options).check_use("fit", [known.kind], **use)
                     specs[spec.name] = spec
     epochs = {spec.options.get("epochs") for spec in specs.values()}
     if recipe.train_base and not recipe.separately and len(epochs) > 1:
@@ -59,17 +57,6 @@ def expand_recipe(
             "trained, so all must end together, or be trained 'separately'."
         )
     return specs
-
-
-def _check_options(recipe: Recipe, spec: RunSpec, kind: str) -> None:
-    """Raise ConfigError where training would refuse an option, as far as that can be told without a model."""
-    options = FitOptions.of(spec.options)
-    if options.prefix and not kind_of(kind).takes_prefix:
-        raise ConfigError(f"fit: prefix is '{options.prefix}' for a task of kind {kind}, which has none.")
-    if spec.reader is None:
-        refuse("fit", options, "cache", "base_learning_rate", where="a whole model")
-    elif not recipe.train_base:
-        refuse("fit", options, "layer_decay", "layer_rates", where="a bank whose base is frozen")
 
 
 def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Iterator[RunSpec]:
@@ -129,10 +116,8 @@ def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[Any]]) -> Recipe:
     for body, fields, keys in places:
         fields["grid"], fitted = swept(body.grid, keys, sweeps)
         used |= fitted
-    for key in sweeps:
-        if key not in used:
-            known = dict.fromkeys(key for _, _, keys in places for key in keys)
-            raise UnknownNameError(op="sweep", got=key, known=known, what="key")
+    unused = [key for key in sweeps if key not in used]
+    check_known("sweep", unused, dict.fromkeys(key for _, _, keys in places for key in keys), "key")
     return parse_recipe(given, op="sweep")
 
 

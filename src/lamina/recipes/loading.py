@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lamina.errors import ConfigError, UnknownNameError
-from lamina.recipes.schema import OF_FILES, TaskOutline
+from lamina.errors import ConfigError, check_known
+from lamina.recipes.schema import OF_FILES
 from lamina.tasks import kind_of
+from lamina.tasks.base import TaskOutline
 from lamina.tasks.presets import find_preset
 from lamina.tasks.split import HELD_OUT, Split
 from lamina.tasks.task import Task
@@ -58,8 +59,7 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
     task = task.held_out() if recipe.hold_out else task
     if recipe.metric is None:
         return task
-    if recipe.metric not in task.metrics:
-        raise UnknownNameError(op=f"task {name}", got=recipe.metric, known=task.metrics, what="metric")
+    check_known(f"task {name}", [recipe.metric], task.metrics, "metric")
     return replace(task, metric=recipe.metric)
 
 

@@ -107,16 +107,6 @@ def at(*place: str | int, blame: Iterable[str] = ()) -> Iterator[None]:
         fail(error, *place, *blamed[:1])
 
 
-@contextmanager
-def noted(where: str) -> Iterator[None]:
-    """Have errors name a place as a note."""
-    try:
-        yield
-    except LaminaError as error:
-        error.add_note(where)
-        raise
-
-
 def checked(check: Callable[[Any], Any]) -> AfterValidator:
     """Have pydantic run a check that raises Lamina's errors, which blame keys of the value; the value stays."""
 

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lamina.bank import ReaderBank
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, noted
 from lamina.recipes.edits import apply_edits
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.loading import load_tasks
-from lamina.recipes.located import noted
 from lamina.recipes.schema import slug
 from lamina.recipes.summary import markdown, summaries
 from lamina.store import load, save

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,6 +16,7 @@ from lamina.heads import HEADS
 from lamina.recipes.edits import arguments_of, check_edit, check_selector, config_of
 from lamina.recipes.located import Strict, at, checked, fail, raise_first, read_yaml
 from lamina.tasks import kind_of
+from lamina.tasks.base import TaskOutline
 from lamina.tasks.presets import find_preset
 from lamina.tasks.sampling import SampleSize
 from lamina.train.grid import expand, full_key, keys_of
@@ -29,17 +29,6 @@ if TYPE_CHECKING:
     from lamina.tasks.presets import Preset
 
 OF_FILES = {"kind", "text", "text_pair", "label", "labels", "problem_type"}  # a preset has its own
-
-
-@dataclass(frozen=True)
-class TaskOutline:
-    """What is known of a task without its data, a `TaskLike`; estimates know its size too."""
-
-    kind: str
-    problem_type: str
-    labels: tuple[str, ...]
-    rows: Mapping[str, int] = field(default_factory=dict)  # of each part; of "train" in each repeat
-    tokens: float = 0.0  # of a usual row
 
 
 def _check_options(given: dict[str, Any]) -> None:

@@ -6,11 +6,11 @@ the three needs a browser or a network, and the HTML carries its own scripts.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError, DataError, MissingExtraError
+from lamina.utils import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -194,10 +194,6 @@ def _save(chart: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = path.suffix.lower()[1:]
     options = {"png": {"scale_factor": PIXELS}, "html": {"inline": True}}.get(kind, {})
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        chart.save(unfinished, format=kind, **options)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replacing(path) as beside:
+        chart.save(beside, format=kind, **options)
     return path

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
@@ -45,6 +45,17 @@ class TaskLike(Protocol):
     def labels(self) -> Sequence[str]:
         """Class names in the order of their ids."""
         ...
+
+
+@dataclass(frozen=True)
+class TaskOutline:
+    """What is known of a task without its data, a `TaskLike`; estimates of recipes know its size too."""
+
+    kind: str
+    problem_type: str
+    labels: tuple[str, ...]
+    rows: Mapping[str, int] = field(default_factory=dict)  # of each part; of "train" in each repeat
+    tokens: float = 0.0  # of a usual row
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from lamina.data.read import Table, parquet_rows
 from lamina.errors import ConfigError
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, EncodeOptions, TaskLike, cells_of
-from lamina.tasks.images import ImageColumn, LazyImage, image_dataset, read_images
+from lamina.tasks.images import LazyImage, dataset_images, image_column, image_dataset, image_split, read_images
 from lamina.tasks.inputs import ClassKind, ClassResults, RowTargets, label_array
 from lamina.tasks.split import Split
 from lamina.utils import derive_seed, first_line
@@ -57,7 +57,7 @@ class ImageClassificationKind(ClassKind):
         column = _column(spec)
         if isinstance(rows, Mapping):
             rows = image_dataset(name, rows, column, str(spec.label))
-        columns: dict[str, Any] = {column: ImageColumn.from_dataset(rows, column)}
+        columns: dict[str, Any] = {column: dataset_images(rows, column)}
         columns |= {label: cells_of(rows, label, spec) for label in rows.column_names if label == spec.label}
         return Table(name, columns, range(1, len(rows) + 1))
 
@@ -67,7 +67,7 @@ class ImageClassificationKind(ClassKind):
         splits: dict[str, Split] = {}
         for name, table in tables.items():
             images: Any = table.columns.get(column) or table.column(column)  # none of which is opened
-            splits[name] = images.split(lab.class_ids(table, spec.label, labels))
+            splits[name] = image_split(images, lab.class_ids(table, spec.label, labels))
         return replace(spec, text=column, problem_type="classification", labels=labels), splits
 
     def encode(self, split: Split, processor: Any, options: EncodeOptions) -> ImageInputs:
@@ -91,7 +91,7 @@ class ImageClassificationKind(ClassKind):
         """Images by their paths, or as the bytes of their files."""
         if isinstance(raw, str | bytes | Path):
             raise ConfigError("predict: got one image; a list of images is needed.")
-        return ImageColumn.of([_image(row, entry) for row, entry in enumerate(raw)]).split(None)
+        return image_split(image_column([_image(row, entry) for row, entry in enumerate(raw)]), None)
 
 
 def _column(spec: ColumnSpec) -> str:

@@ -6,7 +6,7 @@ import logging
 import os
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from io import BytesIO
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"})
 _CELL = {"name": pa.string(), "path": pa.string(), "offset": pa.int64(), "size": pa.int64(), "data": pa.binary()}
+_NAMES = ("text", "row")  # columns that images are made from
 _BLOCK = 512  # a tar file is made of blocks of this many bytes, and ends with some that are zero
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
 
@@ -78,51 +79,34 @@ class LazyImage:
         return data
 
 
-@final
-@dataclass(frozen=True)
-class ImageColumn(Sequence[LazyImage]):
-    """A column of images as it stands in a table: nothing is opened."""
+def image_column(images: Sequence[LazyImage]) -> Column:
+    """Images as a column of a table: nothing is opened."""
+    cells = [asdict(image) for image in images]
+    table = {"text": pa.array(cells, pa.struct(_CELL)), "row": pa.array(range(len(cells)), pa.int64())}
+    return Column(dataset_of([pa.table(table)]), _NAMES, _from_cell)
 
-    rows: datasets.Dataset
-    open_text: Callable[[Any, int], LazyImage]  # of the cells in columns "text" and "row"
 
-    @classmethod
-    def of(cls, images: Sequence[LazyImage]) -> ImageColumn:
-        """From images."""
-        cells = [asdict(image) for image in images]
-        table = {"text": pa.array(cells, pa.struct(_CELL)), "row": pa.array(range(len(cells)), pa.int64())}
-        return cls(dataset_of([pa.table(table)]), _from_cell)
+def dataset_images(rows: datasets.Dataset, column: str) -> Column:
+    """The images in a column of a data set; a column of none is a DataError."""
+    import datasets
 
-    @classmethod
-    def from_dataset(cls, rows: datasets.Dataset, column: str) -> ImageColumn:
-        """The images in a column of a data set; a column of none is a DataError."""
-        import datasets
+    kind = rows.features.get(column)
+    if not isinstance(kind, datasets.Image):
+        known = ", ".join(name for name, feature in rows.features.items() if isinstance(feature, datasets.Image))
+        came = "has no column" if kind is None else "has no images in column"
+        message = f"images: the data set {came} '{column}'; its columns of images are: {known or 'none'}."
+        raise DataError(message, column=column)
+    plain = rows.with_format(None).select_columns([column]).cast_column(column, datasets.Image(decode=False))
+    plain = plain if column == "text" else plain.rename_column(column, "text")
+    plain = plain.add_column("row", range(len(rows)))  # pyright: ignore[reportArgumentType]
+    return Column(plain, _NAMES, partial(_from_column, column))
 
-        kind = rows.features.get(column)
-        if not isinstance(kind, datasets.Image):
-            known = ", ".join(name for name, feature in rows.features.items() if isinstance(feature, datasets.Image))
-            came = "has no column" if kind is None else "has no images in column"
-            message = f"images: the data set {came} '{column}'; its columns of images are: {known or 'none'}."
-            raise DataError(message, column=column)
-        plain = rows.with_format(None).select_columns([column]).cast_column(column, datasets.Image(decode=False))
-        plain = plain if column == "text" else plain.rename_column(column, "text")
-        plain = plain.add_column("row", range(len(rows)))  # pyright: ignore[reportArgumentType]
-        return cls(plain, partial(_from_column, column))
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, row: Any) -> Any:
-        return Column(self.rows, ["text", "row"], self.open_text)[row]
-
-    def __iter__(self) -> Iterator[LazyImage]:
-        return iter(Column(self.rows, ["text", "row"], self.open_text))
-
-    def split(self, labels: Iterable[int] | None) -> Split:
-        """The images with their class ids."""
-        column = pa.nulls(len(self)) if labels is None else pa.array(labels, pa.int64())
-        rows = self.rows.add_column("label", column)  # pyright: ignore[reportArgumentType]
-        return Split(derived(rows, self.rows), self.open_text)
+def image_split(images: Column, labels: Iterable[int] | None) -> Split:
+    """The images of such a column with their class ids."""
+    ids = pa.nulls(len(images)) if labels is None else pa.array(labels, pa.int64())
+    rows = images.rows.add_column("label", ids)  # pyright: ignore[reportArgumentType]
+    return Split(derived(rows, images.rows), images.decode)
 
 
 def _from_cell(cell: Any, _row: int) -> LazyImage:
@@ -165,7 +149,7 @@ def _rgb(image: Image.Image, name: str) -> Image.Image:
 def read_images(path: str | Path) -> Table:
     """The images of class folders, in a folder or in a plain tar file, which is read in place; none is opened yet.
 
-    Columns are "image" (an `ImageColumn`) and "label": the name of the folder that an image lies in, as in
+    Columns are "image" (of `LazyImage`s) and "label": the name of the folder that an image lies in, as in
     `airplane/0001.jpg` or `train/airplane/0001.jpg`. Rows are sorted by name whatever the file system's order. Other
     files, hidden files and links are left out and counted in the log.
     """
@@ -188,7 +172,7 @@ def read_images(path: str | Path) -> Table:
     _check_classes(path, names)
     labels = [parts[-2] for parts in names]
     logger.info("images: %s has %d images of %d classes; ignored: %s", path, len(names), len(set(labels)), ignored)
-    columns = {"image": ImageColumn.of([images[parts] for parts in names]), "label": labels}
+    columns = {"image": image_column([images[parts] for parts in names]), "label": labels}
     return Table(str(path), columns, range(1, len(names) + 1))
 
 

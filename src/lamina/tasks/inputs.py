@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from lamina.data.batches import padding_of, tokenizer_of
 from lamina.data.encode import encode
-from lamina.data.windows import IGNORED, Encoded, word_tokens
+from lamina.data.windows import IGNORED, Encoded
 from lamina.errors import ConfigError
 from lamina.tasks import metrics as score
 from lamina.tasks.base import EncodeOptions, Inputs, Kind, Results, Targets, TaskLike
@@ -96,16 +94,6 @@ def first_window_targets(split: Split, encoded: Encoded) -> RowTargets:
     values = labels[encoded.text]
     values[encoded.window > 0] = math.nan if values.dtype == np.float32 else -1 if values.ndim > 1 else IGNORED
     return RowTargets(values)
-
-
-def word_places(encoded: Encoded, words: Sequence[Any]) -> dict[int, list[tuple[int, int]]]:
-    """Per window the positions of the tokens that stand for words, each with its word's number through all texts."""
-    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for number, place in enumerate(chain.from_iterable(word_tokens(encoded, words))):
-        if place is not None:
-            window, position = place
-            places[window].append((position, number))
-    return places
 
 
 def label_array(split: Split) -> Array:

@@ -15,11 +15,11 @@ from torch import Tensor
 from lamina.data.batches import pad, padding_of, tokenizer_of
 from lamina.data.encode import blocks
 from lamina.data.read import Table
-from lamina.data.windows import IGNORED
+from lamina.data.windows import IGNORED, word_places
 from lamina.errors import ConfigError
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, EncodeOptions, Kind, Results, TaskLike, checked_texts
-from lamina.tasks.inputs import TextInputs, Windows, check_tokenizer, word_places
+from lamina.tasks.inputs import TextInputs, Windows, check_tokenizer
 from lamina.tasks.metrics import TokenSums
 from lamina.tasks.split import Split
 from lamina.utils import derive_seed

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lamina.data.windows import IGNORED
-from lamina.errors import ConfigError, DataError, UnknownNameError
+from lamina.errors import ConfigError, DataError, check_known
 from lamina.tasks.base import Results
 from lamina.tasks.tags import marks_spans
 
@@ -167,9 +167,7 @@ class TokenSums(Results):
 
 
 def _scores(metrics: Sequence[str], known: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    for name in metrics:
-        if name not in known:
-            raise UnknownNameError(op="metrics", got=name, known=known, what="metric")
+    check_known("metrics", metrics, known, "metric")
     scores = {name: float(known[name]()) for name in metrics}
     return {name: score if math.isfinite(score) else 0.0 for name, score in scores.items()}
 

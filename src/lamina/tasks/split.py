@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from lamina.data.arrow import Column, chunks, dataset_of, derived, encodable
 from lamina.data.windows import pairs_of
-from lamina.errors import ConfigError, DataError
+from lamina.errors import DataError
+from lamina.utils import check_range
 
 if TYPE_CHECKING:
     import datasets
@@ -135,8 +136,7 @@ def _type_of(labels: Sequence[Any]) -> pa.DataType:
 
 def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit") -> Split:
     """At most `limit` rows (None: all), drawn uniformly without replacement; the rows keep their order."""
-    if limit is not None and limit < 1:
-        raise ConfigError(f"task: {option} is {limit}; it must be at least 1.")
+    check_range("task", option, limit, 1)
     if limit is None or limit >= len(split):
         return split
     return split.take(sorted(random.Random(seed).sample(range(len(split)), limit)))

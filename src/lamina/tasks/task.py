@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lamina.data.read import Table
-from lamina.errors import ConfigError, DataError, UnknownNameError
+from lamina.errors import ConfigError, DataError, check_known
 from lamina.tasks import kind_of
 from lamina.tasks.base import PARTS, ColumnSpec, class_names
 from lamina.tasks.presets import fetch, find_preset, published_files
@@ -50,8 +50,7 @@ class Task:
 
     def split(self, name: str) -> Split:
         """One part; an UnknownNameError if the task has none of that name."""
-        if name not in self.splits:
-            raise UnknownNameError(op=f"task {self.name}", got=name, known=self.splits, what="split")
+        check_known(f"task {self.name}", [name], self.splits, "split")
         return self.splits[name]
 
     def subsample(
@@ -206,7 +205,7 @@ class Task:
         if not isinstance(dataset, Mapping):
             came = f"the dataset is {type(dataset).__name__}"
             raise ConfigError(f"task: {came}; it must map parts to rows, as in {{'train': ...}}.")
-        _check_parts(name, dataset)
+        check_known(f"task {name}", dataset, PARTS, "split")
         parts = {part: _rows(part, rows) for part, rows in dataset.items()}
         if not parts:
             raise DataError("task: the dataset has no parts; it needs 'train', 'validation' or 'test'.")
@@ -254,15 +253,9 @@ class Task:
             tables = {part: kind.from_rows(f"{preset.hub}/{part}", rows, spec) for part, rows in parts.items()}
         else:
             sources = files if isinstance(files, Mapping) else published_files(short, preset, Path(files))
-            _check_parts(short, sources)
+            check_known(f"task {short}", sources, PARTS, "split")
             tables = {part: kind.read(source, spec, preset.header) for part, source in sources.items()}
         return _assemble(spec, tables, metrics=preset.metrics, name=short, limits=(limit, limit_validation), seed=seed)
-
-
-def _check_parts(name: str, parts: Mapping[str, Any]) -> None:
-    for part in parts:
-        if part not in PARTS:
-            raise UnknownNameError(op=f"task {name}", got=part, known=PARTS, what="split")
 
 
 def _rows(part: str, given: Any) -> Any:
@@ -297,8 +290,7 @@ def _assemble(
     labels, problem_type = spec.labels or (), spec.problem_type or "classification"
     if not isinstance(metrics, tuple):
         known, first = kind.metrics(problem_type, labels), metrics
-        if first is not None and first not in known:
-            raise UnknownNameError(op="task", got=first, known=known, what="metric")
+        check_known("task", [] if first is None else [first], known, "metric")
         metrics = tuple(sorted(known, key=lambda name: name != first))
     ordered = {part: splits[part] for part in PARTS if part in splits}
     task = Task(spec.kind, problem_type, labels, metrics[0], metrics, ordered, name)
@@ -314,8 +306,8 @@ def _assemble(
 
 def _check_spec(spec: ColumnSpec) -> None:
     kind, labels = kind_of(spec.kind), spec.labels
-    if spec.problem_type is not None and spec.problem_type not in kind.problem_types:
-        raise UnknownNameError(op="task", got=spec.problem_type, known=kind.problem_types, what="problem type")
+    if spec.problem_type is not None:
+        check_known("task", [spec.problem_type], kind.problem_types, "problem type")
     if labels is not None and (not labels or len(set(labels)) < len(labels)):
         raise ConfigError(f"task: labels are {', '.join(labels) or 'none'}; every class has a name of its own.")
     if spec.text_pair is not None and not kind.reads_pairs:

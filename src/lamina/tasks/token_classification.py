@@ -15,10 +15,10 @@ from torch import Tensor
 from lamina.data.arrow import Ragged, chunks, dataset_of
 from lamina.data.batches import pad
 from lamina.data.read import Table
-from lamina.data.windows import IGNORED, word_labels
+from lamina.data.windows import IGNORED, word_labels, word_places
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, Results, TaskLike, checked_texts
-from lamina.tasks.inputs import ClassKind, TextInputs, word_places
+from lamina.tasks.inputs import ClassKind, TextInputs
 from lamina.tasks.metrics import class_table, score_tags, span_table
 from lamina.tasks.split import Split
 from lamina.tasks.tags import both_ends, is_iob, marks_spans, to_iob2
@@ -86,7 +86,7 @@ class TokenClassificationKind(ClassKind):
 
     def targets(self, task: TaskLike, split: Split, inputs: Any) -> WordTargets:
         """A word's tag at its first token, in the window that shows most around it."""
-        return WordTargets(word_labels(inputs.encoded, split.words or (), list(split.labels)))
+        return WordTargets(word_labels(inputs.encoded, split.words or (), split.labels))
 
     def results(self, task: TaskLike, split: Split, inputs: Any) -> Results:
         """Logits of every word; to predict, spans with "start" and "end" (characters), "label", "text" and "score"."""

@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator
 
 from lamina.errors import ConfigError, MissingExtraError
+from lamina.layers.isolation import preserve_randomness
 from lamina.tasks.metrics import LOWER
 from lamina.train.learner import BASE
 from lamina.train.plan import batches, parts_of
@@ -88,7 +89,7 @@ class Engine:
         self._accelerator.init_trackers("events")
         if self._checkpoints is not None and (state := self._checkpoints.begin(resume=self.options.resume)):
             self._restore(*state)
-        with _kept_randomness(), _put_back(self.everyone, self.subject.modules), self._bar() as bar:
+        with preserve_randomness(), _put_back(self.everyone, self.subject.modules), self._bar() as bar:
             while self._epoch < self.plan.last_epoch():
                 self._run_epoch(bar)
         for learner in self.everyone:
@@ -257,18 +258,6 @@ def _seed(seed: int) -> None:
     seed_torch(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-
-
-@contextmanager
-def _kept_randomness() -> Iterator[None]:
-    """Give the global generators back as they were."""
-    before = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
 
 
 @contextmanager

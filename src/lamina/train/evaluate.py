@@ -7,7 +7,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
 from lamina.bank import ReaderBank
-from lamina.errors import UnknownNameError
+from lamina.errors import check_known
 from lamina.tasks.task import Task
 from lamina.train.model import ModelSubject
 from lamina.train.options import FitOptions
@@ -70,9 +70,7 @@ def evaluate(  # noqa: PLR0913
         UnknownNameError: If a reader, the part or an option does not exist.
         ConfigError: If a task does not fit its reader, or the model.
     """
-    for name in unknown:
-        known = list(signature(evaluate).parameters)[2:-1]
-        raise UnknownNameError(op="evaluate", got=name, known=known, what="option")
+    check_known("evaluate", unknown, list(signature(evaluate).parameters)[2:-1], "option")
     options = FitOptions.of_call(locals(), "evaluate", eval_batch_size=batch_size)
     tasks = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks)
     runs = [tasks] if isinstance(bank_or_model, ReaderBank) else [{name: task} for name, task in tasks.items()]

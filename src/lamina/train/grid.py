@@ -5,18 +5,18 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from lamina.bank import Reader
-from lamina.errors import ConfigError, LaminaError, UnknownNameError
+from lamina.errors import ConfigError, LaminaError, UnknownNameError, check_known, noted
 from lamina.fusion import FUSIONS
 from lamina.fusion.base import FusionConfig
+from lamina.registry import tuples
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from lamina.bank import ReaderBank
 
@@ -39,6 +39,11 @@ class RunSpec:
     options: dict[str, Any] = field(default_factory=dict)  # options of `fit` that it alone is trained with
     edits: tuple[tuple[str, dict[str, Any]], ...] = ()  # name and arguments of what is done to a whole model beforehand
     repeat: int = 0  # which subsample of the examples it learns from, from 0
+
+    @property
+    def title(self) -> str:
+        """What errors call it."""
+        return f"reader {self.name}: {', '.join(f'{key}={value}' for key, value in self.settings.items())}"
 
 
 def expand(reader: Reader, grid: Mapping[str, Sequence[Any]], *, name: str = "reader") -> list[RunSpec]:
@@ -127,7 +132,7 @@ def _method(value: Any, op: str) -> Any:
     if isinstance(value, str):
         value = {"name": value}
     if isinstance(value, Mapping):
-        with _named(op, f"fusion {dict(value)}"):
+        with noted(f"fusion {dict(value)}", op):
             return FUSIONS.from_dict(dict(value))
     if not isinstance(value, FusionConfig):
         raise ConfigError(f"{op}: fusion is {value!r}; it must be a name, fields with a name, or a config.")
@@ -137,33 +142,15 @@ def _method(value: Any, op: str) -> Any:
 def _spec(reader: Reader, settings: dict[str, Any], name: str, template: str) -> RunSpec:
     shown = {key: _shown(value) for key, value in settings.items()}
     spec = RunSpec(name, template, reader, shown, **{key: settings[key] for key in RUN if key in settings})
-    with _named(f"grid of '{template}'", spec):
+    with noted(spec.title, f"grid of '{template}'"):
         for key, value in settings.items():
             part, _, option = key.partition(".")
             if option:
-                reader = replace(reader, **{part: replace(getattr(reader, part), **{option: _frozen(value)})})
+                reader = replace(reader, **{part: replace(getattr(reader, part), **{option: tuples(value)})})
             elif key not in RUN:
                 reader = replace(reader, **{key: value})
         FitOptions.of({key: value for key, value in settings.items() if key in ("seed", *RUN)})
         return replace(spec, reader=reader)
-
-
-@contextmanager
-def _named(op: str, what: RunSpec | str) -> Iterator[None]:
-    """Name a reader in errors of its configs; what Python itself refuses becomes a ConfigError."""
-    if isinstance(what, RunSpec):
-        what = f"reader {what.name}: {', '.join(f'{key}={value}' for key, value in what.settings.items())}"
-    try:
-        yield
-    except LaminaError as error:
-        error.add_note(what)
-        raise
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{op}: {what}; {error}.") from error
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _shown(value: Any) -> Any:
@@ -190,9 +177,7 @@ def expand_into(
     are those of readers that name none.
     """
     names = list(names)
-    for name in grid:
-        if name not in names:
-            raise UnknownNameError(op="grid", got=name, known=names, what="reader")
+    check_known("grid", grid, names, "reader")
     specs: dict[str, RunSpec] = {}
     for name in names:
         config = bank[name].config
@@ -208,7 +193,7 @@ def _swap(bank: ReaderBank, specs: Sequence[RunSpec], templates: Sequence[str]) 
     added: list[str] = []
     try:
         for spec in specs:
-            with _named(f"grid of '{spec.task}'", spec):
+            with noted(spec.title, f"grid of '{spec.task}'"):
                 bank.add(spec.name, cast("Reader", spec.reader))
             added.append(spec.name)
     except LaminaError:

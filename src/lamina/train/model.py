@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,11 +13,11 @@ from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, LaminaError
 from lamina.store.models import load_processor
 from lamina.tasks import KINDS, kind_of
-from lamina.tasks.base import GenerationOptions
+from lamina.tasks.base import GenerationOptions, TaskOutline
 from lamina.train.learner import Learner
 from lamina.train.rates import parameter_groups
 from lamina.train.scoring import eval_mode
-from lamina.train.subjects import Common, placed, refuse
+from lamina.train.subjects import Common, placed
 from lamina.utils import first_line
 
 if TYPE_CHECKING:
@@ -30,15 +30,6 @@ if TYPE_CHECKING:
     from lamina.tasks.task import Task
     from lamina.train.options import FitOptions
     from lamina.train.plan import Group, Plan
-
-
-@dataclass(frozen=True)
-class ModelTask:
-    """What a model's own config says of its task; a `TaskLike`."""
-
-    kind: str
-    problem_type: str
-    labels: tuple[str, ...]
 
 
 class ModelSubject(Common):
@@ -61,7 +52,6 @@ class ModelSubject(Common):
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:  # noqa: ARG002
         """See that the model can be trained on the task, and give its classes the task's names."""
-        refuse(self.op, options, "cache", "base_learning_rate", where="a whole model")
         if is_held(self.model):
             raise ConfigError(
                 f"{self.op}: a bank reads this model and keeps it as it is; fine-tuning changes it. "
@@ -169,7 +159,7 @@ class ModelSubject(Common):
 _PROBLEM_TYPES = {"regression": "regression", "multi_label_classification": "multi_label"}
 
 
-def task_of(model: PreTrainedModel, kind: str | None = None) -> ModelTask:
+def task_of(model: PreTrainedModel, kind: str | None = None) -> TaskOutline:
     """What a model's head is for, as its class and its config say.
 
     The kind is the one that is asked for, or the first whose auto class has models of this class.
@@ -190,4 +180,4 @@ def task_of(model: PreTrainedModel, kind: str | None = None) -> ModelTask:
         labels = tuple(str(config.id2label[number]) for number in range(config.num_labels))
     default = "regression" if len(labels) == 1 else ""
     problem = _PROBLEM_TYPES.get(getattr(config, "problem_type", None) or "", default)
-    return ModelTask(kind, problem if problem in types else next(iter(types)), labels)
+    return TaskOutline(kind, problem if problem in types else next(iter(types)), labels)

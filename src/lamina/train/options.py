@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lamina.errors import ConfigError, UnknownNameError
+from lamina.errors import ConfigError, UnknownNameError, check_known
+from lamina.tasks import kind_of
 
 T = TypeVar("T")
 
@@ -83,9 +84,7 @@ class FitOptions(BaseModel):
     @classmethod
     def of(cls, given: Mapping[str, Any], op: str = "fit") -> Self:
         """Build from keywords; UnknownNameError or ConfigError where an option or a value does not exist or fit."""
-        for name in given:
-            if name not in cls.model_fields:
-                raise UnknownNameError(op=op, got=name, known=cls.model_fields, what="option")
+        check_known(op, given, cls.model_fields, "option")
         try:
             return cls(**given)
         except ValidationError as error:
@@ -110,6 +109,19 @@ class FitOptions(BaseModel):
         rule = _rule(problems[0]) + (", or None" if cls.model_fields[name].default is None else "")
         return ConfigError(f"{op}: {name} is {value!r}; it must be {rule}.")
 
+    def check_use(self, op: str, kinds: Iterable[str], *, bank: bool, train_base: bool = False) -> None:
+        """Raise ConfigError if an option was given that has no effect on tasks of these kinds, a bank or a model."""
+        for kind in kinds:
+            if self.prefix and not kind_of(kind).takes_prefix:
+                raise ConfigError(f"{op}: prefix is '{self.prefix}' for a task of kind {kind}, which has none.")
+        where, unused = "a whole model", ("cache", "base_learning_rate")
+        if bank:
+            where, unused = "a bank whose base is frozen", () if train_base else ("layer_decay", "layer_rates")
+        for name in unused:
+            value = getattr(self, name)
+            if value != type(self).model_fields[name].get_default(call_default_factory=True):
+                raise ConfigError(f"{op}: {name} is {value!r}; {where} has no use for it.")
+
     @property
     def scoring_batch_size(self) -> int:
         """Rows per pass when scoring."""
@@ -133,9 +145,7 @@ def each(value: T | Mapping[str, T], names: list[str], option: str) -> dict[str,
     """One value per reader, from one for all or a mapping, which must name exactly the readers that are trained."""
     if not isinstance(value, Mapping):
         return dict.fromkeys(names, value)
-    for name in value:
-        if name not in names:
-            raise UnknownNameError(op=f"fit: {option}", got=name, known=names, what="reader")
+    check_known(f"fit: {option}", value, names, "reader")
     for name in names:
         if name not in value:
             raise ConfigError(f"fit: {option} has no value for reader '{name}'; it needs one for each.")

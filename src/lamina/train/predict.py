@@ -8,7 +8,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from lamina.bank import ReaderBank
-from lamina.errors import ConfigError, LaminaError
+from lamina.errors import ConfigError, noted
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 from lamina.train.model import ModelSubject, task_of
@@ -134,11 +134,8 @@ class Predictor:
         splits: dict[str, Split] = {}
         for name, task in self._tasks.items():
             if task.kind not in splits:
-                try:
+                with noted(f"asked of '{name}'"):
                     splits[task.kind] = kind_of(task.kind).examples(examples, self._subject.processor)
-                except LaminaError as error:
-                    error.add_note(f"asked of '{name}'")
-                    raise
         return splits
 
     def _answers(self, names: Sequence[str], splits: Mapping[str, Split]) -> dict[str, list[Any]]:

@@ -8,11 +8,11 @@ import psutil
 import torch
 
 from lamina.data.cache import CacheSettings, obstacle, open_states
-from lamina.errors import ConfigError, UnknownNameError
+from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.train.learner import BASE, Learner, reader_groups
 from lamina.train.rates import parameter_groups
-from lamina.train.subjects import Common, placed, refuse
+from lamina.train.subjects import Common, placed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,8 +45,7 @@ class BankSubject(Common):
             raise ConfigError(f"{self.op}: no task was given; at least one is needed, as {{reader name: task}}.")
         super().check(tasks, parts)
         for name, task in tasks.items():
-            if name not in self.bank:
-                raise UnknownNameError(op=self.op, got=name, known=self.bank, what="reader")
+            check_known(self.op, [name], self.bank, "reader")
             head = self.bank[name].config.head
             for what in ("kind", "problem_type", "labels"):
                 has, needs = getattr(head, what), getattr(task, what)
@@ -58,8 +57,6 @@ class BankSubject(Common):
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
         """See that the states that some fusions keep fit in memory, and open the cache where it is asked for."""
-        if not self.bank.train_base:
-            refuse(self.op, options, "layer_decay", "layer_rates", where="a bank whose base is frozen")
         for group in groups:
             if group.part == "train":
                 self._check_memory(group, options.batch_size)

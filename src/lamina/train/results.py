@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError
 from lamina.tasks.metrics import LOWER
+from lamina.utils import replacing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,12 +72,8 @@ def write_parquet(rows: Sequence[Mapping[str, Any]], path: Path, columns: Sequen
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys([*columns, *(name for row in flat for name in row)]))
     written = pa.table({name: pa.array(_alike([row.get(name) for row in flat])) for name in names})
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as beside:
         parquet.write_table(written, beside)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:

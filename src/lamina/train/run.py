@@ -104,9 +104,9 @@ def open_subject(
     target: ReaderBank | PreTrainedModel, tasks: Mapping[str, Task], op: str, processor: Any, options: FitOptions
 ) -> Subject:
     """What is trained or scored: a bank's readers, or a whole model for its one task."""
-    for task in tasks.values():
-        if options.prefix and not kind_of(task.kind).takes_prefix:
-            raise ConfigError(f"{op}: prefix is '{options.prefix}' for a task of kind {task.kind}, which has none.")
+    bank = target if isinstance(target, ReaderBank) else None
+    kinds = [task.kind for task in tasks.values()]
+    options.check_use(op, kinds, bank=bank is not None, train_base=bank is not None and bank.train_base)
     if isinstance(target, ReaderBank):
         return BankSubject(target, op, processor)
     if len(tasks) != 1:

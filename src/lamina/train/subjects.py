@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from lamina.tasks.task import Task
     from lamina.train.model import ModelSubject
-    from lamina.train.options import FitOptions
     from lamina.train.readers import BankSubject
 
     Subject = BankSubject | ModelSubject
@@ -24,14 +23,6 @@ if TYPE_CHECKING:
 def placed(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """A batch on a device."""
     return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
-
-
-def refuse(op: str, options: FitOptions, *names: str, where: str) -> None:
-    """Raise ConfigError where an option was given that would have no effect."""
-    for name in names:
-        value = getattr(options, name)
-        if value != type(options).model_fields[name].get_default(call_default_factory=True):
-            raise ConfigError(f"{op}: {name} is {value!r}; {where} has no use for it.")
 
 
 class Common:

@@ -23,7 +23,7 @@ from lamina.data.batches import padding_of
 from lamina.data.encode import blocks, encode
 from lamina.data.read import read_table
 from lamina.errors import DataError
-from lamina.tasks.images import ImageColumn, LazyImage
+from lamina.tasks.images import LazyImage, image_column, image_split
 from lamina.tasks.split import Split
 
 TEXTS = [f"the moon number {row} over Paris " * (1 + row % 5) for row in range(2500)]
@@ -107,8 +107,8 @@ def test_the_texts_of_a_large_file_go_to_disk(folder: Path):
 
 
 def test_many_images_in_memory_go_to_disk_too(folder: Path):
-    images = ImageColumn.of([LazyImage(f"{row}", data=encoded_image(picture(row))) for row in range(200)])
-    split = images.split(range(200))
+    images = image_column([LazyImage(f"{row}", data=encoded_image(picture(row))) for row in range(200)])
+    split = image_split(images, range(200))
     del images
     assert len(files(folder)) == 1
     assert split.take([150]).texts[0].open().tobytes() == picture(150).tobytes()

@@ -32,7 +32,7 @@ class Sentences:
 def test_every_word_has_one_labelled_token(tokenizer, max_length: int):
     split = Sentences(WORDS, [], ["moon"], WORDS * 5)
     encoded = encode(split.texts, tokenizer, max_length=max_length, windows=True)
-    labels = word_labels(encoded, split.words, split.labels)
+    labels = list(word_labels(encoded, split.words, split.labels))
     assert [len(row) for row in labels] == encoded.lengths.tolist()
     for text in range(len(split.texts)):
         found = [label for i, row in enumerate(labels) if encoded.text[i] == text for label in row if label != IGNORED]
@@ -95,7 +95,7 @@ def test_a_word_without_token_is_none(minilm):
     split = Sentences(["cat", "\u200b", "", "mat"])
     encoded = encode(split.texts, minilm, max_length=16, windows=True)
     assert word_tokens(encoded, split.words) == [[(0, 1), None, None, (0, 2)]]
-    assert word_labels(encoded, split.words, split.labels) == [[IGNORED, 0, 3, IGNORED]]
+    assert list(word_labels(encoded, split.words, split.labels)) == [[IGNORED, 0, 3, IGNORED]]
 
 
 def test_a_token_over_two_words_stands_for_the_first():
@@ -108,7 +108,7 @@ def test_offsets_are_needed(minilm):
     split = Sentences(["cat"])
     encoded = encode(split.texts, minilm, max_length=8, offsets=False)
     with pytest.raises(ConfigError, match="there are no character offsets"):
-        word_labels(encoded, split.words, split.labels)
+        list(word_labels(encoded, split.words, split.labels))
 
 
 def test_rows_must_be_the_same(minilm):

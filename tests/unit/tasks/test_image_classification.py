@@ -22,7 +22,7 @@ from lamina.errors import ConfigError, DataError
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.image_classification import SCALE, ImageInputs, Target, middle_box, random_box, target_of
-from lamina.tasks.images import ImageColumn, LazyImage, read_images
+from lamina.tasks.images import LazyImage, image_column, image_split, read_images
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
 
@@ -83,7 +83,7 @@ def test_pictures_in_parquet(tmp_path: Path, column: dict[str, str]):
 
 
 def split_of(images: list[LazyImage], labels: list[int]) -> Split:
-    return ImageColumn.of(images).split(labels)
+    return image_split(image_column(images), labels)
 
 
 def vit(height: int = 16, width: int = 16, **options: Any):
@@ -266,7 +266,7 @@ def test_unreadable_image_is_named(tmp_path: Path, augment: bool):
     folder = picture_folder(tmp_path / "folder")
     put(folder, "cat/0001.png", "no image")
     table = read_images(picture_tar(tmp_path / "a.tar", folder))
-    pictures = ImageInputs(table.columns["image"].split([0, 0, 1, 1, 2, 2]), vit(), augment=augment)
+    pictures = ImageInputs(image_split(table.columns["image"], [0, 0, 1, 1, 2, 2]), vit(), augment=augment)
     with pytest.raises(DataError, match=r"a\.tar/cat/0001\.png cannot be decoded"):
         pictures.batch([0, 3])
 

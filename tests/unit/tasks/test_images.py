@@ -16,7 +16,7 @@ from PIL import Image
 from tests.support.pictures import encoded, picture, picture_folder, picture_tar, put
 
 from lamina.errors import DataError
-from lamina.tasks.images import ImageColumn, LazyImage, read_images
+from lamina.tasks.images import LazyImage, dataset_images, image_split, read_images
 
 
 def pixels(image: Image.Image) -> np.ndarray:
@@ -294,7 +294,7 @@ def rows_of(cells: list[object]) -> datasets.Dataset:
 
 
 def images_of(rows: datasets.Dataset) -> list[LazyImage]:
-    return list(ImageColumn.from_dataset(rows, "img"))
+    return list(dataset_images(rows, "img"))
 
 
 def test_column_of_images(tmp_path: Path):
@@ -330,19 +330,19 @@ def test_row_without_an_image():
 )
 def test_column_that_holds_no_images(column: str, came: str):
     with pytest.raises(DataError, match=rf"images: the data set {came}; its columns of images are: img\."):
-        ImageColumn.from_dataset(rows_of([None]), column)
+        dataset_images(rows_of([None]), column)
 
 
 def test_a_column_may_have_any_name():
     rows = rows_of([{"bytes": encoded(picture(200)), "path": None}]).rename_column("img", "text")
-    assert [image.name for image in ImageColumn.from_dataset(rows, "text")] == ["row 0 of column 'text'"]
+    assert [image.name for image in dataset_images(rows, "text")] == ["row 0 of column 'text'"]
 
 
 def test_columns_survive_pickling(tmp_path: Path):
     """Loader workers are handed them."""
-    hub = ImageColumn.from_dataset(rows_of([{"bytes": encoded(picture()), "path": None}]), "img")
+    hub = dataset_images(rows_of([{"bytes": encoded(picture()), "path": None}]), "img")
     folder = read_images(picture_folder(tmp_path)).columns["image"]
     for column in (hub, folder):
-        split = column.split([0] * len(column))
+        split = image_split(column, [0] * len(column))
         assert pickle.loads(pickle.dumps(split)) == split == copy.deepcopy(split)
         assert list(split.texts) == list(column)
