@@ -153,7 +153,7 @@ def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -
 def listening(model: PreTrainedModel, passes: Sequence[StackPass]) -> Iterator[BankOutput]:
     """Read the model's own passes, one per stack, for as long as the context lasts; the output fills as it runs."""
     heard = BankOutput()
-    batch: dict[str, Any] = {}  # the masks that the running call of the whole model was template
+    batch: dict[str, Any] = {}  # the masks that the running call of the whole model was given
     running: dict[StackPass, StackPass] = {}  # the present pass of each; none where its readers have heard one already
 
     def before(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:

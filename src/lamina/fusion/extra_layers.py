@@ -19,7 +19,7 @@ from lamina.layers.hooks import watch
 from lamina.layers.isolation import main_device, preserve_model
 from lamina.layers.probe_input import probe_input
 from lamina.layers.stack import LayerStack, alike, swapped
-from lamina.utils import check_range, first_line
+from lamina.utils import check_range, first_line, seed_torch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -130,7 +130,7 @@ class _TopStream(Stream):
         seeded = fusion.training and fusion.generator is not None
         with torch.random.fork_rng(devices=[state.device] if state.is_cuda else [], enabled=seeded):
             if seeded:  # torch's own generators: dropout inside the blocks knows no other
-                torch.manual_seed(int(torch.randint(1 << 62, (), generator=fusion.generator, device=state.device)))
+                seed_torch(int(torch.randint(1 << 62, (), generator=fusion.generator, device=state.device)))
             for block in fusion.blocks:
                 state = call.run(block, state, fusion.swap)
         return [state]
@@ -207,9 +207,8 @@ def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module,
     except ConfigError:
         raise
     except Exception as error:
-        raise _refusal(
-            model, f"a copy of its last block does not run ({type(error).__name__}: {first_line(error)})"
-        ) from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise _refusal(model, f"a copy of its last block does not run ({reason})") from error
 
 
 def _refusal(model: PreTrainedModel, reason: str) -> ConfigError:

@@ -73,7 +73,7 @@ def read_yaml(path: Path) -> YamlFile:
 class Strict(BaseModel):
     """Fields by name; any other key is an error that names the nearest."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(frozen=True)
 
     @model_validator(mode="before")
     @classmethod

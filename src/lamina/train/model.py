@@ -17,7 +17,7 @@ from lamina.tasks.base import GenerationOptions, TaskOutline
 from lamina.train.learner import Learner
 from lamina.train.rates import parameter_groups
 from lamina.train.scoring import eval_mode
-from lamina.train.subjects import Common, placed
+from lamina.train.subjects import Subject, placed
 from lamina.utils import first_line
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lamina.train.plan import Group, Plan
 
 
-class ModelSubject(Common):
+class ModelSubject(Subject):
     """A whole model with a head of its own."""
 
     def __init__(self, model: PreTrainedModel, task: TaskLike, op: str, processor: Any, options: FitOptions) -> None:
@@ -95,7 +95,7 @@ class ModelSubject(Common):
             with eval_mode(self.model):
                 out = self._forward(batch, labels)
         except Exception as error:  # each model raises what it likes
-            reason = first_line(error).rstrip(".")
+            reason = first_line(error)
             values = batch.get(self.model.main_input_name)
             if values is not None and values.ndim > 2:
                 size = " x ".join(map(str, values.shape[-2:]))

@@ -12,7 +12,7 @@ from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.train.learner import BASE, Learner, reader_groups
 from lamina.train.rates import parameter_groups
-from lamina.train.subjects import Common, placed
+from lamina.train.subjects import Subject, placed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 
-class BankSubject(Common):
+class BankSubject(Subject):
     """The readers of a bank, and its base where that is trained along."""
 
     def __init__(self, bank: ReaderBank, op: str, processor: Any = None) -> None:

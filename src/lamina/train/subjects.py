@@ -1,7 +1,8 @@
-"""What the readers of a bank (`readers`) and a whole model (`model`) share as subjects of the engine."""
+"""What the engine trains and scores: the contract of the readers of a bank (`readers`) and a whole model (`model`)."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError
@@ -14,10 +15,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.tasks.task import Task
-    from lamina.train.model import ModelSubject
-    from lamina.train.readers import BankSubject
-
-    Subject = BankSubject | ModelSubject
+    from lamina.train.learner import Learner
+    from lamina.train.options import FitOptions
+    from lamina.train.plan import Group, Plan
 
 
 def placed(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
@@ -25,8 +25,8 @@ def placed(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tenso
     return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
 
 
-class Common:
-    """What both kinds of subject have."""
+class Subject(ABC):
+    """What is trained or scored; one method per thing that the engine asks of it."""
 
     base: PreTrainedModel
     modules: tuple[nn.Module, ...]  # their modes are changed for training and scoring
@@ -46,5 +46,35 @@ class Common:
                 if not len(task.split(part)):
                     raise ConfigError(f"task {task.name}: its {part} part is empty; it needs at least one row.")
 
-    def trained_with(self, names: Sequence[str], option: str) -> int | None:
+    def trained_with(self, names: Sequence[str], option: str) -> int | None:  # noqa: B027 not abstract
         """The value of an option that learners were trained with; None where that is not known."""
+
+    @abstractmethod
+    def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
+        """See that training can begin on these groups, whose rows will be read in so many passes."""
+
+    @abstractmethod
+    def learners(
+        self, tasks: Mapping[str, Task], plan: Plan, rates: Mapping[str, float], options: FitOptions
+    ) -> list[Learner]:
+        """What is trained, each with its own rate; a base that is trained along comes last."""
+
+    @abstractmethod
+    def losses(
+        self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: Any
+    ) -> list[Tensor]:
+        """The loss of each of the learners named; `states` are cached ones, in place of a run of the model."""
+
+    @abstractmethod
+    def count(self, name: str, labels: Tensor) -> float:
+        """Over how many labels a learner's loss is a mean."""
+
+    @abstractmethod
+    def outputs(
+        self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: Any
+    ) -> dict[str, Any]:
+        """Learner name -> what its kind collects for scores and answers."""
+
+    @abstractmethod
+    def outputs_per_position(self, name: str) -> int:
+        """How many scores a learner gives per position."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -317,14 +319,27 @@ def test_dropout_differs_by_step_seed_and_process(monkeypatch: pytest.MonkeyPatc
     assert len(seeds) == len(set(seeds)) == 3 * 4
 
 
-def test_a_run_that_fails_in_the_middle_leaves_no_gradients(monkeypatch: pytest.MonkeyPatch):
+def random_states() -> list[Any]:
+    """Of the three global generators."""
+    name, keys, *place = np.random.get_state()
+    return [random.getstate(), name, keys.tolist(), place, torch.get_rng_state().tolist()]
+
+
+def test_a_run_leaves_the_global_generators_as_they_were():
+    model, before = bert(), random_states()
+    tune(model, yes_no())
+    assert random_states() == before
+
+
+def test_a_run_that_fails_in_the_middle_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("in the middle of a step")
 
-    model = bert()
+    model, before = bert(), random_states()
     monkeypatch.setattr(Learner, "step", fail)
     with pytest.raises(ZeroDivisionError):
         tune(model, yes_no(), layer_rates={"head": 0.0})
+    assert random_states() == before
     assert not any(one.training for one in model.modules())
     assert all(one.requires_grad and one.grad is None for one in model.parameters())
 
