@@ -6,6 +6,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,28 @@ def preserve_model(model: nn.Module) -> Generator[None]:
                 exits.callback(_restore_buffer, buffer, buffer._version, buffer.clone())
         model.eval()
         yield
+
+
+@contextmanager
+def evaluating(*modules: nn.Module) -> Generator[None]:
+    """Put modules in eval mode; they get their modes back when the last of these contexts, in any thread, ends."""
+    parts = [part for module in modules for part in module.modules()]
+    with _switching:
+        for part in parts:
+            _evaluating.setdefault(part, [0, part.training])[0] += 1
+        for module in modules:
+            module.eval()
+    try:
+        yield
+    finally:
+        with _switching:
+            for part in parts:
+                _evaluating[part][0] -= 1
+                if not _evaluating[part][0]:
+                    part.training = bool(_evaluating.pop(part)[1])
+
+
+_switching, _evaluating = Lock(), dict[nn.Module, list[int]]()  # how many contexts a module is in, its mode before
 
 
 def _restore_buffer(buffer: Tensor, version: int, value: Tensor) -> None:
