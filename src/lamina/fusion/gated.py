@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 import torch
@@ -42,6 +43,9 @@ class Gated(FusionConfig):
         check_range("gated", "hidden", self.hidden, 1)
 
 
+_COUNTING = Lock()  # held for one addition, so that no thread's count is lost
+
+
 class InputWeighted(Fusion):
     """A fusion that weighs its layers anew for each token, and keeps count of what each layer got."""
 
@@ -54,7 +58,8 @@ class InputWeighted(Fusion):
     def observe(self, weights: Float[Tensor, "layers batch tokens"], mask: Bool[Tensor, "batch tokens"]) -> None:
         """Count the size of the weights of real tokens."""
         seen = weights.detach().float().abs().masked_fill(~mask, 0).sum((1, 2))
-        self.amounts = self.amounts.to(seen) + seen
+        with _COUNTING:
+            self.amounts = self.amounts.to(seen) + seen
 
     def train(self, mode: bool = True) -> Self:
         """As in torch; a change of mode starts a new count."""
