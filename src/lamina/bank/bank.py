@@ -251,7 +251,8 @@ class ReaderBank(nn.Module, ModelHubMixin):
         """Read from the main job's own passes: `model(...)` and `model.generate(...)` run as if nobody listened.
 
         Each reader hears the first pass over its stack (in generation: the text that is read, not the steps that
-        follow); `heard.clear()` makes it ready for the next. Meanwhile the readers are in eval mode.
+        follow); `heard.clear()` makes it ready for the next. Passes are heard in the thread or task that listens, and
+        in tasks and `asyncio.to_thread` calls it starts. Meanwhile the readers are in eval mode.
 
         Args:
             readers: Which readers listen; None: all. UnknownNameError if one is not in the bank.

@@ -43,13 +43,11 @@ class Gated(FusionConfig):
         check_range("gated", "hidden", self.hidden, 1)
 
 
-_COUNTING = Lock()  # held for one addition, so that no thread's count is lost
-
-
 class InputWeighted(Fusion):
     """A fusion that weighs its layers anew for each token, and keeps count of what each layer got."""
 
     amounts: Tensor  # [layers]; not saved, since it tells what was read, not what was learned
+    _counting: ClassVar = Lock()  # held for one addition, so that no thread's count is lost
 
     def __init__(self, config: Any, *, layers: int, width: int) -> None:
         super().__init__(config, layers=layers, width=width)
@@ -58,7 +56,7 @@ class InputWeighted(Fusion):
     def observe(self, weights: Float[Tensor, "layers batch tokens"], mask: Bool[Tensor, "batch tokens"]) -> None:
         """Count the size of the weights of real tokens."""
         seen = weights.detach().float().abs().masked_fill(~mask, 0).sum((1, 2))
-        with _COUNTING:
+        with self._counting:
             self.amounts = self.amounts.to(seen) + seen
 
     def train(self, mode: bool = True) -> Self:

@@ -17,8 +17,6 @@ from lamina.layers.stack import LayerStack, Side, TapPoint, swapped
 
 OnState = Callable[[int, Tensor], None]
 OnStart = Callable[[tuple[object, ...], dict[str, object]], None]
-MASKS = ("attention_mask", "decoder_attention_mask")
-
 _open: ContextVar[tuple[object, ...]] = ContextVar("open", default=())
 
 
@@ -135,7 +133,7 @@ def token_mask(
         mask = arguments(stack.scope, args, kwargs or {}).get("attention_mask")
         if batch and not is_token_mask(mask):
             for name, value in batch.items():
-                if name.endswith("mask") and name not in MASKS and is_token_mask(value):
+                if name.removeprefix("decoder_") != "attention_mask" and name.endswith("mask") and is_token_mask(value):
                     raise ConfigError(f"mask: the batch has a '{name}', no 'attention_mask'; readers know only that.")
             return None  # the model made it for its attention, out of a batch without a mask
     if mask is not None and not is_token_mask(mask):

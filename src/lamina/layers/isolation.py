@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ def evaluating(*modules: nn.Module) -> Generator[None]:
     parts = [part for module in modules for part in module.modules()]
     with _switching:
         for part in parts:
-            _evaluating.setdefault(part, [0, part.training])[0] += 1
+            _modes.setdefault(part, []).append(part.training)
         for module in modules:
             module.eval()
     try:
@@ -59,12 +60,10 @@ def evaluating(*modules: nn.Module) -> Generator[None]:
     finally:
         with _switching:
             for part in parts:
-                _evaluating[part][0] -= 1
-                if not _evaluating[part][0]:
-                    part.training = bool(_evaluating.pop(part)[1])
+                part.training = _modes[part].pop()  # the last to end takes what the first to begin has found
 
 
-_switching, _evaluating = Lock(), dict[nn.Module, list[int]]()  # how many contexts a module is in, its mode before
+_switching, _modes = Lock(), WeakKeyDictionary[nn.Module, list[bool]]()
 
 
 def _restore_buffer(buffer: Tensor, version: int, value: Tensor) -> None:
