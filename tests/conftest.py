@@ -115,6 +115,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs the hub: run with -m network"))
         if item.get_closest_marker("gpu") and not _has_cuda():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if item.get_closest_marker("full"):
+            item.add_marker(pytest.mark.skip(reason="the whole matrix: run with -m full"))
 
 
 def _has_cuda() -> bool:

@@ -19,6 +19,7 @@ from lamina.layers import LayerStack, stacks
 from lamina.layers.discovery import pick_stack
 from lamina.layers.guard import LayerGuard, hold
 from lamina.layers.hooks import StopForward, run_until_stopped, token_mask
+from lamina.layers.isolation import evaluating
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -250,7 +251,8 @@ class ReaderBank(nn.Module, ModelHubMixin):
         """Read from the main job's own passes: `model(...)` and `model.generate(...)` run as if nobody listened.
 
         Each reader hears the first pass over its stack (in generation: the text that is read, not the steps that
-        follow); `heard.clear()` makes it ready for the next. Meanwhile the readers are in eval mode.
+        follow); `heard.clear()` makes it ready for the next. Passes are heard in the thread or task that listens, and
+        in tasks and `asyncio.to_thread` calls it starts. Meanwhile the readers are in eval mode.
 
         Args:
             readers: Which readers listen; None: all. UnknownNameError if one is not in the bank.
@@ -259,16 +261,11 @@ class ReaderBank(nn.Module, ModelHubMixin):
             One output per reader that heard a pass, filled while the model runs.
         """
         names = self._known("bank.listen", readers)
-        modules = [*self.modules(), *(self.model.modules() if self.train_base else ())]
-        modes = [(module, module.training) for module in modules]
-        self.eval()
-        try:
-            with listening(self.model, self._passes(names, grad=False)) as heard:
-                yield heard
-        finally:
-            for module, mode in modes:  # those around come before those inside, and set their mode too
-                if module.training != mode:
-                    module.train(mode)
+        with (
+            evaluating(self, *([self.model] if self.train_base else [])),
+            listening(self.model, self._passes(names, grad=False)) as heard,
+        ):
+            yield heard
 
     def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, folder: str | Path, *, config: None = None, model_card_kwargs: dict[str, str] | None = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import zip_longest
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,9 +15,9 @@ from torch import Tensor, nn
 
 from lamina.bank.reader import BankOutput, ReaderModule, ReaderOutput
 from lamina.errors import ConfigError
-from lamina.fusion.base import LayerView, Stream
+from lamina.fusion.base import LayerView, Stream, fed
 from lamina.layers import LayerStack, select
-from lamina.layers.hooks import OnStart, OnState, argument, token_mask, watch
+from lamina.layers.hooks import ContextHooks, OnStart, OnState, arguments, token_mask, watch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool
@@ -51,6 +53,7 @@ class StackPass:
             for index in sorted({index for fusion in fusions for index in fusion.active_layers()}):
                 self._takers[layers[index]].append((stream, index))
         self.layers = sorted(self._takers)  # that are needed
+        self._taken: list[int] = []
 
     @contextmanager
     def hooked(self, on_state: OnState, on_start: OnStart) -> Iterator[None]:
@@ -63,15 +66,18 @@ class StackPass:
 
     def take(self, layer: int, state: Tensor) -> bool:
         """Hand one state on; True once the last layer that anyone needs was taken."""
+        self._taken.append(layer)
+        _check_taken("bank", self.stack, self.layers[: len(self._taken)], self._taken)
         self._place = state.shape[:2], state.device
         view = LayerView(state)
         with torch.set_grad_enabled(self._grad):
             for stream, index in self._takers[layer]:
                 stream.step(index, view)
-        return layer == self.layers[-1]
+        return len(self._taken) == len(self.layers)
 
     def finish(self, model: PreTrainedModel, labels: Mapping[str, Tensor] | None = None) -> dict[str, ReaderOutput]:
         """What each reader says, by name; alike heads run as one, some for the positions that have labels alone."""
+        _check_taken("bank", self.stack, self.layers, self._taken)
         real = self._real(model)
         with torch.set_grad_enabled(self._grad):
             features: dict[str, Tensor] = {}
@@ -95,10 +101,7 @@ class StackPass:
 
     def _real(self, model: PreTrainedModel) -> Bool[Tensor, "batch tokens"]:
         """True at real tokens; a row without any keeps its first, so that its result is defined."""
-        if self._place is None:
-            came = f"the pass never reached layer {self.layers[0]}, so no state was read"
-            raise ConfigError(f"bank: {came}; run the whole model.")
-        (shape, device), mask = self._place, self.mask
+        (shape, device), mask = fed(self._place), self.mask
         if mask is None:
             return torch.ones(shape, dtype=torch.bool, device=device)
         if len(mask) == shape[0] and mask.shape[1] != shape[1]:
@@ -147,34 +150,55 @@ def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -
         for stack, chosen in wanted:
             hooks.enter_context(watch(stack, chosen, partial(take, stack.name)))
         yield states
+    for stack, chosen in wanted:
+        _check_taken("bank.record_states", stack, chosen, list(states[stack.name]))
+
+
+def _check_taken(op: str, stack: LayerStack, needed: Sequence[int], taken: Sequence[int]) -> None:
+    """Raise ConfigError unless the layers that a pass came to are those that are needed, in their order."""
+    if list(needed) != list(taken):
+        layer = next(at if layer is None else layer for layer, at in zip_longest(needed, taken) if layer != at)
+        came = f"layer {layer} of the stack '{stack.name}' did not run in its turn"
+        raise ConfigError(f"{op}: {came}; it is needed. Run the whole model, with the blocks that were found in it.")
 
 
 @contextmanager
 def listening(model: PreTrainedModel, passes: Sequence[StackPass]) -> Iterator[BankOutput]:
     """Read the model's own passes, one per stack, for as long as the context lasts; the output fills as it runs."""
     heard = BankOutput()
-    batch: dict[str, Any] = {}  # the masks that the running call of the whole model was given
-    running: dict[StackPass, StackPass] = {}  # the present pass of each; none where its readers have heard one already
+    # by thread, since tasks of one context may run the model at once: what the modules around a stack, outermost first,
+    # are being called with; the present pass of each stack, none where its readers have heard one already
+    calls: dict[int, dict[nn.Module, dict[str, object]]] = defaultdict(dict)
+    running: dict[tuple[int, StackPass], StackPass] = {}
 
     def before(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        for name in ("attention_mask", "decoder_attention_mask"):
-            batch[name] = argument(module, name, args, kwargs)
+        given = arguments(module, args, kwargs)
+        calls[get_ident()][module] = {name: value for name, value in given.items() if value is not None}
 
     def start(template: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        running.pop(template, None)
-        if not any(name in heard for name in template.readers):
-            running[template] = StackPass(template.stack, template.readers, grad=False)
-            running[template].mask = token_mask(template.stack, batch, args, kwargs)
+        running.pop((get_ident(), template), None)
+        if heard.readers.keys().isdisjoint(template.readers):
+            running[get_ident(), template] = begun = StackPass(template.stack, template.readers, grad=False)
+            begun.mask = token_mask(template.stack, ChainMap(*calls[get_ident()].values()), args, kwargs)
 
     def take(template: StackPass, layer: int, state: Tensor) -> None:
-        if template in running and running[template].take(layer, state):
-            heard.readers.update(running.pop(template).finish(model))
+        begun = running.get((get_ident(), template))
+        if begun is not None and begun.take(layer, state):
+            heard.readers.update(running.pop((get_ident(), template)).finish(model) | heard.readers)
 
-    with ExitStack() as hooks:
-        hooks.enter_context(model.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
-        hooks.enter_context(model.register_forward_hook(lambda *_: batch.clear(), always_call=True))
+    def end(template: StackPass, *_: object) -> None:
+        if begun := running.pop((get_ident(), template), None):
+            begun.finish(model)  # tells which layer is missing
+
+    with ContextHooks() as hooks:
         for stack_pass in passes:
             hooks.enter_context(stack_pass.hooked(partial(take, stack_pass), partial(start, stack_pass)))
+            hooks.add(stack_pass.stack.scope.register_forward_hook, partial(end, stack_pass))
+        paths = [stack_pass.stack.scope_path.split(".") for stack_pass in passes]
+        for around in dict.fromkeys(".".join(path[:count]) for path in paths for count in range(len(path))):
+            module = model.get_submodule(around)
+            hooks.add(module.register_forward_pre_hook, before, with_kwargs=True, prepend=True)
+            hooks.add(module.register_forward_hook, lambda ran, *_: calls[get_ident()].pop(ran, None), always_call=True)
         yield heard
 
 

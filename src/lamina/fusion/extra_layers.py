@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from lamina.errors import ConfigError
 from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
-from lamina.layers.hooks import watch
+from lamina.layers.hooks import ContextHooks, watch
 from lamina.layers.isolation import main_device, preserve_model
 from lamina.layers.probe_input import probe_input
 from lamina.layers.stack import LayerStack, alike, swapped
@@ -77,7 +78,6 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
         super().__init__(config, layers=layers, width=width)
         self.blocks = nn.ModuleList(blocks or [_plain_block(width) for _ in range(config.n)])
         self.copied, self.swap = bool(blocks), swap
-        self._call: _Call | None = None
 
     def active_layers(self) -> tuple[int, ...]:
         """The last state."""
@@ -88,13 +88,13 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
         """Remember how the pass calls the stack's last block: mask, positions and whatever else there is."""
 
         def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._call = _Call.of(block, args, kwargs, stack.depth - 1)
+            _calls.set({**_calls.get({}), self: _Call.of(block, args, kwargs, stack.depth - 1)})
 
-        try:
-            with stack.blocks[-1].register_forward_pre_hook(before, with_kwargs=True) if self.copied else nullcontext():
-                yield
-        finally:
-            self._call = None
+        with ContextHooks() as hooks:
+            hooks.callback(lambda: _calls.set({key: call for key, call in _calls.get({}).items() if key != self}))
+            if self.copied:
+                hooks.add(stack.blocks[-1].register_forward_pre_hook, before, with_kwargs=True)
+            yield
 
     def stream(self, members: object) -> Stream:
         """Wait for the last state."""
@@ -104,13 +104,14 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
         """How the pass called the base's last block; None for blocks that need nothing but the mask."""
         if not self.copied:
             return None
-        if self._call is None:
+        call = _calls.get({}).get(self)
+        if call is None:
             reason = "the states came without the model's pass; these blocks are called as its last block is"
             raise ConfigError(f"extra_layers: {reason}. Call the bank, or run it under `fusion.block_inputs(stack)`.")
-        if self._call.past:
-            reason = f"the pass continues from a cache of {self._call.past} tokens; the new blocks never saw those"
+        if call.past:
+            reason = f"the pass continues from a cache of {call.past} tokens; the new blocks never saw those"
             raise ConfigError(f"extra_layers: {reason}. Give the whole text in one pass.")
-        return self._call
+        return call
 
 
 class _TopStream(Stream):
@@ -173,6 +174,9 @@ class _Call:
         cast("Any", args if isinstance(self.place, int) else kwargs)[self.place] = swapped(state, swap)
         output = block(*args, **kwargs)
         return swapped(output if isinstance(output, Tensor) else output[0], swap)
+
+
+_calls: ContextVar[dict[nn.Module, _Call]] = ContextVar("calls")  # by fusion, of the pass that runs in this context
 
 
 def _is_cache(value: object) -> bool:

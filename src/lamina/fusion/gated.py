@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 import torch
@@ -46,6 +47,7 @@ class InputWeighted(Fusion):
     """A fusion that weighs its layers anew for each token, and keeps count of what each layer got."""
 
     amounts: Tensor  # [layers]; not saved, since it tells what was read, not what was learned
+    _counting: ClassVar = Lock()  # held for one addition, so that no thread's count is lost
 
     def __init__(self, config: Any, *, layers: int, width: int) -> None:
         super().__init__(config, layers=layers, width=width)
@@ -54,7 +56,8 @@ class InputWeighted(Fusion):
     def observe(self, weights: Float[Tensor, "layers batch tokens"], mask: Bool[Tensor, "batch tokens"]) -> None:
         """Count the size of the weights of real tokens."""
         seen = weights.detach().float().abs().masked_fill(~mask, 0).sum((1, 2))
-        self.amounts = self.amounts.to(seen) + seen
+        with self._counting:
+            self.amounts = self.amounts.to(seen) + seen
 
     def train(self, mode: bool = True) -> Self:
         """As in torch; a change of mode starts a new count."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import product
+from threading import get_ident
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -88,8 +89,17 @@ def tap(model: nn.Module, layers: Selector = "all", stack: str | None = None) ->
     """
     source = default_stack(model, stack, op="tap")
     states: dict[int, Tensor] = {}
-    chosen = select(layers, source.layers, op="tap")
-    with watch(source, chosen, states.__setitem__, on_start=lambda _args, _kwargs: states.clear()):
+    latest: list[int] = []  # the thread of the latest pass, for tasks of this context that run the model at once
+
+    def start(_args: object, _kwargs: object) -> None:
+        latest[:] = [get_ident()]
+        states.clear()
+
+    def take(layer: int, state: Tensor) -> None:
+        if latest == [get_ident()]:
+            states[layer] = state
+
+    with watch(source, select(layers, source.layers, op="tap"), take, start):
         yield states
 
 

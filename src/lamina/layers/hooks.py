@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from threading import get_ident
 from typing import Any, TypeGuard, final
 
 from torch import Tensor, nn
@@ -15,6 +17,34 @@ from lamina.layers.stack import LayerStack, Side, TapPoint, swapped
 
 OnState = Callable[[int, Tensor], None]
 OnStart = Callable[[tuple[object, ...], dict[str, object]], None]
+_open: ContextVar[tuple[object, ...]] = ContextVar("open", default=())
+
+
+@final
+class ContextHooks(ExitStack):
+    """Hooks that act in passes of the context that opened them (`contextvars`), and so not in those of other threads.
+
+    A context is that of one thread or asyncio task, and goes on in the tasks and `asyncio.to_thread` calls it starts.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._closed = False
+        _open.set((*_open.get(), self))
+
+    def __exit__(self, *error: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self._closed = True  # first: torch calls a hook that another thread is removing, but without its options
+        _open.set(tuple(hooks for hooks in _open.get() if hooks is not self))
+        super().__exit__(*error)
+
+    def add(self, register: Callable[..., Any], hook: Callable[..., object], **options: bool) -> None:
+        """Register a hook by a module's method, until the context manager ends."""
+
+        def act(*args: object) -> None:
+            if self in _open.get() and not self._closed:
+                hook(*args)
+
+        self.enter_context(register(act, **options))
 
 
 @contextmanager
@@ -35,31 +65,34 @@ def watch(
 
     def start(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         for watched in watches.values():
-            watched.count = 0
+            watched.counts[get_ident()] = 0
         if on_start is not None:
             on_start(args, kwargs)
 
-    with ExitStack() as handles:
-        handles.enter_context(stack.scope.register_forward_pre_hook(start, with_kwargs=True, prepend=True))
+    with ContextHooks() as hooks:
+        hooks.add(stack.scope.register_forward_pre_hook, start, with_kwargs=True, prepend=True)
         for (module, side), watched in watches.items():
             if side == "input":
-                handles.enter_context(module.register_forward_pre_hook(watched, with_kwargs=True))
+                hooks.add(module.register_forward_pre_hook, watched, with_kwargs=True)
             else:
-                handles.enter_context(module.register_forward_hook(watched))
+                hooks.add(module.register_forward_hook, watched)
         yield
 
 
 class _Watch:
-    """One side of one module; `count` is how often it was called since the pass began."""
+    """One side of one module; `counts` holds, by thread, how often it was called since the pass there began."""
 
     def __init__(self, on_state: OnState) -> None:
-        self.on_state, self.count = on_state, 0
+        self.on_state = on_state
+        self.counts: dict[int, int] = {}
         self.wanted: dict[int, list[tuple[int, TapPoint]]] = {}
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], rest: Any) -> None:
         """`rest` is what a hook gets last: the keyword arguments before a call, what it returned after it."""
-        self.count += 1  # a recomputation (gradient checkpointing) comes later, and nothing of it is wanted
-        for layer, point in self.wanted.get(self.count - 1, ()):
+        thread = get_ident()
+        count = self.counts.get(thread, -1)  # a recomputation (gradient checkpointing) comes later: it is not wanted
+        self.counts[thread] = count + (count >= 0)
+        for layer, point in self.wanted.get(count, ()):
             self.on_state(layer, _pick(point, args, rest))
 
 
@@ -97,8 +130,11 @@ def token_mask(
     """
     mask = batch.get("decoder_attention_mask" if stack.name == "decoder" else "attention_mask")
     if mask is None:
-        mask = argument(stack.scope, "attention_mask", args, kwargs or {})
+        mask = arguments(stack.scope, args, kwargs or {}).get("attention_mask")
         if batch and not is_token_mask(mask):
+            for name, value in batch.items():
+                if name.removeprefix("decoder_") != "attention_mask" and name.endswith("mask") and is_token_mask(value):
+                    raise ConfigError(f"mask: the batch has a '{name}', no 'attention_mask'; readers know only that.")
             return None  # the model made it for its attention, out of a batch without a mask
     if mask is not None and not is_token_mask(mask):
         form = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
@@ -116,8 +152,10 @@ def is_token_mask(mask: object) -> TypeGuard[Tensor]:
     return not mask.is_floating_point() or mask.is_meta or bool((mask >= 0).all())
 
 
-def argument(module: nn.Module, name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-    """One argument of a module's call by its name; None if it was not given."""
-    if name in kwargs or not args:
-        return kwargs.get(name)
-    return dict(zip(inspect.signature(module.forward).parameters, args, strict=False)).get(name)
+def arguments(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Mapping[str, object]:
+    """The arguments of a module's call by name; a wrapper's `*args` have the names of the module inside it."""
+    for part in module.modules() if args else ():
+        parameters = inspect.signature(part.forward).parameters
+        if not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in list(parameters.values())[:1]):
+            return {**dict(zip(parameters, args, strict=False)), **kwargs}
+    return kwargs

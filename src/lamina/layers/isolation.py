@@ -6,7 +6,9 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -52,6 +54,26 @@ def preserve_model(model: nn.Module) -> Generator[None]:
                 exits.callback(_restore_buffer, buffer, buffer._version, buffer.clone())
         model.eval()
         yield
+
+
+@contextmanager
+def evaluating(*modules: nn.Module) -> Generator[None]:
+    """Put modules in eval mode; they get their modes back when the last of these contexts, in any thread, ends."""
+    parts = [part for module in modules for part in module.modules()]
+    with _switching:
+        for part in parts:
+            _modes.setdefault(part, []).append(part.training)
+        for module in modules:
+            module.eval()
+    try:
+        yield
+    finally:
+        with _switching:
+            for part in parts:
+                part.training = _modes[part].pop()  # the last to end takes what the first to begin has found
+
+
+_switching, _modes = Lock(), WeakKeyDictionary[nn.Module, list[bool]]()
 
 
 def _restore_buffer(buffer: Tensor, version: int, value: Tensor) -> None:

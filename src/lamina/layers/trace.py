@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lamina.layers.hooks import argument
+from lamina.layers.hooks import arguments
 from lamina.layers.stack import Side, Swap, by_path
 
 Key = tuple[object, ...]
@@ -73,7 +73,7 @@ def traced(model: nn.Module) -> Generator[Trace]:
 
     def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         path = paths[module]
-        mask = argument(module, "attention_mask", args, kwargs)
+        mask = arguments(module, args, kwargs).get("attention_mask")
         mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
         call = Call(module, path, trace.counts[path], next(clock), mask=mask)
         trace.counts[path] += 1

@@ -14,11 +14,11 @@ import torch
 from accelerate import Accelerator
 
 from lamina.errors import ConfigError, MissingExtraError
-from lamina.layers.isolation import preserve_randomness
+from lamina.layers.isolation import evaluating, preserve_randomness
 from lamina.tasks.metrics import LOWER
 from lamina.train.learner import BASE
 from lamina.train.plan import batches, parts_of
-from lamina.train.scoring import autocast, same_modes, score
+from lamina.train.scoring import autocast, score
 from lamina.utils import barrier, derive_seed, rank, seed_torch, world_size
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def _put_back(learners: Sequence[Learner], modules: Sequence[nn.Module]) -> Iter
     for parameter in parameters:
         parameter.requires_grad_(id(parameter) in learnt)
     try:
-        with same_modes(modules):
+        with evaluating(*modules):
             yield
     finally:
         for parameter, flag in zip(parameters, flags, strict=True):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lamina.data.batches import length_batches
+from lamina.layers.isolation import evaluating
 from lamina.tasks import kind_of
 from lamina.train.plan import batches
 from lamina.utils import progress_bar
@@ -25,22 +26,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def same_modes(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Give modules, and those inside them, their modes back."""
-    modes = [(part, part.training) for module in modules for part in module.modules()]
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
-
-
-@contextmanager
 def eval_mode(*modules: nn.Module) -> Iterator[None]:
     """In eval mode, without gradients."""
-    with same_modes(modules), torch.no_grad():
-        for module in modules:
-            module.eval()
+    with evaluating(*modules), torch.no_grad():
         yield
 
 

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from tests.support.tiny import FAMILIES
+from torch import nn
 
 from lamina.bank import Reader, ReaderBank
 from lamina.bank.streaming import StackPass
 from lamina.errors import ConfigError
 from lamina.fusion.ada_layers import AdaLayers
+from lamina.fusion.dwatt import DWAtt
 from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.layers import stacks
@@ -70,10 +72,52 @@ def test_the_mask_of_sound_is_that_of_its_frames():
 def test_a_pass_that_never_reached_its_layers_says_so():
     bank, batch = bank_of("bart-Seq2SeqLM", "encoder")
     encoded = bank.model.get_encoder()(batch["input_ids"], attention_mask=batch["attention_mask"])
-    with pytest.raises(ConfigError, match="bank: the pass never reached layer 1, so no state was read"):
+    with pytest.raises(ConfigError, match="bank: layer 1 of the stack 'encoder' did not run in its turn"):
         bank(
             encoder_outputs=encoded, attention_mask=batch["attention_mask"], decoder_input_ids=torch.tensor([[3], [3]])
         )
+
+
+def a_skipped_block(model: Any) -> None:
+    layers = model.layers
+
+    class Skipping(type(layers)):
+        def __getitem__(self, which: Any) -> Any:
+            return [layers._modules["0"], layers._modules["2"]]
+
+    layers.__class__ = Skipping
+
+
+def swapped_blocks(model: Any) -> None:
+    layers = model.layers
+
+    class Swapping(type(layers)):
+        def __getitem__(self, which: Any) -> Any:
+            return [layers._modules["1"], layers._modules["0"], layers._modules["2"]]
+
+    layers.__class__ = Swapping
+
+
+def no_block(model: Any) -> None:
+    model.config.num_hidden_layers = 0
+
+
+@pytest.mark.parametrize(("change", "layer"), [(a_skipped_block, 2), (swapped_blocks, 1), (no_block, 1)])
+@pytest.mark.parametrize("fusion", [AdaLayers(dim=8), AdaLayers(dim=8, layers=[1, 2]), DWAtt()])
+def test_a_layer_that_did_not_run_is_named(change: Any, layer: int, fusion: Any):
+    bank, batch = bank_of("llama", fusion=fusion)
+    told = f"layer {layer} of the stack 'main' did not run in its turn; it is needed"
+    with torch.no_grad(), bank.listen() as heard:
+        change(bank.model)
+        with pytest.raises(ConfigError, match=f"bank: {told}"):
+            bank.model(**batch)
+        assert len(heard) == 0
+    with pytest.raises(ConfigError, match=f"bank: {told}"):
+        bank(**batch)
+    with pytest.raises(ConfigError, match=f"bank: {told}"):
+        bank(**batch, main=True)
+    with pytest.raises(ConfigError, match=rf"bank\.record_states: {told}"):
+        bank.record_states({"main": [1, 2, 3]}, batch)
 
 
 def test_a_decoder_has_the_decoders_mask():
@@ -111,6 +155,63 @@ def test_a_mask_that_cannot_be_understood_is_refused(mask: Any, form: str):
     for batch, kwargs in (({"attention_mask": mask}, {}), ({}, {"attention_mask": mask})):
         with pytest.raises(ConfigError, match=f"mask: the attention mask is {form}; it must be \\[batch, tokens\\]"):
             token_mask(stack, batch, (), kwargs)
+
+
+class Tuner(nn.Module):
+    """As PEFT's: takes anything, and calls the model's `forward`, so that no hook of the model itself runs."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model.forward(*args, **kwargs)
+
+
+class Peft(nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.base_model, self.config, self.main_input_name = Tuner(model), model.config, model.main_input_name
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.base_model(*args, **kwargs)
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "bert-SequenceClassification", "gpt2-CausalLM", "xlnet"])
+@torch.no_grad()
+def test_the_true_mask_is_found_inside_a_wrapper(family: str):
+    inner, alone = FAMILIES[family].build(), ReaderBank(FAMILIES[family].build())
+    batch = FAMILIES[family].inputs(inner, batch=2, tokens=7)
+    bank = ReaderBank(Peft(inner))  # pyright: ignore[reportArgumentType]
+    for each in (alone, bank):
+        each.add("r", Reader(AdaLayers(dim=8), TWO)).eval()
+    expected = alone.eval()(**batch)["r"]
+    assert not expected.mask.all()
+    assert torch.equal(bank.eval()(**batch)["r"].logits, expected.logits)
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    calls: list[Any] = [bank.model, bank.model.forward, bank.model.base_model]
+    start = (ids, None) if family == "gpt2-CausalLM" else (ids,)  # its second argument is a cache
+    for call in calls:
+        for args, kwargs in (((), batch), ((*start, mask), {}), ((ids,), {"attention_mask": mask})):
+            with bank.listen() as heard:
+                call(*args, **kwargs)
+            assert torch.equal(heard["r"].mask, expected.mask)
+            assert torch.equal(heard["r"].logits, expected.logits)
+    for wide in (mask[:, None, None, :].bool(), mask[:, None, None, :].expand(-1, -1, 7, -1).float()):
+        for call in calls:
+            refused = pytest.raises(ConfigError, match=r"mask: the attention mask is .*; it must be")
+            with bank.listen(), refused:
+                call(*start, wide)
+
+
+def test_a_mask_of_another_name_is_not_passed_over():
+    bank, batch = bank_of("xlnet")
+    batch["input_mask"] = 1 - batch.pop("attention_mask")
+    told = "mask: the batch has a 'input_mask', no 'attention_mask'; readers know only that"
+    with pytest.raises(ConfigError, match=told):
+        bank(**batch)
+    with pytest.raises(ConfigError, match=told), bank.listen():
+        bank.model(**batch)
 
 
 def test_only_layers_that_count_are_asked_for():

@@ -19,7 +19,7 @@ from transformers.models.bert.modeling_bert import BertLayer
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError
 from lamina.fusion.base import LayerView
-from lamina.fusion.extra_layers import ExtraLayers, _Call
+from lamina.fusion.extra_layers import ExtraLayers, _Call, _calls
 from lamina.heads.token_classification import TokenClassification
 from lamina.layers import stacks
 from lamina.store.models import empty_model
@@ -362,13 +362,14 @@ def test_a_pass_is_forgotten_at_its_end_even_when_it_fails():
     model = fresh("bert")
     bank, found = bank_of(model), stacks(model)["main"]
     bank(**FAMILIES["bert"].inputs(model))
-    assert bank["r"].fusion._call is None
+    fusion = bank["r"].fusion
+    assert fusion not in _calls.get()
     following = bank["r"].fusion.block_inputs(found)
     following.__enter__()
     model(**FAMILIES["bert"].inputs(model))
-    assert bank["r"].fusion._call is not None
+    assert fusion in _calls.get()
     assert following.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None) is not True
-    assert bank["r"].fusion._call is None
+    assert fusion not in _calls.get()
     assert not found.blocks[-1]._forward_pre_hooks
 
 
