@@ -101,14 +101,17 @@ def _selector(text: str | None) -> int | str | list[int]:
 
 
 def _check_folder(out: Path | None, *, force: bool) -> None:
+    from lamina.store.files import LOCK, WORK, read_json, settle
+
     if out is None:
         raise ConfigError("edit: there is no folder to save to. Use -o OUT, or --dry-run to see what would be done.")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"edit: {out} is a file, not a folder.")
-    if out.is_dir() and any(out.iterdir()):
+    settle(out)
+    if out.is_dir() and any(path.name not in (LOCK, WORK) for path in out.iterdir()):
         if not force:
             raise ConfigError(f"edit: {out} is not empty. Give another folder, or --force to replace the model in it.")
-        if not (out / "config.json").is_file():
+        if not (out / "config.json").is_file() or "model_type" not in read_json(out / "config.json"):
             raise ConfigError(f"edit: {out} holds no model; --force replaces models only.")
 
 

@@ -17,13 +17,16 @@ from lamina.layers import stacks
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.store import manifest as facts
 from lamina.store.card import model_card
-from lamina.store.edited import save, saved_entries
-from lamina.store.files import check_folder, damaged, read_tensors, staged, write_json, write_tensors
+from lamina.store.edited import listed_names, save, saved_names
+from lamina.store.files import claimed, damaged, read_tensors, settle, staged, write_json, write_tensors
 from lamina.store.loading import load
 from lamina.store.models import load_processor, saved_class
 from lamina.utils import first_line
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from contextlib import AbstractContextManager
+
     from transformers import PreTrainedModel
 
     from lamina.bank import ReaderModule
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from lamina.registry import Registry
 
 PATTERNS = [facts.MANIFEST, facts.CARD, f"{facts.READERS}/*.json", f"{facts.READERS}/*.safetensors", f"{facts.BASE}/*"]
-_ENTRIES = (facts.MANIFEST, facts.READERS, facts.CARD, facts.BASE)
 _HUB_ERRORS = (OSError, ValueError, RuntimeError)  # the hub's errors are of these kinds
 _RENAMED = {"problem": "problem_type"}  # settings as versions before 0.2 saved them
 
@@ -45,7 +47,7 @@ def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None)
         lamina = "unknown"
     base = _base_facts(bank)
     manifest = facts.Manifest(format=facts.FORMAT, lamina=lamina, base=base, info=bank.info, readers=list(bank))
-    with staged(folder, _ENTRIES) as stage:
+    with staged(folder, _names(bank), _listed(folder)) as stage:
         (stage / facts.READERS).mkdir()
         for name in bank:
             _save_reader(bank[name], stage / facts.READERS / name)
@@ -55,9 +57,26 @@ def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None)
         write_json(stage / facts.MANIFEST, manifest.model_dump())
 
 
-def check_output(target: ReaderBank | PreTrainedModel, folder: Path) -> None:
-    """Raise the StoreError that saving a bank or a model to a folder would."""
-    check_folder(folder, _ENTRIES if isinstance(target, ReaderBank) else saved_entries(folder))
+def claimed_output(target: ReaderBank | PreTrainedModel, folder: Path) -> AbstractContextManager[None]:
+    """Hold the right to save a bank or a model to a folder; a StoreError if saving would raise one."""
+    return claimed(folder, _names(target) if isinstance(target, ReaderBank) else saved_names(folder))
+
+
+def _names(readers: Iterable[str]) -> list[str]:
+    """The files of a bank besides its base; the first marks one."""
+    own = [f"{facts.READERS}/{name}/{file}" for name in readers for file in (facts.READER, facts.WEIGHTS)]
+    return [facts.MANIFEST, facts.CARD, *own]
+
+
+def _listed(folder: Path) -> list[str]:
+    """The files that the manifest in a folder lists; none if it cannot be read."""
+    try:
+        manifest = facts.Manifest.read(folder / facts.MANIFEST)
+    except LaminaError:
+        return []
+    inside = folder / facts.BASE
+    base = [*saved_names(inside), *listed_names(inside)] if manifest.base.trained else ()
+    return [*_names(filter(NAME.fullmatch, manifest.readers)), *(f"{facts.BASE}/{name}" for name in base)]
 
 
 def load_bank(
@@ -103,6 +122,7 @@ def _local_folder(folder: str | Path, revision: str | None) -> Path:
     """The folder itself, or that of its copy from the hub."""
     path = Path(folder)
     if path.is_dir():
+        settle(path)
         return path
     if path.exists():
         raise StoreError(f"load: {path} is a file; a bank is a folder.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from lamina.editing.insert import replay_insert
 from lamina.editing.inserted import is_inserted
 from lamina.editing.record import Edit, edits, restore
-from lamina.errors import StoreError, UnsupportedModelError
+from lamina.errors import LaminaError, StoreError, UnsupportedModelError
 from lamina.layers import select, stacks
 from lamina.store.files import damaged, staged, write_json
 from lamina.store.manifest import FORMAT, RECORD, EditsRecord
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _FIXED = (RECORD, "config.json", "generation_config.json")
-_WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")
+_WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 
 
 def save(model: PreTrainedModel, folder: str | Path, processor: Any = None, *, force: bool = False) -> None:
@@ -42,19 +43,28 @@ def save(model: PreTrainedModel, folder: str | Path, processor: Any = None, *, f
         StoreError: If the folder cannot be written, or holds a model that something else saved.
     """
     folder = Path(folder)
-    entries = saved_entries(folder)
-    with staged(folder, entries, force=force) as stage:
+    with staged(folder, names := saved_names(folder), names, force=force) as stage:
         cast("Any", model).save_pretrained(stage)
         if processor is not None:
             processor.save_pretrained(stage)
         done = [edit.to_dict() for edit in edits(model)]
-        write_json(stage / RECORD, {"format": FORMAT, "architecture": type(model).__name__, "edits": done})
-        entries += sorted(path.name for path in stage.iterdir() if path.name not in entries)
+        files = {path.relative_to(stage).as_posix() for path in stage.rglob("*") if path.is_file()}
+        kept = {name for name in listed_names(folder) if name not in names and (folder / name).is_file()}
+        fields = {"format": FORMAT, "architecture": type(model).__name__, "edits": done, "files": sorted(files | kept)}
+        write_json(stage / RECORD, fields)
 
 
-def saved_entries(folder: Path) -> list[str]:
+def saved_names(folder: Path) -> list[str]:
     """What `save` replaces in a folder; the first marks a model of ours."""
-    return [*_FIXED, *sorted(path.name for weights in _WEIGHTS for path in folder.glob(weights))]
+    return [*_FIXED, *sorted(path.name for path in folder.glob("model*") if _WEIGHTS.fullmatch(path.name))]
+
+
+def listed_names(folder: Path) -> list[str]:
+    """What the record in a folder says was saved there, a processor's files too; none if it cannot be read."""
+    try:
+        return EditsRecord.read(folder / RECORD).files
+    except LaminaError:
+        return []
 
 
 def read_record(name: str, revision: str | None = None) -> tuple[str, list[Edit]]:

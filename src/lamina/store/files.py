@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from contextlib import contextmanager
+import os
+import shutil
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from filelock import FileLock, Timeout
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as dump_safetensors
 
-from lamina.errors import LaminaError, StoreError
-from lamina.utils import first_line
+from lamina.errors import StoreError
+from lamina.utils import first_line, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -26,67 +29,115 @@ def damaged(place: object, what: str) -> StoreError:
     return StoreError(f"load: {place} {what}. Copy or save it again.")
 
 
-@contextmanager
-def staged(folder: Path, entries: Sequence[str], *, force: bool = False) -> Generator[Path]:
-    """Yield an empty folder to write the entries of a folder into; they replace the old ones all at once.
+# How files are replaced: all is written to WORK/new; PLAN appears in one rename; the old go to WORK/old, the new take
+# their places; PLAN goes, then WORK. A process may die anywhere: whoever claims or reads the folder next undoes a PLAN
+# that is there, and finds the old files; without one the folder holds the old or the new, and a claim sweeps WORK.
+WORK, LOCK, PLAN = ".lamina-swap", ".lamina-lock", "plan.json"
 
-    The first entry marks the folder as complete: it goes first and comes last, so that whoever reads finds the old
-    entries, the new ones, or no mark. What else is in the folder stays.
+
+@contextmanager
+def claimed(folder: Path, names: Sequence[str] = (), *, force: bool = False) -> Generator[None]:
+    """Hold the right to write files of these names to a folder, made if it is not there; its thread may claim it again.
+
+    The first name is that of the mark: without it (unless `force`) such files were made by something else.
 
     Raises:
-        StoreError: If the folder cannot be written, or holds such an entry without the mark (unless `force`).
+        StoreError: If another run holds the folder, it cannot be written, or it holds such files without the mark.
     """
-    _check_target(folder, entries, force=force)
-    is_new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".lamina-", dir=folder, ignore_cleanup_errors=True) as stage:
-            yield Path(stage)
-            _swap(folder, Path(stage), entries)
-    except LaminaError:
-        raise
-    except OSError as error:
-        what = f"cannot be written ({error.strerror or first_line(error)}); nothing in it was changed"
-        raise StoreError(f"save: {folder} {what}. Check the rights and the space there.") from error
-    finally:
-        if is_new and folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
-
-
-def check_folder(folder: Path, entries: Sequence[str]) -> None:
-    """Raise the StoreError that `staged` would, and leave the folder as it is."""
-    _check_target(folder, entries, force=False)
-    with staged(folder, ()):
-        pass
-
-
-def _check_target(folder: Path, entries: Sequence[str], *, force: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"save: {folder} is a file, not a folder.")
-    foreign = [name for name in entries if (folder / name).exists()]
-    if foreign and entries[0] not in foreign and not force:
-        what = f"holds {', '.join(foreign)} but no {entries[0]}; it was made by something else and is not overwritten"
+    lock, is_new = FileLock(folder.absolute() / LOCK, is_singleton=True), not folder.exists()
+    with _disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        held = lock.acquire(timeout=1.0, poll_interval=0.02)  # longer than another needs to undo a plan
+    with held:
+        try:
+            with _disk_errors(folder):
+                _recover(folder)
+            _check_names(folder, names, force=force)
+            yield
+        finally:
+            with suppress(OSError):
+                if lock.lock_counter == 1:
+                    (folder / LOCK).unlink()  # filelock gives no lock on a file that is gone
+                if is_new:
+                    folder.rmdir()  # if it is empty
+
+
+def settle(folder: Path) -> None:
+    """Undo what a process that died while it replaced files began; whoever reads a folder calls this first."""
+    if (folder / WORK / PLAN).exists():
+        with claimed(folder):
+            pass
+
+
+@contextmanager
+def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, force: bool = False) -> Generator[Path]:
+    """Yield an empty folder to write the files of a folder into; they replace the old ones all at once, or not at all.
+
+    Takes and raises what `claimed` does. The mark goes first and comes last: whoever reads past `settle` finds the old
+    files, the new ones, or no mark. Of what is not replaced only `names` and `listed` files go.
+    """
+    with claimed(folder, names, force=force), _disk_errors(folder):
+        (stage := folder / WORK / "new").mkdir(parents=True)
+        try:
+            yield stage
+            written = sorted(path.relative_to(stage).as_posix() for path in stage.rglob("*") if path.is_file())
+            _check_names(folder, [names[0], *written], force=force)
+            known = [name for name in dict.fromkeys([*names, *listed, *written]) if _is_inside(folder, name)]
+            if outside := [name for name in written if name not in known]:
+                raise StoreError(f"save: {folder / outside[0]} is outside of {folder}, by a link. Give another folder.")
+            old, new = ([name for name in known if (place / name).is_file()] for place in (folder, stage))
+            write_text(folder / WORK / PLAN, json.dumps([old, new]))
+            _move(old, folder, folder / WORK / "old")
+            _move(reversed(new), stage, folder)
+            (folder / WORK / PLAN).unlink()
+        finally:
+            _recover(folder)
+
+
+def _check_names(folder: Path, names: Sequence[str], *, force: bool) -> None:
+    foreign = [name for name in names if os.path.lexists(folder / name)]
+    if foreign and names[0] not in foreign and not force:
+        what = f"holds {', '.join(foreign)} but no {names[0]}; it was made by something else and is not overwritten"
         raise StoreError(f"save: {folder} {what}. Give an empty folder.")
 
 
-def _swap(folder: Path, stage: Path, entries: Sequence[str]) -> None:
-    """Put the staged entries in place; on failure put the old ones back."""
-    old = stage / ".old"
-    old.mkdir()
+@contextmanager
+def _disk_errors(folder: Path) -> Generator[None]:
     try:
-        _move(entries, folder, old)
-        _move(reversed(entries), stage, folder)
-    except OSError:
-        replaced = [name for name in reversed(entries) if (old / name).exists()]
-        _move(replaced, folder, stage)
-        _move(replaced, old, folder)
-        raise
+        yield
+    except Timeout as error:
+        raise StoreError(f"save: {folder} is being written by another run. Give another folder, or wait.") from error
+    except OSError as error:
+        what = f"cannot be written ({error.strerror or first_line(error)}); nothing in it was changed"
+        raise StoreError(f"save: {folder} {what}. Check the rights and the space there.") from error
+
+
+def _recover(folder: Path) -> None:
+    """Undo a plan, and sweep what was staged."""
+    work, stage = folder / WORK, folder / WORK / "new"
+    if (work / PLAN).exists():
+        old, new = _read(work / PLAN, TypeAdapter(tuple[list[str], list[str]]).validate_json, "a plan")
+        places = [place.relative_to(folder) / name for place in (folder, work / "old", stage) for name in (*old, *new)]
+        if not all(_is_inside(folder, place) for place in places):
+            raise damaged(work / PLAN, "leads out of the folder")
+        _move([name for name in new if not (stage / name).exists()], folder, stage)
+        _move(reversed(old), work / "old", folder)
+        (work / PLAN).unlink()
+    if work.exists():
+        shutil.rmtree(work)
+
+
+def _is_inside(folder: Path, name: str | Path) -> bool:
+    """Whether a file of a folder is in it, which ".." and links can prevent."""
+    return (folder / name).parent.resolve().is_relative_to(folder.resolve())
 
 
 def _move(names: Iterable[str], source: Path, target: Path) -> None:
     for name in names:
-        if (source / name).exists():
-            (source / name).replace(target / name)
+        if (source / name).is_file():
+            os.renames(source / name, target / name)  # with the folders on its way, which go when they are empty
 
 
 def write_json(path: Path, fields: Mapping[str, Any]) -> None:

@@ -90,3 +90,4 @@ class EditsRecord(_Facts):
     format: int
     architecture: str
     edits: list[dict[str, Any]]
+    files: list[str] = []  # all that was written with it; versions before 0.2 did not say

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from lamina.errors import ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
 from lamina.registry import KINDS
-from lamina.store.files import damaged
+from lamina.store.files import damaged, settle
 from lamina.utils import first_line
 
 if TYPE_CHECKING:
@@ -115,7 +115,9 @@ def model_class(head: str | type[Any] | None) -> Any:
 def source_of(name: str, revision: str | None) -> str:
     """What transformers is asked for: a folder if there is one, else the hub id."""
     full = SHORT_NAMES.get(name, name)
-    packaged = full == MINILM and revision is None and not Path(full).is_dir()
+    if is_folder := Path(full).is_dir():
+        settle(Path(full))
+    packaged = full == MINILM and revision is None and not is_folder
     return str(_minilm_folder() or full) if packaged else full
 
 

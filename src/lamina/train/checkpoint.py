@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TENSORS, PROGRESS = "tensors.safetensors", "progress.json"
+_FILES = {TENSORS, PROGRESS, "readers.json"}  # the last is of version 0.1
 _KEPT = 2
 
 
@@ -31,17 +32,27 @@ class Checkpoints:
 
     def newest(self) -> Path | None:
         """The newest, or None."""
-        return max(self.folder.glob("checkpoint-*"), key=_step, default=None)
+        return next(reversed(self._own()), None)
+
+    def _own(self, prefix: str = "") -> list[Path]:
+        """The checkpoints, the oldest first; with the prefix ".", those that were not wholly written or removed."""
+        paths = [path for path in self.folder.glob(f"{prefix}checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
+        for path in paths:
+            if not _FILES.issuperset(file.name for file in path.iterdir()):
+                what = f"holds {path.name}, which was made by something else and is not overwritten"
+                raise StoreError(f"{self.op}: {self.folder} {what}. Give another folder.")
+        return sorted(paths, key=_step)
 
     def begin(self, *, resume: bool) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Clear the folder for a run; with `resume`, give the tensors and progress of the newest checkpoint, if any."""
         barrier()
-        newest = self.newest() if resume else None
+        leftovers, whole = self._own("."), self._own()
+        newest = whole[-1] if whole and resume else None
         state = None if newest is None else self._read(newest)
         barrier()
         if rank() == 0:
-            for path in self.folder.glob(".checkpoint-*" if resume else "*checkpoint-*"):
-                shutil.rmtree(path)
+            for path in leftovers if resume else [*leftovers, *whole]:
+                _remove(path)
         barrier()
         return state
 
@@ -71,13 +82,12 @@ class Checkpoints:
         """Write a checkpoint under a temporary name, move it into place, and remove all but the newest two."""
         place, beside = self.folder / f"checkpoint-{step}", self.folder / f".checkpoint-{step}"
         try:
-            shutil.rmtree(beside, ignore_errors=True)
+            _remove(place)
+            _remove(beside)
             beside.mkdir(parents=True)
             save_file(tensors, beside / TENSORS, metadata={"format": "pt"})
             text = json.dumps({"run": self.run, **progress}, default=str)
             (beside / PROGRESS).write_text(text, encoding="utf-8")
-            if place.exists():
-                shutil.rmtree(place)
             beside.replace(place)
         except OSError as error:
             shutil.rmtree(beside, ignore_errors=True)
@@ -85,8 +95,14 @@ class Checkpoints:
                 f"{self.op}: a checkpoint cannot be written to {self.folder} ({error.strerror or error}); those before "
                 "are whole. Make room there and resume."
             ) from error
-        for old in sorted(self.folder.glob("checkpoint-*"), key=_step)[:-_KEPT]:
-            shutil.rmtree(old)
+        for old in self._own()[:-_KEPT]:
+            _remove(old)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint of ours, under a name from which nobody resumes."""
+    if path.exists():
+        shutil.rmtree(path.rename(path.with_name(f".{path.name.removeprefix('.')}")))
 
 
 def _step(path: Path) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.bank import ReaderBank, ReaderModule
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError
-from lamina.store.bank import check_output
+from lamina.store.bank import claimed_output
 from lamina.store.edited import save
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
@@ -72,32 +73,32 @@ def train(  # noqa: PLR0913
     subject = open_subject(target, tasks, op, processor, options)
     subject.check(tasks, ("train", "validation", *(["test"] if options.test else [])))
     accelerator = start_accelerator(options, folder)
-    if folder is not None and rank() == 0:
-        check_output(target, folder)
-    specs = _specs(target, tasks, grid or {}, options)
-    tasks = {name: tasks[spec.task] for name, spec in specs.items()}
-    target.to(accelerator.device)  # pyright: ignore
-    groups = groups_of(subject, tasks, "train", options, encodings)
-    validation = groups_of(subject, tasks, "validation", options, encodings)
-    epochs = {name: int(spec.epochs or 1) for name, spec in specs.items()}
-    plan = Plan(groups, epochs, options.step_size, options.seed, options.max_steps)
-    start = time.perf_counter()
-    subject.prepare([*groups, *validation], options, max(plan.epochs.values()))
-    rates = {name: float(spec.learning_rate or 0) for name, spec in specs.items()}
-    learners = subject.learners(tasks, plan, rates, options)
-    kept = None if place is None else Checkpoints(Path(place), op, _same_run(subject, plan, rates, options))
-    engine = Engine(subject, learners, plan, validation, options=options, accelerator=accelerator, checkpoints=kept)
-    engine.run()
-    for tracker in accelerator.trackers:  # `end_training` would end the process group as well
-        tracker.finish()
-    _note(engine, op)
-    tests = groups_of(subject, tasks, "test", options, encodings) if options.test else []
-    scores = score(subject, tests, options)
-    result = _result(engine, specs, scores, seconds=time.perf_counter() - start, folder=folder)
-    if folder is not None and rank() == 0:
-        _write(target, subject.processor, result, folder)
-    barrier()
-    return result
+    held = folder or place
+    with nullcontext() if held is None or rank() else claimed_output(target, Path(held)):
+        specs = _specs(target, tasks, grid or {}, options)
+        tasks = {name: tasks[spec.task] for name, spec in specs.items()}
+        target.to(accelerator.device)  # pyright: ignore
+        groups = groups_of(subject, tasks, "train", options, encodings)
+        validation = groups_of(subject, tasks, "validation", options, encodings)
+        epochs = {name: int(spec.epochs or 1) for name, spec in specs.items()}
+        plan = Plan(groups, epochs, options.step_size, options.seed, options.max_steps)
+        start = time.perf_counter()
+        subject.prepare([*groups, *validation], options, max(plan.epochs.values()))
+        rates = {name: float(spec.learning_rate or 0) for name, spec in specs.items()}
+        learners = subject.learners(tasks, plan, rates, options)
+        kept = None if place is None else Checkpoints(Path(place), op, _same_run(subject, plan, rates, options))
+        engine = Engine(subject, learners, plan, validation, options=options, accelerator=accelerator, checkpoints=kept)
+        engine.run()
+        for tracker in accelerator.trackers:  # `end_training` would end the process group as well
+            tracker.finish()
+        _note(engine, op)
+        tests = groups_of(subject, tasks, "test", options, encodings) if options.test else []
+        scores = score(subject, tests, options)
+        result = _result(engine, specs, scores, seconds=time.perf_counter() - start, folder=folder)
+        if folder is not None and rank() == 0:
+            _write(target, subject.processor, result, folder)
+        barrier()
+        return result
 
 
 def open_subject(

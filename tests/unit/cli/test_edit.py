@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -196,14 +197,14 @@ def test_a_model_may_be_edited_in_place(lamina, base: Path, tmp_path: Path):
 def test_a_replacement_that_fails_leaves_the_old_model(lamina, base: Path, tmp_path: Path, monkeypatch):
     out = tmp_path / "out"
     shutil.copytree(base, out)
-    before, move = contents(out), Path.replace
+    before, move = contents(out), os.renames
 
-    def fail(self: Path, target: Path) -> Path:
-        if self.name == "config.json" and self.parent.name.startswith(".lamina-"):
+    def fail(source: Path, target: Path) -> None:
+        if source.name == "config.json" and source.parent.name == "new":
             raise OSError(28, "No space left on device")
-        return move(self, target)
+        move(source, target)
 
-    monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr(os, "renames", fail)
     ran = lamina("edit", base, "--truncate", 1, "-o", out, "--force")
     assert ran.code == 2
     assert f"error: save: {out} cannot be written (No space left on device); nothing in it was changed" in ran.err
@@ -251,7 +252,23 @@ def test_places_that_cannot_be_saved_to(lamina, base: Path, tmp_path: Path):
     assert (ran.code, "is a file, not a folder" in ran.err) == (2, True)
     ran = lamina("edit", base, "--truncate", 1, "-o", tmp_path / "photos", "--force")
     assert (ran.code, "holds no model; --force replaces models only" in ran.err) == (2, True)
-    assert (tmp_path / "photos" / "me.png").read_text() == "mine"
+    (tmp_path / "photos" / "config.json").write_text('{"theme": "dark"}')
+    ran = lamina("edit", base, "--truncate", 1, "-o", tmp_path / "photos", "--force")
+    assert (ran.code, "holds no model; --force replaces models only" in ran.err) == (2, True)
+    assert contents(tmp_path / "photos") == {"me.png": b"mine", "config.json": b'{"theme": "dark"}'}
+
+
+def test_force_leaves_what_is_not_of_the_model(lamina, base: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    shutil.copytree(base, out)
+    mine = ["model_old.safetensors", "model.safetensors.bak", "pytorch_model.bin", "notes/config.json"]
+    for name in mine:
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text("mine")
+    for depth in (2, 1):
+        run(lamina, base, "--truncate", depth, "-o", out, "--force")
+        assert load(out)[0].config.num_hidden_layers == depth
+    assert {name: (out / name).read_text() for name in mine} == dict.fromkeys(mine, "mine")
 
 
 def test_a_model_that_is_not_there_or_has_an_unknown_head(lamina, base: Path, tmp_path: Path):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
@@ -8,13 +10,13 @@ import pytest
 import torch
 
 from lamina.errors import StoreError
-from lamina.store.files import read_json, read_tensors, staged, write_json, write_tensors
+from lamina.store.files import claimed, read_json, read_tensors, settle, staged, write_json, write_tensors
 
-ENTRIES = ("mark.json", "parts", "page.md")
+NAMES = ("mark.json", "parts/one", "page.md")
 
 
 def save(folder: Path, text: str, part: str = "one", error: type[BaseException] | None = None) -> None:
-    with staged(folder, ENTRIES) as stage:
+    with staged(folder, NAMES, ["parts/stale"]) as stage:
         (stage / "parts").mkdir()
         if error is not None:
             raise error
@@ -53,14 +55,14 @@ class TestStaged:
 
     def test_a_failure_while_swapping_puts_the_old_back(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         save(tmp_path, "old")
-        replace = Path.replace
+        move = os.renames
 
-        def full(one: Path, to: Path) -> Path:
-            if one.parent.name.startswith(".lamina-") and one.name == "parts":
+        def full(one: Path, to: Path) -> None:
+            if "/.lamina-swap/new/" in str(one) and one.name == "one":
                 raise OSError(28, "No space left on device")
-            return replace(one, to)
+            move(one, to)
 
-        monkeypatch.setattr(Path, "replace", full)
+        monkeypatch.setattr(os, "renames", full)
         with pytest.raises(
             StoreError, match=r"cannot be written \(No space left on device\); nothing in it was changed"
         ):
@@ -69,11 +71,84 @@ class TestStaged:
 
     def test_the_mark_comes_last(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         save(tmp_path, "old")
-        moves: list[str] = []
-        replace = Path.replace
-        monkeypatch.setattr(Path, "replace", lambda one, to: (moves.append(one.name), replace(one, to))[1])
+        moves, move = list[str](), os.renames
+        monkeypatch.setattr(os, "renames", lambda one, to: (moves.append(one.name), move(one, to)))
         save(tmp_path, "new")
-        assert moves == ["mark.json", "parts", "page.md", "page.md", "parts", "mark.json"]
+        assert moves == ["mark.json", "one", "page.md", "page.md", "one", "mark.json"]
+
+    def test_what_is_neither_replaced_nor_listed_stays(self, tmp_path: Path):
+        save(tmp_path, "old", part="mine")
+        save(tmp_path, "old", part="stale")
+        save(tmp_path, "new")
+        assert files(tmp_path) == {"mark.json": "new", "parts/one": "new", "parts/mine": "old", "page.md": "new"}
+
+    def test_a_folder_in_place_of_a_file_is_refused(self, tmp_path: Path):
+        save(tmp_path, "old")
+        (tmp_path / "page.md").unlink()
+        (tmp_path / "page.md").mkdir()
+        with pytest.raises(StoreError, match=r"cannot be written \(Is a directory\); nothing"):
+            save(tmp_path, "new")
+
+    def test_a_second_run_is_refused_and_the_first_may_go_on(self, tmp_path: Path):
+        with claimed(tmp_path / "bank"):
+            with (
+                ThreadPoolExecutor() as other,
+                pytest.raises(StoreError, match=r"bank is being written by another run"),
+            ):
+                other.submit(save, tmp_path / "bank", "other").result()
+            save(tmp_path / "bank", "new")
+            settle(tmp_path / "bank")
+        assert set(files(tmp_path).values()) == {"new"}
+        save(tmp_path / "bank", "newer")
+        assert files(tmp_path).keys() == {"bank/mark.json", "bank/parts/one", "bank/page.md"}
+
+    def test_a_folder_is_read_while_another_run_writes(self, tmp_path: Path):
+        save(tmp_path, "old")
+        with ThreadPoolExecutor() as other, staged(tmp_path, NAMES) as stage:
+            other.submit(settle, tmp_path).result()
+            (tmp_path / ".lamina-swap" / "plan.json").write_text("[[], []]")
+            with pytest.raises(StoreError, match="is being written by another run"):
+                other.submit(settle, tmp_path).result()
+            (tmp_path / ".lamina-swap" / "plan.json").unlink()
+            (stage / "page.md").write_text("new")
+        assert files(tmp_path) == {"page.md": "new"}
+
+    @pytest.mark.parametrize("plan", ["", "{}", "[[1], []]"])
+    def test_a_damaged_plan_is_named(self, plan: str, tmp_path: Path):
+        (tmp_path / ".lamina-swap").mkdir()
+        (tmp_path / ".lamina-swap" / "plan.json").write_text(plan)
+        with pytest.raises(StoreError, match=r"plan.json is not a plan \("):
+            settle(tmp_path)
+
+    @pytest.mark.parametrize("name", ["../mine", "/etc/hostname", "link/mine"])
+    def test_a_plan_reaches_no_other_folder(self, name: str, tmp_path: Path):
+        (tmp_path / "mine").write_text("mine")
+        work = tmp_path / "bank" / ".lamina-swap"
+        work.mkdir(parents=True)
+        (tmp_path / "bank" / "link").symlink_to(tmp_path)
+        (work / "plan.json").write_text(json.dumps([[], [name]]))
+        with pytest.raises(StoreError, match=r"plan.json leads out of the folder"):
+            settle(tmp_path / "bank")
+        assert (tmp_path / "mine").read_text() == "mine"
+
+    def test_a_list_of_old_files_reaches_no_other_folder(self, tmp_path: Path):
+        (tmp_path / "mine").write_text("mine")
+        save(tmp_path / "bank", "old")
+        (tmp_path / "bank" / "link").symlink_to(tmp_path)
+        listed = ["../mine", str(tmp_path / "mine"), "link/mine"]
+        with staged(tmp_path / "bank", ["mark.json"], listed) as stage:
+            (stage / "mark.json").write_text("{}")
+        assert (tmp_path / "mine").read_text() == "mine"
+
+    def test_nothing_is_written_through_a_link_out_of_the_folder(self, tmp_path: Path):
+        save(tmp_path / "bank", "old")
+        (tmp_path / "bank" / "parts" / "one").unlink()
+        (tmp_path / "bank" / "parts").rmdir()
+        (tmp_path / "bank" / "parts").symlink_to(tmp_path)
+        before = files(tmp_path)
+        with pytest.raises(StoreError, match=r"parts/one is outside of .*bank, by a link"):
+            save(tmp_path / "bank", "new")
+        assert files(tmp_path) == before
 
     def test_a_file_in_the_way_is_refused(self, tmp_path: Path):
         (tmp_path / "bank").write_text("")
