@@ -25,6 +25,7 @@ WHOLE_RUNS = (
     "contract/test_tuning",
     "end_to_end",
     "golden",
+    "hostile/test_kill",
     "unit/cli",
     "unit/recipes",
     "unit/train",

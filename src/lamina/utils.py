@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import math
 import os
@@ -29,9 +30,23 @@ def replacing(path: Path) -> Iterator[Path]:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield beside
+        sync(beside)
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Have a file on the disk, where it outlasts a loss of power."""
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
+
+
+def sweep(path: Path) -> None:
+    """Remove what processes that died left of a file that they were `replacing`; whoever may write it holds a lock."""
+    for beside in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        if beside.suffix[1:].isdecimal():
+            beside.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support import training
+from tests.support.deaths import contents, deaths, dies, is_interrupted, is_killed, shown
 from tests.support.stored import tiny_bank, tiny_model
 
 from lamina.editing.truncate import truncate_
@@ -22,78 +22,14 @@ from lamina.store import load, load_bank, save, save_bank
 from lamina.store.files import claimed, settle, staged
 from lamina.train.checkpoint import Checkpoints
 
-CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
 NAMES = ("mark.json", "parts/one", "page.md")
-
-Contents = dict[str, bytes]
-
-
-class DiedError(BaseException):
-    """Nothing catches it, and nothing more is changed after it."""
-
-
-class Death:
-    """The change before which the process dies, counted from 1; None: it lives."""
-
-    at: int | None = None
-
-
-def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    if Death.at is None:
-        return
-    opens = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-    if event in CHANGES or opens:
-        Death.at -= 1
-        if Death.at <= 0:
-            raise DiedError
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _watched() -> None:
-    sys.addaudithook(_watch)  # which stays, and costs nothing while nobody dies
-
-
-def dies(action: Callable[[], Any], at: int) -> bool:
-    """Run an action as a process that dies before its change number `at`; False if it comes to its end."""
-    Death.at = at
-    try:
-        action()
-    except DiedError:
-        return True
-    finally:
-        Death.at = None
-    return False
-
-
-def is_killed(action: Callable[[], Any], at: int) -> bool:
-    """The same in a real process, whose locks and memory go with it."""
-    child = os.fork()
-    if child == 0:
-        os._exit(9 if dies(action, at) else 0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-
-
-def contents(folder: Path) -> Contents:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def shown(folder: Path) -> Contents:
-    """What a program sees that knows nothing of plans."""
-    return {name: content for name, content in contents(folder).items() if not name.startswith(".lamina-")}
-
-
-def deaths(
-    folder: Path, before: Path | None, action: Callable[[Path], Any], kill: Callable[..., bool] = dies, step: int = 1
-) -> Iterator[int]:
-    """Bring a folder to the state before, and let the action die on it, again and again, one change later each time."""
-    for at in count(1, step):
-        shutil.rmtree(folder, ignore_errors=True)
-        if before is not None:
-            shutil.copytree(before, folder)
-        if not kill(lambda: action(folder), at):
-            assert at > 10
-            return
-        yield at
+def _no_loss_of_power() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 def write(folder: Path, text: str, *others: str) -> None:
@@ -150,8 +86,10 @@ class Model:
 
 
 full = pytest.mark.full
-SAMPLED = [(Toy, dies, 1), (Bank, dies, 3), (Model, dies, 2), (Toy, is_killed, 5)]
-WHOLE = [pytest.param(kind, is_killed, 1, marks=full) for kind in (Toy, Bank, Model)]
+SAMPLED = [(Toy, dies, 1), (Bank, dies, 5), (Model, dies, 5), (Toy, is_killed, 9), (Toy, is_interrupted, 1)]
+WHOLE = [
+    pytest.param(kind, kill, 1, marks=full) for kind in (Toy, Bank, Model) for kill in (is_killed, dies, is_interrupted)
+]
 
 
 @pytest.mark.parametrize(("kind", "kill", "step"), [*SAMPLED, *WHOLE])

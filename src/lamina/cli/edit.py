@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ from lamina.cli.output import print_json, print_table
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -88,9 +89,8 @@ def edit(  # noqa: PLR0913
         raise ConfigError(
             "edit: no edit is asked for. Use --insert, --reinit, --truncate, --freeze, --train-inserted or --merge."
         )
-    if not dry_run:
-        _check_folder(out, force=force)
-    facts = _run(model, head, changes, None if dry_run else out)
+    with nullcontext() if dry_run else _claimed(out, force=force):
+        facts = _run(model, head, changes, None if dry_run else out)
     print_json(facts) if as_json else _show(facts)
 
 
@@ -100,19 +100,23 @@ def _selector(text: str | None) -> int | str | list[int]:
     return [int(part) for part in parts] if all(part.removeprefix("-").isdecimal() for part in parts) else text or ""
 
 
-def _check_folder(out: Path | None, *, force: bool) -> None:
-    from lamina.store.files import LOCK, WORK, read_json, settle
+@contextmanager
+def _claimed(out: Path | None, *, force: bool) -> Iterator[None]:
+    """Hold the folder to save to, which is empty or (with `force`) holds a model."""
+    from lamina.store.files import LOCK, WORK, claimed, read_json
 
     if out is None:
         raise ConfigError("edit: there is no folder to save to. Use -o OUT, or --dry-run to see what would be done.")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"edit: {out} is a file, not a folder.")
-    settle(out)
-    if out.is_dir() and any(path.name not in (LOCK, WORK) for path in out.iterdir()):
-        if not force:
-            raise ConfigError(f"edit: {out} is not empty. Give another folder, or --force to replace the model in it.")
-        if not (out / "config.json").is_file() or "model_type" not in read_json(out / "config.json"):
-            raise ConfigError(f"edit: {out} holds no model; --force replaces models only.")
+    with claimed(out):
+        if any(path.name not in (LOCK, WORK) for path in out.iterdir()):
+            if not force:
+                what = "is not empty. Give another folder, or --force to replace the model in it"
+                raise ConfigError(f"edit: {out} {what}.")
+            if not (out / "config.json").is_file() or "model_type" not in read_json(out / "config.json"):
+                raise ConfigError(f"edit: {out} holds no model; --force replaces models only.")
+        yield
 
 
 def _run(name: str, head: str | None, changes: list[partial[Edit]], out: Path | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 <folder>/
   <key>/             a whole entry: index.json and one file of states per stack
   .<key>.new/        an entry while it is written; its writer holds the lock of the key
+  .<key>.gone/       an entry while it is removed
   .locks/<key>.lock  ends with the process that holds it, so an unfinished entry whose lock is free is nobody's
 """
 
@@ -24,6 +25,7 @@ from filelock import FileLock, Timeout
 from rich.filesize import decimal
 
 from lamina.errors import CacheError, ConfigError, UnknownNameError
+from lamina.utils import sync
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,7 +36,7 @@ FORMAT = 2
 INDEX = "index.json"
 GIB = 2**30
 _KEY = re.compile(r"[0-9a-f]{32}")
-_PARTIAL = re.compile(r"\.([0-9a-f]{32})\.new")
+_PARTIAL = re.compile(r"\.([0-9a-f]{32})\.(new|gone)")
 
 
 def cache_folder(asked: str | Path | None = None) -> Path:
@@ -66,8 +68,9 @@ class Entry:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """Every whole entry, newest first; a folder that does not exist has none."""
-    whole = [entry for path in sorted(folder.glob("*")) if _KEY.fullmatch(path.name) and (entry := read_entry(path))]
+    """Every whole entry, newest first; what else lies in the folder, if there is one, is left out."""
+    own = [path for path in sorted(folder.glob("*")) if _KEY.fullmatch(path.name) and _is_own(path)]
+    whole = [entry for path in own if (entry := read_entry(path))]
     return sorted(whole, key=lambda entry: float("inf") if entry.age_s is None else entry.age_s)
 
 
@@ -94,7 +97,7 @@ def read_entry(path: Path, expected: Mapping[str, Any] | None = None) -> Entry |
 def unfinished(folder: Path, *, remove: bool = False) -> list[Path]:
     """What killed writers left behind; with `remove` it is deleted."""
     leftovers = []
-    for path in sorted(folder.glob(".*.new")):
+    for path in sorted(folder.glob(".*")):
         match = _PARTIAL.fullmatch(path.name)
         if match and not (lock := _lock(folder, match[1])).is_locked:
             with suppress(Timeout), lock.acquire(timeout=0):
@@ -164,8 +167,7 @@ def publish(path: Path, facts: Mapping[str, Any]) -> None:
     index = {"key": entry.name, **facts, "format": FORMAT, "made": time.time(), "files": sizes}
     (path / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
     for name in (*sizes, INDEX):
-        with (path / name).open("r+b") as file:
-            os.fsync(file.fileno())
+        sync(path / name)
     _remove(entry)  # one that could not be used
     path.replace(entry)
 
@@ -186,8 +188,16 @@ def _lock(folder: Path, key: str) -> FileLock:
     return FileLock(folder.absolute() / ".locks" / f"{key}.lock", thread_local=False, is_singleton=True)
 
 
+def _is_own(path: Path) -> bool:
+    """Whether a folder holds what an entry holds and nothing else."""
+    names = {file.name for file in path.iterdir() if file.is_file()} if path.is_dir() else set()
+    return INDEX in names and all(file.name in names and file.suffix in (".bin", ".json") for file in path.iterdir())
+
+
 def _remove(path: Path) -> None:
-    """Delete an entry, from its index on, without which nothing is read; who reads it keeps what is open."""
-    (path / INDEX).unlink(missing_ok=True)
+    """Delete an entry, under a name at which nothing is read; who reads it keeps what is open."""
+    gone = path.with_name(f".{path.name}.gone")
+    shutil.rmtree(gone, ignore_errors=True)
     with suppress(FileNotFoundError):
-        shutil.rmtree(path)
+        path.replace(gone)
+        shutil.rmtree(gone)

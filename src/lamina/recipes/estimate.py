@@ -210,8 +210,7 @@ def _task_row(name: str, runs: list[_Planned], passes: Iterable[_Pass]) -> dict[
 
 def _memory(recipe: Recipe, planned: list[_Planned]) -> int:
     """Bytes of weights, gradients and moments of all that is trained at once."""
-    options = planned[0].options
-    moments = (1 if options.momentum else 0) if options.optimizer == "sgd" else 2
+    moments = planned[0].options.moments
     if recipe.methods:
         return STATE_BYTES * max(run.parameters + (1 + moments) * run.trained for run in planned)
     together = (max if recipe.separately else sum)(run.trained for run in planned)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,24 +19,30 @@ from lamina.recipes.loading import load_tasks
 from lamina.recipes.schema import slug
 from lamina.recipes.summary import markdown, summaries
 from lamina.store import load, save
+from lamina.store.bank import saved_bytes
+from lamina.store.files import check_room, claimed, staged
 from lamina.tasks import kind_of
 from lamina.tasks.metrics import better
+from lamina.train.checkpoint import Checkpoints
 from lamina.train.options import FitOptions
 from lamina.train.results import IMPORTANCES, sorted_rows, write_parquet
-from lamina.train.run import RATES, train
-from lamina.utils import derive_seed, rank, write_text
+from lamina.train.run import RATES, Tables, train
+from lamina.utils import derive_seed, rank, sweep, write_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.recipes.schema import Recipe
+    from lamina.store.files import Files
     from lamina.tasks.task import Task
     from lamina.train.grid import RunSpec
     from lamina.train.plan import Encodings
+    from lamina.train.results import FitResult
 
 logger = logging.getLogger(__name__)
 
 SAVE_STEPS = 1000  # between checkpoints, where a recipe does not say
+TABLES = ("table.json", "table.md", "table.parquet", "importances.parquet")
 _FREE = {"resume", "progress", "tensorboard", "save_steps", "num_workers", "cache_dir"}  # change nothing that is learnt
 
 
@@ -71,19 +77,35 @@ def run_recipe(
         **options: Override the recipe's `fit` options. With resume, runs that ended are not repeated, and the one that
             was killed goes on from its checkpoint.
     """
-    tasks = load_tasks(recipe, data)
-    specs = expand_recipe(recipe, options, {name: copies[0] for name, copies in tasks.items()})
     folder = None if output is None else Path(output)
-    session = _Session(recipe, tasks, folder)
-    alone = recipe.separately or recipe.methods  # each run has a fresh model
-    run = session.one_by_one(specs) if alone else session.train(specs, output=folder)
-    run.table.extend(summaries(run.rows, specs, {name: copies[0].metrics for name, copies in tasks.items()}))
-    if folder is not None and rank() == 0:
-        write_text(folder / "table.json", json.dumps(run.table, indent=1))
-        write_text(folder / "table.md", markdown(run.table))
-        write_parquet(run.rows, folder / "table.parquet")
-        write_parquet(run.importances, folder / "importances.parquet", IMPORTANCES)
-    return run
+    alone = bool(recipe.separately or recipe.methods)  # each run has a fresh model
+    with nullcontext() if folder is None or rank() else claimed(folder, TABLES if alone else ()):
+        tasks = load_tasks(recipe, data)
+        specs = expand_recipe(recipe, options, {name: copies[0] for name, copies in tasks.items()})
+        session = _Session(recipe, tasks, folder)
+        if not alone:
+            return session.train(specs, output=folder)
+        run = session.one_by_one(specs)
+        if folder is not None and rank() == 0:
+            with staged(folder, TABLES) as stage:
+                for name, write in _files(run).items():
+                    write(stage / name)
+        return run
+
+
+def _files(run: Run) -> Files:
+    return dict(
+        zip(
+            TABLES,
+            (
+                lambda path: write_text(path, json.dumps(run.table, indent=1)),
+                lambda path: write_text(path, markdown(run.table)),
+                lambda path: write_parquet(run.rows, path),
+                lambda path: write_parquet(run.importances, path, IMPORTANCES),
+            ),
+            strict=True,
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -96,11 +118,23 @@ class _Session:
     encodings: Encodings = field(default_factory=dict)
     done: list[dict[str, Any]] = field(default_factory=list)
 
-    def train(self, specs: dict[str, RunSpec], *, output: Path | None = None, checkpoints: Path | None = None) -> Run:
-        """Train some readers in one pass, or one model, on a fresh base; `output` gets everything."""
+    def train(
+        self,
+        specs: dict[str, RunSpec],
+        *,
+        output: Path | None = None,
+        checkpoints: Path | None = None,
+        kept_models: int = 0,
+    ) -> Run:
+        """Train some readers in one pass, or one model, on a fresh base; `output` gets everything.
+
+        So many models are yet to be kept, for which there must be room.
+        """
         tasks = {name: self.tasks[spec.task][spec.repeat] for name, spec in specs.items()}
         options = {name: FitOptions.of(spec.options) for name, spec in specs.items()}
         target, processor = self._load(specs, tasks)
+        if self.folder is not None:
+            check_room(self.folder, kept_models * saved_bytes(target))
         changes: dict[str, Any] = {}
         (shared, *_) = options.values()
         if isinstance(target, ReaderBank):
@@ -111,8 +145,17 @@ class _Session:
         elif shared.save_steps is None:
             changes["save_steps"] = SAVE_STEPS
         shared = shared.model_copy(update=changes)
+        bank = target if isinstance(target, ReaderBank) else None
         places: dict[str, Any] = {"output": output, "checkpoints": checkpoints}
-        result = train(target, tasks, shared, processor=processor, encodings=self.encodings, **places)
+        tables = Tables(TABLES, lambda result: _files(self._run(specs, result, bank)))
+        result = train(target, tasks, shared, processor=processor, encodings=self.encodings, tables=tables, **places)
+        run = self._run(specs, result, bank)
+        if not isinstance(target, ReaderBank):
+            self._keep(target, processor, run.rows[0])
+        return run
+
+    def _run(self, specs: dict[str, RunSpec], result: FitResult, bank: ReaderBank | None) -> Run:
+        """What a training run gave, in the words of the recipe."""
         rows = []
         for row in result.table:
             name, metric = row["reader"], row["metric"]
@@ -120,10 +163,12 @@ class _Session:
             row = {"task": spec.task, "reader": name, **spec.settings} | {**row, "task": spec.task}
             rows.append(row | {"test" if key == metric else f"test_{key}": value for key, value in tests.items()})
         truncated = {specs[name].task: count for name, count in result.truncated.items()}
-        bank = target if isinstance(target, ReaderBank) else None
-        if not isinstance(target, ReaderBank):
-            self._keep(target, processor, rows[0])
-        return Run([], sorted_rows(rows), result.importances, result.steps, result.seconds, truncated, bank)
+        rows = sorted_rows(rows)
+        table = self._table(rows, specs)
+        return Run(table, rows, result.importances, result.steps, result.seconds, truncated, bank)
+
+    def _table(self, rows: list[dict[str, Any]], specs: dict[str, RunSpec]) -> list[dict[str, Any]]:
+        return summaries(rows, specs, {name: copies[0].metrics for name, copies in self.tasks.items()})
 
     def one_by_one(self, specs: dict[str, RunSpec]) -> Run:
         """Train each by itself; with an output folder, what was ended goes on where it was."""
@@ -135,18 +180,27 @@ class _Session:
                 own = _read(place, self._facts(spec))
             else:
                 logger.info("%s, %d of %d", name, number, len(specs))
-                run = self.train({name: spec}, checkpoints=checkpoints)
+                run = self.train({name: spec}, checkpoints=checkpoints, kept_models=self._models_left(specs))
                 own = {key: getattr(run, key) for key in ("rows", "importances", "steps", "seconds", "truncated")}
                 if place is not None and rank() == 0:
                     place.parent.mkdir(parents=True, exist_ok=True)
+                    sweep(place)
                     write_text(place, json.dumps({"run": self._facts(spec), **own}))
             if checkpoints is not None and rank() == 0:
-                shutil.rmtree(checkpoints, ignore_errors=True)
+                Checkpoints(checkpoints, "recipe").clear()
             joined.rows.extend(own["rows"])
             joined.importances.extend(own["importances"])
             joined.truncated.update(own["truncated"])
             joined = replace(joined, steps=joined.steps + own["steps"], seconds=joined.seconds + own["seconds"])
-        return joined
+        return replace(joined, table=self._table(joined.rows, specs))
+
+    def _models_left(self, specs: dict[str, RunSpec]) -> int:
+        """How many models are yet to be written, at most, the one that another takes the place of counted too."""
+        if not self.recipe.methods or self.recipe.keep == "none":
+            return 0
+        if self.recipe.keep == "all":
+            return len(specs) - len(self.done)
+        return len({spec.task for spec in specs.values()} - {row["task"] for row in self.done}) + 1
 
     def _load(self, specs: dict[str, RunSpec], tasks: dict[str, Task]) -> tuple[ReaderBank | PreTrainedModel, Any]:
         """A fresh bank with the readers, or a fresh model, edited; and its processor."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,7 +19,7 @@ from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.store import manifest as facts
 from lamina.store.card import model_card
 from lamina.store.edited import listed_names, save, saved_names
-from lamina.store.files import claimed, damaged, read_tensors, settle, staged, write_json, write_tensors
+from lamina.store.files import claimed, damaged, read_steady, read_tensors, staged, write_json, write_tensors
 from lamina.store.loading import load
 from lamina.store.models import load_processor, saved_class
 from lamina.utils import first_line
@@ -27,19 +28,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
+    from torch import Tensor
     from transformers import PreTrainedModel
 
     from lamina.bank import ReaderModule
     from lamina.layers import LayerStack
     from lamina.registry import Registry
+    from lamina.store.files import Files
 
 PATTERNS = [facts.MANIFEST, facts.CARD, f"{facts.READERS}/*.json", f"{facts.READERS}/*.safetensors", f"{facts.BASE}/*"]
 _HUB_ERRORS = (OSError, ValueError, RuntimeError)  # the hub's errors are of these kinds
 _RENAMED = {"problem": "problem_type"}  # settings as versions before 0.2 saved them
 
 
-def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None) -> None:
-    """Save a bank, with a model card of that title; see `ReaderBank.save_pretrained`."""
+def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None, files: Files | None = None) -> None:
+    """Save a bank, with a model card of that title and other files; see `ReaderBank.save_pretrained`."""
     folder = Path(folder)
     try:
         lamina = version("lamina")
@@ -47,19 +50,32 @@ def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None)
         lamina = "unknown"
     base = _base_facts(bank)
     manifest = facts.Manifest(format=facts.FORMAT, lamina=lamina, base=base, info=bank.info, readers=list(bank))
-    with staged(folder, _names(bank), _listed(folder)) as stage:
+    files = files or {}
+    with staged(folder, [*_names(bank), *files], _listed(folder)) as stage:
         (stage / facts.READERS).mkdir()
         for name in bank:
             _save_reader(bank[name], stage / facts.READERS / name)
         if bank.own_base:
             save(bank.model, stage / facts.BASE, bank.processor)
         model_card(bank, title or folder.resolve().name).save(stage / facts.CARD)
+        for name, write in files.items():
+            write(stage / name)
         write_json(stage / facts.MANIFEST, manifest.model_dump())
 
 
-def claimed_output(target: ReaderBank | PreTrainedModel, folder: Path) -> AbstractContextManager[None]:
-    """Hold the right to save a bank or a model to a folder; a StoreError if saving would raise one."""
-    return claimed(folder, _names(target) if isinstance(target, ReaderBank) else saved_names(folder))
+def claimed_output(
+    target: ReaderBank | PreTrainedModel, folder: Path, files: Iterable[str] = ()
+) -> AbstractContextManager[None]:
+    """Hold the right to save a bank or a model, and other files, to a folder; StoreError if saving would raise one."""
+    names = _names(target) if isinstance(target, ReaderBank) else saved_names(folder)
+    return claimed(folder, [*names, *files])
+
+
+def saved_bytes(target: ReaderBank | PreTrainedModel) -> int:
+    """About how much saving a bank or a model writes: the weights."""
+    modules: list[Any] = [target, *([target.model] if isinstance(target, ReaderBank) and target.own_base else ())]
+    tensors: list[Tensor] = [tensor for module in modules for tensor in module.state_dict().values()]
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
 def _names(readers: Iterable[str]) -> list[str]:
@@ -84,6 +100,10 @@ def load_bank(
 ) -> ReaderBank:
     """Load a saved bank; see `ReaderBank.from_pretrained`."""
     folder = _local_folder(folder, revision)
+    return read_steady(folder, facts.MANIFEST, partial(_load_bank, folder, model, processor))
+
+
+def _load_bank(folder: Path, model: PreTrainedModel | None, processor: Any) -> ReaderBank:
     path = folder / facts.MANIFEST
     if not path.exists():
         raise StoreError(f"load: {folder} has no {facts.MANIFEST}; give a folder that save_pretrained wrote.")
@@ -122,7 +142,6 @@ def _local_folder(folder: str | Path, revision: str | None) -> Path:
     """The folder itself, or that of its copy from the hub."""
     path = Path(folder)
     if path.is_dir():
-        settle(path)
         return path
     if path.exists():
         raise StoreError(f"load: {path} is a file; a bank is a folder.")

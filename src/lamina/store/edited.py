@@ -24,11 +24,20 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from lamina.store.files import Files
+
 _FIXED = (RECORD, "config.json", "generation_config.json")
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 
 
-def save(model: PreTrainedModel, folder: str | Path, processor: Any = None, *, force: bool = False) -> None:
+def save(
+    model: PreTrainedModel,
+    folder: str | Path,
+    processor: Any = None,
+    *,
+    force: bool = False,
+    files: Files | None = None,
+) -> None:
     """Save a model as `save_pretrained` does, with the record of its edits; all of it, or nothing.
 
     Without inserted layers (or once they are merged) plain transformers loads it; with them `lamina.load` does.
@@ -38,19 +47,22 @@ def save(model: PreTrainedModel, folder: str | Path, processor: Any = None, *, f
         folder: Where to; made if it is not there. What `save` wrote there before is replaced, other files stay.
         processor: Its tokenizer or image processor, saved along.
         force: Replace a model that something else saved, too.
+        files: Others to write with it: name -> what is called with the path.
 
     Raises:
         StoreError: If the folder cannot be written, or holds a model that something else saved.
     """
     folder = Path(folder)
-    with staged(folder, names := saved_names(folder), names, force=force) as stage:
+    with staged(folder, names := [*saved_names(folder), *(files or {})], names, force=force) as stage:
         cast("Any", model).save_pretrained(stage)
         if processor is not None:
             processor.save_pretrained(stage)
+        for name, write in (files or {}).items():
+            write(stage / name)
         done = [edit.to_dict() for edit in edits(model)]
-        files = {path.relative_to(stage).as_posix() for path in stage.rglob("*") if path.is_file()}
+        own = {path.relative_to(stage).as_posix() for path in stage.rglob("*") if path.is_file()}
         kept = {name for name in listed_names(folder) if name not in names and (folder / name).is_file()}
-        fields = {"format": FORMAT, "architecture": type(model).__name__, "edits": done, "files": sorted(files | kept)}
+        fields = {"format": FORMAT, "architecture": type(model).__name__, "edits": done, "files": sorted(own | kept)}
         write_json(stage / RECORD, fields)
 
 

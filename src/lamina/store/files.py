@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter
+from rich.filesize import decimal
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as dump_safetensors
 
-from lamina.errors import StoreError
-from lamina.utils import first_line, write_text
+from lamina.errors import LaminaError, StoreError
+from lamina.utils import first_line, sync, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from torch import Tensor
+
+Files = dict[str, "Callable[[Path], object]"]  # name in a folder -> what writes the file of that path
+T = TypeVar("T")
 
 
 def damaged(place: object, what: str) -> StoreError:
@@ -32,7 +36,32 @@ def damaged(place: object, what: str) -> StoreError:
 # How files are replaced: all is written to WORK/new; PLAN appears in one rename; the old go to WORK/old, the new take
 # their places; PLAN goes, then WORK. A process may die anywhere: whoever claims or reads the folder next undoes a PLAN
 # that is there, and finds the old files; without one the folder holds the old or the new, and a claim sweeps WORK.
+# That is for processes that die. Should the power fail, the files are on the disk before PLAN is, and the renames keep
+# their order where the file system keeps it, as journals do; folders are not synced, so the last save may be undone.
+# Checkpoints are large and many, and are not synced at all: the one before stays, and a damaged one is refused.
 WORK, LOCK, PLAN = ".lamina-swap", ".lamina-lock", "plan.json"
+_READS = 3  # of a folder that is replaced while it is read
+
+
+@contextmanager
+def locked(path: Path, output: Path, op: str = "save") -> Generator[None]:
+    """Hold a lock file, which goes at the end, while an output is written; the thread may take it again.
+
+    Raises:
+        StoreError: If another run holds it.
+    """
+    lock = FileLock(path.absolute(), is_singleton=True)
+    try:
+        held = lock.acquire(timeout=1.0, poll_interval=0.02)  # longer than another needs to undo a plan
+    except Timeout:
+        raise StoreError(f"{op}: {output} is being written by another run. Give another output, or wait.") from None
+    with held:
+        try:
+            yield
+        finally:
+            if lock.lock_counter == 1:
+                with suppress(OSError):
+                    path.unlink()  # filelock gives no lock on a file that is gone
 
 
 @contextmanager
@@ -46,29 +75,67 @@ def claimed(folder: Path, names: Sequence[str] = (), *, force: bool = False) -> 
     """
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"save: {folder} is a file, not a folder.")
-    lock, is_new = FileLock(folder.absolute() / LOCK, is_singleton=True), not folder.exists()
-    with _disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        held = lock.acquire(timeout=1.0, poll_interval=0.02)  # longer than another needs to undo a plan
-    with held:
-        try:
-            with _disk_errors(folder):
-                _recover(folder)
-            _check_names(folder, names, force=force)
-            yield
-        finally:
-            with suppress(OSError):
-                if lock.lock_counter == 1:
-                    (folder / LOCK).unlink()  # filelock gives no lock on a file that is gone
-                if is_new:
-                    folder.rmdir()  # if it is empty
+    with ExitStack() as stack:
+        with _disk_errors(folder):
+            if not folder.exists():
+                stack.callback(_remove_if_empty, folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder / LOCK, folder))
+            _recover(folder)
+        _check_names(folder, names, force=force)
+        yield
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def settle(folder: Path) -> None:
     """Undo what a process that died while it replaced files began; whoever reads a folder calls this first."""
-    if (folder / WORK / PLAN).exists():
-        with claimed(folder):
-            pass
+    if (plan := folder / WORK / PLAN).exists():
+        try:
+            with claimed(folder):
+                pass
+        except StoreError:
+            if plan.exists():  # or the run that holds the folder is done with it, and goes on
+                raise
+
+
+def read_steady(folder: Path, mark: str, read: Callable[[], T]) -> T:
+    """What `read` makes of the files of a folder; it is called again if they were replaced meanwhile.
+
+    Raises:
+        StoreError: If they are replaced again and again.
+    """
+    for _ in range(_READS):
+        settle(folder)
+        before = _version(folder, mark)
+        try:
+            result = read()
+        except Exception:
+            if _version(folder, mark) == before:
+                raise
+            continue
+        if _version(folder, mark) == before:
+            return result
+    raise StoreError(f"load: {folder} is replaced again and again by another run. Load it when that has ended.")
+
+
+def _version(folder: Path, mark: str) -> tuple[object, ...]:
+    """Differs between before, during and after a replacement of a folder's files."""
+    try:
+        facts = (folder / mark).stat()
+    except OSError:
+        return (None, (folder / WORK / PLAN).exists())
+    return (facts.st_ino, facts.st_mtime_ns, (folder / WORK / PLAN).exists())
+
+
+def check_room(folder: Path, needed_bytes: int) -> None:
+    """Raise StoreError unless so much can be written to a folder."""
+    if needed_bytes > (free := shutil.disk_usage(folder).free):
+        what = f"needs about {decimal(needed_bytes)} for what will be written, and {decimal(free)} are free"
+        raise StoreError(f"save: {folder} {what}. Make room there, or give another folder.")
 
 
 @contextmanager
@@ -88,6 +155,8 @@ def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, fo
             if outside := [name for name in written if name not in known]:
                 raise StoreError(f"save: {folder / outside[0]} is outside of {folder}, by a link. Give another folder.")
             old, new = ([name for name in known if (place / name).is_file()] for place in (folder, stage))
+            for name in new:
+                sync(stage / name)
             write_text(folder / WORK / PLAN, json.dumps([old, new]))
             _move(old, folder, folder / WORK / "old")
             _move(reversed(new), stage, folder)
@@ -107,8 +176,8 @@ def _check_names(folder: Path, names: Sequence[str], *, force: bool) -> None:
 def _disk_errors(folder: Path) -> Generator[None]:
     try:
         yield
-    except Timeout as error:
-        raise StoreError(f"save: {folder} is being written by another run. Give another folder, or wait.") from error
+    except LaminaError:
+        raise
     except OSError as error:
         what = f"cannot be written ({error.strerror or first_line(error)}); nothing in it was changed"
         raise StoreError(f"save: {folder} {what}. Check the rights and the space there.") from error
@@ -124,6 +193,8 @@ def _recover(folder: Path) -> None:
             raise damaged(work / PLAN, "leads out of the folder")
         _move([name for name in new if not (stage / name).exists()], folder, stage)
         _move(reversed(old), work / "old", folder)
+        if old and (folder / old[0]).exists():
+            os.utime(folder / old[0])  # so that who reads meanwhile (`read_steady`) knows that it was away
         (work / PLAN).unlink()
     if work.exists():
         shutil.rmtree(work)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.editing.inserted import is_inserted
 from lamina.errors import LaminaError, StoreError
 from lamina.store import models
 from lamina.store.edited import check_weights, read_record, replay_inserts, restore_edits, with_inserts
-from lamina.store.files import damaged
+from lamina.store.files import damaged, read_steady
 from lamina.store.manifest import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     import torch
     from transformers import PreTrainedModel
@@ -49,8 +50,16 @@ def load(
         UnknownNameError: If there is no such head.
         UnsupportedModelError: If transformers does not know the family, or the family has no such head.
     """
-    name = str(name)
-    kind, config = models.model_class(head), models.load_config(name, revision=revision)
+    name, kind = str(name), models.model_class(head)
+    read = partial(_load, name, kind, labels, revision, dtype)
+    source = Path(models.source_of(name, revision))
+    return read_steady(source, RECORD, read) if source.is_dir() else read()
+
+
+def _load(
+    name: str, kind: Any, labels: Sequence[str] | None, revision: str | None, dtype: str | torch.dtype
+) -> tuple[PreTrainedModel, Any]:
+    config = models.load_config(name, revision=revision)
     if labels is not None:
         models.name_classes(config, labels)
     architecture, edits = read_record(name, revision)

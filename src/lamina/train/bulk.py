@@ -10,16 +10,17 @@ import csv
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.data.read import read_chunks
-from lamina.errors import ConfigError, DataError, StoreError
+from lamina.errors import ConfigError, DataError, LaminaError, StoreError
+from lamina.store.files import locked
 from lamina.train.options import FitOptions
 from lamina.train.predict import Predictor
-from lamina.utils import check_range, write_text
+from lamina.utils import check_range, sweep, sync, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -119,9 +120,9 @@ def predict_file(  # noqa: PLR0913
         "weights": predictor.digest(),
         **options.model_dump(include={"prefix", "max_target_length", "num_beams", "length_penalty"}),
     }
-    partial = Partial.open(output, same, resume=resume)
-    _Job(source, columns, predictor, partial, skip_bad=skip_bad).run(chunk_rows, progress=progress)
-    partial.finish(output)
+    with Partial.open(output, same, resume=resume) as partial:
+        _Job(source, columns, predictor, partial, skip_bad=skip_bad).run(chunk_rows, progress=progress)
+        partial.finish(output)
     if partial.skipped:
         logger.warning("predict: %d rows of %s could not be read and were left out", partial.skipped, source)
     return FileResult(output, partial.rows, partial.skipped)
@@ -190,17 +191,24 @@ class Partial:
     skipped: int = 0  # how many could not be read
 
     @classmethod
-    def open(cls, output: Path, same: dict[str, Any], *, resume: bool) -> Partial:
-        """Begin, or go on where an earlier run was ended, which must have had the same arguments."""
+    @contextmanager
+    def open(cls, output: Path, same: dict[str, Any], *, resume: bool) -> Iterator[Partial]:
+        """Begin, or go on where an earlier run was ended, which must have had the same arguments; alone with it."""
         beside = output.with_name(f".{output.name}.partial")
         partial = cls(beside, beside.with_name(f"{beside.name}.json"), same)
-        with partial.writing():
+        with partial.writing(), ExitStack() as stack:
             output.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(beside.with_name(f"{beside.name}.lock"), output, "predict"))
             if resume and partial.note.is_file() and beside.is_file():
                 partial._go_on(json.loads(partial.note.read_text(encoding="utf-8")))
+            else:
+                partial.note.unlink(missing_ok=True)  # before the rows that it speaks of
+            sweep(partial.note)
             with beside.open("ab") as file:
                 file.truncate(partial.size)
-        return partial
+            held = stack.pop_all()
+        with held:
+            yield partial
 
     def _go_on(self, state: dict[str, Any]) -> None:
         for name, now in self.same.items():
@@ -210,12 +218,19 @@ class Partial:
                     "Start anew with resume=False (--no-resume)."
                 )
         self.size, self.rows, self.read, self.skipped = (state[name] for name in _STATE)
+        if (size := self.lines.stat().st_size) < self.size:
+            raise StoreError(
+                f"predict: {self.lines} has {size} bytes of the {self.size} that were written; it was cut off. "
+                "Start anew with resume=False (--no-resume)."
+            )
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Turn what the system says into one sentence."""
         try:
             yield
+        except LaminaError:
+            raise
         except OSError as error:
             raise StoreError(
                 f"predict: {self.lines.parent} cannot be written ({error.strerror or error}); {self.rows} rows are "
@@ -230,6 +245,7 @@ class Partial:
             with self.lines.open("ab") as file:
                 file.truncate(self.size)
                 file.write(data)
+            sync(self.lines)
             write_text(self.note, json.dumps({"same": self.same, **dict(zip(_STATE, state, strict=True))}))
         self.size, self.rows, self.read, self.skipped = state
 
@@ -242,6 +258,7 @@ class Partial:
                 beside = output.with_name(f".{output.name}.whole")
                 try:
                     (_to_csv if output.suffix.lower() == ".csv" else _to_parquet)(self._flat_rows(), beside)
+                    sync(beside)
                     beside.replace(output)
                 finally:
                     beside.unlink(missing_ok=True)

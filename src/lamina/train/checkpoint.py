@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,18 @@ class Checkpoints:
             ) from error
         for old in self._own()[:-_KEPT]:
             _remove(old)
+
+    def needed_bytes(self, each: int) -> int:
+        """How much more is written at most, with so many bytes in each checkpoint: those kept, and the next."""
+        there = sum(file.stat().st_size for path in self._own() for file in path.iterdir())
+        return max(0, (_KEPT + 1) * each - there)
+
+    def clear(self) -> None:
+        """Remove all of them, and the folder if nothing else is in it."""
+        for path in [*self._own("."), *self._own()]:
+            _remove(path)
+        with suppress(OSError):
+            self.folder.rmdir()
 
 
 def _remove(path: Path) -> None:

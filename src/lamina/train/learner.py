@@ -143,6 +143,13 @@ class Learner:
 
     # For checkpoints
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """About how much `to_tensors` gives once it has learnt."""
+        state = {key: value.nbytes for key, value in self.module.state_dict().items() if key not in self._frozen}
+        moments = self._options.moments * sum(parameter.nbytes for parameter in self.parameters)
+        return (2 if self._options.keep == "best" else 1) * sum(state.values()) + moments
+
     def to_tensors(self) -> dict[str, Tensor]:
         """Everything but the progress: weights, the best ones, and the optimiser's state."""
         tensors = {f"now/{key}": value for key, value in self.tensors().items()}

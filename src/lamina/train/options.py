@@ -123,6 +123,11 @@ class FitOptions(BaseModel):
                 raise ConfigError(f"{op}: {name} is {value!r}; {where} has no use for it.")
 
     @property
+    def moments(self) -> int:
+        """How many numbers the optimizer keeps for each that is trained."""
+        return int(self.momentum > 0) if self.optimizer == "sgd" else 2
+
+    @property
     def scoring_batch_size(self) -> int:
         """Rows per pass when scoring."""
         return self.eval_batch_size or 2 * self.batch_size

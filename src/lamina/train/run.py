@@ -6,14 +6,16 @@ import json
 import logging
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.bank import ReaderBank, ReaderModule
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError
-from lamina.store.bank import claimed_output
+from lamina.store.bank import claimed_output, save_bank, saved_bytes
 from lamina.store.edited import save
+from lamina.store.files import check_room
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.task import Task
@@ -28,10 +30,11 @@ from lamina.train.scoring import score
 from lamina.utils import barrier, derive_seed, rank, world_size, write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from transformers import PreTrainedModel
 
+    from lamina.store.files import Files
     from lamina.train.engine import Engine
     from lamina.train.learner import Learner
     from lamina.train.options import FitOptions
@@ -46,6 +49,14 @@ _FREE = {"epochs", "learning_rate", "resume", "progress", "tensorboard", "save_s
 _FREE |= {"cache_dir", "num_workers", "test"}  # may change when a run resumes; the first two are compared per learner
 
 
+@dataclass(frozen=True)
+class Tables:
+    """More files for the output of a run: their names, and what writes them once the result is there."""
+
+    names: Sequence[str]
+    files: Callable[[FitResult], Files]
+
+
 def train(  # noqa: PLR0913
     target: ReaderBank | PreTrainedModel,
     tasks: Mapping[str, Task] | Task,
@@ -57,11 +68,12 @@ def train(  # noqa: PLR0913
     output: str | Path | None = None,
     checkpoints: str | Path | None = None,
     encodings: Encodings | None = None,
+    tables: Tables | None = None,
 ) -> FitResult:
     """What `fit` and `finetune` do, for callers that train many times.
 
     `checkpoints` is a folder of this run's checkpoints alone, which the caller removes, in place of one in `output`;
-    `encodings` is what earlier runs encoded, which is used and filled.
+    `encodings` is what earlier runs encoded, which is used and filled; `tables` are other files to write into `output`.
     """
     from lamina.train.engine import Engine, start_accelerator
 
@@ -73,8 +85,8 @@ def train(  # noqa: PLR0913
     subject = open_subject(target, tasks, op, processor, options)
     subject.check(tasks, ("train", "validation", *(["test"] if options.test else [])))
     accelerator = start_accelerator(options, folder)
-    held = folder or place
-    with nullcontext() if held is None or rank() else claimed_output(target, Path(held)):
+    held, names = folder or place, [*_names(target), *(tables.names if tables else ())] if folder else ()
+    with nullcontext() if held is None or rank() else claimed_output(target, Path(held), names):
         specs = _specs(target, tasks, grid or {}, options)
         tasks = {name: tasks[spec.task] for name, spec in specs.items()}
         target.to(accelerator.device)  # pyright: ignore
@@ -87,6 +99,9 @@ def train(  # noqa: PLR0913
         rates = {name: float(spec.learning_rate or 0) for name, spec in specs.items()}
         learners = subject.learners(tasks, plan, rates, options)
         kept = None if place is None else Checkpoints(Path(place), op, _same_run(subject, plan, rates, options))
+        if kept is not None and held is not None and rank() == 0:
+            needed = kept.needed_bytes(sum(learner.checkpoint_bytes for learner in learners))
+            check_room(Path(held), needed + (0 if folder is None else saved_bytes(target)))
         engine = Engine(subject, learners, plan, validation, options=options, accelerator=accelerator, checkpoints=kept)
         engine.run()
         for tracker in accelerator.trackers:  # `end_training` would end the process group as well
@@ -96,7 +111,8 @@ def train(  # noqa: PLR0913
         scores = score(subject, tests, options)
         result = _result(engine, specs, scores, seconds=time.perf_counter() - start, folder=folder)
         if folder is not None and rank() == 0:
-            _write(target, subject.processor, result, folder)
+            files = {name: file for name, file in _files(result).items() if name in _names(target)}
+            _write(target, subject.processor, folder, files | (tables.files(result) if tables else {}))
         barrier()
         return result
 
@@ -236,12 +252,23 @@ def _result(engine: Engine, specs: Mapping[str, RunSpec], tests: dict[str, dict[
     )
 
 
-def _write(target: ReaderBank | PreTrainedModel, processor: Any, result: FitResult, folder: Path) -> None:
-    if isinstance(target, ReaderBank):
-        target.save_pretrained(folder)
-        write_parquet(result.importances, folder / "importances.parquet", IMPORTANCES)
-    else:
-        save(target, folder, processor)
+def _names(target: ReaderBank | PreTrainedModel) -> list[str]:
+    """The files beside a bank or a model."""
+    return ["history.json", "table.parquet", *(["importances.parquet"] if isinstance(target, ReaderBank) else [])]
+
+
+def _files(result: FitResult) -> Files:
     facts = {"best": result.best, "test": result.test, "history": result.history, "importances": result.importances}
-    write_text(folder / "history.json", json.dumps(facts, indent=1))
-    write_parquet(result.table, folder / "table.parquet")
+    return {
+        "history.json": lambda path: write_text(path, json.dumps(facts, indent=1)),
+        "table.parquet": lambda path: write_parquet(result.table, path),
+        "importances.parquet": lambda path: write_parquet(result.importances, path, IMPORTANCES),
+    }
+
+
+def _write(target: ReaderBank | PreTrainedModel, processor: Any, folder: Path, files: Files) -> None:
+    """Replace the bank or model in a folder, and all that is beside it, at once."""
+    if isinstance(target, ReaderBank):
+        save_bank(target, folder, files=files)
+    else:
+        save(target, folder, processor, files=files)

@@ -1,0 +1,312 @@
+"""What whole runs write survives a death at any change of the file system, and the next run goes on from there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support import finetuned, training
+from tests.support.deaths import Contents, contents, deaths, dies, is_interrupted, is_killed
+from tests.support.stored import save_base, tiny_bank
+from tests.unit.data import test_cache
+from tests.unit.recipes import test_run
+
+from lamina import predict_file
+from lamina.cli.edit import edit
+from lamina.data.cache_files import clear, entries
+from lamina.recipes.run import run_recipe
+from lamina.report import importance
+from lamina.store import load, load_bank
+from lamina.store.files import settle
+
+full = pytest.mark.full
+TABLES = {"table.json", "table.md", "table.parquet", "importances.parquet"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_loss_of_power() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
+def written(folder: Path) -> Contents:
+    """What a run leaves for its reader: neither checkpoints nor what is hidden."""
+    hidden = ("checkpoint", ".", "separate")
+    parts = {name: name.split("/") for name in contents(folder)}
+    return {
+        name: content
+        for name, content in contents(folder).items()
+        if not any(part.startswith(hidden) for part in parts[name])
+    }
+
+
+def hidden(folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in folder.rglob(".*") if path.name != ".locks"]
+
+
+class Fit:
+    """A bank, its history and its tables."""
+
+    def __init__(self, folder: Path):
+        self.task = training.yes_no(train=6, validation=3)
+
+    def run(self, folder: Path, *, seed: int = 0, resume: bool = False) -> None:
+        bank = training.tiny_bank({"one": training.reader(self.task, seed=seed)})
+        training.train(bank, {"one": self.task}, output=folder, batch_size=3, save_steps=1, resume=resume)
+
+    def old(self, folder: Path) -> None:
+        self.run(folder, seed=1)
+        shutil.rmtree(folder / "checkpoints")
+
+    def go_on(self, folder: Path) -> None:
+        self.run(folder, resume=True)
+
+    def sets(self, contents: Contents) -> list[Contents]:
+        return [contents]
+
+    def open(self, folder: Path) -> None:
+        load_bank(folder, training.tiny_model())
+
+
+class Finetune(Fit):
+    """A whole model, its history and its table."""
+
+    def __init__(self, folder: Path):
+        self.task = training.yes_no(train=6, validation=3)
+
+    def run(self, folder: Path, *, seed: int = 0, resume: bool = False) -> None:
+        options = {"epochs": 1, "batch_size": 3, "learning_rate": 0.01, "seed": seed, "progress": False}
+        processor = training.tiny_tokenizer()
+        finetuned.finetune(
+            finetuned.bert(), self.task, processor=processor, output=folder, save_steps=1, resume=resume, **options
+        )
+
+    def open(self, folder: Path) -> None:
+        load(folder, "sequence_classification")
+
+
+class Methods:
+    """Fine-tuned models, one kept for the task, and the tables of a recipe; its runs one after the other."""
+
+    def __init__(self, folder: Path):
+        self.data = folder / "data"
+        save_base(self.data / "base")
+        rows = [f"the film is {('bad', 'good')[row % 2]} .\t{('no', 'yes')[row % 2]}\n" for row in range(6)]
+        for part in ("train", "validation", "test"):
+            (self.data / f"{part}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
+
+    def run(self, folder: Path, *, seed: int = 0, resume: bool = False) -> None:
+        fit = {"epochs": 1, "batch_size": 3, "learning_rate": 0.01, "progress": False, "save_steps": 1}
+        recipe = test_run.methods(self.data, {"plain": {}, "again": {"fit": {"keep": "last"}}}, fit=fit, seeds=[seed])
+        run_recipe(recipe, data=self.data, output=folder, resume=resume)
+
+    def old(self, folder: Path) -> None:
+        self.run(folder, seed=1)
+
+    def go_on(self, folder: Path) -> None:
+        self.run(folder, resume=True)
+
+    def sets(self, contents: Contents) -> list[Contents]:
+        return [
+            {name: content for name, content in contents.items() if (name in TABLES) == tables}
+            for tables in (False, True)
+        ]
+
+    def open(self, folder: Path) -> None:
+        settle(folder)
+        if (folder / "models").is_dir():
+            load(folder / "models" / "film", "sequence_classification")
+
+
+class Readers(Methods):
+    """A recipe whose readers are in one bank, beside its tables."""
+
+    def run(self, folder: Path, *, seed: int = 0, resume: bool = False) -> None:
+        rate = (1 + seed) / 100
+        fit = {"epochs": 1, "batch_size": 3, "learning_rate": rate, "progress": False, "save_steps": 1}
+        recipe = test_run.recipe(self.data, {"Ada": test_run.ADA}, fit=fit)
+        run_recipe(recipe, data=self.data, output=folder, resume=resume)
+
+    def old(self, folder: Path) -> None:
+        self.run(folder, seed=1)
+        shutil.rmtree(folder / "checkpoints")
+
+    def sets(self, contents: Contents) -> list[Contents]:
+        return [contents]
+
+    def open(self, folder: Path) -> None:
+        load_bank(folder)
+
+
+class Edit:
+    """`lamina edit --force` over a model."""
+
+    def __init__(self, folder: Path):
+        self.base = str(save_base(folder / "base"))
+
+    def run(self, folder: Path, *, keep: int = 1) -> None:
+        edit(self.base, folder, truncate=keep, force=True)
+
+    def old(self, folder: Path) -> None:
+        self.run(folder, keep=2)
+
+    def go_on(self, folder: Path) -> None:
+        self.run(folder)
+
+    def sets(self, contents: Contents) -> list[Contents]:
+        return [contents]
+
+    def open(self, folder: Path) -> None:
+        load(folder)
+
+
+KINDS: list[tuple[Callable[[Path], Any], int]] = [(Fit, 43), (Finetune, 59), (Methods, 131), (Readers, 67), (Edit, 41)]
+WHOLE = [pytest.param(kind, kill, 1, marks=full) for kind, _ in KINDS for kill in (is_killed, is_interrupted)]
+
+
+@pytest.mark.parametrize(("kind", "kill", "step"), [*((kind, is_killed, step) for kind, step in KINDS), *WHOLE])
+def test_a_run_over_an_old_one(kind: Any, kill: Any, step: int, tmp_path: Path):
+    writer, folder, before = kind(tmp_path), tmp_path / "x", tmp_path / "before"
+    writer.old(before)
+    (before / "notes.txt").write_text("mine")
+    shutil.copytree(before, folder)
+    writer.run(folder)
+    old, new = written(before), written(folder)
+    assert old.keys() == new.keys()
+    assert all(a != b for a, b in zip(writer.sets(old), writer.sets(new), strict=True))
+    for at in deaths(folder, before, writer.run, kill, step):
+        writer.open(folder)
+        for now, one, other in zip(*map(writer.sets, (written(folder), old, new)), strict=True):
+            assert now in (one, other), at
+        writer.go_on(folder)
+        assert written(folder) == new, at
+        assert hidden(folder) == [], at
+
+
+@pytest.mark.parametrize(("kind", "kill", "step"), WHOLE)
+def test_a_first_run(kind: Any, kill: Any, step: int, tmp_path: Path):
+    writer, folder = kind(tmp_path), tmp_path / "x"
+    writer.run(folder)
+    new = written(folder)
+    for at in deaths(folder, None, writer.run, kill, step):
+        settle(folder)
+        for now, other in zip(*map(writer.sets, (written(folder), new)), strict=True):
+            assert now in ({}, other), at
+        writer.go_on(folder)
+        assert written(folder) == new, at
+        assert hidden(folder) == [], at
+
+
+# Bulk prediction
+
+TEXTS = [f"anna was in paris {'and oslo ' * (row % 5)}" for row in range(7)]
+
+
+class Bulk:
+    def __init__(self, folder: Path, ending: str):
+        (folder / "in.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+        self.bank, self.source, self.name = tiny_bank(), folder / "in.txt", f"out.{ending}"
+
+    def run(self, folder: Path, **options: Any) -> None:
+        predict_file(self.bank, self.source, folder / self.name, chunk_rows=3, progress=False, **options)
+
+
+BULK = [("jsonl", dies, 5), ("csv", is_interrupted, 7), ("parquet", is_killed, 13)]
+BULK += [
+    pytest.param(name, kill, 1, marks=full)
+    for name in ("jsonl", "csv", "parquet")
+    for kill in (dies, is_killed, is_interrupted)
+]
+
+
+@pytest.mark.parametrize(("ending", "kill", "step"), BULK)
+def test_predictions(ending: str, kill: Any, step: int, tmp_path: Path):
+    bulk, folder, before = Bulk(tmp_path, ending), tmp_path / "x", tmp_path / "before"
+    before.mkdir()
+    bulk.run(tmp_path)
+    new = {bulk.name: (tmp_path / bulk.name).read_bytes()}
+    (before / bulk.name).write_text("old")
+    for at in deaths(folder, before, bulk.run, kill, step):
+        assert written(folder) in ({bulk.name: b"old"}, new), at
+        bulk.run(folder)
+        assert contents(folder) == new, at
+
+
+@pytest.mark.parametrize("step", [15, pytest.param(1, marks=full)])
+@pytest.mark.parametrize("resume", [True, False])
+def test_predictions_that_die_again(resume: bool, step: int, tmp_path: Path):
+    bulk, folder, died = Bulk(tmp_path, "jsonl"), tmp_path / "x", tmp_path / "died"
+    (tmp_path / "before").mkdir()
+    bulk.run(tmp_path)
+    new = {bulk.name: (tmp_path / bulk.name).read_bytes()}
+    for at in deaths(died, tmp_path / "before", bulk.run, step=step):
+        for again in count(1 + at % step, step):
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(died, folder)
+            ended = not dies(lambda: bulk.run(folder, resume=resume), again)
+            bulk.run(folder)
+            assert contents(folder) == new, (at, again)
+            if ended:
+                break
+
+
+# The cache
+
+
+def states(folder: Path) -> dict[int, torch.Tensor]:
+    cached = test_cache.opened(test_cache.bank_of(), folder)
+    assert cached is not None
+    return cached.batch([0, 3])["main"]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize(
+    ("kill", "step"), [(dies, 9), *(pytest.param(kill, 1, marks=full) for kill in (is_killed, is_interrupted))]
+)
+def test_an_entry_of_the_cache(kill: Any, step: int, damaged: bool, tmp_path: Path):
+    folder, before = tmp_path / "x", tmp_path / "before"
+    before.mkdir()
+    expected = states(before if damaged else tmp_path / "whole")
+    if damaged:
+        os.truncate(next(before.glob("*/main.bin")), 5)
+    for at in deaths(folder, before, states, kill, step):
+        (whole,) = entries(folder) or [None]
+        assert whole is None or whole.problem is None or damaged, at
+        for layer, state in states(folder).items():
+            np.testing.assert_array_equal(state, expected[layer], err_msg=str(at))
+        assert len(entries(folder)) == 1, at
+        assert [path.name for path in folder.iterdir() if path.name != ".locks"] == [entries(folder)[0].key], at
+
+
+@pytest.mark.parametrize("kill", [dies, is_interrupted, pytest.param(is_killed, marks=full)])
+def test_clearing_the_cache(kill: Any, tmp_path: Path):
+    folder, before = tmp_path / "x", tmp_path / "before"
+    states(before)
+    for at in deaths(folder, before, lambda place: clear(place, "all"), kill, least=2):
+        assert all(entry.problem is None for entry in entries(folder)), at
+        clear(folder, "all")
+        assert [path.name for path in folder.iterdir()] == [".locks"], at
+
+
+# Figures
+
+
+@pytest.mark.parametrize("kill", [dies, is_interrupted])
+def test_a_figure(kill: Any, tmp_path: Path):
+    folder, before = tmp_path / "x", tmp_path / "before"
+    rows = [{"reader": "one", "layer": layer, "importance": 0.5} for layer in range(2)]
+    importance(rows[:1], before / "figure.svg")
+    importance(rows, tmp_path / "new" / "figure.svg")
+    old, new = contents(before), contents(tmp_path / "new")
+    for at in deaths(folder, before, lambda place: importance(rows, place / "figure.svg"), kill, least=1):
+        assert written(folder) in (old, new), at
+        importance(rows, folder / "figure.svg")
+        assert written(folder) == new, at

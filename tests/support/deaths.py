@@ -1,0 +1,114 @@
+"""A process that dies, or is interrupted, at its n-th change of the file system; and what is left of its files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+from functools import cache
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
+Contents = dict[str, bytes]
+
+
+class DiedError(BaseException):
+    """Nothing catches it, and nothing more is changed after it."""
+
+
+class Death:
+    """The change before which the process dies, counted from 1; None: it lives."""
+
+    at: int | None = None
+    kind: type[BaseException] = DiedError
+
+
+def _watch(event: str, arguments: tuple[Any, ...]) -> None:
+    if Death.at is None:
+        return
+    opens = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+    if event in CHANGES or opens:
+        Death.at -= 1
+        if Death.at <= 0:
+            if Death.kind is KeyboardInterrupt:
+                Death.at = None  # once; what is cleaned up is cleaned up
+            raise Death.kind
+
+
+@cache
+def _watched() -> None:
+    sys.addaudithook(_watch)  # which stays, and costs nothing while nobody dies
+
+
+def dies(action: Callable[[], Any], at: int) -> bool:
+    """Run an action as a process that dies before its change number `at`; False if it comes to its end."""
+    return _ends(action, at, DiedError)
+
+
+def is_interrupted(action: Callable[[], Any], at: int) -> bool:
+    """The same with Ctrl-C, after which the process still cleans up."""
+    return _ends(action, at, KeyboardInterrupt)
+
+
+def _ends(action: Callable[[], Any], at: int, kind: type[BaseException]) -> bool:
+    _watched()
+    Death.at, Death.kind = at, kind
+    try:
+        action()
+        return Death.at is None or Death.at <= 0
+    except kind:
+        return True
+    finally:
+        Death.at = None
+
+
+def is_killed(action: Callable[[], Any], at: int) -> bool:
+    """The same in a real process, whose locks and memory go with it."""
+    child = os.fork()
+    if child == 0:
+        code = 1  # of an error of the action's own
+        try:
+            code = 9 if dies(action, at) else 0
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, 9), at
+    return code == 9
+
+
+def contents(folder: Path) -> Contents:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def shown(folder: Path) -> Contents:
+    """What a program sees that knows nothing of plans."""
+    return {name: content for name, content in contents(folder).items() if not name.startswith(".lamina-")}
+
+
+def deaths(
+    folder: Path,
+    before: Path | None,
+    action: Callable[[Path], Any],
+    kill: Callable[..., bool] = dies,
+    step: int = 1,
+    *,
+    least: int = 10,
+) -> Iterator[int]:
+    """Bring a folder to the state before, and let the action die on it, again and again, one change later each time."""
+    for at in count(1, step):
+        shutil.rmtree(folder, ignore_errors=True)
+        if before is not None:
+            shutil.copytree(before, folder)
+        if not kill(lambda: action(folder), at):
+            assert at > least
+            logger.info("%d times %s", len(range(1, at, step)), kill.__name__)  # pytest --log-cli-level INFO shows it
+            return
+        yield at
