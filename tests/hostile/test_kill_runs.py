@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,17 +17,24 @@ import pytest
 import torch
 from tests.support import finetuned, training
 from tests.support.deaths import Contents, contents, deaths, dies, is_interrupted, is_killed
-from tests.support.stored import save_base, tiny_bank
+from tests.support.stored import save_base, tiny_bank, tiny_model
 from tests.unit.data import test_cache
 from tests.unit.recipes import test_run
 
 from lamina import predict_file
 from lamina.cli.edit import edit
 from lamina.data.cache_files import clear, entries
+from lamina.editing.record import edits
+from lamina.editing.truncate import truncate_
+from lamina.errors import StoreError
 from lamina.recipes.run import run_recipe
 from lamina.report import importance
-from lamina.store import load, load_bank
-from lamina.store.files import settle
+from lamina.store import bank as store_bank
+from lamina.store import load, load_bank, loading, save, save_bank
+from lamina.store.files import claimed, read_steady, settle
+from lamina.train.bulk import Partial
+from lamina.train.learner import Learner
+from lamina.train.predict import Predictor
 
 full = pytest.mark.full
 TABLES = {"table.json", "table.md", "table.parquet", "importances.parquet"}
@@ -310,3 +320,171 @@ def test_a_figure(kill: Any, tmp_path: Path):
         assert written(folder) in (old, new), at
         importance(rows, folder / "figure.svg")
         assert written(folder) == new, at
+
+
+# Readers, neighbours, and rooms that are too small
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Callable[..., Any]]:
+    """Runs a function in another thread, which holds no lock that this one holds."""
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda *call, **given: pool.submit(*call, **given).result()
+
+
+@pytest.mark.parametrize("times", [1, 20])
+def test_a_bank_that_is_replaced_while_it_is_read(times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model, banks, left = tiny_model(), (tiny_bank(), tiny_bank()), list(range(times))
+    for parameter in banks[1].parameters():
+        parameter.data.zero_()
+    save_bank(banks[0], tmp_path)
+    plain = store_bank.read_tensors
+
+    def replaced(*given: Any) -> Any:
+        tensors = plain(*given)
+        if left:
+            save_bank(banks[left.pop() % 2 ^ 1], tmp_path)
+        return tensors
+
+    monkeypatch.setattr(store_bank, "read_tensors", replaced)
+    if times > 1:
+        with pytest.raises(StoreError, match=r"is replaced again and again by another run"):
+            load_bank(tmp_path, model)
+    else:
+        assert not any(parameter.any() for parameter in load_bank(tmp_path, model).parameters())
+
+
+def test_a_model_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    cut, plain, left = tiny_model(), loading.read_record, [1]
+    save(tiny_model(1), tmp_path)
+    truncate_(cut, 1)
+
+    def replaced(*given: Any) -> Any:
+        record = plain(*given)
+        if left:
+            left.pop()
+            save(cut, tmp_path)
+        return record
+
+    monkeypatch.setattr(loading, "read_record", replaced)
+    model, _ = load(tmp_path)
+    assert ([edit.kind for edit in edits(model)], model.config.num_hidden_layers) == (["truncate"], 1)
+
+
+def test_a_replacement_that_is_undone_while_the_folder_is_read(tmp_path: Path):
+    bank, seen = Fit(tmp_path), list[str]()
+    bank.old(tmp_path / "x")
+
+    def read() -> None:
+        if not seen:  # what replaces the bank dies after its plan is there, and another run puts the old one back
+            assert is_killed(lambda: save_bank(training.tiny_bank({}), tmp_path / "x"), 25)
+            assert (tmp_path / "x" / ".lamina-swap" / "plan.json").exists()
+            settle(tmp_path / "x")
+        seen.append("read")
+
+    read_steady(tmp_path / "x", "lamina.json", read)
+    assert seen == ["read", "read"]
+
+
+@pytest.mark.parametrize("kind", [Methods, Readers, Edit])
+def test_a_second_run_on_one_output_is_refused(kind: Any, elsewhere: Any, tmp_path: Path):
+    writer, folder = kind(tmp_path), tmp_path / "x"
+    with claimed(folder), pytest.raises(StoreError, match=r"x is being written by another run"):
+        elsewhere(writer.run, folder)
+    assert not folder.exists()
+
+
+def test_a_second_prediction_into_one_file_is_refused(elsewhere: Any, tmp_path: Path):
+    bulk = Bulk(tmp_path, "csv")
+    with Partial.open(tmp_path / bulk.name, {}, resume=False):
+        with pytest.raises(StoreError, match=r"predict: .*out.csv is being written by another run"):
+            elsewhere(bulk.run, tmp_path)
+        with pytest.raises(StoreError, match=r"predict: .*out.csv is being written by another run"):
+            elsewhere(bulk.run, tmp_path, resume=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"in.txt", ".out.csv.partial"}
+
+
+def test_predictions_that_were_cut_off_are_not_gone_on_with(tmp_path: Path):
+    bulk = Bulk(tmp_path, "jsonl")
+    assert dies(lambda: bulk.run(tmp_path), 20)
+    os.truncate(tmp_path / ".out.jsonl.partial", 3)
+    with pytest.raises(StoreError, match=r"has 3 bytes of the \d+ that were written; it was cut off"):
+        bulk.run(tmp_path)
+    bulk.run(tmp_path, resume=False)
+    assert len((tmp_path / bulk.name).read_text().splitlines()) == len(TEXTS)
+
+
+@pytest.mark.parametrize("kind", [Fit, Finetune, Methods])
+def test_an_output_without_room_is_refused_before_training(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    writer, folder = kind(tmp_path), tmp_path / "x"
+    writer.run(folder)
+    before, usage = contents(folder), shutil.disk_usage(tmp_path)
+    needed = max(path.stat().st_size for path in folder.rglob("*.safetensors"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=needed // 2))
+    monkeypatch.setattr(Learner, "step", None)
+    with pytest.raises(StoreError, match=r"x.* needs about .* for what will be written, and .* are free"):
+        writer.run(folder, seed=1)
+    assert contents(folder) == before
+
+
+def test_a_run_needs_no_room_for_checkpoints_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    writer, usage = Fit(tmp_path), shutil.disk_usage(tmp_path)
+    writer.run(tmp_path / "x")
+    sizes = [path.stat().st_size for path in (tmp_path / "x").rglob("checkpoint-*/*")]
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=sum(sizes)))
+    writer.run(tmp_path / "x", seed=1)
+    with pytest.raises(StoreError, match=r"needs about"):
+        writer.run(tmp_path / "y")
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Fit, "history.json"), (Finetune, "table.parquet"), (Methods, "table.md")])
+def test_tables_of_something_else_are_not_overwritten(
+    kind: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / name).write_text("mine")
+    monkeypatch.setattr(Learner, "step", None)
+    with pytest.raises(StoreError, match=rf"x holds {name} but no .*; it was made by something else"):
+        kind(tmp_path).run(tmp_path / "x")
+    assert contents(tmp_path / "x") == {name: b"mine"}
+
+
+def test_what_others_put_beside_checkpoints_and_entries_stays(tmp_path: Path):
+    notes = tmp_path / "x" / "separate" / "film-plain-0.checkpoints" / "notes.txt"
+    entry = tmp_path / "cache" / ("0123456789abcdef" * 2)
+    for path in (notes, entry / "photo.bin", entry.with_name("f" * 32) / "index.json"):
+        path.parent.mkdir(parents=True)
+        path.write_text("mine")
+    (entry.with_name("f" * 32) / "photo.jpg").write_text("mine")
+    before = contents(tmp_path / "cache")
+    Methods(tmp_path).run(tmp_path / "x")
+    assert clear(tmp_path / "cache", "all") == []
+    assert (notes.read_text(), contents(tmp_path / "cache")) == ("mine", before)
+
+
+# Memory
+
+
+class Answer(dict[str, Any]):
+    """An answer that can be counted."""
+
+    __hash__ = object.__hash__
+
+
+def test_bulk_prediction_holds_one_chunk_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    alive, most = weakref.WeakSet[Answer](), dict[int, int]()
+    plain = Predictor._answers
+
+    def counted(self: Predictor, names: Any, splits: Any) -> dict[str, Any]:
+        gc.collect()
+        answers = {name: [Answer(row) for row in rows] for name, rows in plain(self, names, splits).items()}
+        alive.update(answer for rows in answers.values() for answer in rows)
+        most[size] = max(most.get(size, 0), len(alive))
+        return answers
+
+    monkeypatch.setattr(Predictor, "_answers", counted)
+    bank, given = training.tiny_bank({"mood": training.reader(training.yes_no())}), {"chunk_rows": 10, "batch_size": 4}
+    for size in (40, 120):
+        (tmp_path / "in.txt").write_text("anna was in paris\n" * size)
+        predict_file(bank, tmp_path / "in.txt", tmp_path / f"{size}.jsonl", progress=False, **given)
+    assert most[120] == most[40] <= 20
