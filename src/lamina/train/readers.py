@@ -9,7 +9,10 @@ import torch
 
 from lamina.data.cache import CacheSettings, obstacle, open_states
 from lamina.errors import ConfigError, check_known
+from lamina.fusion import FUSIONS
+from lamina.heads import HEADS
 from lamina.layers.fingerprints import fingerprint_of
+from lamina.train.identity import starting_weights
 from lamina.train.learner import BASE, Learner, reader_groups
 from lamina.train.rates import parameter_groups
 from lamina.train.subjects import Subject, placed
@@ -54,6 +57,20 @@ class BankSubject(Subject):
                         f"task {task.name}: its {what} is {needs}, reader '{name}' was made for {has}; they must "
                         "agree. Build the head from the task: labels=task.labels, problem_type=task.problem_type."
                     )
+
+    def settings(self, name: str) -> dict[str, Any]:
+        """The reader's config."""
+        reader = self.bank[name]
+        parts = {"fusion": FUSIONS.to_dict(reader.config.fusion), "head": HEADS.to_dict(reader.config.head)}
+        flat = {f"{part}.{key}": value for part, fields in parts.items() for key, value in fields.items()}
+        return {**flat, "stack": reader.stack, "seed": reader.config.seed}
+
+    def starting_weights(self, learnt: Sequence[Tensor]) -> str:
+        """All that the readers read; of a model that is trained too, all that did not start at random."""
+        if self.bank.train_base:
+            return starting_weights(self.base, learnt)
+        used = sorted({self.bank[name].stack for name in self.bank})
+        return " ".join(fingerprint_of(self.bank.stacks[name]) for name in used)
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
         """See that the states that some fusions keep fit in memory, and open the cache where it is asked for."""

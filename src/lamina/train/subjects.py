@@ -50,6 +50,14 @@ class Subject(ABC):
         """The value of an option that learners were trained with; None where that is not known."""
 
     @abstractmethod
+    def settings(self, name: str) -> dict[str, Any]:
+        """What a learner is, JSON-ready: a run goes on only from a checkpoint of the same."""
+
+    @abstractmethod
+    def starting_weights(self, learnt: Sequence[Tensor]) -> str:
+        """A fingerprint of the model that a run begins with; `learnt` is what the checkpoints of the run hold."""
+
+    @abstractmethod
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
         """See that training can begin on these groups, whose rows will be read in so many passes."""
 
