@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.editing.record import edits
 from lamina.errors import UnsupportedModelError
+from lamina.fusion import FUSIONS
+from lamina.heads import HEADS
 from lamina.layers import stacks
 from lamina.layers.fingerprints import fingerprint_of_tensors
 from lamina.utils import derive_seed, world_size
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+    from lamina.bank import Reader
     from lamina.tasks.split import Split
     from lamina.train.learner import Learner
     from lamina.train.options import FitOptions
@@ -58,6 +61,13 @@ def identity(
             settings[where] = {"rows": len(split)}
             digests[where] = known[id(split)] | {"tokens": group.inputs.digest}
     return json.loads(json.dumps({"settings": settings, "digests": digests}, default=str))
+
+
+def reader_settings(reader: Reader) -> dict[str, Any]:
+    """A reader's config, JSON-ready."""
+    parts = {"fusion": FUSIONS.to_dict(reader.fusion), "head": HEADS.to_dict(reader.head)}
+    flat = {f"{part}.{key}": value for part, fields in parts.items() for key, value in fields.items()}
+    return {**flat, "stack": reader.stack, "seed": reader.seed}
 
 
 def data_digests(split: Split) -> dict[str, str]:

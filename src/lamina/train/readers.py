@@ -9,10 +9,8 @@ import torch
 
 from lamina.data.cache import CacheSettings, obstacle, open_states
 from lamina.errors import ConfigError, check_known
-from lamina.fusion import FUSIONS
-from lamina.heads import HEADS
 from lamina.layers.fingerprints import fingerprint_of
-from lamina.train.identity import starting_weights
+from lamina.train.identity import reader_settings, starting_weights
 from lamina.train.learner import BASE, Learner, reader_groups
 from lamina.train.rates import parameter_groups
 from lamina.train.subjects import Subject, placed
@@ -60,10 +58,7 @@ class BankSubject(Subject):
 
     def settings(self, name: str) -> dict[str, Any]:
         """The reader's config."""
-        reader = self.bank[name]
-        parts = {"fusion": FUSIONS.to_dict(reader.config.fusion), "head": HEADS.to_dict(reader.config.head)}
-        flat = {f"{part}.{key}": value for part, fields in parts.items() for key, value in fields.items()}
-        return {**flat, "stack": reader.stack, "seed": reader.config.seed}
+        return {**reader_settings(self.bank[name].config), "stack": self.bank[name].stack}
 
     def starting_weights(self, learnt: Sequence[Tensor]) -> str:
         """All that the readers read; of a model that is trained too, all that did not start at random."""
