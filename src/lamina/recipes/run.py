@@ -22,11 +22,11 @@ from lamina.recipes.summary import markdown, summaries
 from lamina.store import load, save
 from lamina.tasks import kind_of
 from lamina.tasks.metrics import better
-from lamina.train.checkpoint import seal, unseal
 from lamina.train.identity import data_digests, difference, reader_settings, starting_weights
 from lamina.train.options import FitOptions
 from lamina.train.results import IMPORTANCES, sorted_rows, write_parquet
 from lamina.train.run import RATES, train
+from lamina.train.sealed import seal, unseal
 from lamina.utils import derive_seed, rank, write_text
 
 if TYPE_CHECKING:

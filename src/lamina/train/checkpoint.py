@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from lamina.errors import ConfigError, StoreError
 from lamina.train.identity import difference
-from lamina.utils import barrier, first_line, rank
+from lamina.train.sealed import seal, unseal
+from lamina.utils import barrier, rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,35 +24,10 @@ if TYPE_CHECKING:
 
     State = tuple[dict[str, Tensor], dict[str, Any]]
 
-FORMAT = 2  # of what `seal` writes and of its contents
 TENSORS, PROGRESS, _OLD = "tensors.safetensors", "progress.json", "readers.json"  # the last is of version 0.1
 _FILES = {TENSORS, PROGRESS, _OLD}
 _KEPT = 2
 _CHUNK = 1 << 24  # bytes
-
-
-def seal(run: Mapping[str, Any], state: Mapping[str, Any]) -> str:
-    """What a run has come to, as JSON with the run that it is of, and a checksum."""
-    content = json.dumps([run, state], default=str)
-    return f'{{"format": {FORMAT}, "checksum": "{xxhash.xxh3_128_hexdigest(content.encode())}", "content": {content}}}'
-
-
-def unseal(path: Path) -> tuple[dict[str, Facts], dict[str, Any]]:
-    """The run and the state that `seal` wrote; a StoreError, in short, if the file is damaged or of another version."""
-    try:
-        fields = json.loads(path.read_bytes())
-        fields = fields if isinstance(fields, dict) else {}
-        checksum = xxhash.xxh3_128_hexdigest(json.dumps(fields.get("content")).encode())
-    except OSError as error:
-        raise StoreError(f"{path.name} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path.name} is no JSON: {first_line(error)}") from error
-    if (version := fields.get("format")) != FORMAT:
-        what = f"format {str(version)[:40]}; this version of lamina reads format {FORMAT}"
-        raise StoreError(f"{path.name} is damaged or was written by another version of lamina, in {what}")
-    if fields.get("checksum") != checksum:
-        raise StoreError(f"{path.name} holds something else than was saved; its checksum differs")
-    return tuple(fields["content"])  # pyright: ignore[reportReturnType]
 
 
 def _checksum(path: Path) -> str:

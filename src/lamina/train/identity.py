@@ -44,7 +44,8 @@ def identity(
 ) -> dict[str, Facts]:
     """What a run of `fit` is, JSON-ready: settings, which messages quote, and digests of its weights and data."""
     model = subject.base
-    settings: Facts = {"": {"model": type(model).__name__, "edits": _edits(model), "trains": list(plan.tasks)}}
+    changed = [[edit.kind, edit.stack, edit.layers, dict(edit.settings)] for edit in edits(model)]
+    settings: Facts = {"": {"model": type(model).__name__, "edits": changed, "trains": list(plan.tasks)}}
     settings[""] |= {"processes": world_size(), **options.model_dump(exclude=_FREE)}
     shapes = [(name, *weight.shape) for module in subject.modules for name, weight in module.named_parameters()]
     weights = subject.starting_weights([parameter for learner in learners for parameter in learner.parameters])
@@ -80,10 +81,6 @@ def _digest(cells: Iterable[Any]) -> str:
     for cell in cells:
         digest.update(repr(cell).encode() + b"\0")
     return digest.hexdigest()
-
-
-def _edits(model: PreTrainedModel) -> list[list[Any]]:
-    return [[edit.kind, edit.stack, edit.layers, dict(edit.settings)] for edit in edits(model)]
 
 
 def starting_weights(model: PreTrainedModel, learnt: Iterable[Tensor]) -> str:

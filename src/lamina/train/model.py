@@ -51,6 +51,10 @@ class ModelSubject(Subject):
         names = {field.name for field in fields(GenerationOptions)}
         self.generation = GenerationOptions(**options.model_dump(include=names))
 
+    def title(self, name: str) -> str:  # noqa: ARG002
+        """There is only one."""
+        return "the model"
+
     def settings(self, name: str) -> dict[str, Any]:  # noqa: ARG002
         """The task that its head is for."""
         return {"kind": self.task.kind, "problem_type": self.task.problem_type, "labels": list(self.task.labels)}

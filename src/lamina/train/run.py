@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from lamina.train.options import FitOptions
     from lamina.train.plan import Encodings, Group
     from lamina.train.subjects import Subject
-
-logger = logging.getLogger(__name__)
 
 RATES = {True: 1e-3, False: 2e-5}
 """The learning rate where none is given: of readers (True), of a whole model (False)."""
@@ -92,7 +89,7 @@ def train(  # noqa: PLR0913
         engine.run()
         for tracker in accelerator.trackers:  # `end_training` would end the process group as well
             tracker.finish()
-        _note(engine, op)
+        _note(engine)
         tests = groups_of(subject, tasks, "test", options, encodings) if options.test else []
         scores = score(subject, tests, options)
         result = _result(engine, specs, scores, seconds=time.perf_counter() - start, folder=folder)
@@ -161,12 +158,8 @@ def _specs(
     return specs
 
 
-def _note(engine: Engine, op: str) -> None:
-    """Warn of weights that are no numbers, and have readers say what they were trained on."""
-    for learner in engine.everyone:
-        if not all(parameter.isfinite().all() for parameter in learner.parameters):
-            reason = "the learning rate is too high, or a label is none"
-            logger.warning("%s: the weights of '%s' are no longer numbers; %s", op, learner.name, reason)
+def _note(engine: Engine) -> None:
+    """Have readers say what they were trained on."""
     for name, task in engine.plan.tasks.items():
         learner = engine.learners[name]
         if isinstance(learner.module, ReaderModule):

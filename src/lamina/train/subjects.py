@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError
+from lamina.train.learner import BASE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +39,10 @@ class Subject(ABC):
     def device(self) -> torch.device:
         """Where the model is."""
         return next(self.base.parameters()).device
+
+    def title(self, name: str) -> str:
+        """What errors call a learner."""
+        return "the base" if name == BASE else f"reader '{name}'"
 
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
         """Raise an error unless every task has these parts, and rows in each."""
