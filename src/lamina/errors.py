@@ -10,6 +10,7 @@
     ├── StoreError             a saved folder that is missing or damaged      (OSError)
     │   └── BaseMismatchError  a reader that was trained on another base
     ├── CacheError             states that cannot be cached                   (OSError)
+    ├── NotFiniteError         a loss, weight or score that is NaN or infinite (ArithmeticError)
     └── MissingExtraError      an optional package that is not installed      (ImportError)
 
 A message reads `<operation>: <what came>; <what holds>. <what to do>`.
@@ -108,6 +109,17 @@ class CacheError(LaminaError, OSError):
 
     def __init__(self, message: str, *, needed_bytes: int | None = None, free_bytes: int | None = None) -> None:
         self.needed_bytes, self.free_bytes = needed_bytes, free_bytes
+        super().__init__(message)
+
+
+class NotFiniteError(LaminaError, ArithmeticError):
+    """A loss, weight or score that is NaN or infinite.
+
+    `name` is the reader's or the weight's; `step` (from 1) and `row` (from 0) are given where known.
+    """
+
+    def __init__(self, message: str, *, name: str, step: int | None = None, row: int | None = None) -> None:
+        self.name, self.step, self.row = name, step, row
         super().__init__(message)
 
 

@@ -16,6 +16,7 @@ from lamina.errors import (
     LayerIndexError,
     MissingExtraError,
     ModelNotFoundError,
+    NotFiniteError,
     StoreError,
     UnknownNameError,
     UnsupportedModelError,
@@ -61,6 +62,12 @@ EVERY: list[tuple[LaminaError, type[Exception], dict[str, object], str]] = [
         "a: b; c. D.",
     ),
     (StoreError("a: b; c. D."), OSError, {}, "a: b; c. D."),
+    (
+        NotFiniteError("a: b; c. D.", name="ner", step=3),
+        ArithmeticError,
+        {"name": "ner", "step": 3, "row": None},
+        "a: b; c. D.",
+    ),
     (
         BaseMismatchError(op="load", differs={"width": (3, 4)}),
         StoreError,

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
 from lamina.bank.streaming import StackPass, States, attach, listening, recording
-from lamina.errors import ConfigError, UnknownNameError
+from lamina.errors import ConfigError, NotFiniteError, UnknownNameError
 from lamina.layers import LayerStack, stacks
 from lamina.layers.discovery import pick_stack
+from lamina.layers.finite import first_not_finite
 from lamina.layers.guard import LayerGuard, hold
 from lamina.layers.hooks import StopForward, run_until_stopped, token_mask
 from lamina.layers.isolation import evaluating
@@ -46,6 +47,9 @@ class ReaderBank(nn.Module, ModelHubMixin):
         if train_base and not any(parameter.requires_grad for parameter in model.parameters()):
             came = "train_base is set, but every parameter of the model is frozen"
             raise ConfigError(f"bank: {came}; some must be trainable. Call model.requires_grad_(True) first.")
+        if weight := first_not_finite(model.named_parameters()):
+            what = f"the model's weight '{weight}' holds NaN or infinity; what is read off it would be no number"
+            raise NotFiniteError(f"bank: {what}.", name=weight)
         model = model.eval() if train_base else model.eval().requires_grad_(False)
         self._model = (model,)  # in a tuple, so that nn.Module does not register it
         self.train_base = self.own_base = train_base  # a base of its own is saved with the bank

@@ -6,13 +6,14 @@ import json
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lamina.bank import ReaderBank
-from lamina.errors import ConfigError, noted
+from lamina.errors import ConfigError, StoreError, noted
 from lamina.recipes.edits import apply_edits
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.loading import load_tasks
@@ -24,9 +25,11 @@ from lamina.store.files import check_room, claimed, staged
 from lamina.tasks import kind_of
 from lamina.tasks.metrics import better
 from lamina.train.checkpoint import Checkpoints
+from lamina.train.identity import data_digests, difference, reader_settings, starting_weights
 from lamina.train.options import FitOptions
 from lamina.train.results import IMPORTANCES, sorted_rows, write_parquet
 from lamina.train.run import RATES, Tables, train
+from lamina.train.sealed import seal, unseal
 from lamina.utils import derive_seed, rank, sweep, write_text
 
 if TYPE_CHECKING:
@@ -176,8 +179,8 @@ class _Session:
         for number, (name, spec) in enumerate(specs.items(), start=1):
             place = None if self.folder is None else self.folder / "separate" / f"{name}.json"
             checkpoints = None if place is None else place.with_suffix(".checkpoints")
-            if spec.options.get("resume") and place is not None and place.is_file():
-                own = _read(place, self._facts(spec))
+            if spec.options.get("resume") and place is not None and place.exists():
+                own = _read(place, self._identity(spec))
             else:
                 logger.info("%s, %d of %d", name, number, len(specs))
                 run = self.train({name: spec}, checkpoints=checkpoints, kept_models=self._models_left(specs))
@@ -185,7 +188,7 @@ class _Session:
                 if place is not None and rank() == 0:
                     place.parent.mkdir(parents=True, exist_ok=True)
                     sweep(place)
-                    write_text(place, json.dumps({"run": self._facts(spec), **own}))
+                    write_text(place, seal(self._identity(spec), own))
             if checkpoints is not None and rank() == 0:
                 Checkpoints(checkpoints, "recipe").clear()
             joined.rows.extend(own["rows"])
@@ -231,25 +234,34 @@ class _Session:
         if self.folder is not None and rank() == 0 and (keep == "all" or (keep == "best" and best)):
             save(model, self.folder / "models" / (name if keep == "best" else row["reader"]), processor)
 
-    def _facts(self, spec: RunSpec) -> dict[str, Any]:
-        """What decides what a run learns, JSON-ready."""
+    @cached_property
+    def _weights(self) -> str:
+        model, _ = load(self.recipe.model, revision=self.recipe.revision)
+        return starting_weights(model, list(model.parameters()))
+
+    def _identity(self, spec: RunSpec) -> dict[str, Any]:
+        """What decides what a run learns, JSON-ready; see `lamina.train.identity`."""
         recipe, task = self.recipe, self.tasks[spec.task][spec.repeat]
         facts = {"model": recipe.model, "revision": recipe.revision, "train_base": recipe.train_base, **spec.settings}
-        facts |= {"reader": repr(spec.reader), "edits": list(spec.edits), "metric": task.metric}
-        facts |= {"rows": {part: len(split) for part, split in task.splits.items()}}
-        return json.loads(json.dumps(facts | FitOptions.of(spec.options).model_dump(exclude=_FREE), default=str))
+        facts |= {"edits": list(spec.edits), "metric": task.metric, "labels": list(task.labels)}
+        facts |= FitOptions.of(spec.options).model_dump(exclude=_FREE)
+        settings = {"": facts | ({} if spec.reader is None else reader_settings(spec.reader))}
+        digests: dict[str, Any] = {"": {"weights of the model": self._weights}}
+        for part, split in task.splits.items():
+            settings[where := f"in the {part} part of '{spec.task}'"] = {"rows": len(split)}
+            digests[where] = data_digests(split)
+        return json.loads(json.dumps({"settings": settings, "digests": digests}, default=str))
 
 
-def _read(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """What a run that ended before gave; a ConfigError if it was another run."""
-    done = json.loads(path.read_text(encoding="utf-8"))
-    before = done.pop("run")
-    for key, now in facts.items():
-        if before.get(key) != now:
-            raise ConfigError(
-                f"recipe: {path} is of a run whose {key} is {before.get(key)}, here {now}; a run goes on as it began. "
-                "Give another output folder, or leave resume out."
-            )
+def _read(path: Path, run: dict[str, Any]) -> dict[str, Any]:
+    """What a run that ended before gave: a ConfigError if it was another run, a StoreError if the file is damaged."""
+    try:
+        before, done = unseal(path)
+    except StoreError as error:
+        raise StoreError(f"recipe: {path} cannot be used ({error}). Remove it to train that run again.") from error
+    if differs := difference(before, run):
+        rule = "a run goes on as it began. Give another output folder, or leave resume out"
+        raise ConfigError(f"recipe: {path} is of a run with {differs}; {rule}.")
     for row in done["rows"]:
         row["importances"] = {int(layer): share for layer, share in row["importances"].items()}
     return done

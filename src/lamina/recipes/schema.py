@@ -20,7 +20,7 @@ from lamina.tasks.base import TaskOutline
 from lamina.tasks.presets import find_preset
 from lamina.tasks.sampling import SampleSize
 from lamina.train.grid import expand, full_key, keys_of
-from lamina.train.options import FitOptions
+from lamina.train.options import FitOptions, Seed
 
 if TYPE_CHECKING:
     from lamina.recipes.located import YamlFile
@@ -217,7 +217,7 @@ class Recipe(Strict):
     architecture: Annotated[dict[str, Any], checked(config_of)] | None = None  # for estimates without the hub
     train_base: bool = False  # fine-tune the model with the readers
     separately: bool = False
-    seeds: list[int] = Field(default=[0], min_length=1)  # one run each of every reader or method
+    seeds: list[Seed] = Field(default=[0], min_length=1)  # one run each of every reader or method
     evaluate: Literal["test"] | None = None  # score the best epochs on the test parts too
     tasks: dict[str, TaskRecipe] = Field(min_length=1)
     methods: dict[str, MethodRecipe] = Field(default_factory=dict)

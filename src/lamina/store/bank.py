@@ -19,7 +19,16 @@ from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.store import manifest as facts
 from lamina.store.card import model_card
 from lamina.store.edited import listed_names, save, saved_names
-from lamina.store.files import claimed, damaged, read_steady, read_tensors, staged, write_json, write_tensors
+from lamina.store.files import (
+    check_finite,
+    claimed,
+    damaged,
+    read_steady,
+    read_tensors,
+    staged,
+    write_json,
+    write_tensors,
+)
 from lamina.store.loading import load
 from lamina.store.models import load_processor, saved_class
 from lamina.utils import first_line
@@ -48,6 +57,8 @@ def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None,
         lamina = version("lamina")
     except PackageNotFoundError:
         lamina = "unknown"
+    for name in bank:
+        check_finite(f"reader '{name}'", bank[name].state_dict().items())
     base = _base_facts(bank)
     manifest = facts.Manifest(format=facts.FORMAT, lamina=lamina, base=base, info=bank.info, readers=list(bank))
     files = files or {}

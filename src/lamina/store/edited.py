@@ -15,7 +15,7 @@ from lamina.editing.inserted import is_inserted
 from lamina.editing.record import Edit, edits, restore
 from lamina.errors import LaminaError, StoreError, UnsupportedModelError
 from lamina.layers import select, stacks
-from lamina.store.files import damaged, staged, write_json
+from lamina.store.files import check_finite, damaged, staged, write_json
 from lamina.store.manifest import FORMAT, RECORD, EditsRecord
 from lamina.store.models import source_of
 
@@ -51,8 +51,10 @@ def save(
 
     Raises:
         StoreError: If the folder cannot be written, or holds a model that something else saved.
+        NotFiniteError: If a weight holds NaN or infinity.
     """
     folder = Path(folder)
+    check_finite("the model", model.named_parameters())
     with staged(folder, names := [*saved_names(folder), *(files or {})], names, force=force) as stage:
         cast("Any", model).save_pretrained(stage)
         if processor is not None:

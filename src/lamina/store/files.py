@@ -16,7 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as dump_safetensors
 
-from lamina.errors import LaminaError, StoreError
+from lamina.errors import LaminaError, NotFiniteError, StoreError
+from lamina.layers.finite import first_not_finite
 from lamina.utils import first_line, sync, write_text
 
 if TYPE_CHECKING:
@@ -246,10 +247,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     path.write_bytes(dump_safetensors(plain, metadata={"format": "pt"}))
 
 
+def check_finite(what: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise NotFiniteError if a tensor that is to be saved holds NaN or infinity."""
+    if name := first_not_finite(tensors):
+        raise NotFiniteError(f"save: {what} holds NaN or infinity in '{name}'; such weights are not saved.", name=name)
+
+
 def read_tensors(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Read tensors from a safetensors file; StoreError if it is damaged, or a name or shape is not as expected.
 
-    Floats must be floats, of whichever precision was saved.
+    Floats must be floats, of whichever precision was saved, and finite.
     """
     tensors: dict[str, Tensor] = _read(path, load_safetensors, "safetensors")
     wrong = [f"no tensor '{name}'" for name in expected if name not in tensors]
@@ -263,4 +270,6 @@ def read_tensors(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise damaged(path, f"does not fit the reader that the folder describes: {wrong[0]}{more}")
+    if name := first_not_finite(tensors.items()):
+        raise damaged(path, f"holds NaN or infinity in '{name}'")
     return tensors

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.editing.inserted import is_inserted
 from lamina.errors import LaminaError, StoreError
+from lamina.layers.finite import first_not_finite
 from lamina.store import models
 from lamina.store.edited import check_weights, read_record, replay_inserts, restore_edits, with_inserts
 from lamina.store.files import damaged, read_steady
@@ -79,6 +80,8 @@ def _load(
     except Exception as error:  # transformers raises many unrelated kinds
         raise models.model_error(name, config.model_type, error) from error
     _check_report(model, name, report, new_head=labels is not None)
+    if weight := first_not_finite(model.named_parameters()):
+        raise damaged(f"the weights of {name}", f"hold NaN or infinity in '{weight}'")
     if edits:
         model.__class__ = plain
         check_weights(model, name, report, exact=plain.__name__ == architecture)

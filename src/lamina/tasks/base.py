@@ -135,6 +135,10 @@ class Results(Protocol):
     def add(self, rows: Sequence[int], outputs: Any, labels: Tensor | None = None) -> None:
         """Take in what `Kind.outputs` or a reader's head gave for some rows; and labels, where the inputs made them."""
 
+    def first_not_finite(self) -> int | None:
+        """The first example (or row of the inputs) for which outputs were NaN or infinite; None if there is none."""
+        return None
+
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
         """Metric -> score, in the order asked; never NaN."""
         return {}

@@ -15,6 +15,7 @@ from lamina.data.batches import padding_of, tokenizer_of
 from lamina.data.encode import encode
 from lamina.data.windows import IGNORED, Encoded
 from lamina.errors import ConfigError
+from lamina.layers.finite import first_bad_row
 from lamina.tasks import metrics as score
 from lamina.tasks.base import EncodeOptions, Inputs, Kind, Results, Targets, TaskLike
 from lamina.tasks.split import Split
@@ -115,6 +116,10 @@ class ClassResults(Results):
         examples = torch.from_numpy(self._example[[int(row) for row in rows]])
         wanted = examples >= 0
         self._logits[examples[wanted]] = outputs.float().cpu()[wanted]
+
+    def first_not_finite(self) -> int | None:
+        """The first example without probabilities."""
+        return first_bad_row(self._logits)
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
         """Metric -> score."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, isnan
 from typing import TYPE_CHECKING, Any, final
 
 import regex
@@ -163,6 +163,10 @@ def best_tokens(logits: Float[Tensor, "... classes"]) -> Float[Tensor, "... best
     return torch.stack([ids.to(probabilities.dtype), probabilities], dim=-1)
 
 
+def _has_nan(best: list[list[float]]) -> bool:
+    return any(isnan(score) for _, score in best)
+
+
 class _FilledMasks(Results):
     """What may stand at the mask tokens of texts."""
 
@@ -175,6 +179,10 @@ class _FilledMasks(Results):
         for at, row in enumerate(rows):
             for position, number in self._places[row]:
                 self._best[number] = best_tokens(outputs[at, position]).tolist()
+
+    def first_not_finite(self) -> int | None:
+        texts = (text for text, masks in enumerate(self._masks) for _ in masks)
+        return next((text for text, best in zip(texts, self._best, strict=True) if _has_nan(best)), None)
 
     def predictions(self) -> list[Any]:
         best = iter(self._best)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError, check_known
+from lamina.layers.finite import first_bad_row
 from lamina.tasks.base import Results
 from lamina.tasks.tags import marks_spans
 
@@ -145,6 +146,7 @@ class TokenSums(Results):
     """Perplexity and accuracy of hidden tokens, summed up batch by batch: no logits are kept."""
 
     loss, right, count = 0.0, 0, 0
+    bad: int | None = None
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
         """Take in logits of the hidden tokens `[tokens, vocabulary]`, or of all `[batch, tokens, vocabulary]`."""
@@ -153,12 +155,19 @@ class TokenSums(Results):
         labels = labels.to(outputs.device)
         hidden = labels != IGNORED
         logits, labels = outputs if outputs.ndim == 2 else outputs[hidden], labels[hidden]
-        self.loss += float(torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum"))
+        loss = float(torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum"))
+        if self.bad is None and not math.isfinite(loss) and (token := first_bad_row(logits)) is not None:
+            self.bad = int(rows[int(hidden.nonzero()[token, 0])])
+        self.loss += loss
         self.right += int((logits.argmax(-1) == labels).sum())
         self.count += len(labels)
 
+    def first_not_finite(self) -> int | None:
+        """The first row with a hidden token without probabilities."""
+        return self.bad
+
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        """Metric -> score; perplexity is exp(mean loss per token), cut off at exp(700), which also stands for NaN."""
+        """Metric -> score; perplexity is exp(mean loss per token), cut off at exp(700)."""
         if not self.count:
             raise DataError("metrics: no token is hidden; a score needs at least one.")
         mean = self.loss / self.count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -16,6 +17,7 @@ from lamina.data.arrow import Ragged, chunks, dataset_of
 from lamina.data.batches import pad
 from lamina.data.read import Table
 from lamina.data.windows import IGNORED, word_labels, word_places
+from lamina.layers.finite import first_bad_row
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, Results, TaskLike, checked_texts
 from lamina.tasks.inputs import ClassKind, TextInputs
@@ -128,6 +130,10 @@ class _TagResults(Results):
         if places:
             at, position, word = torch.tensor(places).T
             self._logits[word] = outputs.float().cpu()[at, position]
+
+    def first_not_finite(self) -> int | None:
+        word = first_bad_row(self._logits)
+        return None if word is None else bisect_right(list(accumulate(self._counts)), word)
 
     def _per_text(self, values: Tensor) -> list[Tensor]:
         return list(values.split(self._counts))

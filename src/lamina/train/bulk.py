@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.data.read import read_chunks
-from lamina.errors import ConfigError, DataError, LaminaError, StoreError
+from lamina.errors import ConfigError, DataError, LaminaError, NotFiniteError, StoreError
 from lamina.store.files import locked
 from lamina.train.options import FitOptions
 from lamina.train.predict import Predictor
@@ -349,6 +349,9 @@ class _Job:
         """The rows of a chunk; where one cannot be read, halves are tried until it is found."""
         try:
             answers = self._predictor(examples)
+        except NotFiniteError as error:
+            row = lines[error.row or 0]
+            raise NotFiniteError(f"predict: {self._source} row {row}: {error}", name=error.name, row=row) from None
         except DataError as error:
             if len(examples) > 1:
                 half = len(examples) // 2

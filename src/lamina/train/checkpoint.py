@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import xxhash
 from safetensors.torch import load_file, save_file
 
 from lamina.errors import ConfigError, StoreError
+from lamina.train.identity import difference
+from lamina.train.sealed import seal, unseal
 from lamina.utils import barrier, rank
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from torch import Tensor
 
-TENSORS, PROGRESS = "tensors.safetensors", "progress.json"
-_FILES = {TENSORS, PROGRESS, "readers.json"}  # the last is of version 0.1
+    from lamina.train.identity import Facts
+
+    State = tuple[dict[str, Tensor], dict[str, Any]]
+
+TENSORS, PROGRESS, _OLD = "tensors.safetensors", "progress.json", "readers.json"  # the last is of version 0.1
+_FILES = {TENSORS, PROGRESS, _OLD}
 _KEPT = 2
+_CHUNK = 1 << 24  # bytes
+
+
+def _checksum(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 @dataclass
@@ -29,7 +45,7 @@ class Checkpoints:
 
     folder: Path
     op: str  # named in errors
-    run: dict[str, Any] = field(default_factory=dict)  # what must be the same for a run to go on from one, JSON-ready
+    run: dict[str, Any] = field(default_factory=dict)  # must be the same for a run to go on from one; see `identity`
 
     def newest(self) -> Path | None:
         """The newest, or None."""
@@ -39,45 +55,51 @@ class Checkpoints:
         """The checkpoints, the oldest first; with the prefix ".", those that were not wholly written or removed."""
         paths = [path for path in self.folder.glob(f"{prefix}checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
         for path in paths:
-            if not _FILES.issuperset(file.name for file in path.iterdir()):
+            if not path.is_dir() or not _FILES.issuperset(file.name for file in path.iterdir()):
                 what = f"holds {path.name}, which was made by something else and is not overwritten"
                 raise StoreError(f"{self.op}: {self.folder} {what}. Give another folder.")
         return sorted(paths, key=_step)
 
-    def begin(self, *, resume: bool) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Clear the folder for a run; with `resume`, give the tensors and progress of the newest checkpoint, if any."""
+    def begin(self, *, resume: bool) -> State | None:
+        """Clear the folder for a run; with `resume`, give the tensors and progress of the newest checkpoint, if any.
+
+        Raises:
+            StoreError: If it is damaged; says which older one is whole.
+            ConfigError: If it is of another run; says what differs.
+        """
         barrier()
-        leftovers, whole = self._own("."), self._own()
-        newest = whole[-1] if whole and resume else None
-        state = None if newest is None else self._read(newest)
+        leftovers, saved = self._own("."), self._own()
+        state = self._newest_state(saved) if resume else None
         barrier()
         if rank() == 0:
-            for path in leftovers if resume else [*leftovers, *whole]:
+            for path in leftovers if resume else [*leftovers, *saved]:
                 _remove(path)
         barrier()
         return state
 
-    def _read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        if not (path / PROGRESS).is_file():
-            raise ConfigError(
-                f"{self.op}: the checkpoint in {path} was written by an older version in another format. "
-                "Train without resume."
-            )
-        try:
-            progress = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
-            tensors = load_file(path / TENSORS)
-        except Exception as error:  # safetensors raises a class of its own
-            raise StoreError(
-                f"{self.op}: the checkpoint in {path} is damaged ({error}). Remove it to go on from the one before."
-            ) from error
-        before = progress.pop("run")
-        for name, now in json.loads(json.dumps(self.run, default=str)).items():
-            if before.get(name) != now:
-                raise ConfigError(
-                    f"{self.op}: the checkpoint in {path} was made with {name} {before.get(name)}, and this run has "
-                    f"{now}; a run resumes as it began. Use the same settings, or train without resume."
-                )
-        return tensors, progress
+    def _newest_state(self, paths: list[Path]) -> State | None:
+        damaged: dict[Path, StoreError] = {}
+        for path in reversed(paths):
+            try:
+                run, tensors, progress = _read(path)
+            except StoreError as error:
+                damaged[path] = error
+                continue
+            if damaged:
+                names = " and ".join(str(other) for other in damaged)
+                raise self._damaged(damaged, f"Remove {names} to go on from {path.name}, which is whole.")
+            if differs := difference(run, self.run):
+                what = f"was made with {differs}; a run resumes as it began"
+                hint = "Use the same settings, or train without resume"
+                raise ConfigError(f"{self.op}: the checkpoint in {path} {what}. {hint}.")
+            return tensors, progress
+        if damaged:
+            raise self._damaged(damaged, "No other is whole; train without resume to start anew.")
+        return None
+
+    def _damaged(self, damaged: Mapping[Path, StoreError], hint: str) -> StoreError:
+        path, error = next(iter(damaged.items()))
+        return StoreError(f"{self.op}: the checkpoint in {path} cannot be used ({error}). {hint}")
 
     def save(self, step: int, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
         """Write a checkpoint under a temporary name, move it into place, and remove all but the newest two."""
@@ -87,7 +109,7 @@ class Checkpoints:
             _remove(beside)
             beside.mkdir(parents=True)
             save_file(tensors, beside / TENSORS, metadata={"format": "pt"})
-            text = json.dumps({"run": self.run, **progress}, default=str)
+            text = seal(self.run, {"tensors": _checksum(beside / TENSORS), "progress": progress})
             (beside / PROGRESS).write_text(text, encoding="utf-8")
             beside.replace(place)
         except OSError as error:
@@ -110,6 +132,20 @@ class Checkpoints:
             _remove(path)
         with suppress(OSError):
             self.folder.rmdir()
+
+
+def _read(path: Path) -> tuple[dict[str, Facts], dict[str, Tensor], dict[str, Any]]:
+    """The run that a checkpoint is of, its tensors and progress; a StoreError, in short, unless they are as saved."""
+    if (path / _OLD).is_file():
+        raise StoreError(f"{_OLD} was written by version 0.1 of lamina, in another format")
+    run, state = unseal(path / PROGRESS)
+    try:
+        checksum = _checksum(path / TENSORS)
+    except OSError as error:
+        raise StoreError(f"{TENSORS} cannot be read: {error.strerror or error}") from error
+    if checksum != state["tensors"]:
+        raise StoreError(f"{TENSORS} holds something else than was saved; its checksum differs")
+    return run, load_file(path / TENSORS), state["progress"]
 
 
 def _remove(path: Path) -> None:

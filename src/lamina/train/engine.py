@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from lamina.errors import ConfigError, MissingExtraError
 from lamina.layers.isolation import evaluating, preserve_randomness
 from lamina.tasks.metrics import LOWER
+from lamina.train.divergence import DivergenceGuard
 from lamina.train.learner import BASE
 from lamina.train.plan import batches, parts_of
 from lamina.train.scoring import autocast, score
@@ -82,6 +83,7 @@ class Engine:
         self._accelerator, self._checkpoints = accelerator, checkpoints
         self._epoch, self._at = 0, 0
         self._parts = options.gradient_accumulation_steps * world_size()  # of a step
+        self._guard = DivergenceGuard(subject)
         self._scaler = torch.amp.GradScaler(subject.device.type, enabled=options.precision == "float16")
 
     def run(self) -> None:
@@ -109,8 +111,10 @@ class Engine:
             self.steps, self._at = self.steps + 1, self._at + 1
             bar.update()
             if self.options.save_steps and self.steps % self.options.save_steps == 0 and self._at < len(steps):
+                self._guard.check_weights(self.everyone, self.steps)
                 self.save()
         if steps:
+            self._guard.check_weights(self.everyone, self.steps)
             self.score({name for names in active for name in names}, bar)
         self._epoch, self._at = self._epoch + 1, 0
         if steps:
@@ -123,20 +127,30 @@ class Engine:
         if self.subject.draws:  # so that a run that resumes needs no record of torch's random numbers
             _seed(derive_seed(self.options.seed, "step", self.steps, rank()))
         labels = [group.labels(rows, batch.pop("labels", None), names) for rows, _, batch in parts]
+        parts_losses: list[Tensor] = []
         weights = self._weights(names, labels, [counts for _, counts, _ in parts], len(step.rows))
         for number, (rows, _, batch) in enumerate(parts):
             states = None if group.states is None else group.states.batch(rows)
             with autocast(self.subject, self.options):
                 losses = torch.stack(self.subject.losses(batch, labels[number], names, states))
                 loss = losses.sum() if weights is None else (losses * weights[number].to(losses)).sum()
+            parts_losses.append(losses.detach())
             self._scaler.scale(loss).backward()
         self._add_gradients(learners)
+        norms = self._clip(learners)
+        self._guard.note(self.steps + 1, [learner.name for learner in learners], parts_losses, norms)
         for learner in learners:
-            self._scaler.unscale_(learner.optimizer)
-            if self.options.max_grad_norm:
-                torch.nn.utils.clip_grad_norm_(learner.parameters, self.options.max_grad_norm)
             learner.step(self._scaler)
         self._scaler.update()
+
+    def _clip(self, learners: Sequence[Learner]) -> list[Tensor]:
+        """Clip the gradients of each learner; their norms, but for float16, whose scaler skips what is not finite."""
+        norms: list[Tensor] = []
+        for learner in learners:
+            self._scaler.unscale_(learner.optimizer)
+            if limit := self.options.max_grad_norm:
+                norms.append(torch.nn.utils.clip_grad_norm_(learner.parameters, limit))
+        return [] if self._scaler.is_enabled() else norms
 
     def _weights(
         self, names: Sequence[str], labels: Sequence[Mapping[str, Tensor]], counts: Sequence[bool], rows: int

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lamina.bank import ReaderModule
+from lamina.errors import StoreError
 from lamina.tasks.metrics import better
 
 if TYPE_CHECKING:
@@ -166,6 +167,11 @@ class Learner:
         for key, value in tensors.items():
             part, _, rest = key.partition("/")
             parts[part][rest] = value
+        shapes = {key: value.shape for key, value in self.module.state_dict().items() if key not in self._frozen}
+        for part in ("now", "best") if parts["best"] else ("now",):
+            if {key: value.shape for key, value in parts[part].items()} != shapes:
+                what = f"the checkpoint has other tensors than '{self.name}'; another version of lamina wrote it"
+                raise StoreError(f"resume: {what}. Train without resume.")
         self.load(parts["now"])
         self.best = parts["best"]
         state: dict[int, dict[str, Tensor]] = {}

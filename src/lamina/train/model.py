@@ -14,6 +14,7 @@ from lamina.errors import ConfigError, LaminaError
 from lamina.store.models import load_processor
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.base import GenerationOptions, TaskOutline
+from lamina.train.identity import starting_weights
 from lamina.train.learner import Learner
 from lamina.train.rates import parameter_groups
 from lamina.train.scoring import eval_mode
@@ -49,6 +50,18 @@ class ModelSubject(Subject):
         self.processor = processor
         names = {field.name for field in fields(GenerationOptions)}
         self.generation = GenerationOptions(**options.model_dump(include=names))
+
+    def title(self, name: str) -> str:  # noqa: ARG002
+        """There is only one."""
+        return "the model"
+
+    def settings(self, name: str) -> dict[str, Any]:  # noqa: ARG002
+        """The task that its head is for."""
+        return {"kind": self.task.kind, "problem_type": self.task.problem_type, "labels": list(self.task.labels)}
+
+    def starting_weights(self, learnt: Sequence[Tensor]) -> str:
+        """All that did not start at random."""
+        return starting_weights(self.model, learnt)
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:  # noqa: ARG002
         """See that the model can be trained on the task, and give its classes the task's names."""

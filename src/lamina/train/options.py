@@ -16,6 +16,7 @@ T = TypeVar("T")
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch, NumPy and a column of a table can all hold
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 _TYPES = {
@@ -61,7 +62,7 @@ class FitOptions(BaseModel):
     keep: Literal["best", "last"] = "best"
     max_steps: Count | None = None
     gradient_accumulation_steps: Count = 1
-    seed: int = 0
+    seed: Seed = 0
     max_length: Count | None = None
     stride: Annotated[int, Field(ge=0)] | None = None
     eval_batch_size: Count | None = None
@@ -142,7 +143,8 @@ def _rule(problem: Any) -> str:
     """What must hold, in words."""
     if problem["type"] in _BOUNDS:
         word, key = _BOUNDS[problem["type"]]
-        return f"{word} {problem['ctx'][key]:g}"
+        bound = problem["ctx"][key]
+        return f"{word} {bound}" if isinstance(bound, int) else f"{word} {bound:g}"
     return next((words for start, words in _TYPES.items() if problem["type"].startswith(start)), problem["msg"])
 
 

@@ -10,6 +10,7 @@ import torch
 from lamina.data.cache import CacheSettings, obstacle, open_states
 from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
+from lamina.train.identity import reader_settings, starting_weights
 from lamina.train.learner import BASE, Learner, reader_groups
 from lamina.train.rates import parameter_groups
 from lamina.train.subjects import Subject, placed
@@ -54,6 +55,17 @@ class BankSubject(Subject):
                         f"task {task.name}: its {what} is {needs}, reader '{name}' was made for {has}; they must "
                         "agree. Build the head from the task: labels=task.labels, problem_type=task.problem_type."
                     )
+
+    def settings(self, name: str) -> dict[str, Any]:
+        """The reader's config."""
+        return {**reader_settings(self.bank[name].config), "stack": self.bank[name].stack}
+
+    def starting_weights(self, learnt: Sequence[Tensor]) -> str:
+        """All that the readers read; of a model that is trained too, all that did not start at random."""
+        if self.bank.train_base:
+            return starting_weights(self.base, learnt)
+        used = sorted({self.bank[name].stack for name in self.bank})
+        return " ".join(fingerprint_of(self.bank.stacks[name]) for name in used)
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
         """See that the states that some fusions keep fit in memory, and open the cache where it is asked for."""

@@ -55,9 +55,7 @@ def sorted_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def sort_key(metric: str, score: float) -> float:
-    """What to sort by for the best score to come first; what is no number comes last."""
-    if math.isnan(score):
-        return math.inf
+    """What to sort by for the best score to come first."""
     return score if metric in LOWER else -score
 
 

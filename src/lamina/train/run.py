@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,13 +20,14 @@ from lamina.tasks.base import EncodeOptions
 from lamina.tasks.task import Task
 from lamina.train.checkpoint import Checkpoints
 from lamina.train.grid import RunSpec, expand_into
+from lamina.train.identity import identity
 from lamina.train.model import ModelSubject
 from lamina.train.options import each
 from lamina.train.plan import Plan, group_tasks
 from lamina.train.readers import BankSubject
 from lamina.train.results import IMPORTANCES, FitResult, sorted_rows, write_parquet
 from lamina.train.scoring import score
-from lamina.utils import barrier, derive_seed, rank, world_size, write_text
+from lamina.utils import barrier, rank, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,12 +41,8 @@ if TYPE_CHECKING:
     from lamina.train.plan import Encodings, Group
     from lamina.train.subjects import Subject
 
-logger = logging.getLogger(__name__)
-
 RATES = {True: 1e-3, False: 2e-5}
 """The learning rate where none is given: of readers (True), of a whole model (False)."""
-_FREE = {"epochs", "learning_rate", "resume", "progress", "tensorboard", "save_steps", "eval_batch_size"}
-_FREE |= {"cache_dir", "num_workers", "test"}  # may change when a run resumes; the first two are compared per learner
 
 
 @dataclass(frozen=True)
@@ -98,15 +94,17 @@ def train(  # noqa: PLR0913
         subject.prepare([*groups, *validation], options, max(plan.epochs.values()))
         rates = {name: float(spec.learning_rate or 0) for name, spec in specs.items()}
         learners = subject.learners(tasks, plan, rates, options)
-        kept = None if place is None else Checkpoints(Path(place), op, _same_run(subject, plan, rates, options))
-        if kept is not None and held is not None and rank() == 0:
-            needed = kept.needed_bytes(sum(learner.checkpoint_bytes for learner in learners))
-            check_room(Path(held), needed + (0 if folder is None else saved_bytes(target)))
+        kept = None
+        if place is not None and held is not None:
+            kept = Checkpoints(Path(place), op, identity(subject, learners, plan, validation, rates, options))
+            if rank() == 0:
+                needed = kept.needed_bytes(sum(learner.checkpoint_bytes for learner in learners))
+                check_room(Path(held), needed + (0 if folder is None else saved_bytes(target)))
         engine = Engine(subject, learners, plan, validation, options=options, accelerator=accelerator, checkpoints=kept)
         engine.run()
         for tracker in accelerator.trackers:  # `end_training` would end the process group as well
             tracker.finish()
-        _note(engine, op)
+        _note(engine)
         tests = groups_of(subject, tasks, "test", options, encodings) if options.test else []
         scores = score(subject, tests, options)
         result = _result(engine, specs, scores, seconds=time.perf_counter() - start, folder=folder)
@@ -176,32 +174,8 @@ def _specs(
     return specs
 
 
-def _same_run(subject: Subject, plan: Plan, rates: Mapping[str, float], options: FitOptions) -> dict[str, Any]:
-    """What must be the same for a run to go on from a checkpoint."""
-    rows = {}
-    for group in plan.groups:
-        for name, task in group.tasks.items():
-            split = task.split("train")
-            rows[name] = derive_seed(list(group.inputs.lengths), split.key, list(split.labels))
-    shapes = [(name, *weight.shape) for module in subject.modules for name, weight in module.named_parameters()]
-    return {
-        "epochs": dict(plan.epochs),
-        "rates": dict(rates),
-        "labels": {name: list(task.labels) for name, task in plan.tasks.items()},
-        "rows": rows,
-        "model": type(subject.base).__name__,
-        "model's parameters": derive_seed(shapes),
-        "processes": world_size(),
-        **options.model_dump(exclude=_FREE),
-    }
-
-
-def _note(engine: Engine, op: str) -> None:
-    """Warn of weights that are no numbers, and have readers say what they were trained on."""
-    for learner in engine.everyone:
-        if not all(parameter.isfinite().all() for parameter in learner.parameters):
-            reason = "the learning rate is too high, or a label is none"
-            logger.warning("%s: the weights of '%s' are no longer numbers; %s", op, learner.name, reason)
+def _note(engine: Engine) -> None:
+    """Have readers say what they were trained on."""
     for name, task in engine.plan.tasks.items():
         learner = engine.learners[name]
         if isinstance(learner.module, ReaderModule):

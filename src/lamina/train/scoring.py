@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lamina.data.batches import length_batches
+from lamina.errors import NotFiniteError
 from lamina.layers.isolation import evaluating
 from lamina.tasks import kind_of
 from lamina.train.plan import batches
@@ -52,6 +54,9 @@ def score(
 
     Returns:
         Learner name -> metric -> value; with `per_class` also "per_class" -> a row per class.
+
+    Raises:
+        NotFiniteError: If a learner gives NaN or infinity for a row, or a score is no finite number.
     """
     scores: dict[str, dict[str, Any]] = {}
     for group in groups:
@@ -63,6 +68,9 @@ def score(
             collect(subject, group, results, options, progress=progress)
         for name, result in results.items():
             scores[name] = dict(result.scores(tasks[name].metrics))
+            if bad := [metric for metric, value in scores[name].items() if not math.isfinite(value)]:
+                what = f"the {bad[0]} of {subject.title(name)} is {scores[name][bad[0]]}; a score is a finite number"
+                raise NotFiniteError(f"{subject.op}: {what}.", name=name)
             if per_class:
                 scores[name]["per_class"] = result.per_class()
     return scores
@@ -71,7 +79,11 @@ def score(
 def collect(
     subject: Subject, group: Group, results: Mapping[str, Results], options: FitOptions, *, progress: bool = False
 ) -> None:
-    """Run learners over all rows of a group, and hand their outputs to `results` (learner name -> collection)."""
+    """Run learners over all rows of a group, and hand their outputs to `results` (learner name -> collection).
+
+    Raises:
+        NotFiniteError: If a learner gives NaN or infinity for a row.
+    """
     names, inputs, size = list(results), group.inputs, options.scoring_batch_size
     for name in names:
         size = kind_of(group.tasks[name].kind).batch_size(size, inputs, subject.outputs_per_position(name))
@@ -86,3 +98,8 @@ def collect(
             outputs = subject.outputs(batch, labels, names, states)
             for name in names:
                 results[name].add(rows, outputs[name], labels)
+    for name, result in results.items():
+        if (row := result.first_not_finite()) is not None:
+            what = f"example {row}" if group.part == "predict" else f"row {row} of the {group.part} part"
+            message = f"{subject.op}: {subject.title(name)} gives NaN or infinity for {what}, counted from 0"
+            raise NotFiniteError(f"{message}; a score is a finite number.", name=name, row=row)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError
+from lamina.train.learner import BASE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,6 +40,10 @@ class Subject(ABC):
         """Where the model is."""
         return next(self.base.parameters()).device
 
+    def title(self, name: str) -> str:
+        """What errors call a learner."""
+        return "the base" if name == BASE else f"reader '{name}'"
+
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
         """Raise an error unless every task has these parts, and rows in each."""
         for task in tasks.values():
@@ -48,6 +53,14 @@ class Subject(ABC):
 
     def trained_with(self, names: Sequence[str], option: str) -> int | None:  # noqa: B027 not abstract
         """The value of an option that learners were trained with; None where that is not known."""
+
+    @abstractmethod
+    def settings(self, name: str) -> dict[str, Any]:
+        """What a learner is, JSON-ready: a run goes on only from a checkpoint of the same."""
+
+    @abstractmethod
+    def starting_weights(self, learnt: Sequence[Tensor]) -> str:
+        """A fingerprint of the model that a run begins with; `learnt` is what the checkpoints of the run hold."""
 
     @abstractmethod
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from pyarrow import parquet
 from tests.support.stored import save_base
 
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, StoreError
 from lamina.recipes import run as runner
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.loading import load_task
@@ -221,8 +222,60 @@ def test_separate_readers_without_resume_start_afresh(folder: Path, tmp_path: Pa
 def test_separate_readers_of_another_run_are_refused(folder: Path, tmp_path: Path):
     made = recipe(folder, {"last": LAST}, separately=True)
     run_recipe(made, data=folder, output=tmp_path)
-    with pytest.raises(ConfigError, match=r"film-last-0\.json is of a run whose batch_size is 8, here 4"):
+    with pytest.raises(ConfigError, match=r"film-last-0\.json is of a run with batch_size 8, here 4"):
         run_recipe(made, data=folder, output=tmp_path, resume=True, batch_size=4)
+
+
+CHANGES: dict[str, tuple[Any, str]] = {
+    "label": (lambda place: flip_label(place / "test.tsv"), "other labels in the test part of 'film'"),
+    "text": (
+        lambda place: replace_text(place / "train.tsv", "film", "plot"),
+        "other texts in the train part of 'film'",
+    ),
+    "base": (lambda place: save_base(place / "base", seed=7), "other weights of the model"),
+}
+
+
+def replace_text(path: Path, old: str, new: str) -> None:
+    path.write_text(path.read_text().replace(old, new, 1))
+
+
+def flip_label(path: Path) -> None:
+    *others, last = path.read_text().splitlines()
+    text, label = last.split("\t")
+    path.write_text("\n".join([*others, f"{text}\t{'yes' if label == 'no' else 'no'}"]) + "\n")
+
+
+@pytest.mark.parametrize("kind", ["readers", "methods"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_runs_that_ended_on_other_data_or_weights_are_refused(change: str, kind: str, folder: Path, tmp_path: Path):
+    shutil.copytree(folder, place := tmp_path / "place")
+    made = methods(place, {"plain": {}}) if kind == "methods" else recipe(place, {"last": LAST}, separately=True)
+    run_recipe(made, data=place, output=tmp_path / "out", epochs=1)
+    run_recipe(made, data=place, output=tmp_path / "out", epochs=1, resume=True)
+    CHANGES[change][0](place)
+    with pytest.raises(
+        ConfigError, match=rf"recipe: .*-0\.json is of a run with {CHANGES[change][1]}; a run goes on as"
+    ):
+        run_recipe(made, data=place, output=tmp_path / "out", epochs=1, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("", "is no JSON: "),
+        ("[]", "is damaged or was written by another version of lamina"),
+        ('{"run": {}, "rows": []}', "is damaged or was written by another version of lamina, in format None; "),
+        (None, "holds something else than was saved; its checksum differs"),
+    ],
+)
+def test_a_damaged_note_of_a_run_that_ended_is_refused(content: str | None, what: str, folder: Path, tmp_path: Path):
+    made = recipe(folder, {"last": LAST}, separately=True)
+    run_recipe(made, data=folder, output=tmp_path, epochs=1)
+    note = tmp_path / "separate" / "film-last-0.json"
+    note.write_text(note.read_text().replace('"score": ', '"score": 1') if content is None else content)
+    with pytest.raises(StoreError, match=rf"recipe: .*film-last-0\.json cannot be used \(film-last-0\.json {what}"):
+        run_recipe(made, data=folder, output=tmp_path, epochs=1, resume=True)
 
 
 # Methods
@@ -363,10 +416,10 @@ def test_methods_go_on_where_a_run_ended(folder: Path, tmp_path: Path, monkeypat
 
 def test_methods_of_another_run_are_refused(folder: Path, tmp_path: Path):
     run_recipe(methods(folder, {"plain": {}}), data=folder, output=tmp_path)
-    with pytest.raises(ConfigError, match=r"film-plain-0\.json is of a run whose batch_size is 8, here 4"):
+    with pytest.raises(ConfigError, match=r"film-plain-0\.json is of a run with batch_size 8, here 4"):
         run_recipe(methods(folder, {"plain": {}}), data=folder, output=tmp_path, resume=True, batch_size=4)
     other = methods(folder, {"plain": {"edits": [{"freeze": {"layers": 1}}]}})
-    with pytest.raises(ConfigError, match=r"film-plain-0\.json is of a run whose edits is \[\], here \[\['freeze'"):
+    with pytest.raises(ConfigError, match=r"film-plain-0\.json is of a run with edits \[\], here \[\['freeze'"):
         run_recipe(other, data=folder, output=tmp_path, resume=True)
 
 

@@ -219,7 +219,8 @@ def test_equal_logits_are_as_perplexing_as_there_are_classes():
 @pytest.mark.parametrize("logit", [math.nan, 1e6, math.inf])
 def test_perplexity_is_a_finite_number_and_bad_is_bad(logit: float):
     sums = TokenSums()
-    sums.add([], torch.tensor([[0.0, logit]]), torch.tensor([0]))
+    sums.add([7], torch.tensor([[0.0, logit]]), torch.tensor([[0]]))
+    assert sums.first_not_finite() == (None if math.isfinite(logit) else 7)
     found = sums.scores(("perplexity",))["perplexity"]
     assert math.isfinite(found)
     assert found > 1e300

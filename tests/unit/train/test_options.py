@@ -99,6 +99,11 @@ def test_a_choice_there_is_not(option: str, value: str, near: str):
         ("resume", "yes", "true or false"),
         ("augment", 1, "true or false"),
         ("prefix", 3, "a text"),
+        ("seed", -1, "at least 0"),
+        ("seed", 2**63, f"below {2**63}"),
+        ("seed", 10**30, f"below {2**63}"),
+        ("seed", True, "a whole number"),
+        ("seed", 1.0, "a whole number"),
     ],
 )
 def test_a_value_that_does_not_fit(option: str, value: Any, rule: str):
@@ -117,6 +122,8 @@ def test_a_value_that_does_not_fit(option: str, value: Any, rule: str):
         ("epochs", 1),
         ("layer_decay", 1),
         ("layer_rates", {"head": 0, 3: 1e-3}),
+        ("seed", 0),
+        ("seed", 2**63 - 1),
     ],
 )
 def test_the_last_value_that_fits(option: str, value: Any):

@@ -15,7 +15,7 @@ from lamina.utils import write_text
 
 
 def test_rows_best_first_task_by_task():
-    scores = {"cola_0001": 0.5, "cola_0002": 0.9, "cola_0003": math.nan, "rte": 0.7}
+    scores = {"cola_0001": 0.5, "cola_0002": 0.9, "cola_0003": 0.1, "rte": 0.7}
     rows = [
         {"task": name.partition("_")[0], "reader": name, "metric": "accuracy", "score": score}
         for name, score in scores.items()
@@ -24,9 +24,8 @@ def test_rows_best_first_task_by_task():
 
 
 def test_less_perplexity_is_better():
-    assert sorted([3.0, math.nan, 2.0], key=lambda score: sort_key("perplexity", score))[:2] == [2.0, 3.0]
-    assert sorted([3.0, math.nan, 2.0], key=lambda score: sort_key("span_f1", score))[:2] == [3.0, 2.0]
-    assert sort_key("perplexity", math.nan) == sort_key("span_f1", math.nan) == math.inf
+    assert sorted([3.0, 4.0, 2.0], key=lambda score: sort_key("perplexity", score)) == [2.0, 3.0, 4.0]
+    assert sorted([3.0, 4.0, 2.0], key=lambda score: sort_key("span_f1", score)) == [4.0, 3.0, 2.0]
 
 
 def read(path: Path) -> list[dict[str, Any]]:
