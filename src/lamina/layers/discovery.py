@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import UnsupportedModelError, check_known
+from lamina.layers.adapters import adapted_layers
 from lamina.layers.hooks import watch
 from lamina.layers.isolation import MetaValues, main_device, preserve_model
 from lamina.layers.matching import find_blocks, find_run, find_scope, places
@@ -151,6 +152,12 @@ def _find(model: nn.Module) -> dict[str, LayerStack]:
     """See where each state is, check it on another input, rehearse a plain pass."""
     if not hasattr(getattr(model, "config", None), "to_dict"):
         raise _UnreadableError("it is no transformers model: it has no config", "Load it with AutoModel.")
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise _UnreadableError("its adapter learns a prompt, which is no part of its layers", "Use another, as LoRA.")
+    if any(layer.disable_adapters and getattr(layer, "merged", False) for layer in adapted_layers(model)):
+        raise _UnreadableError(
+            "its adapters are merged and disabled", "Call unmerge_adapter() of the PEFT model first."
+        )
     try:
         first, second = probe_input(model, _FIRST, seed=1), probe_input(model, _SECOND, seed=2)
     except NoInputError as error:
