@@ -11,6 +11,7 @@ from torch import nn
 from lamina.errors import ConfigError
 from lamina.layers.adapters import has_adapters, live_adapters
 from lamina.layers.stack import LayerStack, by_path, children_of
+from lamina.layers.wrappers import is_compiled
 
 EDITS = "_lamina_edits"  # an attribute of the model object, so that copies of a model carry the record of its edits
 
@@ -31,6 +32,7 @@ class LayerGuard:
         self._lists = {path: len(children_of(model.get_submodule(path))) for path in blocks}
         owners = (model, getattr(model, "base_model", model), *(stack.scope for stack in by_name.values()))
         self._edits = {owner: getattr(owner, EDITS, ()) for owner in owners}
+        self.compiled = any(map(is_compiled, model.modules()))
         self._adapted: tuple[nn.Module, str] | None = None  # parent and name of the first layer with adapters
         self._live = self._live_adapters(model)
 
