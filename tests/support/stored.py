@@ -69,7 +69,7 @@ def save_base(folder: Path, seed: int = 0) -> Path:
 
 def tiny_bank(model: BertModel | None = None) -> ReaderBank:
     """Two readers whose scores and norms were moved away from their start."""
-    bank = ReaderBank(model or tiny_model(), tiny_tokenizer())
+    bank = ReaderBank(tiny_model() if model is None else model, tiny_tokenizer())
     bank.add("mood", Reader(AdaLayers(dim=16), SequenceClassification(("bad", "good"))))
     bank.add("who", Reader(Mean(layers=(1, 3)), TokenClassification(("O", "B-PER", "B-LOC"), feedforward=24), seed=5))
     with torch.no_grad():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast, final
 
@@ -16,11 +16,13 @@ from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
 from lamina.bank.streaming import StackPass, States, attach, listening, recording
 from lamina.errors import ConfigError, NotFiniteError, UnknownNameError
 from lamina.layers import LayerStack, stacks
+from lamina.layers.adapters import check_plain
 from lamina.layers.discovery import pick_stack
 from lamina.layers.finite import first_not_finite
 from lamina.layers.guard import LayerGuard, hold
 from lamina.layers.hooks import StopForward, run_until_stopped, token_mask
 from lamina.layers.isolation import evaluating
+from lamina.layers.wrappers import is_compiled, uncompiled, unwrapped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,20 +38,25 @@ class ReaderBank(nn.Module, ModelHubMixin):
     (`copy.deepcopy`, pickle) reads a copy of the model.
 
     Args:
-        model: Any `transformers.PreTrainedModel`, head included. It is frozen and put in eval mode.
+        model: Any `transformers.PreTrainedModel`, head included. It is frozen and put in eval mode. Of a
+            compiled or DataParallel model the one inside is read, uncompiled.
         processor: Its tokenizer; needed to train on texts and to predict from them.
         train_base: Fine-tune the model along with the readers: it is not frozen, and follows the bank's mode. The main
-            job then changes; parameters that were frozen before stay so, and ConfigError is raised if all were.
+            job then changes; parameters that were frozen before stay so, and ConfigError is raised if all were, or if
+            the model carries adapters (PEFT), which could not be saved with it.
     """
 
     def __init__(self, model: PreTrainedModel, processor: Any = None, *, train_base: bool = False) -> None:
         super().__init__()
+        model = unwrapped(model)
         if train_base and not any(parameter.requires_grad for parameter in model.parameters()):
             came = "train_base is set, but every parameter of the model is frozen"
             raise ConfigError(f"bank: {came}; some must be trainable. Call model.requires_grad_(True) first.")
         if weight := first_not_finite(model.named_parameters()):
             what = f"the model's weight '{weight}' holds NaN or infinity; what is read off it would be no number"
             raise NotFiniteError(f"bank: {what}.", name=weight)
+        if train_base:
+            check_plain(model, "bank: train_base is set")
         model = model.eval() if train_base else model.eval().requires_grad_(False)
         self._model = (model,)  # in a tuple, so that nn.Module does not register it
         self.train_base = self.own_base = train_base  # a base of its own is saved with the bank
@@ -171,7 +178,11 @@ class ReaderBank(nn.Module, ModelHubMixin):
         """
         labels = labels or {}
         passes, stop = self._start(readers, labels), StopForward()
-        with attach(passes, batch, None if main else stop), torch.set_grad_enabled(self._grad and self.train_base):
+        with (
+            attach(passes, batch, None if main else stop),
+            torch.set_grad_enabled(self._grad and self.train_base),
+            self._uncompiled(),
+        ):
             output = run_until_stopped(self.model, batch, stop)
         return self._finish(passes, labels, readers, main=output)
 
@@ -209,7 +220,7 @@ class ReaderBank(nn.Module, ModelHubMixin):
         """Run the model up to the last of stack -> layers; returns stack -> layer -> state `[batch, tokens, width]`."""
         wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
         stop = StopForward()
-        with recording(wanted, stop) as states, torch.no_grad():
+        with recording(wanted, stop) as states, torch.no_grad(), self._uncompiled():
             run_until_stopped(self.model, batch, stop)
         return states
 
@@ -217,6 +228,11 @@ class ReaderBank(nn.Module, ModelHubMixin):
     def _grad(self) -> bool:
         """Whether a pass keeps gradients."""
         return torch.is_grad_enabled() and self.training
+
+    def _uncompiled(self) -> AbstractContextManager[None]:
+        """Has a pass run without compiled code, which may not know of hooks."""
+        compiled = is_compiled(self.model) or (self._found is not None and self._found[1].compiled)
+        return uncompiled() if compiled else nullcontext()
 
     def _start(self, readers: Sequence[str] | None, labels: Mapping[str, Tensor]) -> list[StackPass]:
         """Check what was asked for, and begin a pass over each stack that is read."""

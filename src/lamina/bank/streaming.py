@@ -18,6 +18,7 @@ from lamina.errors import ConfigError
 from lamina.fusion.base import LayerView, Stream, fed
 from lamina.layers import LayerStack, select
 from lamina.layers.hooks import ContextHooks, OnStart, OnState, arguments, token_mask, watch
+from lamina.layers.wrappers import uncompiled
 
 if TYPE_CHECKING:
     from jaxtyping import Bool
@@ -190,7 +191,7 @@ def listening(model: PreTrainedModel, passes: Sequence[StackPass]) -> Iterator[B
         if begun := running.pop((get_ident(), template), None):
             begun.finish(model)  # tells which layer is missing
 
-    with ContextHooks() as hooks:
+    with uncompiled(), ContextHooks() as hooks:
         for stack_pass in passes:
             hooks.enter_context(stack_pass.hooked(partial(take, stack_pass), partial(start, stack_pass)))
             hooks.add(stack_pass.stack.scope.register_forward_hook, partial(end, stack_pass))

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers import default_stack, select
+from lamina.layers.adapters import check_plain
 from lamina.layers.roles import convolution_weight, family_of, linear_weight
+from lamina.layers.wrappers import is_compiled
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -18,12 +20,12 @@ if TYPE_CHECKING:
 def check_editable(model: PreTrainedModel, op: str) -> None:
     """Raise ConfigError unless the layers of a model can be changed in place."""
     config = getattr(model, "config", None)
-    is_compiled = any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in model.modules())
+    compiled = any(map(is_compiled, model.modules()))
     quantizers = getattr(model, "hf_quantizer", None), getattr(config, "quantization_config", None)
     is_quantized = getattr(model, "is_quantized", False) or any(quantizer is not None for quantizer in quantizers)
     is_offloaded = hasattr(model, "hf_device_map") and any(parameter.is_meta for parameter in model.parameters())
     problems = (
-        (is_compiled, "the model is compiled, and would go on running the old layers. Edit it first, then compile it."),
+        (compiled, "the model is compiled, and would go on running the old layers. Edit it first, then compile it."),
         (not hasattr(config, "to_dict"), f"a {type(model).__name__} came; edit the transformers model inside it."),
         (is_quantized, "the model is quantised; packed weights cannot be edited. Edit it first, then quantise it."),
         (is_offloaded, "parts of the model are offloaded; an edit there would be lost. Load all of it into memory."),
@@ -31,6 +33,7 @@ def check_editable(model: PreTrainedModel, op: str) -> None:
     for is_problem, text in problems:
         if is_problem:
             raise ConfigError(f"{op}: {text}")
+    check_plain(model, op)
 
 
 def chosen_blocks(model: PreTrainedModel, layers: object, stack: str | None, op: str) -> tuple[LayerStack, list[int]]:

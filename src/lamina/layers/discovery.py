@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import UnsupportedModelError, check_known
+from lamina.layers.adapters import adapted_layers
 from lamina.layers.hooks import watch
 from lamina.layers.isolation import MetaValues, main_device, preserve_model
 from lamina.layers.matching import find_blocks, find_run, find_scope, places
@@ -22,6 +23,7 @@ from lamina.layers.roles import family_of
 from lamina.layers.selectors import Selector, select
 from lamina.layers.stack import LayerStack, TapPoint, alike, by_path
 from lamina.layers.trace import Event, Trace, traced
+from lamina.layers.wrappers import uncompiled, unwrapped
 from lamina.utils import first_line
 
 _FIRST, _SECOND = 7, 11  # lengths of the two probe inputs: odd and different
@@ -40,7 +42,7 @@ def stacks(model: nn.Module) -> dict[str, LayerStack]:
     change. On the meta device (a config without weights) states are told by identity alone.
 
     Args:
-        model: A transformers model, with or without a head.
+        model: A transformers model, with or without a head. Of a compiled or DataParallel model it is the one inside.
 
     Returns:
         {"main": stack}, or {"encoder": stack, "decoder": stack}.
@@ -48,6 +50,7 @@ def stacks(model: nn.Module) -> dict[str, LayerStack]:
     Raises:
         UnsupportedModelError: If a layer cannot be found, or cannot be read for certain.
     """
+    model = unwrapped(model)
     if model not in _known or _known[model][0] != _state(model):
         discovered = _discover(model).values()
         paths = {module: path for path, module in by_path(model).items()}
@@ -73,7 +76,7 @@ def tap(model: nn.Module, layers: Selector = "all", stack: str | None = None) ->
     """Collect states as the model runs.
 
     Args:
-        model: The model; what it returns stays the same, bit for bit.
+        model: The model; what it returns stays the same, bit for bit. Compiled ones run uncompiled meanwhile.
         layers: Which layers, as a selector.
         stack: Name of the stack; None is the only one, or the encoder.
 
@@ -99,7 +102,7 @@ def tap(model: nn.Module, layers: Selector = "all", stack: str | None = None) ->
         if latest == [get_ident()]:
             states[layer] = state
 
-    with watch(source, select(layers, source.layers, op="tap"), take, start):
+    with uncompiled(), watch(source, select(layers, source.layers, op="tap"), take, start):
         yield states
 
 
@@ -151,6 +154,12 @@ def _find(model: nn.Module) -> dict[str, LayerStack]:
     """See where each state is, check it on another input, rehearse a plain pass."""
     if not hasattr(getattr(model, "config", None), "to_dict"):
         raise _UnreadableError("it is no transformers model: it has no config", "Load it with AutoModel.")
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        raise _UnreadableError("its adapter learns a prompt, which is no part of its layers", "Use another, as LoRA.")
+    if any(layer.disable_adapters and getattr(layer, "merged", False) for layer in adapted_layers(model)):
+        raise _UnreadableError(
+            "its adapters are merged and disabled", "Call unmerge_adapter() of the PEFT model first."
+        )
     try:
         first, second = probe_input(model, _FIRST, seed=1), probe_input(model, _SECOND, seed=2)
     except NoInputError as error:

@@ -9,7 +9,9 @@ from typing import Any, final
 from torch import nn
 
 from lamina.errors import ConfigError
+from lamina.layers.adapters import has_adapters, live_adapters
 from lamina.layers.stack import LayerStack, by_path, children_of
+from lamina.layers.wrappers import is_compiled
 
 EDITS = "_lamina_edits"  # an attribute of the model object, so that copies of a model carry the record of its edits
 
@@ -30,9 +32,12 @@ class LayerGuard:
         self._lists = {path: len(children_of(model.get_submodule(path))) for path in blocks}
         owners = (model, getattr(model, "base_model", model), *(stack.scope for stack in by_name.values()))
         self._edits = {owner: getattr(owner, EDITS, ()) for owner in owners}
+        self.compiled = any(map(is_compiled, model.modules()))
+        self._adapted: tuple[nn.Module, str] | None = None  # parent and name of the first layer with adapters
+        self._live = self._live_adapters(model)
 
     def check(self, model: nn.Module, op: str) -> None:
-        """Raise ConfigError if a block was replaced, added or taken out, or an edit was recorded."""
+        """Raise ConfigError if a block was replaced, added or taken out, an edit recorded, or other adapters used."""
         change = self._change(model)
         if change is not None:
             raise ConfigError(
@@ -55,7 +60,25 @@ class LayerGuard:
                     return f"'{path}.{name}' is another module".replace("'.", "'")
             if len(children) != self._lists.get(path, len(children)):
                 return f"'{path}' has {len(children)} blocks, not {self._lists[path]}"
+        if (live := self._live_adapters(model)) != self._live:
+            was, now = (" and ".join(names) or "none" for names in (self._live, live))
+            return f"it computed with the adapters {was}, and does with {now} now"
         return None
+
+    def _live_adapters(self, model: nn.Module) -> tuple[str, ...]:
+        """The adapters the model computes with; PEFT switches those of all layers together, so one is looked at."""
+        if not any("peft_config" in vars(owner) for owner in self._edits):
+            return ()
+        if self._adapted is None:
+            inside = (
+                (module, name)
+                for module in model.modules()
+                for name, child in module.named_children()
+                if has_adapters(child)
+            )
+            self._adapted = next(inside, None)
+        layer = self._adapted and children_of(self._adapted[0]).get(self._adapted[1])
+        return live_adapters(layer) if layer is not None and has_adapters(layer) else ()
 
 
 _banks: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Module]]] = weakref.WeakKeyDictionary()

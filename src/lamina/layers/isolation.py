@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from lamina.layers.wrappers import uncompiled
+
 
 @contextmanager
 def preserve_randomness(**devices: Any) -> Generator[None]:
@@ -45,6 +47,7 @@ def preserve_model(model: nn.Module) -> Generator[None]:
         torch.inference_mode(False),
         torch.no_grad(),
         torch.autocast("cpu" if main == "meta" else main, enabled=False),
+        uncompiled(),
         ExitStack() as exits,
     ):
         for module in model.modules():

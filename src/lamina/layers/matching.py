@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
-from lamina.layers.stack import saved_buffers
+from lamina.layers.adapters import has_adapters
+from lamina.layers.stack import own_state
 from lamina.layers.trace import Call, Event, Seen, Trace
 
 MOST = 6  # how many places are tried for one layer; one or two are the rule
@@ -69,7 +70,7 @@ def find_scope(trace: Trace, first: Event, last: Event, state: Tensor) -> Call:
 
 
 def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...]:
-    """List the modules with weights of their own that take part up to the last layer.
+    """List the modules with weights of their own, or with adapters, that take part up to the last layer.
 
     Modules that are never called count too where they lie inside one that is: their weights are used from outside
     (DeBERTa's relative positions, the projections of WavLM). The order is that of registration, because the order of
@@ -81,7 +82,7 @@ def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...
 
     def taking_part(module: nn.Module) -> Iterator[nn.Module]:
         if started.get(module, -1) <= last.time:
-            if saved_buffers(module) or next(module.parameters(recurse=False), None) is not None:
+            if own_state(module) or has_adapters(module):
                 yield module
             for child in module.children():
                 yield from taking_part(child)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -61,11 +61,11 @@ def children_of(module: nn.Module) -> dict[str, nn.Module]:
     return dict(cast("Iterable[tuple[str, nn.Module]]", module.named_children()))
 
 
-def saved_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """A module's own buffers that are part of its state, without those of modules inside."""
-    own = dict(module.named_buffers(recurse=False))
-    saved = module.state_dict(keep_vars=True) if own else {}
-    return {name: buffer for name, buffer in own.items() if name in saved}
+def own_state(module: nn.Module) -> dict[str, object]:
+    """What a module itself is saved as, in any form, without the modules inside: packed weights have no parameters."""
+    state: dict[str, object] = {}
+    cast("Any", module)._save_to_state_dict(state, "", True)
+    return state
 
 
 def swapped(state: Tensor, swap: Swap | None) -> Tensor:

@@ -15,6 +15,7 @@ from lamina.errors import BaseMismatchError, LaminaError, ModelNotFoundError, St
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.layers import stacks
+from lamina.layers.adapters import check_plain
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.store import manifest as facts
 from lamina.store.card import model_card
@@ -77,7 +78,9 @@ def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None,
 def claimed_output(
     target: ReaderBank | PreTrainedModel, folder: Path, files: Iterable[str] = ()
 ) -> AbstractContextManager[None]:
-    """Hold the right to save a bank or a model, and other files, to a folder; StoreError if saving would raise one."""
+    """Hold the right to save a bank or a model, and other files, to a folder; the error that saving would raise."""
+    if not isinstance(target, ReaderBank) or target.own_base:
+        check_plain(target.model if isinstance(target, ReaderBank) else target, "save")
     names = _names(target) if isinstance(target, ReaderBank) else saved_names(folder)
     return claimed(folder, [*names, *files])
 

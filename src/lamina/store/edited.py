@@ -15,6 +15,8 @@ from lamina.editing.inserted import is_inserted
 from lamina.editing.record import Edit, edits, restore
 from lamina.errors import LaminaError, StoreError, UnsupportedModelError
 from lamina.layers import select, stacks
+from lamina.layers.adapters import check_plain
+from lamina.layers.wrappers import unwrapped
 from lamina.store.files import check_finite, damaged, staged, write_json
 from lamina.store.manifest import FORMAT, RECORD, EditsRecord
 from lamina.store.models import source_of
@@ -43,7 +45,7 @@ def save(
     Without inserted layers (or once they are merged) plain transformers loads it; with them `lamina.load` does.
 
     Args:
-        model: A transformers model, edited or not.
+        model: A transformers model, edited or not; of a compiled or DataParallel one, the one inside.
         folder: Where to; made if it is not there. What `save` wrote there before is replaced, other files stay.
         processor: Its tokenizer or image processor, saved along.
         force: Replace a model that something else saved, too.
@@ -52,8 +54,10 @@ def save(
     Raises:
         StoreError: If the folder cannot be written, or holds a model that something else saved.
         NotFiniteError: If a weight holds NaN or infinity.
+        ConfigError: If the model carries adapters.
     """
-    folder = Path(folder)
+    folder, model = Path(folder), unwrapped(model)
+    check_plain(model, "save")
     check_finite("the model", model.named_parameters())
     with staged(folder, names := [*saved_names(folder), *(files or {})], names, force=force) as stage:
         cast("Any", model).save_pretrained(stage)

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 from functools import cache
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ from lamina.store.files import damaged, settle
 from lamina.utils import first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from transformers import PretrainedConfig, PreTrainedModel
 
@@ -29,7 +30,10 @@ _PROCESSOR_FILES = ("tokenizer*.json", "vocab.*", "spiece.model", "tokenizer.mod
 
 
 def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedConfig:
-    """Load a model's config without its weights; the name and the errors are those of `lamina.load`."""
+    """Load a model's config without its weights; the name and the errors are those of `lamina.load`.
+
+    A config that has transformers fetch code to compute with is refused.
+    """
     from transformers import AutoConfig
 
     auto: Any = AutoConfig
@@ -37,9 +41,30 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
     if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
         raise ModelNotFoundError(op="load", got=str(name), reason="the folder has no config.json")
     try:
-        return auto.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
+        config = auto.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
     except (ValueError, OSError) as error:
         raise model_error(str(name), str(name), error) from error
+    if fetched := next(_fetched_code(config), None):
+        reason = f"its config.json asks for {fetched}, which transformers fetches from the hub and runs"
+        hint = "If you trust that, load it with transformers, and give the model to ReaderBank or finetune."
+        raise UnsupportedModelError(op="load", model_type=str(config.model_type), reason=reason, hint=hint)
+    return config
+
+
+def _fetched_code(config: Any) -> Iterator[str]:
+    """What a config, and those in it, has transformers compute with that does not come with it."""
+    has_hub_kernels = importlib.util.find_spec("kernels") is not None
+    for what in ("attn", "experts"):
+        way = getattr(config, f"_{what}_implementation_internal", None)
+        if way is not None and ("/" in str(way) or (has_hub_kernels and way not in _BUILT_IN)):
+            yield f"{what}_implementation '{way}'"
+    attributes: dict[str, Any] = vars(config)
+    for value in attributes.values():
+        if hasattr(value, "to_dict"):
+            yield from _fetched_code(value)
+
+
+_BUILT_IN = ("eager", "paged|eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")
 
 
 def name_classes(config: PretrainedConfig, labels: Sequence[str]) -> None:
@@ -151,6 +176,8 @@ def model_error(name: str, model_type: str, error: Exception) -> Exception:
         hub = "the hub cannot be reached and its cache has no copy" if offline else f"and the hub gave none ({reason})"
         reason = reason if is_folder else f"there is no such folder, {hub}"
         return ModelNotFoundError(op="load", got=name, reason=reason)
+    if isinstance(error, UnpicklingError):
+        return damaged(f"the weights of {name}", "cannot be read; they are damaged, or hold more than tensors")
     if isinstance(error, SafetensorError):
         return damaged(f"the weights of {name}", f"cannot be read ({reason}); they are damaged or cut off")
     if isinstance(error, RuntimeError):

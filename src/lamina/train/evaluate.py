@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lamina.bank import ReaderBank
 from lamina.errors import check_known
+from lamina.layers.wrappers import unwrapped
 from lamina.tasks.task import Task
 from lamina.train.model import ModelSubject
 from lamina.train.options import FitOptions
@@ -72,7 +73,7 @@ def evaluate(  # noqa: PLR0913
     """
     check_known("evaluate", unknown, list(signature(evaluate).parameters)[2:-1], "option")
     options = FitOptions.of_call(locals(), "evaluate", eval_batch_size=batch_size)
-    tasks = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks)
+    tasks, bank_or_model = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks), unwrapped(bank_or_model)
     runs = [tasks] if isinstance(bank_or_model, ReaderBank) else [{name: task} for name, task in tasks.items()]
     scores: dict[str, dict[str, Any]] = {}
     for run in runs:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, noted
+from lamina.layers.wrappers import unwrapped
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 from lamina.train.model import ModelSubject, task_of
@@ -90,7 +91,7 @@ class Predictor:
         kind: str | None = None,
         processor: Any = None,
     ) -> None:
-        self._options = options
+        self._options, target = options, unwrapped(target)
         self._tasks: dict[str, Any]  # name -> what is asked, a `TaskLike`
         if kind is not None and isinstance(target, ReaderBank):
             raise ConfigError(f"predict: kind is '{kind}' for a bank; each of its readers has its own.")

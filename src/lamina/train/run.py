@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lamina.bank import ReaderBank, ReaderModule
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError
+from lamina.layers.wrappers import unwrapped
 from lamina.store.bank import claimed_output, save_bank, saved_bytes
 from lamina.store.edited import save
 from lamina.store.files import check_room
@@ -73,7 +74,7 @@ def train(  # noqa: PLR0913
     """
     from lamina.train.engine import Engine, start_accelerator
 
-    folder = None if output is None else Path(output)
+    target, folder = unwrapped(target), None if output is None else Path(output)
     place = checkpoints if folder is None or checkpoints is not None else folder / "checkpoints"
     if options.resume and place is None:
         raise ConfigError(f"{op}: resume is set but no output folder; checkpoints are kept in one.")

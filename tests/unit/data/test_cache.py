@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import shutil
 import subprocess
 import sys
 from collections import namedtuple
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.support.cached import Rows
+from tests.support.cached import opened as opened_for
 from tests.support.training import reader, sentences, tiny_bank, tiny_model, tiny_tokenizer
 from transformers import BartConfig, BartModel
 
 from lamina.bank import Reader, ReaderBank
 from lamina.data import cache as cache_module
 from lamina.data import cache_files
-from lamina.data.cache import CachedStates, CacheSettings, hash_processor, layers_of, obstacle, open_states
+from lamina.data.cache import CachedStates, hash_processor, layers_of, obstacle
 from lamina.errors import CacheError
 from lamina.fusion.extra_layers import ExtraLayers
 from lamina.fusion.mean import Mean
@@ -29,31 +29,6 @@ from lamina.heads.sequence_classification import SequenceClassification
 
 Usage = namedtuple("Usage", "total used free")
 TEXTS = [" ".join(row) for row in sentences(12, seed=3, high=12)]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of tokens."""
-
-    tokens: list[list[int]]
-    uncacheable: str | None = None
-
-    @property
-    def lengths(self) -> list[int]:
-        return [len(row) for row in self.tokens]
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(json.dumps(self.tokens).encode()).hexdigest()
-
-    def batch(self, rows: Any) -> dict[str, torch.Tensor]:
-        longest = max(self.lengths[row] for row in rows)
-        ids = torch.zeros(len(rows), longest, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for at, row in enumerate(rows):
-            ids[at, : self.lengths[row]] = torch.tensor(self.tokens[row])
-            mask[at, : self.lengths[row]] = 1
-        return {"input_ids": ids, "attention_mask": mask}
 
 
 def rows_of(texts: list[str] = TEXTS, **options: Any) -> Rows:
@@ -66,8 +41,7 @@ def bank_of(model: Any = None, **readers: Reader) -> ReaderBank:
 
 
 def opened(bank: ReaderBank, folder: Path, inputs: Rows | None = None, **changes: Any) -> CachedStates | None:
-    settings = CacheSettings(**{"mode": "on", "dtype": "float32", "folder": folder, "batch_size": 1, **changes})
-    return open_states(bank, inputs or rows_of(), list(bank), settings=settings)
+    return opened_for(bank, folder, inputs or rows_of(), **changes)
 
 
 def difference(bank: ReaderBank, states: CachedStates | None, rows: list[int], inputs: Rows | None = None) -> float:

@@ -111,7 +111,9 @@ def test_what_is_not_published_is_gone(tmp_path: Path):
     assert contents(tmp_path) == set()
 
 
-@pytest.mark.parametrize("damage", ["short", "gone", "no index", "no JSON", "list", "no files", "format"])
+@pytest.mark.parametrize(
+    "damage", ["short", "gone", "no index", "no JSON", "list", "no files", "format", "other", "deep"]
+)
 def test_a_damaged_entry_has_a_problem_and_is_replaced(tmp_path: Path, damage: str):
     fill(tmp_path)
     file, facts = tmp_path / KEY / "main.bin", json.loads(index(tmp_path).read_text())
@@ -120,7 +122,8 @@ def test_a_damaged_entry_has_a_problem_and_is_replaced(tmp_path: Path, damage: s
     elif damage in ("gone", "no index"):
         (file if damage == "gone" else index(tmp_path)).unlink()
     else:
-        texts = {"no JSON": "{", "list": "[]", "no files": f'{{"format": {cache_files.FORMAT}}}'}
+        texts = {"no JSON": "{", "list": "[]", "no files": f'{{"format": {cache_files.FORMAT}}}', "deep": "[" * 99999}
+        texts["other"] = json.dumps({**facts, "rows": 6})
         index(tmp_path).write_text(texts.get(damage, json.dumps({**facts, "format": 99})))
     entry = read_entry(tmp_path / KEY)
     assert entry is not None
@@ -132,12 +135,13 @@ def test_a_damaged_entry_has_a_problem_and_is_replaced(tmp_path: Path, damage: s
     assert entry.problem is None
 
 
-def test_entries_are_listed_newest_first(tmp_path: Path):
+def test_entries_are_listed_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert entries(tmp_path / "none") == []
+    now = time.time()
     for key, hours in ((KEY, 2), (OTHER, 0), ("b" * 32, 1)):
+        monkeypatch.setattr(time, "time", lambda hours=hours: now - 3600 * hours)
         fill(tmp_path, key)
-        facts = json.loads(index(tmp_path, key).read_text())
-        index(tmp_path, key).write_text(json.dumps({**facts, "made": time.time() - 3600 * hours}))
+    monkeypatch.undo()
     (tmp_path / "notes").mkdir()
     assert [entry.key for entry in entries(tmp_path)] == [OTHER, "b" * 32, KEY]
     old = entries(tmp_path)[2]

@@ -1,0 +1,199 @@
+"""A base that computes something else than the one the readers were trained on: adapters, packed weights, copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.adapters import adapted, add_adapter, enable_adapters, set_adapter
+from tests.support.stored import TEXTS, logits, tiny_bank, tiny_model, tiny_tokenizer
+from torch import nn
+
+from lamina import ReaderBank
+from lamina.errors import BaseMismatchError, ConfigError, UnsupportedModelError
+from lamina.layers import stacks
+from lamina.layers.fingerprints import fingerprint
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+
+
+def with_adapters(*names: str) -> Any:
+    model = tiny_model()
+    for seed, name in enumerate(names):
+        add_adapter(model, name, seed)
+    return model
+
+
+def last_state(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(**tiny_tokenizer()(TEXTS, return_tensors="pt", padding=True)).last_hidden_state
+
+
+def disabled(model: Any) -> None:
+    enable_adapters(model, False)
+
+
+def other(model: Any) -> None:
+    set_adapter(model, "b")
+
+
+def both(model: Any) -> None:
+    set_adapter(model, ["a", "b"])
+
+
+def scaled(model: Any) -> None:
+    for layer in adapted(model):
+        layer.scaling["a"] = 3.0
+
+
+CHANGES = [disabled, other, both, scaled]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_base_with_other_adapters_is_another_base(change: Callable[[Any], None], tmp_path: Path):
+    model = with_adapters("b", "a")
+    tiny_bank(model).save_pretrained(tmp_path)
+    expected = logits(ReaderBank.from_pretrained(tmp_path, with_adapters("b", "a"), tiny_tokenizer()))
+    assert all(torch.equal(value, expected[name]) for name, value in logits(tiny_bank(model)).items())
+    before = last_state(model)
+    change(model)
+    assert not torch.equal(last_state(model), before)
+    with pytest.raises(BaseMismatchError, match="fingerprint was"):
+        ReaderBank.from_pretrained(tmp_path, model, tiny_tokenizer())
+    with pytest.raises(BaseMismatchError, match="fingerprint was"):
+        ReaderBank.from_pretrained(tmp_path, tiny_model(), tiny_tokenizer())
+
+
+def test_what_computes_the_same_is_the_same_base():
+    plain, idle, merged = tiny_model(), with_adapters("a"), with_adapters("a")
+    alone, beside = with_adapters("a"), with_adapters("a", "b")
+    enable_adapters(idle, False)
+    set_adapter(beside, "a")
+    for layer in adapted(merged):
+        layer.merge()
+    folded = tiny_model()
+    for block, from_ in zip(folded.encoder.layer, merged.encoder.layer, strict=True):
+        block.attention.self.query.weight.data = from_.attention.self.query.base_layer.weight.data
+    for first, second in ((plain, idle), (alone, beside), (merged, folded)):
+        assert torch.equal(last_state(first), last_state(second))
+        assert fingerprint(first, "main") == fingerprint(second, "main")
+    assert len({fingerprint(model, "main") for model in (plain, alone, merged)}) == 3
+
+
+@pytest.mark.parametrize("change", [*CHANGES[:3], lambda model: add_adapter(model, "c", 5)])
+def test_a_bank_notices_that_other_adapters_are_used(change: Callable[[Any], None]):
+    model = with_adapters("b", "a")
+    bank = tiny_bank(model)
+    logits(bank)
+    change(model)
+    with pytest.raises(ConfigError, match="computed with the adapters a, and does with"):
+        logits(bank)
+
+
+def test_a_bank_notices_that_adapters_came_or_went():
+    model = tiny_model()
+    bank = tiny_bank(model)
+    logits(bank)
+    add_adapter(model)
+    with pytest.raises(ConfigError, match="with the adapters none, and does with default now"):
+        logits(bank)
+    enable_adapters(model, False)
+    logits(bank)
+    enable_adapters(model, True)
+    bank = tiny_bank(model)
+    for block in model.encoder.layer:
+        block.attention.self.query = block.attention.self.query.base_layer
+    with pytest.raises(ConfigError, match="with the adapters default, and does with none now"):
+        logits(bank)
+
+
+def test_a_pass_that_would_change_weights_is_no_probe():
+    model = with_adapters("a")
+    for layer in adapted(model):
+        layer.merge()
+    enable_adapters(model, False)
+    before = model.encoder.layer[0].attention.self.query.base_layer.weight.clone()
+    with pytest.raises(UnsupportedModelError, match=r"its adapters are merged and disabled\. Call unmerge_adapter"):
+        stacks(model)
+    assert torch.equal(before, model.encoder.layer[0].attention.self.query.base_layer.weight)
+
+
+def test_a_prompt_that_was_learned_is_refused():
+    model = tiny_model()
+    model.active_peft_config = type("PromptConfig", (), {"is_prompt_learning": True})()
+    with pytest.raises(UnsupportedModelError, match="its adapter learns a prompt"):
+        stacks(model)
+
+
+# Weights that are no parameters
+
+
+class Packed(nn.Module):
+    """A linear map of integers and scales, as GPTQ and AWQ keep it: in buffers."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        scale = linear.weight.detach().abs().amax(1, keepdim=True) / 127
+        self.register_buffer("qweight", (linear.weight.detach() / scale).round().to(torch.int32))
+        self.register_buffer("scales", scale)
+        self.bias = linear.bias
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(states, self.qweight * self.scales, self.bias)
+
+
+class Scaled(torch.Tensor):
+    """A weight that is two tensors inside, as torchao's."""
+
+    @staticmethod
+    def __new__(cls, numbers: torch.Tensor, scale: torch.Tensor) -> Scaled:
+        return torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=scale.dtype)
+
+    def __init__(self, numbers: torch.Tensor, scale: torch.Tensor) -> None:
+        self.numbers, self.scale = numbers, scale
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["numbers", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return Scaled(args[0].numbers, args[0].scale)
+        plain = [arg.numbers * arg.scale if isinstance(arg, Scaled) else arg for arg in args]
+        return func(*plain, **(kwargs or {}))
+
+
+def dynamic(model: Any) -> Any:
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+
+
+def packed(model: Any) -> Any:
+    for block in model.encoder.layer:
+        block.attention.self.query = Packed(block.attention.self.query)
+    return model
+
+
+def subclassed(model: Any) -> Any:
+    for block in model.encoder.layer:
+        query = block.attention.self.query
+        parts = Packed(query)
+        query.weight = nn.Parameter(Scaled(parts.qweight, parts.scales), requires_grad=False)
+    return model
+
+
+@pytest.mark.parametrize("pack", [dynamic, packed, subclassed])
+def test_packed_weights_count(pack: Callable[[Any], Any], tmp_path: Path):
+    changed = tiny_model()
+    weight = changed.encoder.layer[1].attention.self.query.weight.data
+    weight[0] += 0.01 * weight[0].abs().max() * torch.linspace(-1, 1, 32)
+    first, again, third = pack(tiny_model()), pack(tiny_model()), pack(changed)
+    assert fingerprint(first, "main") == fingerprint(again, "main")
+    assert len({fingerprint(model, "main") for model in (first, third, tiny_model())}) == 3
+    assert not torch.equal(last_state(first), last_state(third))
+    tiny_bank(first).save_pretrained(tmp_path)
+    assert len(ReaderBank.from_pretrained(tmp_path, again, tiny_tokenizer())) == 2
+    with pytest.raises(BaseMismatchError, match="fingerprint was"):
+        ReaderBank.from_pretrained(tmp_path, third, tiny_tokenizer())

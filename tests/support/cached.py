@@ -1,0 +1,44 @@
+"""Rows of tokens, and their states in a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lamina.bank import ReaderBank
+from lamina.data.cache import CacheSettings, open_states
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of tokens."""
+
+    tokens: list[list[int]]
+    uncacheable: str | None = None
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(row) for row in self.tokens]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.tokens).encode()).hexdigest()
+
+    def batch(self, rows: Any) -> dict[str, torch.Tensor]:
+        longest = max(self.lengths[row] for row in rows)
+        ids = torch.zeros(len(rows), longest, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for at, row in enumerate(rows):
+            ids[at, : self.lengths[row]] = torch.tensor(self.tokens[row])
+            mask[at, : self.lengths[row]] = 1
+        return {"input_ids": ids, "attention_mask": mask}
+
+
+def opened(bank: ReaderBank, folder: Path, inputs: Rows, **changes: Any) -> Any:
+    settings = CacheSettings(**{"mode": "on", "dtype": "float32", "folder": folder, "batch_size": 1, **changes})
+    return open_states(bank, inputs, list(bank), settings=settings)
