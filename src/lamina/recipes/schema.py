@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lamina.tasks.base import TaskLike
     from lamina.tasks.presets import Preset
 
-OF_FILES = {"kind", "text", "text_pair", "label", "labels", "problem_type"}  # a preset has its own
+OF_FILES = {"kind", "text", "text_pair", "label", "labels", "problem_type", "missing_labels"}  # a preset has its own
 
 
 def _check_options(given: dict[str, Any]) -> None:
@@ -157,6 +157,7 @@ class TaskRecipe(Strict):
     labels: list[str] | None = None
     metric: str | None = None  # picks the best epoch; by default the usual one of the task
     problem_type: str | None = None
+    missing_labels: Literal["error", "drop"] = "error"  # what becomes of rows without a label
     limit: PositiveInt | None = None  # training rows at most
     limit_validation: PositiveInt | None = None
     hold_out: bool = False  # choose by a tenth of the training rows; without a test part, validation becomes it

@@ -68,6 +68,7 @@ class ColumnSpec:
     text_pair: str | int | None = None  # column of the second text
     labels: tuple[str, ...] | None = None  # class names in the order of their ids; None: read off the train part
     problem_type: str | None = None  # None: read off the labels
+    missing_labels: str = "error"  # what becomes of rows without a label: "error" or "drop"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +166,8 @@ def class_names(rows: datasets.Dataset, column: str | int) -> tuple[str, ...] | 
 def _by_name(names: tuple[str, ...], cell: Any) -> Any:
     if isinstance(cell, list):
         return [_by_name(names, part) for part in cell]
+    if cell == -1:  # how `datasets` writes that there is no label
+        return None
     return names[cell] if isinstance(cell, int) and 0 <= cell < len(names) else cell
 
 

@@ -63,6 +63,7 @@ class ImageClassificationKind(ClassKind):
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Settle the classes, and make the examples."""
+        tables = lab.labelled(tables, spec)
         labels, column = spec.labels or lab.class_labels(tables, spec.label), _column(spec)
         splits: dict[str, Split] = {}
         for name, table in tables.items():

@@ -84,7 +84,7 @@ def test_problem_can_be_named(tmp_path: Path):
     assert (task.labels, task.split("train").labels) == (("0", "1"), (1, 0))
 
 
-@pytest.mark.parametrize("cell", ["high", "nan", "inf", ""])
+@pytest.mark.parametrize("cell", ["high", "inf", "-1e999"])
 def test_regression_needs_numbers(tmp_path: Path, cell: str):
     path = tsv(tmp_path / "t.tsv", ["a\t1.5", f"b\t{cell}"])
     with pytest.raises(DataError, match=f"row 3 has '{cell}' in column 'label'; a regression task needs a number"):
