@@ -76,18 +76,19 @@ class LazyImage:
             return self.data
         if self.path is None:
             raise _bad(self.name, "is empty; every row of an image task has an image.")
-        path, most = Path(self.path), _MOST_BYTES + 1
+        path = Path(self.path)
         try:
             if path.exists() and not path.is_file():  # a pipe or a device, which may never end
                 raise IsADirectoryError(EISDIR, "it is no file")
             with path.open("rb") as file:
-                end = file.seek(0, SEEK_END)
+                rest = max(0, file.seek(0, SEEK_END) - self.offset)
                 file.seek(self.offset)
-                data = file.read(min(most, end, most if self.size is None else self.size))
+                size = rest if self.size is None else min(rest, self.size)
+                data = file.read(size) if size <= _MOST_BYTES else b""
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise _bad(self.name, f"cannot be read ({reason}); images are read again in every epoch.") from None
-        if len(data) == most:
+        if size > _MOST_BYTES:
             raise _bad(self.name, f"has more than {_MOST_BYTES:,} bytes; every row of an image task is one image.")
         if self.size is not None and len(data) < self.size:
             problem = f"is cut off after {len(data)} of {self.size} bytes; the tar file has become shorter."
@@ -193,16 +194,14 @@ def read_images(path: str | Path) -> Table:
         else:
             others["files that come again later"] += parts in images
             images[parts] = image
-    names, ignored = (
-        sorted(images),
-        ", ".join(f"{count} {what}" for what, count in sorted((+others).items())) or "nothing",
-    )
+    others = +others
+    names, ignored = sorted(images), ", ".join(f"{count} {what}" for what, count in sorted(others.items())) or "nothing"
     if not names:
         came = f"has no images (ignored: {ignored}); they end in {', '.join(sorted(_ENDINGS))}"
         raise _bad(path, f"{came}. Put the images of each class into a folder named after it.")
     _check_classes(path, names)
     labels = [parts[-2] for parts in names]
-    told, level = "images: %s has %d images of %d classes; ignored: %s", logging.WARNING if +others else logging.INFO
+    told, level = "images: %s has %d images of %d classes; ignored: %s", logging.WARNING if others else logging.INFO
     logger.log(level, told, path, len(names), len(set(labels)), ignored)
     columns = {"image": image_column([images[parts] for parts in names]), "label": labels}
     return Table(str(path), columns, range(1, len(names) + 1))
