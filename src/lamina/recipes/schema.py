@@ -19,7 +19,7 @@ from lamina.tasks import kind_of
 from lamina.tasks.base import TaskOutline
 from lamina.tasks.presets import find_preset
 from lamina.tasks.sampling import SampleSize
-from lamina.train.grid import expand, full_key, keys_of
+from lamina.train.grid import MOST_RUNS, check_count, expand, full_key, keys_of
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
@@ -102,7 +102,9 @@ class SubsampleRecipe(Strict):
     fraction: float | None = None
     rows: int | None = None
     stratified: bool = False  # class by class
-    repeats: PositiveInt = 1  # with the seeds 0, 1, ...; each has rows and runs of its own
+    repeats: Annotated[int, Field(gt=0, le=MOST_RUNS)] = (
+        1  # with the seeds 0, 1, ...; each has rows and runs of its own
+    )
 
     @model_validator(mode="after")
     def _one_size(self) -> SubsampleRecipe:
@@ -128,6 +130,8 @@ class MethodRecipe(Strict):
 
     @model_validator(mode="after")
     def _check_grid(self) -> MethodRecipe:
+        with at("grid"):
+            check_count("grid", self.grid)
         for key, values in self.grid.items():
             with at("grid", key):
                 edit, dot, argument = full_key(key, self.keys(), "grid").partition(".")
@@ -218,7 +222,9 @@ class Recipe(Strict):
     architecture: Annotated[dict[str, Any], checked(config_of)] | None = None  # for estimates without the hub
     train_base: bool = False  # fine-tune the model with the readers
     separately: bool = False
-    seeds: list[int] = Field(default=[0], min_length=1)  # one run each of every reader or method
+    seeds: list[Annotated[int, Field(ge=0, lt=1 << 32)]] = Field(
+        default=[0], min_length=1
+    )  # one run each of every reader or method
     evaluate: Literal["test"] | None = None  # score the best epochs on the test parts too
     tasks: dict[str, TaskRecipe] = Field(min_length=1)
     methods: dict[str, MethodRecipe] = Field(default_factory=dict)

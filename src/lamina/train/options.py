@@ -61,7 +61,7 @@ class FitOptions(BaseModel):
     keep: Literal["best", "last"] = "best"
     max_steps: Count | None = None
     gradient_accumulation_steps: Count = 1
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     max_length: Count | None = None
     stride: Annotated[int, Field(ge=0)] | None = None
     eval_batch_size: Count | None = None
