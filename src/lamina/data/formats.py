@@ -169,7 +169,7 @@ def _conll(path: Path, lines: Lines) -> Records:
         words, first, problem = [], 0, None
 
 
-def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Records:
     """The rows of a Parquet file with their numbers, so many in memory at once; `columns` may name "outer.inner"."""
     with parquet_errors(path), pq.ParquetFile(path) as file:
         known = file.schema_arrow.names
@@ -177,8 +177,22 @@ def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Iterat
         for name, outer in zip(columns or (), wanted or (), strict=True):
             if outer not in known:
                 raise no_column(path, name, known)
-        records = (record for batch in file.iter_batches(rows, columns=wanted) for record in batch.to_pylist())
-        yield from enumerate(records, start=1)
+        start = 1
+        for batch in file.iter_batches(rows, columns=wanted):
+            yield from _records(path, batch, start)
+            start += len(batch)
+
+
+def _records(path: Path, batch: pa.RecordBatch, start: int) -> Records:
+    try:
+        yield from enumerate(batch.to_pylist(), start)
+    except UnicodeDecodeError as error:  # before anything was handed out
+        if len(batch) == 1:
+            yield start, _bad_row(path, start, f"is not UTF-8 at byte {error.start} of a text")
+            return
+        half = len(batch) // 2
+        yield from _records(path, batch[:half], start)
+        yield from _records(path, batch[half:], start + half)
 
 
 # Errors
@@ -189,7 +203,7 @@ def parquet_errors(path: Path) -> Iterator[None]:
     """Raise DataError, which names the file, where it cannot be read as Parquet."""
     try:
         yield
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         what = str(error).splitlines()[0]
         raise DataError(f"read: {path} is not a Parquet file ({what}); it may be cut off.", path=str(path)) from None
 

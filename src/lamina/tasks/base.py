@@ -7,7 +7,7 @@ of `Kind`, and one line in the registry `KINDS`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -171,10 +171,18 @@ def _by_name(names: tuple[str, ...], cell: Any) -> Any:
     return names[cell] if isinstance(cell, int) and 0 <= cell < len(names) else cell
 
 
+def as_examples(given: Any) -> list[Any]:
+    """What a user hands to `predict` as a list: of any iterable whose order means something; else a ConfigError."""
+    listed = given.tolist() if hasattr(given, "tolist") else given  # arrays of NumPy, columns of pandas, tensors
+    unordered = isinstance(listed, str | bytes | Path | Mapping | Set) or hasattr(listed, "__dataframe__")
+    if unordered or not isinstance(listed, Iterable):
+        rule = "a list of texts, pairs of texts or images is needed"
+        raise ConfigError(f"predict: got one {type(given).__name__}; {rule}.")
+    return list(listed)
+
+
 def checked_texts(raw: Sequence[Any], *, pairs: bool) -> Sequence[Any]:
     """What a user hands to `predict`, as texts or (where `pairs` may be) pairs of texts; else a ConfigError."""
-    if isinstance(raw, str):
-        raise ConfigError("predict: got one text; a list of texts is needed.")
     single = len(raw) == 0 or isinstance(raw[0], str)
     if not single and not pairs:
         raise ConfigError("predict: single texts are read here, and pairs were given.")

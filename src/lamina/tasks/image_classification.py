@@ -90,8 +90,6 @@ class ImageClassificationKind(ClassKind):
 
     def examples(self, raw: Sequence[Any], processor: Any) -> Split:
         """Images by their paths, or as the bytes of their files."""
-        if isinstance(raw, str | bytes | Path):
-            raise ConfigError("predict: got one image; a list of images is needed.")
         return image_split(image_column([_image(row, entry) for row, entry in enumerate(raw)]), None)
 
 

@@ -7,14 +7,16 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from operator import itemgetter
 from typing import Any
 
+from lamina.data.arrow import encodable
 from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError
 from lamina.tasks.base import ColumnSpec
 
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _WHOLE = re.compile(r"[-+]?\d+")
 _MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none"})
 _SHOWN = 10  # rows that a warning names
@@ -120,13 +122,13 @@ def label_name(cell: object) -> str:
     """The name of a class as the file writes it; 2 and 2.0 are the same class."""
     if isinstance(cell, float) and cell.is_integer():
         return str(int(cell))
-    return str(cell).strip()
+    return encodable(str(cell).strip())
 
 
 def infer_labels(names: Iterable[str]) -> tuple[str, ...]:
     """The distinct names, sorted; as numbers if all are whole numbers."""
     names = set(names)
-    return tuple(sorted(names, key=int if all(_WHOLE.fullmatch(name) for name in names) else None))
+    return tuple(sorted(names, key=Decimal if all(_WHOLE.fullmatch(name) for name in names) else None))
 
 
 def _parts(cell: object, *, several: bool) -> list[object]:

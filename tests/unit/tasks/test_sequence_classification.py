@@ -234,7 +234,6 @@ def test_what_predict_takes(words: Any):
     assert not pairs.labelled
     assert len(KIND.examples([], words)) == 0
     for raw, message in [
-        ("a text", "predict: got one text; a list of texts is needed"),
         (["a", 3], "predict: entry 1 is int; all must be texts, or all pairs of texts"),
         ([("a", "b"), ("c",)], "predict: entry 1 is tuple; all must be texts, or all pairs"),
         ([("a", "b"), "cd"], "predict: entry 1 is str; all must be texts, or all pairs"),
