@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import json
 import math
 import os
 from collections.abc import Iterable, Iterator
@@ -22,6 +23,34 @@ def check_range(
         return
     top = f" and {'below' if open_high else 'at most'} {high}" if high < math.inf else " and finite" * open_high
     raise ConfigError(f"{op}: {name} is {value}; it must be at least {low}{top}.")
+
+
+MOST_BYTES = 1 << 26  # of a file of settings, and of a line of a file of examples
+_DEPTH = 100  # of lists and mappings within each other
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a file; a ValueError if there are more than `most`."""
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return data
+
+
+def parse_json(text: str) -> Any:
+    """What a JSON text says; a ValueError if it is none, or is nested more than 100 deep."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"it is nested more than {_DEPTH} deep") from None
+    level = [value] if text.count("[") + text.count("{") > _DEPTH else []
+    for _ in range(_DEPTH + 1):
+        nested = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [child for children in nested for child in children]
+    if level:
+        raise ValueError(f"it is nested more than {_DEPTH} deep")
+    return value
 
 
 @contextmanager

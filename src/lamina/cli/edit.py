@@ -28,6 +28,7 @@ _INIT = "Start of inserted layers: identity, unit, xavier, he or zero."
 _PLACEMENT = 'What the activation is applied to: "weight" or "output".'
 _FREEZE = f"Freeze these layers, {_LAYERS}; 0: embeddings."
 _STACK = '"encoder" or "decoder"; by default the only one, or the encoder.'
+_NEW_WEIGHTS = "Let weights start at random that the files lack, though --head is a class that does not fit them."
 _HEAD = "Kind of task, or class of transformers; by default the one that was saved."
 
 
@@ -49,6 +50,7 @@ def edit(  # noqa: PLR0913
     stack: Annotated[str | None, Option(help=_STACK)] = None,
     seed: Annotated[int, Option(help="Of random weights.")] = 0,
     head: Annotated[str | None, Option(help=_HEAD)] = None,
+    new_weights: Annotated[bool, Option("--new-weights", help=_NEW_WEIGHTS)] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Show what would become of it, from the config alone.")] = False,
     force: Annotated[bool, Option("--force", help="Replace OUT if it is there.")] = False,
     as_json: JsonOption = False,
@@ -90,7 +92,7 @@ def edit(  # noqa: PLR0913
             "edit: no edit is asked for. Use --insert, --reinit, --truncate, --freeze, --train-inserted or --merge."
         )
     with nullcontext() if dry_run else _claimed(out, force=force):
-        facts = _run(model, head, changes, None if dry_run else out)
+        facts = _run(model, head, changes, None if dry_run else out, new_weights=new_weights)
     print_json(facts) if as_json else _show(facts)
 
 
@@ -119,11 +121,13 @@ def _claimed(out: Path | None, *, force: bool) -> Iterator[None]:
         yield
 
 
-def _run(name: str, head: str | None, changes: list[partial[Edit]], out: Path | None) -> dict[str, Any]:
+def _run(
+    name: str, head: str | None, changes: list[partial[Edit]], out: Path | None, *, new_weights: bool
+) -> dict[str, Any]:
     from lamina.store import load, outline, save, saved_class
 
     head = head or saved_class(name)
-    model, processor = (outline(name, head), None) if out is None else load(name, head)
+    model, processor = (outline(name, head), None) if out is None else load(name, head, new_weights=new_weights)
     before = _facts(model)
     outputs = {} if out is None else _outputs(model)
     edits = [change(model) for change in changes]

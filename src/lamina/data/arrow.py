@@ -126,6 +126,10 @@ class Column(Sequence[Any]):
             return tuple(*columns) if len(columns) == 1 else tuple(zip(*columns, strict=True))
         return tuple(map(self.decode, *columns))
 
+    def select(self, rows: Sequence[int]) -> Column:
+        """The items of some rows as a column, which stays where it is."""
+        return Column(derived(self.rows.select(rows), self.rows), self.rows.column_names, self.decode)
+
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), CHUNK):
             yield from self.take(range(start, min(start + CHUNK, len(self))))

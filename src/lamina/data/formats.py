@@ -7,18 +7,18 @@ feeds alone, as texts hold other separators. In place of a line or row that cann
 from __future__ import annotations
 
 import csv
-import json
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lamina.errors import DataError
+from lamina.utils import MOST_BYTES, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -54,17 +54,27 @@ def read_lines(path: Path) -> Lines:
     """The lines of a UTF-8 file with their numbers and ends."""
     start = 0
     with path.open("rb") as file:
-        for number, data in enumerate(file, start=1):
+        for number, data in enumerate(_limited(file), start=1):
             try:
                 line: str | DataError = data.decode("utf-8")
             except UnicodeDecodeError as error:
                 what = f"is not UTF-8 at byte {start + error.start} (row {number}); convert it, for example with iconv"
                 line = DataError(f"read: {path} {what}.", path=str(path), row=number)
+            if len(data) > MOST_BYTES:
+                line = _bad_row(path, number, f"has more than {MOST_BYTES:,} bytes; it is too long to be an example")
             if number == 1 and isinstance(line, str):
                 line = line.removeprefix("\ufeff")
             if line:
                 yield number, line
             start += len(data)
+
+
+def _limited(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a file; of one that is too long what is one byte too long."""
+    while data := file.readline(MOST_BYTES + 1):
+        yield data
+        while len(data) > MOST_BYTES and not data.endswith(b"\n"):
+            data = file.readline(MOST_BYTES + 1) or b"\n"
 
 
 def _per_line(lines: Lines, parse: Callable[[int, str], Any]) -> Iterator[tuple[int, Any]]:
@@ -80,10 +90,14 @@ def _csv(path: Path, lines: Lines) -> Grid:
     taken: list[tuple[int, str | DataError]] = []
 
     def feed() -> Iterator[str]:
+        size = 0
         for item in chain(iter(lambda: again.popleft() if again else None, None), lines):
             taken.append(item)
             if isinstance(item[1], DataError):
                 raise item[1]
+            size += len(item[1])
+            if size > MOST_BYTES:
+                raise csv.Error(f"a quote that is not closed within {MOST_BYTES:,} characters")
             yield item[1]
 
     while True:
@@ -110,7 +124,7 @@ def _grid(path: Path, rows: Grid, header: Sequence[str] | None) -> Records:
     names = header if header is not None else next(rows, (0, []))[1]
     if isinstance(names, DataError):
         raise names
-    twice = next((name for name in names if list(names).count(name) > 1), None)
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise DataError(f"read: {path} has two columns '{twice}'.", path=str(path), column=twice)
     held: list[tuple[int, list[str] | DataError]] = []
@@ -128,8 +142,8 @@ def _grid(path: Path, rows: Grid, header: Sequence[str] | None) -> Records:
 
 def _object(path: Path, number: int, text: str) -> dict[str, Any] | DataError:
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        record = parse_json(text)
+    except ValueError as error:
         return _bad_row(path, number, f"is not JSON ({error}); {_EXAMPLE}")
     return record if isinstance(record, dict) else _bad_row(path, number, f"is not an object; {_EXAMPLE}")
 
@@ -155,7 +169,7 @@ def _conll(path: Path, lines: Lines) -> Records:
         words, first, problem = [], 0, None
 
 
-def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Records:
     """The rows of a Parquet file with their numbers, so many in memory at once; `columns` may name "outer.inner"."""
     with parquet_errors(path), pq.ParquetFile(path) as file:
         known = file.schema_arrow.names
@@ -163,8 +177,22 @@ def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Iterat
         for name, outer in zip(columns or (), wanted or (), strict=True):
             if outer not in known:
                 raise no_column(path, name, known)
-        records = (record for batch in file.iter_batches(rows, columns=wanted) for record in batch.to_pylist())
-        yield from enumerate(records, start=1)
+        start = 1
+        for batch in file.iter_batches(rows, columns=wanted):
+            yield from _records(path, batch, start)
+            start += len(batch)
+
+
+def _records(path: Path, batch: pa.RecordBatch, start: int) -> Records:
+    try:
+        yield from enumerate(batch.to_pylist(), start)
+    except UnicodeDecodeError as error:  # before anything was handed out
+        if len(batch) == 1:
+            yield start, _bad_row(path, start, f"is not UTF-8 at byte {error.start} of a text")
+            return
+        half = len(batch) // 2
+        yield from _records(path, batch[:half], start)
+        yield from _records(path, batch[half:], start + half)
 
 
 # Errors
@@ -175,7 +203,7 @@ def parquet_errors(path: Path) -> Iterator[None]:
     """Raise DataError, which names the file, where it cannot be read as Parquet."""
     try:
         yield
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         what = str(error).splitlines()[0]
         raise DataError(f"read: {path} is not a Parquet file ({what}); it may be cut off.", path=str(path)) from None
 

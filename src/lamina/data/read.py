@@ -6,7 +6,7 @@ import re
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,15 @@ class Table:
         return len(self.rows)
 
     def column(self, name: str | int) -> Sequence[Any]:
-        """The cells of a column, none of which is None, by its name or number; a negative one counts from the last.
+        """The cells of a column, none of which is None; see `cells`."""
+        cells = self.cells(name)
+        for row, cell in zip(self.rows, cells, strict=True):
+            if cell is None:
+                raise formats.no_value(self.path, row, str(name))
+        return cells
+
+    def cells(self, name: str | int) -> Sequence[Any]:
+        """The cells of a column, by its name or number; a negative one counts from the last.
 
         Where cells are objects, "translation.en" is the value that each of column "translation" has under "en".
         """
@@ -56,10 +64,15 @@ class Table:
             cells = [cell.get(inner) for cell in self.columns[outer]]
         if cells is None:
             raise formats.no_column(self.path, str(name), self.columns)
-        for row, cell in zip(self.rows, cells, strict=True):
-            if cell is None:
-                raise formats.no_value(self.path, row, str(name))
         return cells
+
+    def take(self, rows: Sequence[int]) -> Table:
+        """The rows at these places, in that order."""
+        columns = {
+            name: cells.select(rows) if isinstance(cells, Column) else [cells[row] for row in rows]
+            for name, cells in self.columns.items()
+        }
+        return replace(self, columns=columns, rows=[self.rows[row] for row in rows])
 
 
 def read_table(path: str | Path, *, header: Columns = None, other: str | None = None) -> Table:

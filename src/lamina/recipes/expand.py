@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lamina.errors import ConfigError, check_known, noted
+from lamina.errors import ConfigError, DataError, check_known, noted
 from lamina.recipes.edits import is_made
+from lamina.recipes.located import parse_yaml
 from lamina.recipes.schema import MethodRecipe, parse_recipe, slug
-from lamina.train.grid import RunSpec, expand, full_key, swept
+from lamina.train.grid import MOST_RUNS, RunSpec, expand, full_key, swept
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def expand_recipe(
                     use = {"bank": spec.reader is not None, "train_base": recipe.train_base}
                     FitOptions.of(spec.options).check_use("fit", [known.kind], **use)
                     specs[spec.name] = spec
+                    if len(specs) > MOST_RUNS:
+                        raise ConfigError(f"recipe: it amounts to more than {MOST_RUNS:,} runs.")
     epochs = {spec.options.get("epochs") for spec in specs.values()}
     if recipe.train_base and not recipe.separately and len(epochs) > 1:
         raise ConfigError(
@@ -128,8 +131,8 @@ def read_sweeps(given: Sequence[str]) -> dict[str, list[Any]]:
         key, _, values = text.partition("=")
         key = key.strip()
         try:
-            listed = [_number(value) for value in yaml.safe_load(f"[{values}]")]
-        except yaml.YAMLError:
+            listed = [_number(value) for value in parse_yaml(f"[{values}]", "sweep")[1]]
+        except (yaml.YAMLError, DataError):
             listed = []
         if not key or not listed:
             raise ConfigError(f"sweep: '{text}' names no values; the form is key=value,value, as in fusion.dim=32,64.")

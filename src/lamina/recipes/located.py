@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from lamina.errors import ConfigError, DataError, LaminaError, UnknownNameError
+from lamina.utils import first_line, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+
+_YAML = "tag:yaml.org,2002:"
+_TAGS = {f"{_YAML}{kind}" for kind in ("str", "int", "float", "bool", "null", "map", "seq", "merge")}
+_DEPTH, _MOST_NODES, _MOST_BYTES = 50, 100_000, 1 << 20  # of a recipe
 
 
 class YamlFile(NamedTuple):
@@ -40,40 +46,90 @@ class YamlFile(NamedTuple):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that comes twice in a mapping, as written: before keys of other mappings are merged in."""
+    """Refuses what would be lost, run out of bounds or become an object: all before it is built.
+
+    That is a key that comes twice in a mapping, as written (before keys of other mappings are merged in) or is no name
+    or number; aliases that amount to too much, or to themselves; too deep a nesting; and tags, dates included.
+    """
+
+    yaml_implicit_resolvers: ClassVar = {  # a date is a text
+        first: [rule for rule in rules if not rule[0].endswith(":timestamp")]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def __init__(self, text: str, name: str) -> None:
+        super().__init__(text)
+        self.name, self._depth, self._sizes = name, 0, dict[yaml.Node, int]()
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        line, is_alias = self.peek_event().start_mark.line + 1, self.check_event(yaml.AliasEvent)
+        self._depth += 1
+        if self._depth > _DEPTH:
+            raise self.wrong(line, f"it is nested more than {_DEPTH} deep")
+        node: Any = super().compose_node(parent, index)
+        self._depth -= 1
+        if is_alias and node not in self._sizes:
+            raise self.wrong(line, "an alias names what it is in")
+        if not is_alias:
+            parts = [] if isinstance(node, yaml.ScalarNode) else node.value
+            parts = [part for pair in parts for part in pair] if isinstance(node, yaml.MappingNode) else parts
+            self._sizes[node] = 1 + sum(map(self._sizes.__getitem__, parts))
+        if self._sizes[node] > _MOST_NODES:
+            raise self.wrong(line, f"with its aliases it has more than {_MOST_NODES:,} values")
+        if node.tag not in _TAGS:
+            raise self.wrong(line, f"the tag {node.tag.replace(_YAML, '!!')} is not known here")
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+        for key, _ in node.value:
             line = key.start_mark.line + 1
+            if key.tag.removeprefix(_YAML) not in ("str", "int", "merge"):
+                raise self.wrong(line, f"the key {getattr(key, 'value', None)!r} is no name; a name may need quotes")
             if key.value in lines:
-                what = f"line {line}: the key '{key.value}' is also in line {lines[key.value]}"
-                raise DataError(f"recipe: {self.name}, {what}.", path=self.name, row=line)
+                raise self.wrong(line, f"the key '{key.value}' is also in line {lines[key.value]}")
             lines[key.value] = line
         return node
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, IndexError) as error:  # numbers of no digits, or of too many
+            raise self.wrong(
+                node.start_mark.line + 1, f"{node.value[:20]} is no number ({first_line(error)})"
+            ) from error
+
+    def wrong(self, line: int, what: str) -> DataError:
+        return DataError(f"recipe: {self.name}, line {line}: {what}.", path=self.name, row=line)
 
 
 def read_yaml(path: Path) -> YamlFile:
     """Read a recipe's YAML file, or raise a DataError; no code in it is run."""
     try:
-        loader = _Loader(path.read_text(encoding="utf-8"))
-        loader.name = str(path)
-        node = loader.get_single_node()
-        fields = node and loader.construct_document(node)
+        node, fields = parse_yaml(read_bytes(path, _MOST_BYTES).decode("utf-8"), str(path))
     except OSError as error:
         raise DataError(f"recipe: {path} cannot be read ({error.strerror}); it must be a YAML file.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
         raise DataError(f"recipe: {path} is not YAML; {' '.join(str(error).split())}.", path=str(path)) from error
     if node is None or not isinstance(fields, dict):
         raise DataError(f"recipe: {path} holds no keys; it needs 'model' and 'tasks'.", path=str(path))
     return YamlFile(fields, node)
 
 
+def parse_yaml(text: str, name: str) -> tuple[yaml.Node | None, Any]:
+    """The nodes of a YAML text, and what they say; a YAMLError or DataError if it cannot be read."""
+    loader = _Loader(text, name)
+    node = loader.get_single_node()
+    return node, node and loader.construct_document(node)
+
+
 class Strict(BaseModel):
     """Fields by name; any other key is an error that names the nearest."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

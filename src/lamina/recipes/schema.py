@@ -19,7 +19,7 @@ from lamina.tasks import kind_of
 from lamina.tasks.base import TaskOutline
 from lamina.tasks.presets import find_preset
 from lamina.tasks.sampling import SampleSize
-from lamina.train.grid import expand, full_key, keys_of
+from lamina.train.grid import MOST_RUNS, check_count, expand, full_key, keys_of
 from lamina.train.options import FitOptions, Seed
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lamina.tasks.base import TaskLike
     from lamina.tasks.presets import Preset
 
-OF_FILES = {"kind", "text", "text_pair", "label", "labels", "problem_type"}  # a preset has its own
+OF_FILES = {"kind", "text", "text_pair", "label", "labels", "problem_type", "missing_labels"}  # a preset has its own
 
 
 def _check_options(given: dict[str, Any]) -> None:
@@ -102,7 +102,9 @@ class SubsampleRecipe(Strict):
     fraction: float | None = None
     rows: int | None = None
     stratified: bool = False  # class by class
-    repeats: PositiveInt = 1  # with the seeds 0, 1, ...; each has rows and runs of its own
+    repeats: Annotated[int, Field(gt=0, le=MOST_RUNS)] = (
+        1  # with the seeds 0, 1, ...; each has rows and runs of its own
+    )
 
     @model_validator(mode="after")
     def _one_size(self) -> SubsampleRecipe:
@@ -128,6 +130,8 @@ class MethodRecipe(Strict):
 
     @model_validator(mode="after")
     def _check_grid(self) -> MethodRecipe:
+        with at("grid"):
+            check_count("grid", self.grid)
         for key, values in self.grid.items():
             with at("grid", key):
                 edit, dot, argument = full_key(key, self.keys(), "grid").partition(".")
@@ -157,6 +161,7 @@ class TaskRecipe(Strict):
     labels: list[str] | None = None
     metric: str | None = None  # picks the best epoch; by default the usual one of the task
     problem_type: str | None = None
+    missing_labels: Literal["error", "drop"] = "error"  # what becomes of rows without a label
     limit: PositiveInt | None = None  # training rows at most
     limit_validation: PositiveInt | None = None
     hold_out: bool = False  # choose by a tenth of the training rows; without a test part, validation becomes it

@@ -130,6 +130,18 @@ def check_weights(model: PreTrainedModel, name: str, report: Mapping[str, set[st
         raise _mismatch(name, f"the weight '{unexpected[0]}' has no place in the model")
 
 
+def check_head(model: PreTrainedModel, name: str, new: Sequence[str]) -> None:
+    """Refuse a model of which parts that hold its layers, or most parameters, are new: its class is another."""
+    prefix, layered = f"{model.base_model_prefix}.", _layered(model) if new else ()
+    sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}
+    share = sum(sizes.get(key, 0) for key in new) / sum(sizes.values())
+    inner = [key for key in new if key.removeprefix(prefix).split(".")[0] in layered]
+    if inner or share > 0.5:
+        what = f"the weights in {name} are not those of a {type(model).__name__}"
+        lack = f"{len(new)} tensors, {share:.0%} of its parameters, would start at random ('{(inner or new)[0]}')"
+        raise StoreError(f"load: {what}; {lack}. Give another head, or allow new weights.")
+
+
 def _layered(model: PreTrainedModel) -> set[str]:
     """The children of the backbone that hold its layers, poolers aside; all children if layers cannot be read."""
     children = dict(getattr(model, "base_model", model).named_children())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -18,7 +19,7 @@ from safetensors.torch import save as dump_safetensors
 
 from lamina.errors import LaminaError, NotFiniteError, StoreError
 from lamina.layers.finite import first_not_finite
-from lamina.utils import first_line, sync, write_text
+from lamina.utils import MOST_BYTES, first_line, parse_json, read_bytes, sync, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -224,15 +225,15 @@ def write_json(path: Path, fields: Mapping[str, Any]) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object; StoreError if it is missing, damaged, or holds something else."""
-    fields: object = _read(path, lambda content: json.loads(content.decode()), "JSON")
+    fields: object = _read(path, lambda content: parse_json(content.decode()), "JSON", MOST_BYTES)
     if not isinstance(fields, dict):
         raise damaged(path, "holds no JSON object")
     return cast("dict[str, Any]", fields)
 
 
-def _read(path: Path, parse: Callable[[bytes], Any], form: str) -> Any:
+def _read(path: Path, parse: Callable[[bytes], Any], form: str, most: int = sys.maxsize - 1) -> Any:
     try:
-        return parse(path.read_bytes())
+        return parse(read_bytes(path, most))
     except FileNotFoundError:
         raise damaged(path, "is not there; the folder is incomplete") from None
     except OSError as error:

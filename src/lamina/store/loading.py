@@ -11,7 +11,7 @@ from lamina.editing.inserted import is_inserted
 from lamina.errors import LaminaError, StoreError
 from lamina.layers.finite import first_not_finite
 from lamina.store import models
-from lamina.store.edited import check_weights, read_record, replay_inserts, restore_edits, with_inserts
+from lamina.store.edited import check_head, check_weights, read_record, replay_inserts, restore_edits, with_inserts
 from lamina.store.files import damaged, read_steady
 from lamina.store.manifest import RECORD
 
@@ -31,6 +31,7 @@ def load(
     revision: str | None = None,
     *,
     dtype: str | torch.dtype = "auto",
+    new_weights: bool = True,
 ) -> tuple[PreTrainedModel, Any]:
     """Load a model, in eval mode, and its tokenizer, image processor, feature extractor or joint processor (or None).
 
@@ -44,21 +45,29 @@ def load(
         labels: Names of the classes of a head. Weights of a head with as many classes are kept, others start at random.
         revision: Branch, tag or commit on the hub.
         dtype: Of the weights; "auto" is the one they were saved in.
+        new_weights: Let any weights that the files lack start at random, with a warning; else only those of a head and
+            a pooler may, and of all parameters no more than half.
 
     Raises:
         ModelNotFoundError: If there is no such folder, and the hub has none or cannot be reached.
-        StoreError: If files are damaged or do not fit together.
+        StoreError: If files are damaged or do not fit together, or lack weights that may not be new.
         UnknownNameError: If there is no such head.
         UnsupportedModelError: If transformers does not know the family, or the family has no such head.
     """
     name, kind = str(name), models.model_class(head)
-    read = partial(_load, name, kind, labels, revision, dtype)
+    read = partial(_load, name, kind, labels, revision, dtype, new_weights=new_weights)
     source = Path(models.source_of(name, revision))
     return read_steady(source, RECORD, read) if source.is_dir() else read()
 
 
 def _load(
-    name: str, kind: Any, labels: Sequence[str] | None, revision: str | None, dtype: str | torch.dtype
+    name: str,
+    kind: Any,
+    labels: Sequence[str] | None,
+    revision: str | None,
+    dtype: str | torch.dtype,
+    *,
+    new_weights: bool,
 ) -> tuple[PreTrainedModel, Any]:
     config = models.load_config(name, revision=revision)
     if labels is not None:
@@ -79,9 +88,11 @@ def _load(
         raise
     except Exception as error:  # transformers raises many unrelated kinds
         raise models.model_error(name, config.model_type, error) from error
-    _check_report(model, name, report, new_head=labels is not None)
+    new = _check_report(model, name, report, new_head=labels is not None)
     if weight := first_not_finite(model.named_parameters()):
         raise damaged(f"the weights of {name}", f"hold NaN or infinity in '{weight}'")
+    if not new_weights:
+        check_head(model, name, new)
     if edits:
         model.__class__ = plain
         check_weights(model, name, report, exact=plain.__name__ == architecture)
@@ -92,8 +103,12 @@ def _load(
     return model.eval(), models.load_processor(name, model, revision=revision)
 
 
-def _check_report(model: PreTrainedModel, name: str, report: dict[str, Any], *, new_head: bool) -> None:
-    """Refuse weights of another shape than the config says, but not of a head with new classes; log what is random."""
+def _check_report(model: PreTrainedModel, name: str, report: dict[str, Any], *, new_head: bool) -> list[str]:
+    """Refuse weights of another shape than the config says, but not of a head with new classes; log what is random.
+
+    Returns:
+        The weights that start at random.
+    """
     for key, saved, wanted in sorted(report["mismatched_keys"]):
         if not new_head or key.startswith(f"{model.base_model_prefix}."):
             what = f"do not fit its config.json: '{key}' is {tuple(saved)} instead of {tuple(wanted)}"
@@ -101,6 +116,7 @@ def _check_report(model: PreTrainedModel, name: str, report: dict[str, Any], *, 
     if missing := sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}):
         level = logging.INFO if new_head else logging.WARNING
         logger.log(level, "load: %s has no weights for %s; they start at random", name, ", ".join(missing))
+    return missing
 
 
 def outline(name: str | Path, head: str | None = None) -> PreTrainedModel:

@@ -7,7 +7,7 @@ of `Kind`, and one line in the registry `KINDS`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -68,6 +68,7 @@ class ColumnSpec:
     text_pair: str | int | None = None  # column of the second text
     labels: tuple[str, ...] | None = None  # class names in the order of their ids; None: read off the train part
     problem_type: str | None = None  # None: read off the labels
+    missing_labels: str = "error"  # what becomes of rows without a label: "error" or "drop"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,13 +170,23 @@ def class_names(rows: datasets.Dataset, column: str | int) -> tuple[str, ...] | 
 def _by_name(names: tuple[str, ...], cell: Any) -> Any:
     if isinstance(cell, list):
         return [_by_name(names, part) for part in cell]
+    if cell == -1:  # how `datasets` writes that there is no label
+        return None
     return names[cell] if isinstance(cell, int) and 0 <= cell < len(names) else cell
+
+
+def as_examples(given: Any) -> list[Any]:
+    """What a user hands to `predict` as a list: of any iterable whose order means something; else a ConfigError."""
+    listed = given.tolist() if hasattr(given, "tolist") else given  # arrays of NumPy, columns of pandas, tensors
+    unordered = isinstance(listed, str | bytes | Path | Mapping | Set) or hasattr(listed, "__dataframe__")
+    if unordered or not isinstance(listed, Iterable):
+        rule = "a list of texts, pairs of texts or images is needed"
+        raise ConfigError(f"predict: got one {type(given).__name__}; {rule}.")
+    return list(listed)
 
 
 def checked_texts(raw: Sequence[Any], *, pairs: bool) -> Sequence[Any]:
     """What a user hands to `predict`, as texts or (where `pairs` may be) pairs of texts; else a ConfigError."""
-    if isinstance(raw, str):
-        raise ConfigError("predict: got one text; a list of texts is needed.")
     single = len(raw) == 0 or isinstance(raw[0], str)
     if not single and not pairs:
         raise ConfigError("predict: single texts are read here, and pairs were given.")

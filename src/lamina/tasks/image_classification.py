@@ -63,6 +63,7 @@ class ImageClassificationKind(ClassKind):
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Settle the classes, and make the examples."""
+        tables = lab.labelled(tables, spec)
         labels, column = spec.labels or lab.class_labels(tables, spec.label), _column(spec)
         splits: dict[str, Split] = {}
         for name, table in tables.items():
@@ -89,8 +90,6 @@ class ImageClassificationKind(ClassKind):
 
     def examples(self, raw: Sequence[Any], processor: Any) -> Split:
         """Images by their paths, or as the bytes of their files."""
-        if isinstance(raw, str | bytes | Path):
-            raise ConfigError("predict: got one image; a list of images is needed.")
         return image_split(image_column([_image(row, entry) for row, entry in enumerate(raw)]), None)
 
 

@@ -8,8 +8,9 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from errno import EISDIR
 from functools import partial
-from io import BytesIO
+from io import SEEK_END, BytesIO
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, final
 
@@ -30,9 +31,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"})
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # of Pillow's; others start programs (EPS) or are rare
+_MOST_PIXELS, _MOST_BYTES = 1 << 26, 1 << 30  # of one image
 _CELL = {"name": pa.string(), "path": pa.string(), "offset": pa.int64(), "size": pa.int64(), "data": pa.binary()}
 _NAMES = ("text", "row")  # columns that images are made from
 _BLOCK = 512  # a tar file is made of blocks of this many bytes, and ends with some that are zero
+_TAR_ERRORS = (tarfile.TarError, OSError, ValueError, OverflowError, MemoryError, RecursionError)  # of damaged headers
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
 
 
@@ -48,16 +52,22 @@ class LazyImage:
     data: bytes | None = None  # its bytes, where they are at hand
 
     def open(self) -> Image.Image:
-        """The image in RGB, turned as its EXIF orientation says; of several frames the first."""
+        """The image in RGB, turned as its EXIF orientation says; of several frames the first.
+
+        Its format is one of seven, whatever its name, and it has at most 2^26 pixels, in at most 2^30 bytes.
+        """
         try:
-            with Image.open(BytesIO(self._bytes())) as image:
+            with Image.open(BytesIO(self._bytes()), formats=_FORMATS) as image:
+                _check_size(self.name, *image.size)
                 image.load()
                 return _rgb(ImageOps.exif_transpose(image), self.name)
         except DataError:
             raise
+        except Image.DecompressionBombError:  # Pillow has a limit of its own
+            raise _too_large(self.name, "too many pixels") from None
         except Exception as error:  # the decoders raise many unrelated kinds
             unknown = isinstance(error, Image.UnidentifiedImageError)  # whose text names an object in memory
-            reason = "no image format known" if unknown else first_line(error)
+            reason = f"no image format known: {', '.join(_FORMATS)}" if unknown else first_line(error)
             problem = f"cannot be decoded ({reason}); every row of an image task is a whole image."
             raise _bad(self.name, problem) from error
 
@@ -66,13 +76,20 @@ class LazyImage:
             return self.data
         if self.path is None:
             raise _bad(self.name, "is empty; every row of an image task has an image.")
+        path = Path(self.path)
         try:
-            with Path(self.path).open("rb") as file:
+            if path.exists() and not path.is_file():  # a pipe or a device, which may never end
+                raise IsADirectoryError(EISDIR, "it is no file")
+            with path.open("rb") as file:
+                rest = max(0, file.seek(0, SEEK_END) - self.offset)
                 file.seek(self.offset)
-                data = file.read(-1 if self.size is None else self.size)
-        except OSError as error:
-            problem = f"cannot be read ({error.strerror or error}); images are read again in every epoch."
-            raise _bad(self.name, problem) from None
+                size = rest if self.size is None else min(rest, self.size)
+                data = file.read(size) if size <= _MOST_BYTES else b""
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise _bad(self.name, f"cannot be read ({reason}); images are read again in every epoch.") from None
+        if size > _MOST_BYTES:
+            raise _bad(self.name, f"has more than {_MOST_BYTES:,} bytes; every row of an image task is one image.")
         if self.size is not None and len(data) < self.size:
             problem = f"is cut off after {len(data)} of {self.size} bytes; the tar file has become shorter."
             raise _bad(self.name, problem)
@@ -134,6 +151,17 @@ def _bad(path: str | Path, problem: str) -> DataError:
     return DataError(f"images: {path} {problem}", path=str(path))
 
 
+def _check_size(name: str, width: int, height: int) -> None:
+    if not width * height:
+        raise _bad(name, f"has {width} x {height} pixels; an image has at least one.")
+    if width * height > _MOST_PIXELS:
+        raise _too_large(name, f"{width} x {height} pixels")
+
+
+def _too_large(name: str, what: str) -> DataError:
+    return _bad(name, f"has {what}; at most {_MOST_PIXELS:,} are read. Save it smaller.")
+
+
 def _rgb(image: Image.Image, name: str) -> Image.Image:
     """Grey, palette, CMYK and transparent images in RGB; what lies under transparent pixels shows."""
     if image.mode in ("I", "F"):
@@ -151,7 +179,7 @@ def read_images(path: str | Path) -> Table:
 
     Columns are "image" (of `LazyImage`s) and "label": the name of the folder that an image lies in, as in
     `airplane/0001.jpg` or `train/airplane/0001.jpg`. Rows are sorted by name whatever the file system's order. Other
-    files, hidden files and links are left out and counted in the log.
+    files, hidden files and links are left out and counted in a warning.
     """
     path = Path(path)
     if not (path.is_dir() or path.is_file()):
@@ -164,14 +192,17 @@ def read_images(path: str | Path) -> Table:
         elif any(part.startswith(".") for part in parts) or PurePosixPath(parts[-1]).suffix.lower() not in _ENDINGS:
             others["other files"] += 1
         else:
+            others["files that come again later"] += parts in images
             images[parts] = image
+    others = +others
     names, ignored = sorted(images), ", ".join(f"{count} {what}" for what, count in sorted(others.items())) or "nothing"
     if not names:
         came = f"has no images (ignored: {ignored}); they end in {', '.join(sorted(_ENDINGS))}"
         raise _bad(path, f"{came}. Put the images of each class into a folder named after it.")
     _check_classes(path, names)
     labels = [parts[-2] for parts in names]
-    logger.info("images: %s has %d images of %d classes; ignored: %s", path, len(names), len(set(labels)), ignored)
+    told, level = "images: %s has %d images of %d classes; ignored: %s", logging.WARNING if others else logging.INFO
+    logger.log(level, told, path, len(names), len(set(labels)), ignored)
     columns = {"image": image_column([images[parts] for parts in names]), "label": labels}
     return Table(str(path), columns, range(1, len(names) + 1))
 
@@ -198,7 +229,7 @@ def _in_tar(path: Path) -> Iterator[Member]:
                     image = LazyImage(f"{path}/{'/'.join(parts)}", str(path), member.offset_data, member.size)
                     yield parts or (".",), image if plain else None
             end = archive.offset
-    except (tarfile.TarError, OSError) as error:
+    except _TAR_ERRORS as error:
         raise _not_a_tar(path, error) from None
     with path.open("rb") as file:
         file.seek(end)
@@ -212,7 +243,9 @@ def _not_a_tar(path: Path, error: Exception) -> DataError:
     packed = next((name for magic, name in _PACKED.items() if start.startswith(magic)), None)
     if packed is not None:
         return _bad(path, f"is compressed with {packed}; images are read in place. Unpack it first.")
-    return _bad(path, f"is not a whole tar file ({error}); images are read from a folder or a plain tar file.")
+    return _bad(
+        path, f"is not a whole tar file ({first_line(error)}); images are read from a folder or a plain tar file."
+    )
 
 
 def _check_classes(source: Path, names: Sequence[tuple[str, ...]]) -> None:

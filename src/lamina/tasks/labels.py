@@ -2,27 +2,105 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
+from operator import itemgetter
 from typing import Any
 
+from lamina.data.arrow import encodable
 from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError
 from lamina.tasks.base import ColumnSpec
 
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _WHOLE = re.compile(r"[-+]?\d+")
+_MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none"})
+_SHOWN = 10  # rows that a warning names
+logger = logging.getLogger(__name__)
 
 
-def infer_problem_type(cells: Iterable[Any]) -> str:
-    """Lists are "multi_label", numbers that are not all whole (no float is) "regression", all else "classification"."""
-    cells = list(cells)
-    if any(isinstance(cell, list | tuple) for cell in cells):
+def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = False) -> dict[str, Table]:
+    """The tables without their rows that have no label if those are to be dropped; else the first is a DataError.
+
+    No label is None, NaN, a blank cell, or (unless labels are `texts` to write) a text such as "NA" or "null" that is
+    none of `spec.labels`; of a list, one such part. In a text of several labels, blank means that none is set.
+    """
+    return {part: _labelled(table, spec, texts=texts) for part, table in tables.items()}
+
+
+def _labelled(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
+    column, several = spec.label, spec.problem_type == "multi_label"
+    kept, without = [], []
+    for at, (row, cell) in enumerate(zip(table.rows, table.cells(column), strict=True)):
+        parts = _parts(cell, several=True) if several and isinstance(cell, str) else [cell]
+        if not any(_is_missing(part, () if texts else spec.labels or (), texts=texts) for part in parts):
+            kept.append(at)
+        elif spec.missing_labels == "drop":
+            without.append(row)
+        else:
+            raise _no_label(table, row, column, cell)
+    if without:
+        if not kept:
+            raise DataError(f"task: {table.path} has no row with a label in column '{column}'.", path=table.path)
+        rows = ", ".join(map(str, without[:_SHOWN])) + ", ..." * (len(without) > _SHOWN)
+        what = "%s: %d of %d rows have no label in column '%s' and are left out (%s)"
+        logger.warning(f"task: {what}", table.path, len(without), len(table), column, rows)
+    return table.take(kept) if without else table
+
+
+def _is_missing(cell: object, labels: Sequence[str], *, texts: bool) -> bool:
+    if isinstance(cell, list | tuple):
+        return any(_is_missing(part, labels, texts=texts) for part in cell)
+    name = str(cell).strip()  # "None", "nan", "<NA>" or "NaT" of what is no text
+    if isinstance(cell, str):
+        return name.lower() in _MISSING and name not in labels and not (texts and name)
+    return name.lower() in _MISSING
+
+
+def _no_label(table: Table, row: int, column: str | int, cell: object) -> DataError:
+    came, hint = f"has no label in column '{column}'", "Give missing_labels='drop' to leave such rows out"
+    if isinstance(cell, str) and (name := cell.strip()):
+        came, hint = f"{came} ({name})", f"{hint}, or labels=['{name}', ...] if that is a class"
+    return bad_cell(table, row, column, f"{came}; every row needs one. {hint}.")
+
+
+def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
+    """Lists are "multi_label", numbers that are not all whole (no float is) "regression", all else "classification".
+
+    Raises:
+        DataError: If lists stand among others, numbers with a decimal point among names, or if rows without a label
+            are dropped and all numbers are as 1.0, which may be classes that were made floats.
+    """
+    first: dict[str, tuple[int, Any]] = {}  # of each form the first row
+    rounded = True
+    for row, cell in _cells(table, spec.label):
+        first.setdefault(_form(cell), (row, cell))
+        rounded = rounded and _number(cell).is_integer()
+    classes = len(spec.labels or ()) > 1
+    if ("list" in first and len(first) > 1) or (first.keys() >= {"number", "name"} and not classes):
+        (before, one), (row, two) = sorted(first.values(), key=itemgetter(0))[:2]
+        rule = "labels are of one form. Put it right, or give problem_type"
+        came = f"has {two!r} in column '{spec.label}' and row {before} has {one!r}"
+        raise bad_cell(table, row, spec.label, f"{came}; {rule}.")
+    if "list" in first:
         return "multi_label"
-    numbers = all(_is_number(cell) for cell in cells)
-    return "regression" if numbers and not all(_is_whole(cell) for cell in cells) else "classification"
+    if "number" not in first or classes:
+        return "classification"
+    if rounded and spec.missing_labels == "drop":
+        came = f"the labels in column '{spec.label}' are whole numbers with a decimal point"
+        rule = "classes beside empty cells are often written so. Give problem_type"
+        raise DataError(f"task: {came}; {rule} 'classification' or 'regression'.", path=table.path)
+    return "regression"
+
+
+def _form(cell: object) -> str:
+    if isinstance(cell, list | tuple):
+        return "list"
+    return "whole" if _is_whole(cell) else "number" if _is_number(cell) else "name"
 
 
 def _is_number(cell: object) -> bool:
@@ -35,17 +113,22 @@ def _is_whole(cell: object) -> bool:
     return isinstance(cell, int) or (isinstance(cell, str) and _WHOLE.fullmatch(cell.strip()) is not None)
 
 
+def _number(cell: Any) -> float:
+    """The number in a cell; NaN if it is none, infinity if it is too large for a float, as 10**400."""
+    return float(str(cell)) if _is_number(cell) else math.nan
+
+
 def label_name(cell: object) -> str:
     """The name of a class as the file writes it; 2 and 2.0 are the same class."""
     if isinstance(cell, float) and cell.is_integer():
         return str(int(cell))
-    return str(cell).strip()
+    return encodable(str(cell).strip())
 
 
 def infer_labels(names: Iterable[str]) -> tuple[str, ...]:
     """The distinct names, sorted; as numbers if all are whole numbers."""
     names = set(names)
-    return tuple(sorted(names, key=int if all(_WHOLE.fullmatch(name) for name in names) else None))
+    return tuple(sorted(names, key=Decimal if all(_WHOLE.fullmatch(name) for name in names) else None))
 
 
 def _parts(cell: object, *, several: bool) -> list[object]:
@@ -81,7 +164,7 @@ def texts(table: Table, column: str | int) -> Sequence[str]:
 def numbers(table: Table, column: str | int) -> Iterator[float]:
     """A regression column as floats."""
     for row, cell in _cells(table, column):
-        value = float(cell) if _is_number(cell) else math.nan
+        value = _number(cell)
         if not math.isfinite(value):
             raise bad_cell(table, row, column, f"has '{cell}' in column '{column}'; a regression task needs a number.")
         yield value

@@ -36,7 +36,8 @@ class SequenceClassificationKind(ClassKind):
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Settle problem type and classes, and make the examples."""
-        problem = spec.problem_type or lab.infer_problem_type(next(iter(tables.values())).column(spec.label))
+        tables = lab.labelled(tables, spec)
+        problem = spec.problem_type or lab.infer_problem_type(next(iter(tables.values())), spec)
         if problem == "regression":
             labels = spec.labels or (str(spec.label),)
         else:

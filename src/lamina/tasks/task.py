@@ -18,6 +18,7 @@ from lamina.tasks.split import Split, held_out, limited
 
 logger = logging.getLogger(__name__)
 
+MISSING = ("error", "drop")  # what may become of rows without a label
 Source = str | Path | tuple[str | Path, str | Path] | list[str]  # of a part: a file or folder, or a pair of files
 
 
@@ -127,6 +128,7 @@ class Task:
         labels: Sequence[str] | None = None,
         metric: str | None = None,
         problem_type: str | None = None,
+        missing_labels: str = "error",
         name: str | None = None,
         limit: int | None = None,
         limit_validation: int | None = None,
@@ -153,6 +155,8 @@ class Task:
             metric: The metric that picks the best checkpoint; by default the usual one of the problem.
             problem_type: "classification", "regression" (labels with a decimal point) or "multi_label" (lists of
                 labels); by default read off the labels, or what the kind says.
+            missing_labels: What becomes of rows without a label (a cell that is empty, null, NaN, or a text such as
+                "NA", "null" or "None" that is none of `labels`): "error", or "drop", with a warning that counts them.
             name: What the task is called; by default the first file's name without its ending.
             limit: At most so many training rows, drawn uniformly.
             limit_validation: At most so many validation rows, drawn uniformly; the test part stays whole.
@@ -167,7 +171,8 @@ class Task:
         sources = {part: source for part, source in given if source is not None}
         if not sources:
             raise DataError("task: no file was given; it needs `train`, `validation` or `test`.")
-        spec = ColumnSpec(kind, text, label, text_pair, None if labels is None else tuple(labels), problem_type)
+        classes = None if labels is None else tuple(labels)
+        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels)
         tables = {part: kind_of(kind).read(source, spec) for part, source in sources.items()}
         first = next(iter(sources.values()))
         name = name or Path(first if isinstance(first, str | Path) else first[0]).stem
@@ -185,6 +190,7 @@ class Task:
         labels: Sequence[str] | None = None,
         metric: str | None = None,
         problem_type: str | None = None,
+        missing_labels: str = "error",
         name: str = "task",
         limit: int | None = None,
         limit_validation: int | None = None,
@@ -212,7 +218,8 @@ class Task:
         first = next(iter(parts.values()))
         if labels is None and kind_of(kind).has_classes and not isinstance(first, Mapping):
             labels = class_names(first, label)
-        spec = ColumnSpec(kind, text, label, text_pair, None if labels is None else tuple(labels), problem_type)
+        classes = None if labels is None else tuple(labels)
+        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels)
         tables = {part: kind_of(kind).from_rows(f"{name}/{part}", rows, spec) for part, rows in parts.items()}
         return _assemble(spec, tables, metrics=metric, name=name, limits=(limit, limit_validation), seed=seed)
 
@@ -306,6 +313,7 @@ def _assemble(
 
 def _check_spec(spec: ColumnSpec) -> None:
     kind, labels = kind_of(spec.kind), spec.labels
+    check_known("task", [spec.missing_labels], MISSING, "missing_labels")
     if spec.problem_type is not None:
         check_known("task", [spec.problem_type], kind.problem_types, "problem type")
     if labels is not None and (not labels or len(set(labels)) < len(labels)):

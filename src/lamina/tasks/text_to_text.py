@@ -97,7 +97,7 @@ class TextToTextKind(Kind):
         text = lab.usual_column(spec.text, text, "text", tables)
         spec = replace(spec, text=text, label=lab.usual_column(spec.label, label, "target", tables))
         spec = lab.without_classes(spec, ("text",), "generation", "texts to write")
-        return spec, {name: _split(table, spec) for name, table in tables.items()}
+        return spec, {name: _split(table, spec) for name, table in lab.labelled(tables, spec, texts=True).items()}
 
     def encode(self, split: Split, processor: Any, options: EncodeOptions) -> PairInputs:
         """Tokens of sources, the prefix before each, and of the labels, which are the targets.
@@ -179,10 +179,9 @@ class _WrittenTexts(Results):
 
 
 def _split(table: Table, spec: ColumnSpec) -> Split:
-    columns = {column: lab.texts(table, column) for column in (spec.text, spec.label)}
-    for column, texts in columns.items():
-        for row, text in zip(table.rows, texts, strict=True):
-            if not text.strip():
-                problem = f"is blank in column '{column}'; every text has one that it becomes."
-                raise lab.bad_cell(table, row, column, problem)
-    return Split.of(columns[spec.text], columns[spec.label])
+    texts = lab.texts(table, spec.text)
+    for row, text in zip(table.rows, texts, strict=True):
+        if not text.strip():
+            problem = f"is blank in column '{spec.text}'; there is nothing to read."
+            raise lab.bad_cell(table, row, spec.text, problem)
+    return Split.of(texts, lab.texts(table, spec.label))

@@ -62,6 +62,7 @@ class TokenClassificationKind(ClassKind):
             text, label = self.usual_columns
             spec = replace(spec, text=0 if spec.text == text else spec.text)
             spec = replace(spec, label=-1 if spec.label == label else spec.label)
+        tables = lab.labelled(tables, spec)
         tags = {name: _tags(table, spec) for name, table in tables.items()}
         if spec.labels is None:
             lab.label_source(tables)

@@ -239,7 +239,7 @@ class Partial:
 
     def add(self, rows: Sequence[dict[str, Any]], *, read: int) -> None:
         """Write rows, then take note of them, and of the rows that were skipped."""
-        data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
         state = (self.size + len(data), self.rows + len(rows), self.read + read, self.skipped)
         with self.writing():
             with self.lines.open("ab") as file:

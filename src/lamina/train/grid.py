@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from lamina.bank import Reader
@@ -24,6 +25,7 @@ METHOD = "fusion"
 OWN = ("stack", "seed")  # fields of the reader itself
 RUN = ("learning_rate", "epochs")  # of its training
 _OF_THE_TASK = ("labels", "problem_type")  # fields of a head that no grid may change
+MOST_RUNS = 100_000  # of a grid, and of a recipe
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,20 @@ def expand(reader: Reader, grid: Mapping[str, Sequence[Any]], *, name: str = "re
     and "stack" belong to the reader, "learning_rate" and "epochs" to its training.
     """
     axes = _axes(reader, grid, f"grid of '{name}'")
+    check_count(f"grid of '{name}'", axes)
     combinations = list(itertools.product(*axes.values()))
     digits = max(4, len(str(len(combinations))))
     return [
         _spec(reader, dict(zip(axes, values, strict=True)), f"{name}_{number:0{digits}}", name)
         for number, values in enumerate(combinations, start=1)
     ]
+
+
+def check_count(op: str, grid: Mapping[str, Sequence[Any]]) -> None:
+    """Raise ConfigError if a grid has more combinations than are ever run."""
+    count = prod(map(len, grid.values()))
+    if count > MOST_RUNS:
+        raise ConfigError(f"{op}: it has {count:,} settings; a grid has at most {MOST_RUNS:,}.")
 
 
 def keys_of(fusion: Any, head: Any) -> list[str]:

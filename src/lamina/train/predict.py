@@ -11,7 +11,7 @@ from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, noted
 from lamina.layers.wrappers import unwrapped
 from lamina.tasks import kind_of
-from lamina.tasks.base import EncodeOptions
+from lamina.tasks.base import EncodeOptions, as_examples
 from lamina.train.model import ModelSubject, task_of
 from lamina.train.options import FitOptions
 from lamina.train.plan import Group, encoder_of
@@ -20,7 +20,7 @@ from lamina.train.run import max_length
 from lamina.train.scoring import collect
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from transformers import PreTrainedModel
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 def predict(  # noqa: PLR0913
     bank_or_model: ReaderBank | PreTrainedModel,
-    examples: Sequence[Any],
+    examples: Iterable[Any],
     *,
     readers: Sequence[str] | None = None,
     kind: str | None = None,
@@ -51,7 +51,8 @@ def predict(  # noqa: PLR0913
 
     Args:
         bank_or_model: The readers and their model; or a whole model.
-        examples: Texts or pairs of texts, the same kind throughout; for a model of images their paths.
+        examples: Texts or pairs of texts, the same kind throughout; for a model of images their paths. A list, an
+            array, a column of a data frame, or any other iterable of them.
         readers: Which readers; None: all.
         kind: What a whole model is asked for, as the kind of a task; None: what its head is for.
         processor: Tokenizer or image processor; None: the bank's, or the one that belongs to `model.name_or_path`.
@@ -117,8 +118,9 @@ class Predictor:
                 digest.update(repr((name, tuple(value.shape), few, float(value.detach().double().sum()))).encode())
         return digest.hexdigest()
 
-    def __call__(self, examples: Sequence[Any]) -> list[dict[str, Any]]:
+    def __call__(self, examples: Iterable[Any]) -> list[dict[str, Any]]:
         """Per example, name -> answer."""
+        examples = as_examples(examples)
         splits = self._splits(examples)
         if not len(examples):
             return []

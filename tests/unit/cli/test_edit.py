@@ -294,3 +294,25 @@ def test_a_head_that_needs_more_is_compared_by_its_backbone(lamina, base: Path, 
 
     monkeypatch.setattr(BertForSequenceClassification, "forward", refuse)
     assert run(lamina, folder, "--insert", "ffn", "-o", tmp_path / "out")["output_difference"] <= 1e-5
+
+
+@pytest.mark.parametrize("head", ["RobertaPreLayerNormModel", "MegatronBertModel", "BertForMaskedLM"])
+def test_a_head_whose_layers_would_be_new_is_refused(lamina, base: Path, tmp_path: Path, head: str):
+    """Its class runs with the config, but not with the weights."""
+    out, options = tmp_path / "out", ("--freeze", "0", "--head", head)
+    ran = lamina("edit", base, *options, "-o", out)
+    assert ran.code == (0 if head == "BertForMaskedLM" else 2)
+    if ran.code:
+        assert f"the weights in {base} are not those of a {head}" in ran.err
+        assert "of its parameters, would start at random ('" in ran.err
+        assert not out.exists()
+        assert lamina("edit", base, *options, "--new-weights", "-o", out).code == 0
+    assert type(load(out, head)[0]).__name__ == head
+
+
+def test_a_head_of_which_most_would_be_new_is_refused(lamina, base: Path, tmp_path: Path):
+    plain = tiny_model()
+    state = {key: value for key, value in plain.state_dict().items() if not key.startswith("encoder.layer")}
+    plain.save_pretrained(tmp_path / "cut", state_dict=state)
+    ran = lamina("edit", tmp_path / "cut", "--freeze", "0", "-o", tmp_path / "out")
+    assert (ran.code, "are not those of a BertModel" in ran.err) == (2, True)

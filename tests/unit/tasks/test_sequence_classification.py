@@ -84,7 +84,7 @@ def test_problem_can_be_named(tmp_path: Path):
     assert (task.labels, task.split("train").labels) == (("0", "1"), (1, 0))
 
 
-@pytest.mark.parametrize("cell", ["high", "nan", "inf", ""])
+@pytest.mark.parametrize("cell", ["high", "inf", "-1e999"])
 def test_regression_needs_numbers(tmp_path: Path, cell: str):
     path = tsv(tmp_path / "t.tsv", ["a\t1.5", f"b\t{cell}"])
     with pytest.raises(DataError, match=f"row 3 has '{cell}' in column 'label'; a regression task needs a number"):
@@ -234,7 +234,6 @@ def test_what_predict_takes(words: Any):
     assert not pairs.labelled
     assert len(KIND.examples([], words)) == 0
     for raw, message in [
-        ("a text", "predict: got one text; a list of texts is needed"),
         (["a", 3], "predict: entry 1 is int; all must be texts, or all pairs of texts"),
         ([("a", "b"), ("c",)], "predict: entry 1 is tuple; all must be texts, or all pairs"),
         ([("a", "b"), "cd"], "predict: entry 1 is str; all must be texts, or all pairs"),

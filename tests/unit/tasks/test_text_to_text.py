@@ -75,11 +75,15 @@ def test_other_kinds_have_one_file_for_a_part(tmp_path: Path, kind: str):
 
 
 @pytest.mark.parametrize(
-    ("row", "column"), [({"text": " ", "target": "b"}, "text"), ({"text": "a", "target": ""}, "target")]
+    ("row", "column", "problem"),
+    [
+        ({"text": " ", "target": "b"}, "text", "is blank in column 'text'; there is nothing to read"),
+        ({"text": "a", "target": ""}, "target", "has no label in column 'target'"),
+    ],
 )
-def test_blank_texts_are_refused(tmp_path: Path, row: dict[str, str], column: str):
+def test_blank_texts_are_refused(tmp_path: Path, row: dict[str, str], column: str, problem: str):
     path = jsonl(tmp_path / "t.jsonl", [{"text": "a", "target": "b"}, row])
-    with pytest.raises(DataError, match=f"row 2 is blank in column '{column}'; every text has one") as info:
+    with pytest.raises(DataError, match=f"row 2 {problem}") as info:
         Task.from_files("translation", train=path)
     assert (info.value.row, info.value.column) == (2, column)
 
