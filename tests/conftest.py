@@ -25,6 +25,8 @@ WHOLE_RUNS = (
     "contract/test_tuning",
     "end_to_end",
     "golden",
+    "hostile/test_nan",
+    "hostile/test_resume",
     "unit/cli",
     "unit/recipes",
     "unit/train",
