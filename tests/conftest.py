@@ -26,6 +26,8 @@ WHOLE_RUNS = (
     "end_to_end",
     "golden",
     "hostile/test_kill",
+    "hostile/test_nan",
+    "hostile/test_resume",
     "unit/cli",
     "unit/recipes",
     "unit/train",

@@ -35,15 +35,18 @@ class DivergenceGuard:
         Raises:
             NotFiniteError: If one is not finite; for a GPU perhaps up to 99 steps later, with the step that it was.
         """
-        values = torch.stack(list(losses)).sum(0).float()
-        values = torch.nn.functional.pad(values, (0, len(names) - len(values)))  # a base has no loss of its own
+        values = torch.stack(list(losses)).sum(0) if len(losses) > 1 else losses[0]
+        if len(values) < len(names):  # a base has no loss of its own
+            values = torch.cat([values, values.new_zeros(1)])
         if norms:
-            values = values + torch.stack([norm.to(values) for norm in norms])
-        key = tuple(names)
+            values = values + torch.stack([norm.to(values.device) for norm in norms])
+        on_cpu, key = values.device.type == "cpu", tuple(names)
+        if on_cpu and bool(values.isfinite().all()):
+            return
         if key not in self._first:
             self._first[key] = torch.full(values.shape, _NEVER, device=values.device)
         self._first[key] = torch.where(values.isfinite(), self._first[key], self._first[key].clamp(max=step))
-        if values.device.type == "cpu" or step % _EVERY == 0:
+        if on_cpu or step % _EVERY == 0:
             self.check()
 
     def check(self) -> None:
