@@ -87,8 +87,7 @@ class Checkpoints:
             _remove(beside)
             beside.mkdir(parents=True)
             save_file(tensors, beside / TENSORS, metadata={"format": "pt"})
-            text = json.dumps({"run": self.run, **progress}, default=str)
-            (beside / PROGRESS).write_text(text, encoding="utf-8")
+            (beside / PROGRESS).write_text(json.dumps({"run": self.run, **progress}, default=str), encoding="utf-8")
             beside.replace(place)
         except OSError as error:
             shutil.rmtree(beside, ignore_errors=True)
@@ -101,8 +100,7 @@ class Checkpoints:
 
     def needed_bytes(self, each: int) -> int:
         """How much more is written at most, with so many bytes in each checkpoint: those kept, and the next."""
-        there = sum(file.stat().st_size for path in self._own() for file in path.iterdir())
-        return max(0, (_KEPT + 1) * each - there)
+        return max(0, (_KEPT + 1) * each - sum(file.stat().st_size for path in self._own() for file in path.iterdir()))
 
     def clear(self) -> None:
         """Remove all of them, and the folder if nothing else is in it."""

@@ -56,9 +56,7 @@ def sorted_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def sort_key(metric: str, score: float) -> float:
     """What to sort by for the best score to come first; what is no number comes last."""
-    if math.isnan(score):
-        return math.inf
-    return score if metric in LOWER else -score
+    return math.inf if math.isnan(score) else score if metric in LOWER else -score
 
 
 def write_parquet(rows: Sequence[Mapping[str, Any]], path: Path, columns: Sequence[str] = ()) -> None:
