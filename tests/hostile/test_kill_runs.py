@@ -208,6 +208,7 @@ def test_a_first_run(kind: Any, kill: Any, step: int, tmp_path: Path):
     new = written(folder)
     for at in deaths(folder, None, writer.run, kill, step):
         settle(folder)
+        settle(folder / "models" / "film")
         for now, other in zip(*map(writer.sets, (written(folder), new)), strict=True):
             assert now in ({}, other), at
         writer.go_on(folder)
@@ -251,7 +252,7 @@ def test_predictions(ending: str, kill: Any, step: int, tmp_path: Path):
 
 
 @pytest.mark.parametrize("step", [15, pytest.param(1, marks=full)])
-@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("resume", [pytest.param(True, marks=full), False])
 def test_predictions_that_die_again(resume: bool, step: int, tmp_path: Path):
     bulk, folder, died = Bulk(tmp_path, "jsonl"), tmp_path / "x", tmp_path / "died"
     (tmp_path / "before").mkdir()
@@ -309,7 +310,7 @@ def test_clearing_the_cache(kill: Any, tmp_path: Path):
 # Figures
 
 
-@pytest.mark.parametrize("kill", [dies, is_interrupted])
+@pytest.mark.parametrize("kill", [dies, pytest.param(is_interrupted, marks=full)])
 def test_a_figure(kill: Any, tmp_path: Path):
     folder, before = tmp_path / "x", tmp_path / "before"
     rows = [{"reader": "one", "layer": layer, "importance": 0.5} for layer in range(2)]

@@ -86,7 +86,7 @@ class Model:
 
 
 full = pytest.mark.full
-SAMPLED = [(Toy, dies, 1), (Bank, dies, 5), (Model, dies, 5), (Toy, is_killed, 9), (Toy, is_interrupted, 1)]
+SAMPLED = [(Toy, dies, 1), (Bank, dies, 3), (Model, dies, 2), (Toy, is_killed, 5), (Toy, is_interrupted, 1)]
 WHOLE = [
     pytest.param(kind, kill, 1, marks=full) for kind in (Toy, Bank, Model) for kill in (is_killed, dies, is_interrupted)
 ]

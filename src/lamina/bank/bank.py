@@ -305,7 +305,8 @@ class ReaderBank(nn.Module, ModelHubMixin):
         from lamina.store import save_bank
 
         del config
-        save_bank(self, folder, **(model_card_kwargs or {}))
+        card: Any = model_card_kwargs or {}
+        save_bank(self, folder, **card)
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]

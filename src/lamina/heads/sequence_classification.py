@@ -89,8 +89,7 @@ class SequenceClassificationHead(LabelHead):
         if self.config.pooling == "attention":
             features = F.gelu(attend([head.attention for head in heads], features, mask, generators))
         share = mask.unsqueeze(-1).to(features.dtype)
-        pooled = (dropout(features, p, generators) * share).sum(2) / share.sum(1)
-        return linear(outputs, pooled)
+        return linear(outputs, (dropout(features, p, generators) * share).sum(2) / share.sum(1))
 
     def loss(self, logits: Float[Tensor, "batch classes"], labels: Tensor) -> Float[Tensor, ""]:
         """Cross-entropy, squared error, or binary cross-entropy.
