@@ -72,7 +72,7 @@ def check_weights(model: PreTrainedModel, inside: Collection[nn.Module], op: str
     for path, module in model.named_modules():
         own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
         weight = getattr(module, "weight", None)
-        packed = any(name not in own for name in own_state(module)) or any(map(_is_packed, own.values()))
+        packed = any(name not in own or _is_packed(own[name]) for name in own_state(module))
         if module in inside and (packed or (isinstance(weight, Tensor) and "weight" not in own)):
             reason = f"'{path}', a {type(module).__name__}, has weights that are packed or computed, not plain ones"
             raise UnsupportedModelError(op=op, model_type=family_of(model), reason=reason, hint=_PLAIN)
