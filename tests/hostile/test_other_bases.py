@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,11 @@ from tests.support.adapters import adapted, add_adapter, enable_adapters, set_ad
 from tests.support.stored import TEXTS, logits, tiny_bank, tiny_model, tiny_tokenizer
 from torch import nn
 
-from lamina import ReaderBank
+from lamina import ReaderBank, edits, insert_, merge_, tap, truncate_
 from lamina.errors import BaseMismatchError, ConfigError, UnsupportedModelError
 from lamina.layers import stacks
 from lamina.layers.fingerprints import fingerprint
+from lamina.layers.guard import is_held
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
 
@@ -197,3 +200,94 @@ def test_packed_weights_count(pack: Callable[[Any], Any], tmp_path: Path):
     assert len(ReaderBank.from_pretrained(tmp_path, again, tiny_tokenizer())) == 2
     with pytest.raises(BaseMismatchError, match="fingerprint was"):
         ReaderBank.from_pretrained(tmp_path, third, tiny_tokenizer())
+
+
+# Copies
+
+
+def pickled(thing: Any) -> Any:
+    return pickle.loads(pickle.dumps(thing))
+
+
+WAYS = [copy.copy, copy.deepcopy, pickled]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copy_of_a_bank_is_as_guarded(way: Callable[[Any], Any], tmp_path: Path):
+    bank = tiny_bank()
+    expected = logits(bank)
+    copied = way(bank)
+    assert [module.training for module in copied.model.modules()] == [
+        module.training for module in bank.model.modules()
+    ]
+    assert not any(parameter.requires_grad for parameter in copied.model.parameters())
+    assert is_held(copied.model)
+    assert all(torch.equal(value, expected[name]) for name, value in logits(copied).items())
+    copied.save_pretrained(tmp_path)
+    with pytest.raises(BaseMismatchError, match="fingerprint was"):
+        ReaderBank.from_pretrained(tmp_path, tiny_model(1), tiny_tokenizer())
+    truncate_(copied.model, 2)
+    with pytest.raises(ConfigError, match=r"it was edited \(truncate\)"):
+        logits(copied)
+    if way is not copy.copy:  # which reads the same model
+        assert all(torch.equal(value, expected[name]) for name, value in logits(bank).items())
+    copied = way(bank)
+    truncate_(bank.model, 2)
+    with pytest.raises(ConfigError, match=r"it was edited \(truncate\)"):
+        logits(bank)
+    if way is not copy.copy:
+        copied.model.encoder.layer[1] = nn.Identity()
+        with pytest.raises(ConfigError, match=r"'encoder\.layer\.1' is another module"):
+            logits(copied)
+
+
+@pytest.mark.parametrize("way", WAYS[1:])
+def test_a_copy_of_a_model_with_adapters_is_as_guarded(way: Callable[[Any], Any]):
+    bank = tiny_bank(with_adapters("b", "a"))
+    logits(bank)
+    copied = way(bank)
+    set_adapter(copied.model, "b")
+    with pytest.raises(ConfigError, match="computed with the adapters a, and does with b"):
+        logits(copied)
+    logits(bank)
+
+
+@pytest.mark.parametrize("way", WAYS[1:])
+def test_a_copy_of_an_edited_model_is_edited(way: Callable[[Any], Any], tmp_path: Path):
+    model = tiny_model()
+    insert_(model, position="both", init="xavier")
+    truncate_(model, 2)
+    copied = way(model)
+    assert edits(copied) == edits(model)
+    assert torch.equal(last_state(copied), last_state(model))
+    hooks = [len(module._forward_hooks) for module in model.modules()]
+    assert [len(module._forward_hooks) for module in copied.modules()] == hooks
+    tiny_bank_of_top = ReaderBank(copied, tiny_tokenizer())
+    tiny_bank_of_top.save_pretrained(tmp_path)
+    assert len(ReaderBank.from_pretrained(tmp_path, model, tiny_tokenizer())) == 0
+    with pytest.raises(BaseMismatchError, match="layers was 3, here 4"):
+        ReaderBank.from_pretrained(tmp_path, tiny_model(), tiny_tokenizer())
+    merge_(copied)
+    assert len(edits(model)) == 2
+
+
+@pytest.mark.parametrize("way", WAYS[1:])
+def test_a_copy_of_a_reader_is_that_reader(way: Callable[[Any], Any]):
+    bank = tiny_bank()
+    reader, copied = bank["mood"], way(bank["mood"])
+    assert (copied.config, copied.layers, copied.training, copied.step) == (reader.config, reader.layers, False, 0)
+    assert all(torch.equal(value, copied.state_dict()[name]) for name, value in reader.state_dict().items())
+    assert not any(ours is theirs for ours, theirs in zip(reader.parameters(), copied.parameters(), strict=True))
+
+
+def test_a_copy_that_is_made_while_a_bank_listens_is_not_heard():
+    bank = tiny_bank()
+    batch, expected = dict(tiny_tokenizer()(TEXTS, return_tensors="pt", padding=True)), logits(bank)
+    with bank.listen() as heard, tap(bank.model) as states, torch.no_grad():
+        copied = copy.deepcopy(bank.model)
+        copied(**batch)
+        assert (list(heard), list(states)) == ([], [])
+        bank.model(**batch)
+        copied(**batch)
+    assert torch.equal(heard["mood"].logits, expected["mood"])
+    assert len(states) == 4

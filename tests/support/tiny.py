@@ -12,6 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
+from transformers.models.bert.modeling_bert import BertLayer
 
 VOCABULARY = 99
 MAIN, BOTH = ("main",), ("encoder", "decoder")
@@ -326,3 +327,13 @@ HEADED: dict[str, Family] = {name: family for name, family in FAMILIES.items() i
 def model_of(name: str) -> Any:
     """A family's model, made once per process; for tests that leave it as it is."""
     return FAMILIES[name].build()
+
+
+class Passing(BertLayer):
+    """A block without weights; transformers knows blocks by their class."""
+
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
+
+    def forward(self, states: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
+        return states + 1

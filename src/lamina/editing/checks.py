@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers import default_stack, select
 from lamina.layers.adapters import check_plain
 from lamina.layers.roles import convolution_weight, family_of, linear_weight
+from lamina.layers.stack import own_state
 from lamina.layers.wrappers import is_compiled
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from collections.abc import Collection
+
+    from torch import nn
     from transformers import PreTrainedModel
 
     from lamina.layers import LayerStack
@@ -62,12 +67,29 @@ def check_shared(stack: LayerStack, chosen: list[int], op: str) -> None:
         )
 
 
+def check_weights(model: PreTrainedModel, inside: Collection[nn.Module], op: str) -> None:
+    """Raise UnsupportedModelError if some modules have weights that are packed, or computed out of others."""
+    for path, module in model.named_modules():
+        own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+        weight = getattr(module, "weight", None)
+        packed = any(name not in own or _is_packed(own[name]) for name in own_state(module))
+        if module in inside and (packed or (isinstance(weight, Tensor) and "weight" not in own)):
+            reason = f"'{path}', a {type(module).__name__}, has weights that are packed or computed, not plain ones"
+            raise UnsupportedModelError(op=op, model_type=family_of(model), reason=reason, hint=_PLAIN)
+
+
+def _is_packed(tensor: Tensor) -> bool:
+    return hasattr(type(tensor), "__tensor_flatten__") or (tensor.ndim > 1 and not tensor.is_floating_point())
+
+
+_PLAIN = "Merge adapters, undo weight norm and quantisation, or correct the family's row."
+
+
 def plain_weight(model: nn.Module, path: str, module: nn.Module, op: str, *, convolution: bool = False) -> Tensor:
     """The weight `[out, ...]` of a linear map or convolution; UnsupportedModelError unless it is a plain one."""
     weight = convolution_weight(module) if convolution else linear_weight(module)
     if weight is None:
         kind = "convolution" if convolution else "linear map"
         reason = f"'{path}' is a {type(module).__name__}, no plain {kind}"
-        hint = "Merge adapters, undo weight norm and quantisation, or correct the family's row."
-        raise UnsupportedModelError(op=op, model_type=family_of(model), reason=reason, hint=hint)
+        raise UnsupportedModelError(op=op, model_type=family_of(model), reason=reason, hint=_PLAIN)
     return weight

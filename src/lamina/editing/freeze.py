@@ -46,8 +46,8 @@ def freeze_(
         The edit, with the names of the frozen parameters.
 
     Raises:
-        ConfigError: If `train` has another value or nothing was inserted, single layers are named of a stack that has
-            no module per block or shares its blocks, or the model cannot be edited.
+        ConfigError: If `train` has another value or nothing was inserted, the layers have no parameters, single layers
+            are named of a stack that has no module per block or shares its blocks, or the model cannot be edited.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If there is no such stack.
     """
@@ -70,6 +70,8 @@ def freeze_(
         modules = set(getattr(model, "base_model", model).modules())
     spared = {parameter for layer in inserted for parameter in layer.parameters()}
     frozen = {parameter for module in modules for parameter in module.parameters(recurse=False)} - spared
+    if not frozen | spared:
+        raise ConfigError(f"{_OP}: the named layers have no parameters; there is nothing to freeze.")
     for parameter in frozen | spared:
         parameter.requires_grad_(parameter in spared)
     names = tuple(name for name, parameter in model.named_parameters() if parameter in frozen)

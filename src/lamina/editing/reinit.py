@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from lamina.editing.checks import check_editable, chosen_blocks
+from lamina.editing.checks import check_editable, check_weights, chosen_blocks
 from lamina.editing.inserted import InsertedLayer
 from lamina.editing.record import Edit, draw_seed, record
 from lamina.errors import ConfigError, UnknownNameError
@@ -59,8 +59,9 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
         The edit, with the seed that gives the same weights again.
 
     Raises:
-        ConfigError: If a number is out of range, layer 0 is named, the blocks share weights with others, or the model
-            cannot be edited.
+        ConfigError: If a number is out of range, layer 0 is named, the blocks share weights with others or have none to
+            set, or the model cannot be edited.
+        UnsupportedModelError: If weights of the blocks are packed (quantised) or computed (weight norm, pruning).
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If an option or a stack is unknown.
 
@@ -77,6 +78,7 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
     edited, chosen = chosen_blocks(model, layers, stack, _OP)
     inside = dict.fromkeys(module for layer in chosen for module in edited.blocks[layer - 1].modules())
     _check_tied(model, inside)
+    check_weights(model, inside, _OP)
     settings: dict[str, Any] = {"layers": chosen, "stack": edited.name, "scope": scope}
     seed = draw_seed(generator)
     own = [module for module in inside if not isinstance(module, InsertedLayer)]
@@ -88,6 +90,8 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
     if scope == "linear":
         settings |= {"std": std, "bound": bound, "biases": biases, "norms": norms}
         changed += _draw(own, std=std, bound=bound, zero=biases == "zero", seed=seed)
+    if not changed:
+        raise ConfigError(f"{_OP}: the named blocks have no weights that scope='{scope}' sets; nothing was changed.")
     return record(model, Edit("reinit", edited.name, tuple(chosen), _names(model, changed), settings, seed))
 
 

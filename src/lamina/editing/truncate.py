@@ -35,7 +35,7 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
 
     Args:
         model: A transformers model.
-        keep: How many blocks stay, from 1 to the depth (which removes none).
+        keep: How many blocks stay, from 1 to the depth, which removes none and is not recorded.
         stack: Name of the stack; None is the only one, or the encoder.
 
     Returns:
@@ -70,7 +70,8 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
         tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
         for name in [name for name, source in tied.items() if name in gone or source in gone]:
             del tied[name]
-    return record(model, Edit("truncate", edited.name, removed, gone, {"keep": keep, "stack": edited.name}))
+    edit = Edit("truncate", edited.name, removed, gone, {"keep": keep, "stack": edited.name})
+    return record(model, edit) if removed else edit
 
 
 def _container(model: PreTrainedModel, stack: LayerStack) -> str | None:

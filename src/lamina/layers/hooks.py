@@ -7,8 +7,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from threading import get_ident
-from typing import Any, TypeGuard, final
+from typing import Any, TypeGuard, cast, final
 
+import torch
 from torch import Tensor, nn
 
 from lamina.errors import ConfigError
@@ -38,10 +39,11 @@ class ContextHooks(ExitStack):
         super().__exit__(*error)
 
     def add(self, register: Callable[..., Any], hook: Callable[..., object], **options: bool) -> None:
-        """Register a hook by a module's method, until the context manager ends."""
+        """Register a hook by a module's method, until the context manager ends; copies of the module are not heard."""
+        owner = cast("Any", register).__self__
 
         def act(*args: object) -> None:
-            if self in _open.get() and not self._closed:
+            if args[0] is owner and self in _open.get() and not self._closed:
                 hook(*args)
 
         self.enter_context(register(act, **options))
@@ -137,7 +139,9 @@ def token_mask(
                     raise ConfigError(f"mask: the batch has a '{name}', no 'attention_mask'; readers know only that.")
             return None  # the model made it for its attention, out of a batch without a mask
     if mask is not None and not is_token_mask(mask):
-        form = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        form = type(mask).__name__
+        if isinstance(mask, Tensor):
+            form = f"{mask.dtype} {list(mask.shape)}" + (" with other values than 0 and 1" if mask.ndim == 2 else "")
         raise ConfigError(
             f"mask: the attention mask is {form}; it must be [batch, tokens], 1 (or True) at real tokens and 0 at "
             "padding, so that readers can tell which tokens are real."
@@ -146,10 +150,16 @@ def token_mask(
 
 
 def is_token_mask(mask: object) -> TypeGuard[Tensor]:
-    """Whether a value is a mask `[batch, tokens]` of zeros and ones, not one that is added to attention scores."""
+    """Whether a value is a mask `[batch, tokens]` of zeros and ones, not one that is added to attention scores.
+
+    Integers on an accelerator are taken to be such: to look at them would wait for it.
+    """
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         return False
-    return not mask.is_floating_point() or mask.is_meta or bool((mask >= 0).all())
+    if mask.dtype == torch.bool or mask.is_meta or not mask.numel() or not (mask.is_cpu or mask.is_floating_point()):
+        return True
+    low, high = torch.aminmax(mask)
+    return bool(low >= 0) and bool(high <= 1) and (not mask.is_floating_point() or bool((mask == mask.round()).all()))
 
 
 def arguments(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Mapping[str, object]:

@@ -7,7 +7,7 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -58,10 +58,9 @@ def _fetched_code(config: Any) -> Iterator[str]:
         way = getattr(config, f"_{what}_implementation_internal", None)
         if way is not None and ("/" in str(way) or (has_hub_kernels and way not in _BUILT_IN)):
             yield f"{what}_implementation '{way}'"
-    attributes: dict[str, Any] = vars(config)
-    for value in attributes.values():
-        if hasattr(value, "to_dict"):
-            yield from _fetched_code(value)
+    for part in cast("dict[str, Any]", config.__dict__).values():
+        if hasattr(part, "to_dict"):
+            yield from _fetched_code(part)
 
 
 _BUILT_IN = ("eager", "paged|eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")

@@ -145,16 +145,28 @@ def test_where_a_mask_is_found():
     ("mask", "form"),
     [
         (torch.ones(2, 1, 3, 3), r"torch\.float32 \[2, 1, 3, 3\]"),
-        (torch.tensor([[0.0, -1e9]]), r"torch\.float32 \[1, 2\]"),
+        (torch.tensor([[0.0, -1e9]]), r"torch\.float32 \[1, 2\] with other values than 0 and 1"),
+        (torch.tensor([[1, 2, 0]]), r"torch\.int64 \[1, 3\] with other values than 0 and 1"),
+        (torch.tensor([[2, 2, 2]]), r"torch\.int64 \[1, 3\] with other values than 0 and 1"),
+        (torch.tensor([[1, -1]]), r"torch\.int64 \[1, 2\] with other values than 0 and 1"),
+        (torch.tensor([[1.0, 0.5]]), r"torch\.float32 \[1, 2\] with other values than 0 and 1"),
+        (torch.tensor([[1.0, float("nan")]]), r"torch\.float32 \[1, 2\] with other values than 0 and 1"),
         ({"full_attention": None}, "dict"),
     ],
-    ids=["4-D", "additive", "mapping"],
+    ids=["4-D", "additive", "packed", "twos", "negative", "soft", "nan", "mapping"],
 )
 def test_a_mask_that_cannot_be_understood_is_refused(mask: Any, form: str):
     stack = stacks(FAMILIES["bert"].build())["main"]
     for batch, kwargs in (({"attention_mask": mask}, {}), ({}, {"attention_mask": mask})):
         with pytest.raises(ConfigError, match=f"mask: the attention mask is {form}; it must be \\[batch, tokens\\]"):
             token_mask(stack, batch, (), kwargs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int32, torch.uint8, torch.float32, torch.float16])
+def test_masks_of_zeros_and_ones_are_read_in_any_dtype(dtype: torch.dtype):
+    stack, mask = stacks(FAMILIES["bert"].build())["main"], torch.tensor([[1, 1, 0]]).to(dtype)
+    assert token_mask(stack, {"attention_mask": mask}) is mask
+    assert token_mask(stack, {"attention_mask": mask[:0]}) is not None
 
 
 class Tuner(nn.Module):

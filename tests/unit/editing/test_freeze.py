@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from inspect import unwrap
+from typing import Any
 
 import pytest
 import torch
 from tests.support.stored import tiny_model
-from tests.support.tiny import FAMILIES
+from tests.support.tiny import FAMILIES, Passing
 
 from lamina.editing.freeze import freeze_
 from lamina.editing.insert import insert_
@@ -122,6 +123,16 @@ def test_a_model_without_blocks_is_frozen_as_a_whole():
     assert frozen(model) == set()
     freeze_(model)
     assert frozen(model) == {name for name, _ in model.named_parameters()}
+
+
+def test_layers_without_parameters_are_refused():
+    model: Any = FAMILIES["bert"].build()
+    model.encoder.layer[0].requires_grad_(False)
+    freeze_(model, 1)  # says again what holds already, for a reload to know it
+    model.encoder.layer[0] = Passing()
+    with pytest.raises(ConfigError, match="freeze_: the named layers have no parameters"):
+        freeze_(model, 1)
+    assert len(edits(model)) == 1
 
 
 def test_what_is_refused():

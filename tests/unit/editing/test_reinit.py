@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import copy
 from inspect import unwrap
+from typing import Any
 
 import pytest
 import torch
 from tests.support.stored import tiny_model
-from tests.support.tiny import FAMILIES
+from tests.support.tiny import FAMILIES, Passing
+from torch.nn.utils import prune
 
 from lamina.editing.insert import insert_
 from lamina.editing.record import edits
 from lamina.editing.reinit import reinit_
-from lamina.errors import ConfigError, LaminaError, LayerIndexError, UnknownNameError
+from lamina.errors import ConfigError, LaminaError, LayerIndexError, UnknownNameError, UnsupportedModelError
 
 MAPS = (
     "attention.self.query",
@@ -204,6 +206,50 @@ def test_an_initialiser_that_leaves_weights():
         reinit_(model, 1, scope="block")
     assert differing(model, before) == set()
     assert reinit_(model, 1, norms="reset").layers == (1,)
+
+
+def quantised(model: Any) -> Any:
+    return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+
+
+def weight_normed(model: Any) -> Any:
+    torch.nn.utils.parametrizations.weight_norm(model.encoder.layer[1].intermediate.dense)
+    return model
+
+
+def pruned(model: Any) -> Any:
+    prune.l1_unstructured(model.encoder.layer[1].output.dense, "weight", 0.5)
+    return model
+
+
+def integers(model: Any) -> Any:
+    query = model.encoder.layer[1].attention.self.query
+    query.weight = torch.nn.Parameter((query.weight * 100).to(torch.int8), requires_grad=False)
+    query.forward = lambda states: torch.nn.functional.linear(states, query.weight / 100, query.bias)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("scope", ["linear", "block"])
+@pytest.mark.parametrize("pack", [quantised, weight_normed, pruned, integers])
+def test_weights_that_are_no_plain_parameters_are_refused(pack: Any, scope: Any):
+    model = pack(tiny_model())
+    before = {key: value for key, value in copy.deepcopy(model.state_dict()).items() if isinstance(value, torch.Tensor)}
+    with pytest.raises(UnsupportedModelError, match=r"'encoder\.layer\..*has weights that are packed or computed"):
+        reinit_(model, [1, 2], scope=scope)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items() if key in before)
+    assert edits(model) == []
+    if pack is not quantised:
+        assert reinit_(model, [1], scope=scope).parameters
+
+
+@pytest.mark.parametrize("scope", ["linear", "block"])
+def test_blocks_without_weights_are_refused(scope: Any):
+    model: Any = tiny_model()
+    model.encoder.layer[0] = Passing()
+    with pytest.raises(ConfigError, match=f"reinit_: the named blocks have no weights that scope='{scope}' sets"):
+        reinit_(model, [1], scope=scope)
+    assert edits(model) == []
 
 
 def test_compiled_models_are_refused():
