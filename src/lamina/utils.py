@@ -28,11 +28,11 @@ MOST_BYTES = 1 << 26  # of a file of settings, and of a line of a file of exampl
 _DEPTH = 100  # of lists and mappings within each other
 
 
-def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+def read_bytes(path: Path, most: int | None = None) -> bytes:
     """The bytes of a file; a ValueError if there are more than `most`."""
     with path.open("rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
+        data = file.read(-1 if most is None else most + 1)
+    if most is not None and len(data) > most:
         raise ValueError(f"it has more than {most:,} bytes")
     return data
 

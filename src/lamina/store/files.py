@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -159,7 +158,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", fields)
 
 
-def _read(path: Path, parse: Callable[[bytes], Any], form: str, most: int = sys.maxsize - 1) -> Any:
+def _read(path: Path, parse: Callable[[bytes], Any], form: str, most: int | None = None) -> Any:
     try:
         return parse(read_bytes(path, most))
     except FileNotFoundError:
