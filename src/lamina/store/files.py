@@ -160,7 +160,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _read(path: Path, parse: Callable[[bytes], Any], form: str, most: int | None = None) -> Any:
     try:
-        return parse(read_bytes(path, most))
+        return parse(path.read_bytes() if most is None else read_bytes(path, most))
     except FileNotFoundError:
         raise damaged(path, "is not there; the folder is incomplete") from None
     except OSError as error:

@@ -41,7 +41,12 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
     if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
         raise ModelNotFoundError(op="load", got=str(name), reason="the folder has no config.json")
     if Path(source).is_dir():
-        _check_counts(Path(source) / "config.json", read_json(Path(source) / "config.json"))
+        try:
+            fields = read_json(path := Path(source) / "config.json")
+        except StoreError as error:
+            reason = f"its config.json is not a valid JSON file ({first_line(error)})"
+            raise ModelNotFoundError(op="load", got=str(name), reason=reason) from error
+        _check_counts(path, fields)
     try:
         return auto.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
     except (ValueError, OSError) as error:
