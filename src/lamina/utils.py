@@ -8,7 +8,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,28 +29,27 @@ MOST_BYTES = 1 << 26  # of a file of settings, and of a line of a file of exampl
 _DEPTH = 100  # of lists and mappings within each other
 
 
-def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+def read_bytes(path: Path, most: int) -> bytes:
     """The bytes of a file; a ValueError if there are more than `most`."""
     with path.open("rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise ValueError(f"it has more than {most:,} bytes")
+        if len(data := file.read(most + 1)) > most:
+            raise ValueError(f"it has more than {most:,} bytes")
     return data
 
 
 def parse_json(text: str) -> Any:
     """What a JSON text says; a ValueError if it is none, or is nested more than 100 deep."""
-    try:
+    with suppress(RecursionError):
         value = json.loads(text)
-    except RecursionError:
-        raise ValueError(f"it is nested more than {_DEPTH} deep") from None
-    level = [value] if text.count("[") + text.count("{") > _DEPTH else []
-    for _ in range(_DEPTH + 1):
-        nested = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
-        level = [child for children in nested for child in children]
-    if level:
-        raise ValueError(f"it is nested more than {_DEPTH} deep")
-    return value
+        level = [value] if text.count("[") + text.count("{") > _DEPTH else []
+        for _ in range(_DEPTH + 1):
+            nested = (
+                part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)
+            )
+            level = [child for children in nested for child in children]
+        if not level:
+            return value
+    raise ValueError(f"it is nested more than {_DEPTH} deep")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from lamina.errors import UnknownNameError
 from lamina.fusion.base import FusionConfig
 from lamina.heads.base import IGNORE, HeadConfig
 from lamina.layers import LayerStack, select
-from lamina.utils import derive_seed, rank, seed_torch
+from lamina.utils import check_range, derive_seed, rank, seed_torch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -36,6 +36,9 @@ class Reader:
     head: HeadConfig
     stack: str | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("reader", "seed", self.seed, 0, (1 << 63) - 1)
 
 
 @final

@@ -48,7 +48,7 @@ def edit(  # noqa: PLR0913
     train_inserted: Annotated[bool, Option("--train-inserted", help="Freeze all but the inserted layers.")] = False,
     merge: Annotated[bool, Option("--merge", help="Fold the inserted layers into their neighbours.")] = False,
     stack: Annotated[str | None, Option(help=_STACK)] = None,
-    seed: Annotated[int, Option(help="Of random weights.")] = 0,
+    seed: Annotated[int, Option(help="Of random weights.", min=0, max=(1 << 63) - 1)] = 0,
     head: Annotated[str | None, Option(help=_HEAD)] = None,
     new_weights: Annotated[bool, Option("--new-weights", help=_NEW_WEIGHTS)] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Show what would become of it, from the config alone.")] = False,

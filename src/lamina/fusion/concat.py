@@ -39,7 +39,7 @@ class Concat(FusionConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("concat", "dim", self.dim, 1)
+        check_range("concat", "dim", self.dim, 1, 1 << 20)
 
 
 class _ConcatStream(Stream):

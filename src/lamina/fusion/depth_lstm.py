@@ -36,7 +36,7 @@ class DepthLSTM(FusionConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("depth_lstm", "dim", self.dim, 1)
+        check_range("depth_lstm", "dim", self.dim, 1, 1 << 20)
 
 
 class _DepthLSTMStream(Stream):

@@ -44,8 +44,8 @@ class DWAtt(FusionConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("dwatt", "bottleneck", self.bottleneck, 1)
-        check_range("dwatt", "position_dim", self.position_dim, 1)
+        check_range("dwatt", "bottleneck", self.bottleneck, 1, 1 << 20)
+        check_range("dwatt", "position_dim", self.position_dim, 1, 1 << 20)
 
 
 def _bottleneck(width: int, size: int) -> nn.Sequential:

@@ -40,7 +40,7 @@ class Gated(FusionConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("gated", "hidden", self.hidden, 1)
+        check_range("gated", "hidden", self.hidden, 1, 1 << 20)
 
 
 class InputWeighted(Fusion):

@@ -30,7 +30,7 @@ class ProjectedConfig(FusionConfig):
 
     def check(self, op: str) -> None:
         """Raise ConfigError if a value cannot be."""
-        check_range(op, "dim", self.dim, 1)
+        check_range(op, "dim", self.dim, 1, 1 << 20)
         check_range(op, "dropout", self.dropout, 0, 1, open_high=True)
 
 

@@ -38,15 +38,15 @@ def _from_text(selector: str, layers: int, op: str) -> list[int]:
     text = selector.strip()
     if text == "all":
         return list(range(layers))
-    if text.isdecimal():
+    if re.fullmatch(r"\d{1,9}", text):
         return [_index(int(text), layers, op)]
-    if end := re.fullmatch(r"(bottom|top):(\d+)", text):
+    if end := re.fullmatch(r"(bottom|top):(\d{1,9})", text):
         count = int(end[2])
         if count == 0:
             raise ConfigError(f"{op}: '{text}' names no layer; at least one is needed. Use '{end[1]}:1' or more.")
         _index(count - 1, layers, op)
         return list(range(layers))[:count] if end[1] == "bottom" else list(range(layers))[-count:]
-    if span := re.fullmatch(r"(\d+)-(\d*)", text):
+    if span := re.fullmatch(r"(\d{1,9})-(\d{0,9})", text):
         low, high = span.groups()
         first, last = _index(int(low), layers, op), _index(int(high), layers, op) if high else layers - 1
         if first > last:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -9,13 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import huggingface_hub
+import torch
 
 from lamina.bank import NAME, Reader, ReaderBank
-from lamina.errors import BaseMismatchError, LaminaError, ModelNotFoundError, StoreError
+from lamina.errors import BaseMismatchError, ConfigError, LaminaError, ModelNotFoundError, StoreError
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
-from lamina.layers import stacks
+from lamina.layers import select, stacks
 from lamina.layers.adapters import check_plain
+from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.store import manifest as facts
 from lamina.store.card import model_card
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
 
 PATTERNS = [facts.MANIFEST, facts.CARD, f"{facts.READERS}/*.json", f"{facts.READERS}/*.safetensors", f"{facts.BASE}/*"]
 _HUB_ERRORS = (OSError, ValueError, RuntimeError)  # the hub's errors are of these kinds
+_SPARE_PARAMETERS = 1 << 20  # parts of the model that some readers use, which are not in their files
 _RENAMED = {"problem": "problem_type"}  # settings as versions before 0.2 saved them
 
 
@@ -257,7 +261,9 @@ def _load_reader(bank: ReaderBank, name: str, folder: Path) -> None:
     try:
         fusion, head = _config(FUSIONS, saved.fusion), _config(HEADS, saved.head)
         stack = _same_stack(bank.stacks, saved.stack)
-        reader = bank.add(name, Reader(fusion, head, stack=stack.name if stack else saved.stack, seed=saved.seed))
+        config = Reader(fusion, head, stack=stack.name if stack else saved.stack, seed=saved.seed)
+        _check_size(config, bank, folder)
+        reader = bank.add(name, config)
     except LaminaError as error:
         error.add_note(f"in {path}")
         raise
@@ -272,6 +278,24 @@ def _load_reader(bank: ReaderBank, name: str, folder: Path) -> None:
     for key, tensor in reader.state_dict(keep_vars=True).items():
         tensor.data = tensors[key].to(tensor.device)  # in the precision in which it was saved
     reader.info = dict(saved.info)
+
+
+def _check_size(config: Reader, bank: ReaderBank, folder: Path) -> None:
+    """Refuse settings of a reader that is larger than its file, before memory is taken for it."""
+    stack = pick_stack(bank.stacks, config.stack, op="bank")
+    layers = select(config.fusion.selector(), stack.layers, op="reader")
+    parts: list[torch.nn.Module] = []
+    with (
+        suppress(ConfigError),
+        torch.device("meta"),
+    ):  # those that need the model say so, and are as large as parts of it
+        parts.append(fusion := config.fusion.build(len(layers), stack.width))
+        parts.append(config.head.build(fusion.dim))
+    count = sum(parameter.numel() for part in parts for parameter in part.parameters())
+    size_bytes = (folder / facts.WEIGHTS).stat().st_size if (folder / facts.WEIGHTS).is_file() else 0
+    if size_bytes and count > _SPARE_PARAMETERS + size_bytes:
+        what = f"has settings that describe {count:,} parameters, but its weights have {size_bytes:,} bytes"
+        raise damaged(folder / facts.READER, what)
 
 
 def _config(table: Registry, saved: dict[str, Any]) -> Any:

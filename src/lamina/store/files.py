@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -231,9 +230,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", fields)
 
 
-def _read(path: Path, parse: Callable[[bytes], Any], form: str, most: int = sys.maxsize - 1) -> Any:
+def _read(path: Path, parse: Callable[[bytes], Any], form: str, most: int | None = None) -> Any:
     try:
-        return parse(read_bytes(path, most))
+        return parse(path.read_bytes() if most is None else read_bytes(path, most))
     except FileNotFoundError:
         raise damaged(path, "is not there; the folder is incomplete") from None
     except OSError as error:

