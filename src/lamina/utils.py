@@ -1,16 +1,16 @@
-"""What every room may use: range checks, atomic writes, derived seeds, the processes of a run, progress bars."""
+"""What every room may use: range checks, errors of others, atomic writes, derived seeds, processes, progress bars."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, LaminaError, StoreError
 
 
 def check_range(
@@ -24,14 +24,57 @@ def check_range(
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary name beside a file; what is written there takes the file's place once it is whole."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+def foreign_errors(to_error: Callable[[str], LaminaError], kind: type[Exception] = Exception) -> Generator[None]:
+    """Raise what `to_error` makes of the reason in place of any error of that kind by a library or the system.
+
+    Reading, writing and loading go through here; by default it takes all, which come in too many kinds to list.
+    """
     try:
-        yield beside
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+        yield
+    except LaminaError:
+        raise
+    except kind as error:
+        raise to_error(first_line(error)) from error
+
+
+def is_dir(path: str | Path) -> bool:
+    """Whether there is such a folder; False where pathlib raises an OSError up to Python 3.13, for too long a name."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether there is such a file; see `is_dir`."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another library says, as far as a message can quote it: one line, without its full stop."""
+    lines = [line.strip() for line in str(getattr(error, "strerror", None) or error).splitlines() if line.strip()]
+    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    if not said or isinstance(error, LookupError):
+        said = f"{type(error).__name__} {said}"
+    return said[:300].strip().rstrip(".")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a temporary name beside a file; what is written there takes the file's place once it is whole.
+
+    The folder is made if it is not there.
+
+    Raises:
+        StoreError: If it cannot be written.
+    """
+    hint = "Check the rights and the space there."
+    with foreign_errors(lambda reason: StoreError(f"save: {path} cannot be written ({reason}). {hint}")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            yield beside
+            beside.replace(path)
+        finally:
+            with suppress(OSError):
+                beside.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -54,11 +97,6 @@ def seed_torch(seed: int) -> None:
         torch.manual_seed(seed)
     else:
         torch.default_generator.manual_seed(seed)
-
-
-def first_line(error: Exception) -> str:
-    """What an error of another library says, as far as a message can quote it: one line, without its full stop."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].strip().rstrip(".")
 
 
 def rank() -> int:

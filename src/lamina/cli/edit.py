@@ -11,6 +11,7 @@ from typer import Option
 from lamina.cli.options import JsonOption, ModelArgument
 from lamina.cli.output import print_json, print_table
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
+from lamina.utils import is_dir, is_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,10 +106,10 @@ def _check_folder(out: Path | None, *, force: bool) -> None:
 
     if out is None:
         raise ConfigError("edit: there is no folder to save to. Use -o OUT, or --dry-run to see what would be done.")
-    if out.exists() and not out.is_dir():
+    if is_file(out):
         raise ConfigError(f"edit: {out} is a file, not a folder.")
     settle(out)
-    if out.is_dir() and any(path.name not in (LOCK, WORK) for path in out.iterdir()):
+    if is_dir(out) and any(path.name not in (LOCK, WORK) for path in out.iterdir()):
         if not force:
             raise ConfigError(f"edit: {out} is not empty. Give another folder, or --force to replace the model in it.")
         if not (out / "config.json").is_file() or "model_type" not in read_json(out / "config.json"):

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -24,6 +23,7 @@ from filelock import FileLock, Timeout
 from rich.filesize import decimal
 
 from lamina.errors import CacheError, ConfigError, UnknownNameError
+from lamina.utils import foreign_errors, is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -67,7 +67,9 @@ class Entry:
 
 def entries(folder: Path) -> list[Entry]:
     """Every whole entry, newest first; a folder that does not exist has none."""
-    whole = [entry for path in sorted(folder.glob("*")) if _KEY.fullmatch(path.name) and (entry := read_entry(path))]
+    with foreign_errors(lambda reason: CacheError(f"cache: {folder} cannot be read ({reason})."), OSError):
+        paths = sorted(folder.iterdir()) if os.path.lexists(folder) else []
+    whole = [entry for path in paths if _KEY.fullmatch(path.name) and (entry := read_entry(path))]
     return sorted(whole, key=lambda entry: float("inf") if entry.age_s is None else entry.age_s)
 
 
@@ -84,17 +86,25 @@ def read_entry(path: Path, expected: Mapping[str, Any] | None = None) -> Entry |
             problem = f"written in format {facts.get('format')}; this version reads {FORMAT}"
         elif wrong:
             problem = f"{wrong[0]} is missing or not whole"
+        elif not _is_sound(facts):
+            facts, problem = {}, "its index cannot be read"
         elif any(facts.get(name) != value for name, value in (expected or {}).items()):
             problem = "it does not hold what its key says"
-    except (OSError, ValueError, AttributeError):
+    except Exception:  # a file may hold anything
         facts, problem = {}, "its index cannot be read"
     return Entry(path.name, facts, sum(sizes.values()), problem)
+
+
+def _is_sound(facts: Mapping[str, Any]) -> bool:
+    """Whether an index has the types that the list of entries needs; raises some error if not."""
+    layers = [int(layer) for numbers in (facts.get("layers") or {}).values() for layer in numbers]
+    return min(layers, default=0) >= 0 and float(facts.get("made") or 0) >= 0
 
 
 def unfinished(folder: Path, *, remove: bool = False) -> list[Path]:
     """What killed writers left behind; with `remove` it is deleted."""
     leftovers = []
-    for path in sorted(folder.glob(".*.new")):
+    for path in sorted(folder.glob(".*.new")) if is_dir(folder) else ():
         match = _PARTIAL.fullmatch(path.name)
         if match and not (lock := _lock(folder, match[1])).is_locked:
             with suppress(Timeout), lock.acquire(timeout=0):
@@ -173,13 +183,9 @@ def publish(path: Path, facts: Mapping[str, Any]) -> None:
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
     """Raise CacheError, which names the cache's folder, where the system does not let us write to it."""
-    try:
+    hint = "Choose another folder with cache_dir or LAMINA_CACHE."
+    with foreign_errors(lambda reason: CacheError(f"cache: {folder} cannot be written ({reason}). {hint}"), OSError):
         yield
-    except CacheError:
-        raise
-    except OSError as error:
-        reason = f"{folder} cannot be written ({os.strerror(error.errno or errno.EIO)})"
-        raise CacheError(f"cache: {reason}. Choose another folder with cache_dir or LAMINA_CACHE.") from error
 
 
 def _lock(folder: Path, key: str) -> FileLock:

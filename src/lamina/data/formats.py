@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lamina.errors import DataError
+from lamina.utils import foreign_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -53,7 +53,11 @@ def read_records(path: Path, kind: str, header: Sequence[str] | None = None) -> 
 def read_lines(path: Path) -> Lines:
     """The lines of a UTF-8 file with their numbers and ends."""
     start = 0
-    with path.open("rb") as file:
+    said = f"read: {path} cannot be read"
+    with (
+        foreign_errors(lambda reason: DataError(f"{said} ({reason}).", path=str(path)), OSError),
+        path.open("rb") as file,
+    ):
         for number, data in enumerate(file, start=1):
             try:
                 line: str | DataError = data.decode("utf-8")
@@ -173,11 +177,9 @@ def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Iterat
 @contextmanager
 def parquet_errors(path: Path) -> Iterator[None]:
     """Raise DataError, which names the file, where it cannot be read as Parquet."""
-    try:
+    said = f"read: {path} is not a Parquet file"
+    with foreign_errors(lambda reason: DataError(f"{said} ({reason}); it may be cut off.", path=str(path))):
         yield
-    except (pa.ArrowInvalid, OSError) as error:
-        what = str(error).splitlines()[0]
-        raise DataError(f"read: {path} is not a Parquet file ({what}); it may be cut off.", path=str(path)) from None
 
 
 def no_column(path: object, name: str, known: Iterable[str]) -> DataError:

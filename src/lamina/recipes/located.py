@@ -63,7 +63,9 @@ def read_yaml(path: Path) -> YamlFile:
         fields = node and loader.construct_document(node)
     except OSError as error:
         raise DataError(f"recipe: {path} cannot be read ({error.strerror}); it must be a YAML file.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except LaminaError:
+        raise
+    except Exception as error:  # constructors raise what they like
         raise DataError(f"recipe: {path} is not YAML; {' '.join(str(error).split())}.", path=str(path)) from error
     if node is None or not isinstance(fields, dict):
         raise DataError(f"recipe: {path} holds no keys; it needs 'model' and 'tasks'.", path=str(path))

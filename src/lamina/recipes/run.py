@@ -19,12 +19,13 @@ from lamina.recipes.loading import load_tasks
 from lamina.recipes.schema import slug
 from lamina.recipes.summary import markdown, summaries
 from lamina.store import load, save
+from lamina.store.files import damaged
 from lamina.tasks import kind_of
 from lamina.tasks.metrics import better
 from lamina.train.options import FitOptions
 from lamina.train.results import IMPORTANCES, sorted_rows, write_parquet
 from lamina.train.run import RATES, train
-from lamina.utils import derive_seed, rank, write_text
+from lamina.utils import derive_seed, foreign_errors, rank, write_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SAVE_STEPS = 1000  # between checkpoints, where a recipe does not say
+_RESULTS = {"rows": list, "importances": list, "steps": int, "seconds": float, "truncated": dict}  # of one run
 _FREE = {"resume", "progress", "tensorboard", "save_steps", "num_workers", "cache_dir"}  # change nothing that is learnt
 
 
@@ -136,9 +138,8 @@ class _Session:
             else:
                 logger.info("%s, %d of %d", name, number, len(specs))
                 run = self.train({name: spec}, checkpoints=checkpoints)
-                own = {key: getattr(run, key) for key in ("rows", "importances", "steps", "seconds", "truncated")}
+                own = {key: getattr(run, key) for key in _RESULTS}
                 if place is not None and rank() == 0:
-                    place.parent.mkdir(parents=True, exist_ok=True)
                     write_text(place, json.dumps({"run": self._facts(spec), **own}))
             if checkpoints is not None and rank() == 0:
                 shutil.rmtree(checkpoints, ignore_errors=True)
@@ -188,14 +189,16 @@ class _Session:
 
 def _read(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
     """What a run that ended before gave; a ConfigError if it was another run."""
-    done = json.loads(path.read_text(encoding="utf-8"))
-    before = done.pop("run")
+    with foreign_errors(lambda reason: damaged(path, f"cannot be read ({reason})")):
+        done = json.loads(path.read_text(encoding="utf-8"))
+        before = dict(done.pop("run"))
+        done = {key: _RESULTS[key](done[key]) for key in _RESULTS}
+        for row in done["rows"]:
+            row["importances"] = {int(layer): float(share) for layer, share in row["importances"].items()}
     for key, now in facts.items():
         if before.get(key) != now:
             raise ConfigError(
                 f"recipe: {path} is of a run whose {key} is {before.get(key)}, here {now}; a run goes on as it began. "
                 "Give another output folder, or leave resume out."
             )
-    for row in done["rows"]:
-        row["importances"] = {int(layer): share for layer, share in row["importances"].items()}
     return done

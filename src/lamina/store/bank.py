@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import huggingface_hub
 
 from lamina.bank import NAME, Reader, ReaderBank
-from lamina.errors import BaseMismatchError, LaminaError, ModelNotFoundError, StoreError
+from lamina.errors import BaseMismatchError, LaminaError, ModelNotFoundError, StoreError, noted
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.layers import stacks
@@ -21,7 +21,7 @@ from lamina.store.edited import listed_names, save, saved_names
 from lamina.store.files import claimed, damaged, read_tensors, settle, staged, write_json, write_tensors
 from lamina.store.loading import load
 from lamina.store.models import load_processor, saved_class
-from lamina.utils import first_line
+from lamina.utils import first_line, foreign_errors, is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from lamina.registry import Registry
 
 PATTERNS = [facts.MANIFEST, facts.CARD, f"{facts.READERS}/*.json", f"{facts.READERS}/*.safetensors", f"{facts.BASE}/*"]
-_HUB_ERRORS = (OSError, ValueError, RuntimeError)  # the hub's errors are of these kinds
 _RENAMED = {"problem": "problem_type"}  # settings as versions before 0.2 saved them
 
 
@@ -83,7 +82,11 @@ def load_bank(
     folder: str | Path, model: PreTrainedModel | None = None, processor: Any = None, *, revision: str | None = None
 ) -> ReaderBank:
     """Load a saved bank; see `ReaderBank.from_pretrained`."""
-    folder = _local_folder(folder, revision)
+    with foreign_errors(lambda reason: damaged(folder, f"cannot be loaded ({reason})")):
+        return _load_bank(_local_folder(folder, revision), model, processor)
+
+
+def _load_bank(folder: Path, model: PreTrainedModel | None, processor: Any) -> ReaderBank:
     path = folder / facts.MANIFEST
     if not path.exists():
         raise StoreError(f"load: {folder} has no {facts.MANIFEST}; give a folder that save_pretrained wrote.")
@@ -109,29 +112,26 @@ def push_bank(bank: ReaderBank, repo: str, *, message: str = "Save readers", **o
     """Save to the hub, see `ReaderBank.push_to_hub`; readers there that the bank no longer has are deleted."""
     mixin: Any = huggingface_hub.ModelHubMixin
     fixed = {"delete_patterns": [f"{facts.READERS}/*", f"{facts.BASE}/*"], "model_card_kwargs": {"title": repo}}
+    hint = "Check the id, your token and the connection."
     try:
         return str(mixin.push_to_hub(bank, repo, commit_message=message, **fixed, **options))
     except StoreError:
         raise
-    except _HUB_ERRORS as error:
-        reason = f"'{repo}' was not saved ({first_line(error)})"
-        raise StoreError(f"push_to_hub: {reason}. Check the id, your token and the connection.") from error
+    except (OSError, ValueError, RuntimeError) as error:  # the hub's errors are of these kinds
+        raise StoreError(f"push_to_hub: '{repo}' was not saved ({first_line(error)}). {hint}") from error
 
 
 def _local_folder(folder: str | Path, revision: str | None) -> Path:
     """The folder itself, or that of its copy from the hub."""
     path = Path(folder)
-    if path.is_dir():
+    if is_dir(path):
         settle(path)
         return path
-    if path.exists():
-        raise StoreError(f"load: {path} is a file; a bank is a folder.")
-    hub: Any = huggingface_hub
-    try:
+    hub, tried = cast("Any", huggingface_hub), "there is no such folder, and the hub gave none"
+    with foreign_errors(lambda reason: StoreError(f"load: no bank '{folder}'; {tried} ({reason}).")):
+        if path.exists():
+            raise StoreError(f"load: {path} is a file; a bank is a folder.")
         return Path(hub.snapshot_download(str(folder), revision=revision, allow_patterns=PATTERNS))
-    except _HUB_ERRORS as error:
-        reason = f"there is no such folder, and the hub gave none ({first_line(error)})"
-        raise StoreError(f"load: no bank '{folder}'; {reason}.") from error
 
 
 def _base_facts(bank: ReaderBank) -> facts.BaseFacts:
@@ -221,15 +221,10 @@ def _borrowed(reader: ReaderModule) -> str | None:
 def _load_reader(bank: ReaderBank, name: str, folder: Path) -> None:
     path = folder / facts.READER
     saved = facts.ReaderFacts.read(path)
-    try:
+    with noted(f"in {path}"), foreign_errors(lambda reason: damaged(path, f"has settings that do not fit ({reason})")):
         fusion, head = _config(FUSIONS, saved.fusion), _config(HEADS, saved.head)
         stack = _same_stack(bank.stacks, saved.stack)
         reader = bank.add(name, Reader(fusion, head, stack=stack.name if stack else saved.stack, seed=saved.seed))
-    except LaminaError as error:
-        error.add_note(f"in {path}")
-        raise
-    except (TypeError, ValueError) as error:
-        raise damaged(path, f"has settings that do not fit ({error})") from error
     if list(reader.layers) != saved.layers:
         what = f"was trained on the layers {saved.layers}; its settings select {list(reader.layers)}"
         raise StoreError(f"load: {path} {what}. Use the version of lamina that saved it.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +19,7 @@ from lamina.layers import select, stacks
 from lamina.store.files import damaged, staged, write_json
 from lamina.store.manifest import FORMAT, RECORD, EditsRecord
 from lamina.store.models import source_of
+from lamina.utils import foreign_errors, is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -73,14 +75,15 @@ def read_record(name: str, revision: str | None = None) -> tuple[str, list[Edit]
     from huggingface_hub.errors import EntryNotFoundError
 
     source = source_of(name, revision)
-    path = Path(source) / RECORD
-    if not Path(source).is_dir():
+    path = Path(source) / RECORD if is_dir(source) else None
+    if path is None:
         with suppress(OSError, ValueError, EntryNotFoundError):  # no such repository: whoever loads the model says so
             path = Path(cast("Any", huggingface_hub).hf_hub_download(source, RECORD, revision=revision))
-    if not path.is_file():
+    if path is None or not os.path.lexists(path):
         return "", []
     saved = EditsRecord.read(path)
-    return saved.architecture, [Edit.from_dict(edit) for edit in saved.edits]
+    with foreign_errors(lambda reason: damaged(path, f"holds an edit that cannot be understood ({reason})")):
+        return saved.architecture, [Edit.from_dict(edit) for edit in saved.edits]
 
 
 def with_inserts(plain: type[Any], record: Sequence[Edit]) -> Any:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter
-from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as dump_safetensors
 
 from lamina.errors import StoreError
-from lamina.utils import first_line, write_text
+from lamina.utils import foreign_errors, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
@@ -44,12 +44,16 @@ def claimed(folder: Path, names: Sequence[str] = (), *, force: bool = False) -> 
     Raises:
         StoreError: If another run holds the folder, it cannot be written, or it holds such files without the mark.
     """
-    if folder.exists() and not folder.is_dir():
-        raise StoreError(f"save: {folder} is a file, not a folder.")
-    lock, is_new = FileLock(folder.absolute() / LOCK, is_singleton=True), not folder.exists()
     with _disk_errors(folder):
+        if folder.exists() and not folder.is_dir():
+            raise StoreError(f"save: {folder} is a file, not a folder.")
+        lock, is_new = FileLock(folder.absolute() / LOCK, is_singleton=True), not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        held = lock.acquire(timeout=1.0, poll_interval=0.02)  # longer than another needs to undo a plan
+        try:
+            held = lock.acquire(timeout=1.0, poll_interval=0.02)  # longer than another needs to undo a plan
+        except Timeout as error:
+            what = "is being written by another run. Give another folder, or wait."
+            raise StoreError(f"save: {folder} {what}") from error
     with held:
         try:
             with _disk_errors(folder):
@@ -103,15 +107,9 @@ def _check_names(folder: Path, names: Sequence[str], *, force: bool) -> None:
         raise StoreError(f"save: {folder} {what}. Give an empty folder.")
 
 
-@contextmanager
-def _disk_errors(folder: Path) -> Generator[None]:
-    try:
-        yield
-    except Timeout as error:
-        raise StoreError(f"save: {folder} is being written by another run. Give another folder, or wait.") from error
-    except OSError as error:
-        what = f"cannot be written ({error.strerror or first_line(error)}); nothing in it was changed"
-        raise StoreError(f"save: {folder} {what}. Check the rights and the space there.") from error
+def _disk_errors(folder: Path) -> AbstractContextManager[None]:
+    what, hint = "cannot be written ({}); nothing in it was changed", "Check the rights and the space there."
+    return foreign_errors(lambda reason: StoreError(f"save: {folder} {what.format(reason)}. {hint}"))
 
 
 def _recover(folder: Path) -> None:
@@ -142,12 +140,10 @@ def _move(names: Iterable[str], source: Path, target: Path) -> None:
 
 def write_json(path: Path, fields: Mapping[str, Any]) -> None:
     """Write an object as indented JSON; StoreError if a value is not one that JSON has."""
-    try:
-        text = json.dumps(fields, indent=2, ensure_ascii=False)
-    except (TypeError, ValueError) as error:
-        what = f"cannot be written ({error}); `info` can hold text, numbers, lists and mappings"
-        raise StoreError(f"save: {path.name} {what}.") from None
-    path.write_text(text + "\n", encoding="utf-8")
+    holds = "`info` can hold text, numbers, lists and mappings"
+    with foreign_errors(lambda reason: StoreError(f"save: {path.name} cannot be written ({reason}); {holds}.")):
+        text = json.dumps(fields, indent=2, ensure_ascii=False).encode()
+    path.write_bytes(text + b"\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -159,14 +155,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, parse: Callable[[bytes], Any], form: str) -> Any:
-    try:
-        return parse(path.read_bytes())
-    except FileNotFoundError:
-        raise damaged(path, "is not there; the folder is incomplete") from None
-    except OSError as error:
-        raise StoreError(f"load: {path} cannot be read ({error.strerror or first_line(error)}).") from None
-    except (ValueError, SafetensorError) as error:
-        raise damaged(path, f"is not {form} ({first_line(error)}); the file is damaged or cut off") from None
+    with foreign_errors(lambda reason: StoreError(f"load: {path} cannot be read ({reason}).")):
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            raise damaged(path, "is not there; the folder is incomplete") from None
+    with foreign_errors(lambda reason: damaged(path, f"is not {form} ({reason}); the file is damaged or cut off")):
+        return parse(content)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

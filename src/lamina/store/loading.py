@@ -6,11 +6,12 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from lamina.editing.inserted import is_inserted
-from lamina.errors import LaminaError, StoreError
+from lamina.errors import StoreError
 from lamina.store import models
 from lamina.store.edited import check_weights, read_record, replay_inserts, restore_edits, with_inserts
 from lamina.store.files import damaged
 from lamina.store.manifest import RECORD
+from lamina.utils import foreign_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +51,18 @@ def load(
         UnsupportedModelError: If transformers does not know the family, or the family has no such head.
     """
     name = str(name)
+    with foreign_errors(lambda reason: damaged(name, f"cannot be loaded ({reason})")):
+        model = _load(name, head, labels, revision, dtype)
+        return model.eval(), models.load_processor(name, model, revision=revision)
+
+
+def _load(
+    name: str,
+    head: str | type[Any] | None,
+    labels: Sequence[str] | None,
+    revision: str | None,
+    dtype: str | torch.dtype,
+) -> PreTrainedModel:
     kind, config = models.model_class(head), models.load_config(name, revision=revision)
     if labels is not None:
         models.name_classes(config, labels)
@@ -65,8 +78,6 @@ def load(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, by name
         )
-    except LaminaError:
-        raise
     except Exception as error:  # transformers raises many unrelated kinds
         raise models.model_error(name, config.model_type, error) from error
     _check_report(model, name, report, new_head=labels is not None)
@@ -77,7 +88,7 @@ def load(
     elif lost := [key for key in sorted(report["unexpected_keys"]) if is_inserted(key)]:
         raise StoreError(f"load: {name} has inserted layers ('{lost[0]}'), but no {RECORD} that says where they go.")
     model.config._name_or_path = model.name_or_path = models.SHORT_NAMES.get(name, name)
-    return model.eval(), models.load_processor(name, model, revision=revision)
+    return model
 
 
 def _check_report(model: PreTrainedModel, name: str, report: dict[str, Any], *, new_head: bool) -> None:
@@ -96,6 +107,7 @@ def outline(name: str | Path, head: str | None = None) -> PreTrainedModel:
     name = str(name)
     model = models.empty_model(models.load_config(name), models.model_class(head))
     _, edits = read_record(name)
-    replay_inserts(model, edits)
-    restore_edits(model, name, edits)
+    with foreign_errors(lambda reason: damaged(name, f"has edits that do not fit its config.json ({reason})")):
+        replay_inserts(model, edits)
+        restore_edits(model, name, edits)
     return model

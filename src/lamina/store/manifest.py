@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lamina.errors import StoreError, UnknownNameError
 from lamina.store.files import damaged, read_json
+from lamina.utils import foreign_errors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +28,11 @@ class _Facts(BaseModel):
         if "format" in cls.model_fields and fields.get("format") != FORMAT:
             what = f"has format {fields.get('format')}; this version of lamina reads format {FORMAT}"
             raise StoreError(f"load: {path} {what}. Use the version that saved it, or a newer one.")
+        with foreign_errors(lambda reason: damaged(path, f"cannot be understood ({reason})")):
+            return cls._checked(path, fields)
+
+    @classmethod
+    def _checked(cls, path: Path, fields: dict[str, Any]) -> Self:
         try:
             return cls.model_validate(fields)
         except ValidationError as error:

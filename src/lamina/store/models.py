@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 
-from lamina.errors import ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
+from lamina.errors import LaminaError, ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
 from lamina.registry import KINDS
 from lamina.store.files import damaged, settle
-from lamina.utils import first_line
+from lamina.utils import first_line, is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,12 +33,12 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
     from transformers import AutoConfig
 
     auto: Any = AutoConfig
-    source = source_of(str(name), revision)
-    if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
-        raise ModelNotFoundError(op="load", got=str(name), reason="the folder has no config.json")
     try:
+        source = source_of(str(name), revision)
+        if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
+            raise ModelNotFoundError(op="load", got=str(name), reason="the folder has no config.json")
         return auto.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
-    except (ValueError, OSError) as error:
+    except Exception as error:  # a file may hold anything, and transformers raises many unrelated kinds
         raise model_error(str(name), str(name), error) from error
 
 
@@ -56,7 +56,7 @@ def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
     try:
         with torch.device("meta"):
             return (auto.from_config if hasattr(auto, "from_config") else auto._from_config)(config).eval()
-    except (ValueError, ImportError) as error:
+    except Exception as error:  # constructors raise what they like
         raise model_error(auto.__name__, str(config.model_type), error) from error
 
 
@@ -115,7 +115,7 @@ def model_class(head: str | type[Any] | None) -> Any:
 def source_of(name: str, revision: str | None) -> str:
     """What transformers is asked for: a folder if there is one, else the hub id."""
     full = SHORT_NAMES.get(name, name)
-    if is_folder := Path(full).is_dir():
+    if is_folder := is_dir(full):
         settle(Path(full))
     packaged = full == MINILM and revision is None and not is_folder
     return str(_minilm_folder() or full) if packaged else full
@@ -143,7 +143,9 @@ def _check_sha256(path: Path, expected: str) -> None:
 
 def model_error(name: str, model_type: str, error: Exception) -> Exception:
     """What kept transformers from loading a model, as an error of ours."""
-    reason, is_folder = first_line(error), Path(name).is_dir()
+    if isinstance(error, LaminaError):
+        return error
+    reason, is_folder = first_line(error), is_dir(name)
     if isinstance(error, FileNotFoundError) and is_folder:
         return damaged(name, f"is incomplete ({reason})")
     if isinstance(error, OSError):
@@ -153,7 +155,11 @@ def model_error(name: str, model_type: str, error: Exception) -> Exception:
         return ModelNotFoundError(op="load", got=name, reason=reason)
     if isinstance(error, SafetensorError):
         return damaged(f"the weights of {name}", f"cannot be read ({reason}); they are damaged or cut off")
-    if isinstance(error, RuntimeError):
+    if isinstance(error, RuntimeError) and not isinstance(error, RecursionError):
         return damaged(f"the weights of {name}", f"do not fit its config.json ({reason})")
+    if not isinstance(error, ValueError | ImportError):
+        return damaged(name, f"has a config.json that transformers cannot use ({reason})")
     hint = "Use a head and a family that transformers has."
+    if isinstance(error, ImportError):
+        hint = "Install the package, or use a model that does without it."
     return UnsupportedModelError(op="load", model_type=model_type, reason=reason, hint=hint)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import load_file, save_file
 
 from lamina.errors import ConfigError, StoreError
-from lamina.utils import barrier, rank
+from lamina.utils import barrier, foreign_errors, rank
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,12 +64,12 @@ class Checkpoints:
             )
         try:
             progress = json.loads((path / PROGRESS).read_text(encoding="utf-8"))
+            before = dict(progress.pop("run"))
             tensors = load_file(path / TENSORS)
         except Exception as error:  # safetensors raises a class of its own
             raise StoreError(
                 f"{self.op}: the checkpoint in {path} is damaged ({error}). Remove it to go on from the one before."
             ) from error
-        before = progress.pop("run")
         for name, now in json.loads(json.dumps(self.run, default=str)).items():
             if before.get(name) != now:
                 raise ConfigError(
@@ -81,20 +81,19 @@ class Checkpoints:
     def save(self, step: int, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
         """Write a checkpoint under a temporary name, move it into place, and remove all but the newest two."""
         place, beside = self.folder / f"checkpoint-{step}", self.folder / f".checkpoint-{step}"
-        try:
-            _remove(place)
-            _remove(beside)
-            beside.mkdir(parents=True)
-            save_file(tensors, beside / TENSORS, metadata={"format": "pt"})
-            text = json.dumps({"run": self.run, **progress}, default=str)
-            (beside / PROGRESS).write_text(text, encoding="utf-8")
-            beside.replace(place)
-        except OSError as error:
-            shutil.rmtree(beside, ignore_errors=True)
-            raise StoreError(
-                f"{self.op}: a checkpoint cannot be written to {self.folder} ({error.strerror or error}); those before "
-                "are whole. Make room there and resume."
-            ) from error
+        said = f"{self.op}: a checkpoint cannot be written to {self.folder}"
+        hint = "those before are whole. Make room there and resume."
+        with foreign_errors(lambda reason: StoreError(f"{said} ({reason}); {hint}")):
+            try:
+                _remove(place)
+                _remove(beside)
+                beside.mkdir(parents=True)
+                save_file(tensors, beside / TENSORS, metadata={"format": "pt"})
+                text = json.dumps({"run": self.run, **progress}, default=str)
+                (beside / PROGRESS).write_text(text, encoding="utf-8")
+                beside.replace(place)
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
         for old in self._own()[:-_KEPT]:
             _remove(old)
 
