@@ -123,6 +123,28 @@ def _group() -> Any:
     return distributed if distributed.is_available() and distributed.is_initialized() else None
 
 
+@contextmanager
+def bars_of_others(*, show: bool) -> Iterator[None]:
+    """Keep transformers, datasets and the hub from showing bars of their own here, unless `show`."""
+    import datasets
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from transformers.utils import logging
+
+    shown = {
+        (logging.disable_progress_bar, logging.enable_progress_bar): logging.is_progress_bar_enabled(),
+        (datasets.disable_progress_bars, datasets.enable_progress_bars): datasets.is_progress_bar_enabled(),
+        (disable_progress_bars, enable_progress_bars): not are_progress_bars_disabled(),
+    }
+    changed = [switch for switch, is_shown in shown.items() if is_shown and not show]
+    try:
+        for disable, _ in changed:
+            disable()
+        yield
+    finally:
+        for _, enable in changed:
+            enable()
+
+
 def progress_bar(batches: Iterable[Any], *, show: bool, **options: Any) -> Any:
     """The batches, with `tqdm`'s bar on standard error (and its `options`, such as `desc`) if `show`."""
     if not show:

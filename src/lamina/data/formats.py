@@ -96,6 +96,8 @@ def _csv(path: Path, lines: Lines) -> Grid:
         try:
             row = next(csv.reader(feed(), strict=True), None)
         except (csv.Error, DataError) as error:
+            if not taken:
+                raise  # the file itself cannot be read
             why = f"row {error.row} is not UTF-8" if isinstance(error, DataError) else error
             row = _bad_row(path, taken[0][0], f"is not CSV ({why}); a quote inside a quoted cell is written twice")
             if isinstance(error, DataError) and len(taken) == 1:

@@ -25,7 +25,7 @@ from lamina.tasks.metrics import better
 from lamina.train.options import FitOptions
 from lamina.train.results import IMPORTANCES, sorted_rows, write_parquet
 from lamina.train.run import RATES, train
-from lamina.utils import derive_seed, foreign_errors, rank, write_text
+from lamina.utils import bars_of_others, derive_seed, foreign_errors, rank, write_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,9 +73,13 @@ def run_recipe(
         **options: Override the recipe's `fit` options. With resume, runs that ended are not repeated, and the one that
             was killed goes on from its checkpoint.
     """
+    with bars_of_others(show={"progress": True, **recipe.fit, **options}["progress"]):
+        return _run(recipe, data, None if output is None else Path(output), options)
+
+
+def _run(recipe: Recipe, data: str | Path | None, folder: Path | None, options: dict[str, Any]) -> Run:
     tasks = load_tasks(recipe, data)
     specs = expand_recipe(recipe, options, {name: copies[0] for name, copies in tasks.items()})
-    folder = None if output is None else Path(output)
     session = _Session(recipe, tasks, folder)
     alone = recipe.separately or recipe.methods  # each run has a fresh model
     run = session.one_by_one(specs) if alone else session.train(specs, output=folder)

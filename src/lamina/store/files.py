@@ -15,7 +15,7 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as dump_safetensors
 
 from lamina.errors import StoreError
-from lamina.utils import foreign_errors, write_text
+from lamina.utils import foreign_errors, is_file, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -70,7 +70,7 @@ def claimed(folder: Path, names: Sequence[str] = (), *, force: bool = False) -> 
 
 def settle(folder: Path) -> None:
     """Undo what a process that died while it replaced files began; whoever reads a folder calls this first."""
-    if (folder / WORK / PLAN).exists():
+    if is_file(folder / WORK / PLAN):
         with claimed(folder):
             pass
 
