@@ -1,16 +1,16 @@
-"""What every room may use: range checks, errors of others, atomic writes, derived seeds, processes, progress bars."""
+"""What every room may use: range checks, atomic writes, derived seeds, the processes of a run, progress bars."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lamina.errors import ConfigError, LaminaError, StoreError
+from lamina.errors import ConfigError, StoreError, foreign_errors
 
 
 def check_range(
@@ -23,20 +23,6 @@ def check_range(
     raise ConfigError(f"{op}: {name} is {value}; it must be at least {low}{top}.")
 
 
-@contextmanager
-def foreign_errors(to_error: Callable[[str], LaminaError], kind: type[Exception] = Exception) -> Generator[None]:
-    """Raise what `to_error` makes of the reason in place of any error of that kind by a library or the system.
-
-    Reading, writing and loading go through here; by default it takes all, which come in too many kinds to list.
-    """
-    try:
-        yield
-    except LaminaError:
-        raise
-    except kind as error:
-        raise to_error(first_line(error)) from error
-
-
 def is_dir(path: str | Path) -> bool:
     """Whether there is such a folder; False where pathlib raises an OSError up to Python 3.13, for too long a name."""
     return os.path.isdir(path)  # noqa: PTH112
@@ -45,15 +31,6 @@ def is_dir(path: str | Path) -> bool:
 def is_file(path: str | Path) -> bool:
     """Whether there is such a file; see `is_dir`."""
     return os.path.isfile(path)  # noqa: PTH113
-
-
-def first_line(error: Exception) -> str:
-    """What an error of another library says, as far as a message can quote it: one line, without its full stop."""
-    lines = [line.strip() for line in str(getattr(error, "strerror", None) or error).splitlines() if line.strip()]
-    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
-    if not said or isinstance(error, LookupError):
-        said = f"{type(error).__name__} {said}"
-    return said[:300].strip().rstrip(".")
 
 
 @contextmanager
@@ -121,28 +98,6 @@ def _group() -> Any:
     from torch import distributed
 
     return distributed if distributed.is_available() and distributed.is_initialized() else None
-
-
-@contextmanager
-def bars_of_others(*, show: bool) -> Iterator[None]:
-    """Keep transformers, datasets and the hub from showing bars of their own here, unless `show`."""
-    import datasets
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-    from transformers.utils import logging
-
-    shown = {
-        (logging.disable_progress_bar, logging.enable_progress_bar): logging.is_progress_bar_enabled(),
-        (datasets.disable_progress_bars, datasets.enable_progress_bars): datasets.is_progress_bar_enabled(),
-        (disable_progress_bars, enable_progress_bars): not are_progress_bars_disabled(),
-    }
-    changed = [switch for switch, is_shown in shown.items() if is_shown and not show]
-    try:
-        for disable, _ in changed:
-            disable()
-        yield
-    finally:
-        for _, enable in changed:
-            enable()
 
 
 def progress_bar(batches: Iterable[Any], *, show: bool, **options: Any) -> Any:

@@ -9,8 +9,7 @@ from contextlib import suppress
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO, final
 
-from lamina.errors import StoreError
-from lamina.utils import first_line
+from lamina.errors import StoreError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,8 +10,7 @@ from typer import Argument, Option
 
 from lamina.cli import options
 from lamina.cli.output import print_json, print_table
-from lamina.errors import ConfigError, DataError
-from lamina.utils import foreign_errors
+from lamina.errors import ConfigError, DataError, foreign_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

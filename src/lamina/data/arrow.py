@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import pyarrow as pa
 
-from lamina.errors import DataError
-from lamina.utils import foreign_errors
+from lamina.errors import DataError, foreign_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

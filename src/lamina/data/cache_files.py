@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, final
 from filelock import FileLock, Timeout
 from rich.filesize import decimal
 
-from lamina.errors import CacheError, ConfigError, UnknownNameError
-from lamina.utils import foreign_errors, is_dir
+from lamina.errors import CacheError, ConfigError, UnknownNameError, foreign_errors
+from lamina.utils import is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

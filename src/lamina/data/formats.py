@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
-from lamina.errors import DataError
-from lamina.utils import foreign_errors
+from lamina.errors import DataError, foreign_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

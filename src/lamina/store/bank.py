@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, cast
 import huggingface_hub
 
 from lamina.bank import NAME, Reader, ReaderBank
-from lamina.errors import BaseMismatchError, LaminaError, ModelNotFoundError, StoreError, noted
+from lamina.errors import (
+    BaseMismatchError,
+    LaminaError,
+    ModelNotFoundError,
+    StoreError,
+    first_line,
+    foreign_errors,
+    noted,
+)
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.layers import stacks
@@ -21,7 +29,7 @@ from lamina.store.edited import listed_names, save, saved_names
 from lamina.store.files import claimed, damaged, read_tensors, settle, staged, write_json, write_tensors
 from lamina.store.loading import load
 from lamina.store.models import load_processor, saved_class
-from lamina.utils import first_line, foreign_errors, is_dir
+from lamina.utils import is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,9 +64,9 @@ def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None)
         write_json(stage / facts.MANIFEST, manifest.model_dump())
 
 
-def claimed_output(target: ReaderBank | PreTrainedModel, folder: Path) -> AbstractContextManager[None]:
-    """Hold the right to save a bank or a model to a folder; a StoreError if saving would raise one."""
-    return claimed(folder, _names(target) if isinstance(target, ReaderBank) else saved_names(folder))
+def claimed_output(target: ReaderBank | PreTrainedModel | dict[str, Any], folder: Path) -> AbstractContextManager[None]:
+    """Hold the right to save a bank (or one of these readers) or a model; a StoreError if saving would raise one."""
+    return claimed(folder, _names(target) if isinstance(target, ReaderBank | dict) else saved_names(folder))
 
 
 def _names(readers: Iterable[str]) -> list[str]:

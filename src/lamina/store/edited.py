@@ -14,12 +14,12 @@ import torch
 from lamina.editing.insert import replay_insert
 from lamina.editing.inserted import is_inserted
 from lamina.editing.record import Edit, edits, restore
-from lamina.errors import LaminaError, StoreError, UnsupportedModelError
+from lamina.errors import LaminaError, StoreError, UnsupportedModelError, foreign_errors
 from lamina.layers import select, stacks
 from lamina.store.files import damaged, staged, write_json
 from lamina.store.manifest import FORMAT, RECORD, EditsRecord
 from lamina.store.models import source_of
-from lamina.utils import foreign_errors, is_dir
+from lamina.utils import is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as dump_safetensors
 
-from lamina.errors import StoreError
-from lamina.utils import foreign_errors, is_file, write_text
+from lamina.errors import StoreError, foreign_errors
+from lamina.utils import is_file, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -47,7 +47,8 @@ def claimed(folder: Path, names: Sequence[str] = (), *, force: bool = False) -> 
     with _disk_errors(folder):
         if folder.exists() and not folder.is_dir():
             raise StoreError(f"save: {folder} is a file, not a folder.")
-        lock, is_new = FileLock(folder.absolute() / LOCK, is_singleton=True), not folder.exists()
+        lock = FileLock(folder.absolute() / LOCK, is_singleton=True)
+        new = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         try:
             held = lock.acquire(timeout=1.0, poll_interval=0.02)  # longer than another needs to undo a plan
@@ -64,8 +65,8 @@ def claimed(folder: Path, names: Sequence[str] = (), *, force: bool = False) -> 
             with suppress(OSError):
                 if lock.lock_counter == 1:
                     (folder / LOCK).unlink()  # filelock gives no lock on a file that is gone
-                if is_new:
-                    folder.rmdir()  # if it is empty
+                for path in new:
+                    path.rmdir()  # if it is empty
 
 
 def settle(folder: Path) -> None:

@@ -6,12 +6,11 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from lamina.editing.inserted import is_inserted
-from lamina.errors import StoreError
+from lamina.errors import StoreError, foreign_errors
 from lamina.store import models
 from lamina.store.edited import check_weights, read_record, replay_inserts, restore_edits, with_inserts
 from lamina.store.files import damaged
 from lamina.store.manifest import RECORD
-from lamina.utils import foreign_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lamina.errors import StoreError, UnknownNameError
+from lamina.errors import StoreError, UnknownNameError, foreign_errors
 from lamina.store.files import damaged, read_json
-from lamina.utils import foreign_errors
 
 if TYPE_CHECKING:
     from pathlib import Path

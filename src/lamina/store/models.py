@@ -6,15 +6,22 @@ import hashlib
 import importlib.util
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
-from lamina.errors import LaminaError, ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
+from lamina.errors import (
+    LaminaError,
+    ModelNotFoundError,
+    StoreError,
+    UnknownNameError,
+    UnsupportedModelError,
+    first_line,
+)
 from lamina.registry import KINDS
 from lamina.store.files import damaged, settle
-from lamina.utils import first_line, is_dir
+from lamina.utils import is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,6 +71,26 @@ def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
     """The class of the model that was saved, as its config tells; None if it does not."""
     architectures = getattr(load_config(name, revision=revision), "architectures", None)
     return architectures[0] if architectures else None
+
+
+def check_weights(name: str | Path, config: PretrainedConfig, *, revision: str | None = None) -> None:
+    """Raise what `lamina.load` would of a folder's weights, as far as their headers and missing packages tell."""
+    from transformers.quantizers import auto
+
+    source = Path(source_of(str(name), revision))
+    if not is_dir(source):
+        return
+    try:
+        quantizer, how = cast("Any", auto).AutoHfQuantizer, getattr(config, "quantization_config", None)
+        if how is not None and quantizer.supports_quant_method(how):
+            quantizer.from_config(how, pre_quantized=True).validate_environment()
+        for path in (files := sorted(source.glob("*.safetensors"))):
+            with safe_open(path, "pt"):
+                pass
+    except Exception as error:  # each way to quantise raises what it likes
+        raise model_error(str(name), str(config.model_type), error) from error
+    if not files and not any(source.glob("pytorch_model*.bin*")):
+        raise ModelNotFoundError(op="load", got=str(name), reason="the folder has no weights")
 
 
 def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | None = None) -> Any:

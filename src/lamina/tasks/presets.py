@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import yaml
 from pydantic import ConfigDict, TypeAdapter
 
-from lamina.errors import ConfigError, DataError, UnknownNameError
+from lamina.errors import ConfigError, DataError, UnknownNameError, first_line
 from lamina.tasks import kind_of
-from lamina.utils import first_line, is_dir, is_file
+from lamina.utils import is_dir, is_file
 
 logger = logging.getLogger(__name__)
 _LANGUAGE = re.compile(r"[a-z]{2,}(-[a-z]+)*")

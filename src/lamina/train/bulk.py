@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.data.read import read_chunks
-from lamina.errors import ConfigError, DataError, StoreError
+from lamina.errors import ConfigError, DataError, StoreError, foreign_errors
 from lamina.train.options import FitOptions
 from lamina.train.predict import Predictor
-from lamina.utils import check_range, foreign_errors, write_text
+from lamina.utils import check_range, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

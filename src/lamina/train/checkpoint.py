@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file, save_file
 
-from lamina.errors import ConfigError, StoreError
-from lamina.utils import barrier, foreign_errors, rank
+from lamina.errors import ConfigError, StoreError, foreign_errors
+from lamina.utils import barrier, rank
 
 if TYPE_CHECKING:
     from pathlib import Path
