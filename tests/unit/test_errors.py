@@ -125,7 +125,7 @@ def test_the_extra_of_a_failed_import():
     assert MissingExtraError.of(ImportError("no"), op="figures", extra="report").package == "?"
 
 
-class PanicException(BaseException):  # noqa: N818  as tokenizers raises it
+class PanicException(BaseException):
     """What a library in Rust raises where it is at fault itself."""
 
 
@@ -145,11 +145,11 @@ def test_errors_of_others_become_one_of_ours(error: BaseException, reason: str):
     assert raised.value.__cause__ is error
 
 
-def foreign(kind: type[LaminaError], **options: type[Exception]):
-    return foreign_errors(lambda reason: kind(f"load: x ({reason})"), **options)
+def foreign(ours: type[LaminaError], *kinds: type[Exception]):
+    return foreign_errors(lambda reason: ours(f"load: x ({reason})"), *kinds)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt("x"), ConfigError("x"), ValueError("x")])
 def test_what_is_not_asked_for_stays_as_it_is(error: BaseException):
-    with pytest.raises(type(error), match="^x$"), foreign(StoreError, kind=OSError):
+    with pytest.raises(type(error), match=r"^x$"), foreign(StoreError, OSError):
         raise error

@@ -58,7 +58,8 @@ def save(model: PreTrainedModel, folder: str | Path, processor: Any = None, *, f
 
 def saved_names(folder: Path) -> list[str]:
     """What `save` replaces in a folder; the first marks a model of ours."""
-    return [*_FIXED, *sorted(path.name for path in folder.glob("model*") if _WEIGHTS.fullmatch(path.name))]
+    paths = folder.glob("model*") if is_dir(folder) else ()
+    return [*_FIXED, *sorted(path.name for path in paths if _WEIGHTS.fullmatch(path.name))]
 
 
 def listed_names(folder: Path) -> list[str]:
