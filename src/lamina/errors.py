@@ -19,7 +19,7 @@ A message reads `<operation>: <what came>; <what holds>. <what to do>`.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Self
 
@@ -135,6 +135,31 @@ def noted(note: str, op: str = "") -> Generator[None]:
         if not op:
             raise
         raise ConfigError(f"{op}: {note}; {error}.") from error
+
+
+@contextmanager
+def foreign_errors(to_error: Callable[[str], LaminaError], kind: type[Exception] = Exception) -> Generator[None]:
+    """Raise what `to_error` makes of the reason in place of any error of that kind by a library or the system.
+
+    Reading, writing and loading go through here; by default it takes all, which come in too many kinds to list.
+    """
+    try:
+        yield
+    except LaminaError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, kind) and type(error).__name__ != "PanicException":  # of a library in Rust
+            raise
+        raise to_error(first_line(error)) from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, as far as a message can quote it: one line, without its full stop."""
+    lines = [line.strip() for line in str(getattr(error, "strerror", None) or error).splitlines() if line.strip()]
+    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    if not said or isinstance(error, LookupError):
+        said = f"{type(error).__name__} {said}"
+    return said[:300].strip().rstrip(".")
 
 
 class MissingExtraError(LaminaError, ImportError):

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, StoreError, foreign_errors
 
 
 def check_range(
@@ -52,16 +52,36 @@ def parse_json(text: str) -> Any:
     raise ValueError(f"it is nested more than {_DEPTH} deep")
 
 
+def is_dir(path: str | Path) -> bool:
+    """Whether there is such a folder; False where pathlib raises an OSError up to Python 3.13, for too long a name."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether there is such a file; see `is_dir`."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary name beside a file; what is written there takes the file's place once it is whole."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield beside
-        sync(beside)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    """Yields a temporary name beside a file; what is written there takes the file's place once it is whole.
+
+    The folder is made if it is not there.
+
+    Raises:
+        StoreError: If it cannot be written.
+    """
+    hint = "Check the rights and the space there."
+    with foreign_errors(lambda reason: StoreError(f"save: {path} cannot be written ({reason}). {hint}")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            yield beside
+            sync(beside)
+            beside.replace(path)
+        finally:
+            with suppress(OSError):
+                beside.unlink()
 
 
 def sync(path: Path) -> None:
@@ -97,11 +117,6 @@ def seed_torch(seed: int) -> None:
         torch.manual_seed(seed)
     else:
         torch.default_generator.manual_seed(seed)
-
-
-def first_line(error: Exception) -> str:
-    """What an error of another library says, as far as a message can quote it: one line, without its full stop."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].strip().rstrip(".")
 
 
 def rank() -> int:

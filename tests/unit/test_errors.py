@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import pytest
 
@@ -20,6 +21,7 @@ from lamina.errors import (
     StoreError,
     UnknownNameError,
     UnsupportedModelError,
+    foreign_errors,
 )
 
 EVERY: list[tuple[LaminaError, type[Exception], dict[str, object], str]] = [
@@ -128,3 +130,33 @@ def test_the_extra_of_a_failed_import():
     assert error.package == "vl_convert"
     assert "pip install 'lamina[report]'" in str(error)
     assert MissingExtraError.of(ImportError("no"), op="figures", extra="report").package == "?"
+
+
+class PanicException(BaseException):
+    """What a library in Rust raises where it is at fault itself."""
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (ValueError("a file:\n  line 2.\nmore"), "a file: line 2"),
+        (KeyError("x"), "KeyError 'x'"),
+        (RecursionError(), "RecursionError"),
+        (PanicException("index out of bounds"), "index out of bounds"),
+    ],
+)
+def test_errors_of_others_become_one_of_ours(error: BaseException, reason: str):
+    with pytest.raises(StoreError, match=f"^load: x \\({re.escape(reason)}\\)$") as raised, foreign(StoreError):
+        raise error
+    assert raised.value.__cause__ is error
+
+
+def foreign(ours: type[LaminaError], *kinds: type[Exception]):
+    return foreign_errors(lambda reason: ours(f"load: x ({reason})"), *kinds)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("x"), ConfigError("x"), ValueError("x")])
+def test_what_is_not_asked_for_stays_as_it_is(error: BaseException):
+    with pytest.raises(type(error), match=r"^x$"), foreign(StoreError, OSError):
+        raise error

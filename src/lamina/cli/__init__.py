@@ -11,7 +11,10 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `lamina`; ends the process with 0, with 2 on input that cannot be used, or with 130 when interrupted."""
+    """Run `lamina`; ends the process with 0, with 2 on input that cannot be used, or with 130 when interrupted.
+
+    With 1 it ends where Lamina itself is at fault; LAMINA_DEBUG=1 shows the traceback of any error.
+    """
     from lamina.cli.app import build, quiet
 
     quiet()

@@ -5,17 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 import warnings
+from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
 
-from lamina.errors import LaminaError
+from lamina.cli.output import Stream
+from lamina.errors import ConfigError, LaminaError
 
 COMMANDS = ("inspect", "train", "evaluate", "predict", "edit", "cache", "demo")
+DEBUG = "LAMINA_DEBUG"  # variable of the environment; set to anything, it shows tracebacks
 INTERRUPTED = 130  # what a shell gives a command that was ended from the keyboard
 
 _QUIET = {
@@ -31,24 +36,40 @@ _QUIET = {
 
 
 class Group(TyperGroup):
-    """Ends with one sentence and an exit code where the input cannot be used."""
+    """Ends with one sentence and an exit code: 2 where the input cannot be used, 1 where Lamina is at fault."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run the command that was asked for; always ends the process."""
+        log = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  None: it is closed
+        with redirect_stderr(cast("Any", Stream(log, needed=False))):
+            try:
+                if sys.stdout is None:
+                    raise ConfigError("output: standard output is closed; answers go there. Use > FILE or > /dev/null.")
+                with redirect_stdout(cast("Any", Stream(sys.stdout, needed=True))):
+                    try:
+                        return super().main(*args, **options)
+                    finally:
+                        sys.stdout.flush()
+            except Exception as error:
+                if os.environ.get(DEBUG):
+                    traceback.print_exc()
+                print(f"error: {sentence(error)}", file=sys.stderr)
+                sys.exit(2 if isinstance(error, LaminaError) else 1)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
         try:
             return super().invoke(ctx)
-        except LaminaError as error:
-            print(f"error: {sentence(error)}", file=sys.stderr)
-            raise typer.Exit(2) from error
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
 
 
-def sentence(error: LaminaError) -> str:
-    """An error's message on one line, with the notes that were added on its way."""
+def sentence(error: Exception) -> str:
+    """An error's message on one line, with the notes that were added on its way; an unforeseen one is called so."""
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    return " ".join(f"{error}{notes}".split())
+    unforeseen = f"unforeseen {type(error).__name__}: {error}; {DEBUG}=1 shows where it came from."
+    return " ".join(f"{error if isinstance(error, LaminaError) else unforeseen}{notes}".split())
 
 
 def build() -> Any:

@@ -12,6 +12,7 @@ from typer import Option
 from lamina.cli.options import JsonOption, ModelArgument
 from lamina.cli.output import print_json, print_table
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
+from lamina.utils import is_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -109,7 +110,7 @@ def _claimed(out: Path | None, *, force: bool) -> Iterator[None]:
 
     if out is None:
         raise ConfigError("edit: there is no folder to save to. Use -o OUT, or --dry-run to see what would be done.")
-    if out.exists() and not out.is_dir():
+    if is_file(out):
         raise ConfigError(f"edit: {out} is a file, not a folder.")
     with claimed(out):
         if any(path.name not in (LOCK, WORK) for path in out.iterdir()):

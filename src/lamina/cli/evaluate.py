@@ -12,6 +12,7 @@ from typer import Option
 from lamina.cli import options
 from lamina.cli.output import print_json, print_table
 from lamina.errors import ConfigError, UnknownNameError
+from lamina.utils import is_file
 
 if TYPE_CHECKING:
     from lamina.tasks.base import TaskLike
@@ -70,7 +71,7 @@ def _task(asked: TaskLike, source: str, *, data: Path | None, split: str, column
     from lamina.tasks.presets import PRESETS, find_preset
     from lamina.tasks.task import Task
 
-    if (path := Path(source)).is_file():
+    if is_file(path := Path(source)):
         known: Any = {"labels": asked.labels, "problem_type": asked.problem_type}
         task = Task.from_files(asked.kind, test=path, **known, **columns)
         return replace(task, splits={split: task.splits["test"]})

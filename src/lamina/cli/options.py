@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from lamina.errors import ConfigError
+from lamina.utils import is_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,7 +45,7 @@ def open_saved(saved: str, *, base: str | None, device: str) -> ReaderBank | Pre
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ConfigError(f"device: '{device}' cannot be used; torch has none such. Use 'cpu' or 'auto'.") from None
-    architecture = "" if (Path(saved) / MANIFEST).is_file() else read_record(saved)[0]  # every saved model names it
+    architecture = "" if is_file(Path(saved) / MANIFEST) else read_record(saved)[0]  # every saved model names it
     if not architecture:
         model, processor = (None, None) if base is None else load(base)
         return load_bank(saved, model, processor).to(device)

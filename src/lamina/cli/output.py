@@ -1,22 +1,66 @@
-"""Tables on a terminal, JSON for programs; both on standard output alone."""
+"""Tables on a terminal, JSON for programs, both on standard output alone; and streams that cannot be written."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, Any, TextIO, final
+
+from lamina.errors import StoreError, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 WIDE = 160  # columns where the output is no terminal
+READER_GONE = 141  # what a shell gives a command whose output nobody reads any more, as after `| head -1`
+
+
+@final
+class Stream:
+    """A standard stream: what it cannot take is dropped, after an error if it is `needed` (and not just closed).
+
+    A log on a full disk ends no training; an answer that cannot be printed is no success.
+    """
+
+    def __init__(self, stream: TextIO, *, needed: bool) -> None:
+        self._stream, self._needed = stream, needed
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """As that of a file."""
+        if text != "":  # which typer writes to see what this is, and a full disk refuses
+            self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """As that of a file."""
+        self._try(self._stream.flush)
+
+    def _try(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except OSError as error:
+            with suppress(OSError, ValueError):  # else what it still holds would fail again at the end of the process
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            if self._needed and isinstance(error, BrokenPipeError):
+                raise SystemExit(READER_GONE) from None
+            if self._needed:
+                raise StoreError(f"output: standard output cannot be written ({first_line(error)}).") from error
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
     """Print a value, which may be a dataclass, as JSON; NaN and infinities, which JSON does not have, become null."""
     from pydantic_core import to_jsonable_python
 
-    print(json.dumps(to_jsonable_python(value, inf_nan_mode="null"), indent=indent, ensure_ascii=False))
+    plain, encoding = to_jsonable_python(value, inf_nan_mode="null"), str(sys.stdout.encoding).lower()
+    print(json.dumps(plain, indent=indent, ensure_ascii=not encoding.startswith("utf")))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from lamina.cli import options
 from lamina.cli.output import print_json, print_table
-from lamina.errors import ConfigError, DataError
+from lamina.errors import ConfigError, DataError, foreign_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,9 +80,10 @@ def predict(  # noqa: PLR0913
 
 def from_stdin() -> list[str]:
     """One text per line of standard input, unless that is a terminal; empty lines are empty texts."""
-    if sys.stdin.isatty():
+    if sys.stdin is None or sys.stdin.isatty():  # None: it is closed
         raise ConfigError("predict: there is no text; texts are arguments, --file or standard input.")
-    data = sys.stdin.buffer.read()
+    with foreign_errors(lambda reason: DataError(f"read: standard input cannot be read ({reason}).")):
+        data = sys.stdin.buffer.read()
     try:
         lines = data.decode("utf-8").removeprefix("\ufeff").split("\n")
     except UnicodeDecodeError as error:

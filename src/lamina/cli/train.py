@@ -38,16 +38,16 @@ def train(  # noqa: PLR0913
     loaded = load_recipe(recipe)
     if sweep:
         loaded = with_sweep(loaded, read_sweeps(sweep))
+    folder = output or Path("out") / recipe.stem
     if dry_run:
         from lamina.recipes.estimate import estimate
 
-        cost = estimate(loaded, data=data)
+        cost = estimate(loaded, data=data, output=folder)
         print_json(cost) if as_json else _show_estimate(cost)
         return
     from lamina.recipes.run import run_recipe
     from lamina.utils import rank
 
-    folder = output or Path("out") / recipe.stem
     options: dict[str, Any] = {"resume": True} if resume else {}
     if progress is not None:
         options["progress"] = progress

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import pyarrow as pa
 
-from lamina.errors import DataError
+from lamina.errors import DataError, foreign_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -52,13 +52,14 @@ def _on_disk(tables: Iterator[pa.Table]) -> datasets.Dataset:
     import datasets
 
     holder, first = _TemporaryFile(), next(tables)
-    try:
-        with pa.OSFile(holder.path, "wb") as file, pa.ipc.new_stream(file, first.schema) as writer:
-            for table in itertools.chain([first], tables):
-                writer.write_table(table)
-    except OSError as error:
-        reason = error.strerror or error
-        raise DataError(f"data: {holder.path} cannot be written ({reason}); TMPDIR names another folder.") from error
+    said, hint = f"data: {holder.path} cannot be written", "TMPDIR names another folder."
+    with (
+        foreign_errors(lambda reason: DataError(f"{said} ({reason}); {hint}")),
+        pa.OSFile(holder.path, "wb") as file,
+        pa.ipc.new_stream(file, first.schema) as writer,
+    ):
+        for table in itertools.chain([first], tables):
+            writer.write_table(table)
     dataset = datasets.Dataset.from_file(holder.path)
     vars(dataset)["_lamina_file"] = holder
     return dataset

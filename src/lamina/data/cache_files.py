@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -25,8 +24,8 @@ from typing import TYPE_CHECKING, Any, final
 from filelock import FileLock, Timeout
 from rich.filesize import decimal
 
-from lamina.errors import CacheError, ConfigError, UnknownNameError
-from lamina.utils import sync
+from lamina.errors import CacheError, ConfigError, UnknownNameError, foreign_errors
+from lamina.utils import is_dir, sync
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -71,7 +70,9 @@ class Entry:
 
 def entries(folder: Path) -> list[Entry]:
     """Every whole entry, newest first; what else lies in the folder, if there is one, is left out."""
-    own = [path for path in sorted(folder.glob("*")) if _KEY.fullmatch(path.name) and _is_own(path)]
+    with foreign_errors(lambda reason: CacheError(f"cache: {folder} cannot be read ({reason})."), OSError):
+        paths = sorted(folder.iterdir()) if os.path.lexists(folder) else []
+        own = [path for path in paths if _KEY.fullmatch(path.name) and _is_own(path)]
     whole = [entry for path in own if (entry := read_entry(path))]
     return sorted(whole, key=lambda entry: float("inf") if entry.age_s is None else entry.age_s)
 
@@ -90,7 +91,7 @@ def read_entry(path: Path, expected: Mapping[str, Any] | None = None) -> Entry |
         facts, problem = _read_index(path / INDEX)
         if problem is None:
             problem = _problem(path, facts, sizes, expected)
-    except (OSError, ValueError, RecursionError):
+    except Exception:  # a file may hold anything
         problem = "its index cannot be read"
     return Entry(path.name, facts, sum(sizes.values()), problem)
 
@@ -134,7 +135,7 @@ def _crc32(path: Path) -> int:
 def unfinished(folder: Path, *, remove: bool = False) -> list[Path]:
     """What killed writers left behind; with `remove` it is deleted."""
     leftovers = []
-    for path in sorted(folder.glob(".*")):
+    for path in sorted(folder.glob(".*")) if is_dir(folder) else ():
         match = _PARTIAL.fullmatch(path.name)
         if match and not (lock := _lock(folder, match[1])).is_locked:
             with suppress(Timeout), lock.acquire(timeout=0):
@@ -218,13 +219,9 @@ def publish(path: Path, facts: Mapping[str, Any]) -> None:
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
     """Raise CacheError, which names the cache's folder, where the system does not let us write to it."""
-    try:
+    hint = "Choose another folder with cache_dir or LAMINA_CACHE."
+    with foreign_errors(lambda reason: CacheError(f"cache: {folder} cannot be written ({reason}). {hint}"), OSError):
         yield
-    except CacheError:
-        raise
-    except OSError as error:
-        reason = f"{folder} cannot be written ({os.strerror(error.errno or errno.EIO)})"
-        raise CacheError(f"cache: {reason}. Choose another folder with cache_dir or LAMINA_CACHE.") from error
 
 
 def _lock(folder: Path, key: str) -> FileLock:

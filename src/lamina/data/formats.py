@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lamina.errors import DataError
+from lamina.errors import DataError, foreign_errors
 from lamina.utils import MOST_BYTES, parse_json
 
 if TYPE_CHECKING:
@@ -53,7 +53,11 @@ def read_records(path: Path, kind: str, header: Sequence[str] | None = None) -> 
 def read_lines(path: Path) -> Lines:
     """The lines of a UTF-8 file with their numbers and ends."""
     start = 0
-    with path.open("rb") as file:
+    said = f"read: {path} cannot be read"
+    with (
+        foreign_errors(lambda reason: DataError(f"{said} ({reason}).", path=str(path)), OSError),
+        path.open("rb") as file,
+    ):
         for number, data in enumerate(_limited(file), start=1):
             try:
                 line: str | DataError = data.decode("utf-8")
@@ -106,10 +110,7 @@ def _csv(path: Path, lines: Lines) -> Grid:
         try:
             row = next(csv.reader(feed(), strict=True), None)
         except (csv.Error, DataError) as error:
-            why = f"row {error.row} is not UTF-8" if isinstance(error, DataError) else error
-            row = _bad_row(path, taken[0][0], f"is not CSV ({why}); a quote inside a quoted cell is written twice")
-            if isinstance(error, DataError) and len(taken) == 1:
-                row = error
+            row = _no_csv(path, taken, error)
         finally:
             csv.field_size_limit(limit)
         if row is None:
@@ -117,6 +118,16 @@ def _csv(path: Path, lines: Lines) -> Grid:
         if isinstance(row, DataError):  # an open quote takes the lines that follow; they are rows of their own
             again.extendleft(reversed(taken[1:]))
         yield taken[0][0], row
+
+
+def _no_csv(path: Path, taken: Sequence[tuple[int, str | DataError]], error: csv.Error | DataError) -> DataError:
+    """What is wrong with the lines that were taken as one row."""
+    if not taken:
+        raise error  # the file itself cannot be read
+    if isinstance(error, DataError) and len(taken) == 1:
+        return error
+    why = f"row {error.row} is not UTF-8" if isinstance(error, DataError) else error
+    return _bad_row(path, taken[0][0], f"is not CSV ({why}); a quote inside a quoted cell is written twice")
 
 
 def _grid(path: Path, rows: Grid, header: Sequence[str] | None) -> Records:
@@ -201,11 +212,9 @@ def _records(path: Path, batch: pa.RecordBatch, start: int) -> Records:
 @contextmanager
 def parquet_errors(path: Path) -> Iterator[None]:
     """Raise DataError, which names the file, where it cannot be read as Parquet."""
-    try:
+    said = f"read: {path} is not a Parquet file"
+    with foreign_errors(lambda reason: DataError(f"{said} ({reason}); it may be cut off.", path=str(path))):
         yield
-    except (pa.ArrowException, OSError) as error:
-        what = str(error).splitlines()[0]
-        raise DataError(f"read: {path} is not a Parquet file ({what}); it may be cut off.", path=str(path)) from None
 
 
 def no_column(path: object, name: str, known: Iterable[str]) -> DataError:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from lamina.data import formats
 from lamina.data.arrow import CHUNK, Column, dataset_of
 from lamina.errors import DataError
-from lamina.utils import check_range
+from lamina.utils import check_range, is_file
 
 if TYPE_CHECKING:
     from lamina.data.formats import Records
@@ -170,7 +170,7 @@ def parquet_rows(path: str | Path, image: str | int) -> Any:
 
 
 def _existing(path: str | Path) -> Path:
-    if not Path(path).is_file():
+    if not is_file(path):
         raise DataError(f"read: {path} is not there; a file is needed.", path=str(path))
     return Path(path)
 

@@ -123,7 +123,6 @@ def write(folder: Path | str, *, seed: int = 0, rows: int = 3000) -> dict[str, P
     """
     parts = corpus(seed, rows)
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     return {part: _write_lines(folder / f"{part}.jsonl", parts[part]) for part in PARTS}
 
 

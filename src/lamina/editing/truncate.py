@@ -10,8 +10,7 @@ from torch import nn
 
 from lamina.editing.checks import check_editable, check_shared, chosen_blocks
 from lamina.editing.record import Edit, record
-from lamina.errors import ConfigError
-from lamina.utils import first_line
+from lamina.errors import ConfigError, first_line
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, first_line
 from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
 from lamina.layers.hooks import ContextHooks, watch
 from lamina.layers.isolation import main_device, preserve_model
 from lamina.layers.probe_input import probe_input
 from lamina.layers.stack import LayerStack, alike, swapped
-from lamina.utils import check_range, first_line, seed_torch
+from lamina.utils import check_range, seed_torch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

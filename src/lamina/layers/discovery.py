@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from lamina.errors import UnsupportedModelError, check_known
+from lamina.errors import UnsupportedModelError, check_known, first_line
 from lamina.layers.adapters import adapted_layers
 from lamina.layers.hooks import watch
 from lamina.layers.isolation import MetaValues, main_device, preserve_model
@@ -24,7 +24,6 @@ from lamina.layers.selectors import Selector, select
 from lamina.layers.stack import LayerStack, TapPoint, alike, by_path
 from lamina.layers.trace import Event, Trace, traced
 from lamina.layers.wrappers import uncompiled, unwrapped
-from lamina.utils import first_line
 
 _FIRST, _SECOND = 7, 11  # lengths of the two probe inputs: odd and different
 _CLOSE = 1e-2  # some kernels of accelerators add in another order each time

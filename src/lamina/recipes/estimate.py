@@ -7,9 +7,11 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lamina.errors import ModelNotFoundError, noted
+from lamina.recipes.checks import check_model, check_output
 from lamina.recipes.edits import config_of
 from lamina.recipes.expand import expand_recipe, grid_of
 from lamina.recipes.loading import NOT_DATA, load_outlines
@@ -21,7 +23,6 @@ from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from transformers import PretrainedConfig
 
@@ -52,12 +53,14 @@ class Estimate:
     notes: list[str]  # what was assumed
 
 
-def estimate(recipe: Recipe, *, data: str | Path | None = None, **options: Any) -> Estimate:
+def estimate(
+    recipe: Recipe, *, data: str | Path | None = None, output: str | Path | None = None, **options: Any
+) -> Estimate:
     """Build everything that a recipe names on the meta device, and count; arguments as of `run_recipe`.
 
-    Without `data`, published numbers stand for those of presets.
+    What a run would refuse at once is refused here too. Without `data`, published numbers stand for those of presets.
     """
-    outlines = load_outlines(recipe, data)
+    outlines, tasks = load_outlines(recipe, data)
     specs = expand_recipe(recipe, options, outlines)
     config, source = _config(recipe)
     notes = [] if data is not None else ["rows and lengths are as published; --data counts those of local files"]
@@ -65,6 +68,9 @@ def estimate(recipe: Recipe, *, data: str | Path | None = None, **options: Any) 
         notes.append(f"the config of {recipe.model} is {source}")
     sizes = Sizes(config)
     planned = [_Planned(recipe, spec, outlines[spec.task], sizes) for spec in specs.values()]
+    check_output(recipe, specs, None if output is None else Path(output))
+    if source == OWN:
+        check_model(recipe, specs, {run.spec.name: run.model.model for run in planned}, tasks)
     passes = [] if recipe.methods else _passes(planned)
     base, runs = sum(shared.flops for shared in passes), sum(run.flops for run in planned)
     trained, parameters = recipe.train_base or bool(recipe.methods), planned[0].model.parameters

@@ -72,15 +72,15 @@ def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:
     return [task.subsample(**size, stratified=sample.stratified, seed=seed) for seed in range(sample.repeats)]
 
 
-def load_outlines(recipe: Recipe, data: str | Path | None) -> dict[str, TaskOutline]:
-    """What is known of a recipe's tasks, sizes too: of their data; without a folder for presets, as published."""
+def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, TaskOutline], dict[str, list[Task]]]:
+    """What is known of a recipe's tasks, sizes too, and those with data; without a folder presets are as published."""
     local = {name: body for name, body in recipe.tasks.items() if data is not None or body.preset is None}
     tasks = load_tasks(recipe.model_copy(update={"tasks": local}), data)
     outlines: dict[str, TaskOutline] = {}
     for name, body in recipe.tasks.items():
         outlines[name] = _measured(tasks[name][0]) if name in tasks else _published(body)
         _check_parts(recipe, name, outlines[name].rows)
-    return outlines
+    return outlines, tasks
 
 
 def _published(recipe: TaskRecipe) -> TaskOutline:

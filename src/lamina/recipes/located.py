@@ -10,8 +10,8 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from lamina.errors import ConfigError, DataError, LaminaError, UnknownNameError
-from lamina.utils import first_line, read_bytes
+from lamina.errors import ConfigError, DataError, LaminaError, UnknownNameError, first_line
+from lamina.utils import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -110,9 +110,9 @@ def read_yaml(path: Path) -> YamlFile:
         node, fields = parse_yaml(read_bytes(path, _MOST_BYTES).decode("utf-8"), str(path))
     except OSError as error:
         raise DataError(f"recipe: {path} cannot be read ({error.strerror}); it must be a YAML file.") from error
-    except (yaml.YAMLError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
+    except LaminaError:
+        raise
+    except Exception as error:  # constructors raise what they like
         raise DataError(f"recipe: {path} is not YAML; {' '.join(str(error).split())}.", path=str(path)) from error
     if node is None or not isinstance(fields, dict):
         raise DataError(f"recipe: {path} holds no keys; it needs 'model' and 'tasks'.", path=str(path))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import datasets
 import torch
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from transformers.utils import logging as bars
 
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, StoreError, noted
@@ -33,6 +36,8 @@ from lamina.train.sealed import seal, unseal
 from lamina.utils import derive_seed, rank, sweep, write_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from transformers import PreTrainedModel
 
     from lamina.recipes.schema import Recipe
@@ -80,7 +85,29 @@ def run_recipe(
         **options: Override the recipe's `fit` options. With resume, runs that ended are not repeated, and the one that
             was killed goes on from its checkpoint.
     """
-    folder = None if output is None else Path(output)
+    with _bars_of_others(show={"progress": True, **recipe.fit, **options}["progress"]):
+        return _run(recipe, data, None if output is None else Path(output), options)
+
+
+@contextmanager
+def _bars_of_others(*, show: bool) -> Iterator[None]:
+    """Keep transformers, datasets and the hub from showing bars of their own here, unless `show`."""
+    shown = {
+        (bars.disable_progress_bar, bars.enable_progress_bar): bars.is_progress_bar_enabled(),
+        (datasets.disable_progress_bars, datasets.enable_progress_bars): datasets.is_progress_bar_enabled(),
+        (disable_progress_bars, enable_progress_bars): not are_progress_bars_disabled(),
+    }
+    changed = [switch for switch, is_shown in shown.items() if is_shown and not show]
+    try:
+        for disable, _ in changed:
+            disable()
+        yield
+    finally:
+        for _, enable in changed:
+            enable()
+
+
+def _run(recipe: Recipe, data: str | Path | None, folder: Path | None, options: dict[str, Any]) -> Run:
     alone = bool(recipe.separately or recipe.methods)  # each run has a fresh model
     with nullcontext() if folder is None or rank() else claimed(folder, TABLES if alone else ()):
         tasks = load_tasks(recipe, data)

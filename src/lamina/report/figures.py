@@ -191,7 +191,6 @@ def _styled(chart: Any, title: str) -> Any:
 
 def _save(chart: Any, path: Path) -> Path:
     """Write the whole file or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     kind = path.suffix.lower()[1:]
     options = {"png": {"scale_factor": PIXELS}, "html": {"inline": True}}.get(kind, {})
     with replacing(path) as beside:

@@ -13,7 +13,16 @@ import huggingface_hub
 import torch
 
 from lamina.bank import NAME, Reader, ReaderBank
-from lamina.errors import BaseMismatchError, ConfigError, LaminaError, ModelNotFoundError, StoreError
+from lamina.errors import (
+    BaseMismatchError,
+    ConfigError,
+    LaminaError,
+    ModelNotFoundError,
+    StoreError,
+    first_line,
+    foreign_errors,
+    noted,
+)
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.layers import select, stacks
@@ -35,7 +44,7 @@ from lamina.store.files import (
 )
 from lamina.store.loading import load
 from lamina.store.models import load_processor, saved_class
-from lamina.utils import first_line
+from lamina.utils import is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,7 +59,6 @@ if TYPE_CHECKING:
     from lamina.store.files import Files
 
 PATTERNS = [facts.MANIFEST, facts.CARD, f"{facts.READERS}/*.json", f"{facts.READERS}/*.safetensors", f"{facts.BASE}/*"]
-_HUB_ERRORS = (OSError, ValueError, RuntimeError)  # the hub's errors are of these kinds
 _SPARE_PARAMETERS = 1 << 20  # parts of the model that some readers use, which are not in their files
 _RENAMED = {"problem": "problem_type"}  # settings as versions before 0.2 saved them
 
@@ -80,9 +88,11 @@ def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None,
 
 
 def claimed_output(
-    target: ReaderBank | PreTrainedModel, folder: Path, files: Iterable[str] = ()
+    target: ReaderBank | PreTrainedModel | dict[str, Any], folder: Path, files: Iterable[str] = ()
 ) -> AbstractContextManager[None]:
-    """Hold the right to save a bank or a model, and other files, to a folder; the error that saving would raise."""
+    """Hold the right to save a bank (or one of these readers) or a model, and other files; raise as saving would."""
+    if isinstance(target, dict):
+        return claimed(folder, [*_names(target), *files])
     if not isinstance(target, ReaderBank) or target.own_base:
         check_plain(target.model if isinstance(target, ReaderBank) else target, "save")
     names = _names(target) if isinstance(target, ReaderBank) else saved_names(folder)
@@ -117,8 +127,9 @@ def load_bank(
     folder: str | Path, model: PreTrainedModel | None = None, processor: Any = None, *, revision: str | None = None
 ) -> ReaderBank:
     """Load a saved bank; see `ReaderBank.from_pretrained`."""
-    folder = _local_folder(folder, revision)
-    return read_steady(folder, facts.MANIFEST, partial(_load_bank, folder, model, processor))
+    with foreign_errors(lambda reason: damaged(folder, f"cannot be loaded ({reason})")):
+        path = _local_folder(folder, revision)
+        return read_steady(path, facts.MANIFEST, partial(_load_bank, path, model, processor))
 
 
 def _load_bank(folder: Path, model: PreTrainedModel | None, processor: Any) -> ReaderBank:
@@ -147,28 +158,25 @@ def push_bank(bank: ReaderBank, repo: str, *, message: str = "Save readers", **o
     """Save to the hub, see `ReaderBank.push_to_hub`; readers there that the bank no longer has are deleted."""
     mixin: Any = huggingface_hub.ModelHubMixin
     fixed = {"delete_patterns": [f"{facts.READERS}/*", f"{facts.BASE}/*"], "model_card_kwargs": {"title": repo}}
+    hint = "Check the id, your token and the connection."
     try:
         return str(mixin.push_to_hub(bank, repo, commit_message=message, **fixed, **options))
     except StoreError:
         raise
-    except _HUB_ERRORS as error:
-        reason = f"'{repo}' was not saved ({first_line(error)})"
-        raise StoreError(f"push_to_hub: {reason}. Check the id, your token and the connection.") from error
+    except (OSError, ValueError, RuntimeError) as error:  # the hub's errors are of these kinds
+        raise StoreError(f"push_to_hub: '{repo}' was not saved ({first_line(error)}). {hint}") from error
 
 
 def _local_folder(folder: str | Path, revision: str | None) -> Path:
     """The folder itself, or that of its copy from the hub."""
     path = Path(folder)
-    if path.is_dir():
+    if is_dir(path):
         return path
-    if path.exists():
-        raise StoreError(f"load: {path} is a file; a bank is a folder.")
-    hub: Any = huggingface_hub
-    try:
+    hub, tried = cast("Any", huggingface_hub), "there is no such folder, and the hub gave none"
+    with foreign_errors(lambda reason: StoreError(f"load: no bank '{folder}'; {tried} ({reason}).")):
+        if path.exists():
+            raise StoreError(f"load: {path} is a file; a bank is a folder.")
         return Path(hub.snapshot_download(str(folder), revision=revision, allow_patterns=PATTERNS))
-    except _HUB_ERRORS as error:
-        reason = f"there is no such folder, and the hub gave none ({first_line(error)})"
-        raise StoreError(f"load: no bank '{folder}'; {reason}.") from error
 
 
 def _base_facts(bank: ReaderBank) -> facts.BaseFacts:
@@ -258,17 +266,12 @@ def _borrowed(reader: ReaderModule) -> str | None:
 def _load_reader(bank: ReaderBank, name: str, folder: Path) -> None:
     path = folder / facts.READER
     saved = facts.ReaderFacts.read(path)
-    try:
+    with noted(f"in {path}"), foreign_errors(lambda reason: damaged(path, f"has settings that do not fit ({reason})")):
         fusion, head = _config(FUSIONS, saved.fusion), _config(HEADS, saved.head)
         stack = _same_stack(bank.stacks, saved.stack)
         config = Reader(fusion, head, stack=stack.name if stack else saved.stack, seed=saved.seed)
         _check_size(config, bank, folder)
         reader = bank.add(name, config)
-    except LaminaError as error:
-        error.add_note(f"in {path}")
-        raise
-    except (TypeError, ValueError) as error:
-        raise damaged(path, f"has settings that do not fit ({error})") from error
     if list(reader.layers) != saved.layers:
         what = f"was trained on the layers {saved.layers}; its settings select {list(reader.layers)}"
         raise StoreError(f"load: {path} {what}. Use the version of lamina that saved it.")

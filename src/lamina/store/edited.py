@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import suppress
 from dataclasses import replace
@@ -13,13 +14,14 @@ import torch
 from lamina.editing.insert import replay_insert
 from lamina.editing.inserted import is_inserted
 from lamina.editing.record import Edit, edits, restore
-from lamina.errors import LaminaError, StoreError, UnsupportedModelError
+from lamina.errors import LaminaError, StoreError, UnsupportedModelError, foreign_errors
 from lamina.layers import select, stacks
 from lamina.layers.adapters import check_plain
 from lamina.layers.wrappers import unwrapped
 from lamina.store.files import check_finite, damaged, staged, write_json
 from lamina.store.manifest import FORMAT, RECORD, EditsRecord
 from lamina.store.models import source_of
+from lamina.utils import is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +76,8 @@ def save(
 
 def saved_names(folder: Path) -> list[str]:
     """What `save` replaces in a folder; the first marks a model of ours."""
-    return [*_FIXED, *sorted(path.name for path in folder.glob("model*") if _WEIGHTS.fullmatch(path.name))]
+    paths = folder.glob("model*") if is_dir(folder) else ()
+    return [*_FIXED, *sorted(path.name for path in paths if _WEIGHTS.fullmatch(path.name))]
 
 
 def listed_names(folder: Path) -> list[str]:
@@ -91,14 +94,15 @@ def read_record(name: str, revision: str | None = None) -> tuple[str, list[Edit]
     from huggingface_hub.errors import EntryNotFoundError
 
     source = source_of(name, revision)
-    path = Path(source) / RECORD
-    if not Path(source).is_dir():
+    path = Path(source) / RECORD if is_dir(source) else None
+    if path is None:
         with suppress(OSError, ValueError, EntryNotFoundError):  # no such repository: whoever loads the model says so
             path = Path(cast("Any", huggingface_hub).hf_hub_download(source, RECORD, revision=revision))
-    if not path.is_file():
+    if path is None or not os.path.lexists(path):
         return "", []
     saved = EditsRecord.read(path)
-    return saved.architecture, [Edit.from_dict(edit) for edit in saved.edits]
+    with foreign_errors(lambda reason: damaged(path, f"holds an edit that cannot be understood ({reason})")):
+        return saved.architecture, [Edit.from_dict(edit) for edit in saved.edits]
 
 
 def with_inserts(plain: type[Any], record: Sequence[Edit]) -> Any:

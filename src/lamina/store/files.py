@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter
 from rich.filesize import decimal
-from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as dump_safetensors
 
-from lamina.errors import LaminaError, NotFiniteError, StoreError
+from lamina.errors import NotFiniteError, StoreError, foreign_errors
 from lamina.layers.finite import first_not_finite
-from lamina.utils import MOST_BYTES, first_line, parse_json, read_bytes, sync, write_text
+from lamina.utils import MOST_BYTES, is_file, parse_json, read_bytes, sync, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
@@ -74,12 +74,11 @@ def claimed(folder: Path, names: Sequence[str] = (), *, force: bool = False) -> 
     Raises:
         StoreError: If another run holds the folder, it cannot be written, or it holds such files without the mark.
     """
-    if folder.exists() and not folder.is_dir():
-        raise StoreError(f"save: {folder} is a file, not a folder.")
     with ExitStack() as stack:
         with _disk_errors(folder):
-            if not folder.exists():
-                stack.callback(_remove_if_empty, folder)
+            if folder.exists() and not folder.is_dir():
+                raise StoreError(f"save: {folder} is a file, not a folder.")
+            stack.callback(_remove_empty, [path for path in (folder, *folder.parents) if not path.exists()])
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder / LOCK, folder))
             _recover(folder)
@@ -87,14 +86,15 @@ def claimed(folder: Path, names: Sequence[str] = (), *, force: bool = False) -> 
         yield
 
 
-def _remove_if_empty(folder: Path) -> None:
+def _remove_empty(folders: Iterable[Path]) -> None:
     with suppress(OSError):
-        folder.rmdir()
+        for folder in folders:
+            folder.rmdir()
 
 
 def settle(folder: Path) -> None:
     """Undo what a process that died while it replaced files began; whoever reads a folder calls this first."""
-    if (plan := folder / WORK / PLAN).exists():
+    if is_file(plan := folder / WORK / PLAN):
         try:
             with claimed(folder):
                 pass
@@ -173,15 +173,9 @@ def _check_names(folder: Path, names: Sequence[str], *, force: bool) -> None:
         raise StoreError(f"save: {folder} {what}. Give an empty folder.")
 
 
-@contextmanager
-def _disk_errors(folder: Path) -> Generator[None]:
-    try:
-        yield
-    except LaminaError:
-        raise
-    except OSError as error:
-        what = f"cannot be written ({error.strerror or first_line(error)}); nothing in it was changed"
-        raise StoreError(f"save: {folder} {what}. Check the rights and the space there.") from error
+def _disk_errors(folder: Path) -> AbstractContextManager[None]:
+    what, hint = "cannot be written ({}); nothing in it was changed", "Check the rights and the space there."
+    return foreign_errors(lambda reason: StoreError(f"save: {folder} {what.format(reason)}. {hint}"))
 
 
 def _recover(folder: Path) -> None:
@@ -214,12 +208,10 @@ def _move(names: Iterable[str], source: Path, target: Path) -> None:
 
 def write_json(path: Path, fields: Mapping[str, Any]) -> None:
     """Write an object as indented JSON; StoreError if a value is not one that JSON has."""
-    try:
-        text = json.dumps(fields, indent=2, ensure_ascii=False)
-    except (TypeError, ValueError) as error:
-        what = f"cannot be written ({error}); `info` can hold text, numbers, lists and mappings"
-        raise StoreError(f"save: {path.name} {what}.") from None
-    path.write_text(text + "\n", encoding="utf-8")
+    holds = "`info` can hold text, numbers, lists and mappings"
+    with foreign_errors(lambda reason: StoreError(f"save: {path.name} cannot be written ({reason}); {holds}.")):
+        text = json.dumps(fields, indent=2, ensure_ascii=False).encode()
+    path.write_bytes(text + b"\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -231,14 +223,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, parse: Callable[[bytes], Any], form: str, most: int | None = None) -> Any:
-    try:
-        return parse(path.read_bytes() if most is None else read_bytes(path, most))
-    except FileNotFoundError:
-        raise damaged(path, "is not there; the folder is incomplete") from None
-    except OSError as error:
-        raise StoreError(f"load: {path} cannot be read ({error.strerror or first_line(error)}).") from None
-    except (ValueError, SafetensorError) as error:
-        raise damaged(path, f"is not {form} ({first_line(error)}); the file is damaged or cut off") from None
+    with foreign_errors(lambda reason: StoreError(f"load: {path} cannot be read ({reason}).")):
+        try:
+            content = path.read_bytes() if most is None else read_bytes(path, most)
+        except FileNotFoundError:
+            raise damaged(path, "is not there; the folder is incomplete") from None
+    with foreign_errors(lambda reason: damaged(path, f"is not {form} ({reason}); the file is damaged or cut off")):
+        return parse(content)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.editing.inserted import is_inserted
-from lamina.errors import LaminaError, StoreError
+from lamina.errors import StoreError, foreign_errors
 from lamina.layers.finite import first_not_finite
 from lamina.store import models
 from lamina.store.edited import check_head, check_weights, read_record, replay_inserts, restore_edits, with_inserts
 from lamina.store.files import damaged, read_steady
 from lamina.store.manifest import RECORD
+from lamina.utils import is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,8 +57,9 @@ def load(
     """
     name, kind = str(name), models.model_class(head)
     read = partial(_load, name, kind, labels, revision, dtype, new_weights=new_weights)
-    source = Path(models.source_of(name, revision))
-    return read_steady(source, RECORD, read) if source.is_dir() else read()
+    with foreign_errors(lambda reason: damaged(name, f"cannot be loaded ({reason})")):
+        source = Path(models.source_of(name, revision))
+        return read_steady(source, RECORD, read) if is_dir(source) else read()
 
 
 def _load(
@@ -86,8 +88,6 @@ def _load(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, by name
         )
-    except LaminaError:
-        raise
     except Exception as error:  # transformers raises many unrelated kinds
         raise models.model_error(name, config.model_type, error) from error
     new = _check_report(model, name, report, new_head=labels is not None)
@@ -126,6 +126,7 @@ def outline(name: str | Path, head: str | None = None) -> PreTrainedModel:
     name = str(name)
     model = models.empty_model(models.load_config(name), models.model_class(head))
     _, edits = read_record(name)
-    replay_inserts(model, edits)
-    restore_edits(model, name, edits)
+    with foreign_errors(lambda reason: damaged(name, f"has edits that do not fit its config.json ({reason})")):
+        replay_inserts(model, edits)
+        restore_edits(model, name, edits)
     return model

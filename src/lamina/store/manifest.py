@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lamina.errors import StoreError, UnknownNameError
+from lamina.errors import StoreError, UnknownNameError, foreign_errors
 from lamina.store.files import damaged, read_json
 
 if TYPE_CHECKING:
@@ -27,6 +27,11 @@ class _Facts(BaseModel):
         if "format" in cls.model_fields and fields.get("format") != FORMAT:
             what = f"has format {fields.get('format')}; this version of lamina reads format {FORMAT}"
             raise StoreError(f"load: {path} {what}. Use the version that saved it, or a newer one.")
+        with foreign_errors(lambda reason: damaged(path, f"cannot be understood ({reason})")):
+            return cls._checked(path, fields)
+
+    @classmethod
+    def _checked(cls, path: Path, fields: dict[str, Any]) -> Self:
         try:
             return cls.model_validate(fields)
         except ValidationError as error:

@@ -11,12 +11,19 @@ from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
-from lamina.errors import ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
+from lamina.errors import (
+    LaminaError,
+    ModelNotFoundError,
+    StoreError,
+    UnknownNameError,
+    UnsupportedModelError,
+    first_line,
+)
 from lamina.registry import KINDS
 from lamina.store.files import damaged, read_json, settle
-from lamina.utils import first_line
+from lamina.utils import is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,19 +48,12 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
     from transformers import AutoConfig
 
     auto: Any = AutoConfig
-    source = source_of(str(name), revision)
-    if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
-        raise ModelNotFoundError(op="load", got=str(name), reason="the folder has no config.json")
-    if Path(source).is_dir():
-        try:
-            fields = read_json(path := Path(source) / "config.json")
-        except StoreError as error:
-            reason = f"its config.json is not a valid JSON file ({first_line(error)})"
-            raise ModelNotFoundError(op="load", got=str(name), reason=reason) from error
-        _check_counts(path, fields)
     try:
+        source = source_of(str(name), revision)
+        if is_dir(source):
+            _check_config(Path(source) / "config.json", str(name))
         config = auto.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
-    except (ValueError, OSError) as error:
+    except Exception as error:  # a file may hold anything, and transformers raises many unrelated kinds
         raise model_error(str(name), str(name), error) from error
     if fetched := next(_fetched_code(config), None):
         reason = f"its config.json asks for {fetched}, which transformers fetches from the hub and runs"
@@ -77,10 +77,23 @@ def _fetched_code(config: Any) -> Iterator[str]:
 _BUILT_IN = ("eager", "paged|eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")
 
 
+def _check_config(path: Path, name: str) -> None:
+    """Refuse a folder whose config cannot be read, or asks for too much."""
+    if not path.is_file():
+        raise ModelNotFoundError(op="load", got=name, reason="the folder has no config.json")
+    try:
+        fields = read_json(path)
+    except StoreError as error:
+        reason = f"its config.json is not a valid JSON file ({first_line(error)})"
+        raise ModelNotFoundError(op="load", got=name, reason=reason) from error
+    _check_counts(path, fields)
+
+
 def _check_counts(path: Path, fields: Mapping[str, Any]) -> None:
     """Refuse a config that asks for more parts than any model has, each of which would be built."""
     for key, value in fields.items():
-        for number in value if isinstance(value, list) else [value]:
+        numbers: list[Any] = value if isinstance(value, list) else [value]
+        for number in numbers:
             if isinstance(number, dict):
                 _check_counts(path, number)
             elif isinstance(number, int) and number > _MOST_PARTS and _COUNTS.search(key):
@@ -110,7 +123,7 @@ def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
     try:
         with torch.device("meta"):
             return (auto.from_config if hasattr(auto, "from_config") else auto._from_config)(config).eval()
-    except (ValueError, ImportError, RuntimeError, OverflowError) as error:
+    except Exception as error:  # constructors raise what they like
         raise model_error(auto.__name__, str(config.model_type), error) from error
 
 
@@ -118,6 +131,26 @@ def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
     """The class of the model that was saved, as its config tells; None if it does not."""
     architectures = getattr(load_config(name, revision=revision), "architectures", None)
     return architectures[0] if architectures else None
+
+
+def check_weights(name: str | Path, config: PretrainedConfig, *, revision: str | None = None) -> None:
+    """Raise what `lamina.load` would of a folder's weights, as far as their headers and missing packages tell."""
+    from transformers.quantizers import auto
+
+    source = Path(source_of(str(name), revision))
+    if not is_dir(source):
+        return
+    try:
+        quantizer, how = cast("Any", auto).AutoHfQuantizer, getattr(config, "quantization_config", None)
+        if how is not None and quantizer.supports_quant_method(how):
+            quantizer.from_config(how, pre_quantized=True).validate_environment()
+        for path in (files := sorted(source.glob("*.safetensors"))):
+            with safe_open(path, "pt"):
+                pass
+    except Exception as error:  # each way to quantise raises what it likes
+        raise model_error(str(name), str(config.model_type), error) from error
+    if not files and not any(source.glob("pytorch_model*.bin*")):
+        raise ModelNotFoundError(op="load", got=str(name), reason="the folder has no weights")
 
 
 def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | None = None) -> Any:
@@ -169,7 +202,7 @@ def model_class(head: str | type[Any] | None) -> Any:
 def source_of(name: str, revision: str | None) -> str:
     """What transformers is asked for: a folder if there is one, else the hub id."""
     full = SHORT_NAMES.get(name, name)
-    if is_folder := Path(full).is_dir():
+    if is_folder := is_dir(full):
         settle(Path(full))
     packaged = full == MINILM and revision is None and not is_folder
     return str(_minilm_folder() or full) if packaged else full
@@ -197,7 +230,9 @@ def _check_sha256(path: Path, expected: str) -> None:
 
 def model_error(name: str, model_type: str, error: Exception) -> Exception:
     """What kept transformers from loading a model, as an error of ours."""
-    reason, is_folder = first_line(error), Path(name).is_dir()
+    if isinstance(error, LaminaError):
+        return error
+    reason, is_folder = first_line(error), is_dir(name)
     if isinstance(error, FileNotFoundError) and is_folder:
         return damaged(name, f"is incomplete ({reason})")
     if isinstance(error, OSError):
@@ -209,7 +244,11 @@ def model_error(name: str, model_type: str, error: Exception) -> Exception:
         return damaged(f"the weights of {name}", "cannot be read; they are damaged, or hold more than tensors")
     if isinstance(error, SafetensorError):
         return damaged(f"the weights of {name}", f"cannot be read ({reason}); they are damaged or cut off")
-    if isinstance(error, RuntimeError):
+    if isinstance(error, RuntimeError) and not isinstance(error, RecursionError):
         return damaged(f"the weights of {name}", f"do not fit its config.json ({reason})")
+    if not isinstance(error, ValueError | ImportError):
+        return damaged(name, f"has a config.json that transformers cannot use ({reason})")
     hint = "Use a head and a family that transformers has."
+    if isinstance(error, ImportError):
+        hint = "Install the package, or use a model that does without it."
     return UnsupportedModelError(op="load", model_type=model_type, reason=reason, hint=hint)

@@ -15,13 +15,13 @@ from PIL import Image
 from torch import Tensor
 
 from lamina.data.read import Table, parquet_rows
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, first_line
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, EncodeOptions, TaskLike, cells_of
 from lamina.tasks.images import LazyImage, dataset_images, image_column, image_dataset, image_split, read_images
 from lamina.tasks.inputs import ClassKind, ClassResults, RowTargets, label_array
 from lamina.tasks.split import Split
-from lamina.utils import derive_seed, first_line
+from lamina.utils import derive_seed
 
 if TYPE_CHECKING:
     import datasets

@@ -19,9 +19,8 @@ from PIL import Image, ImageOps
 
 from lamina.data.arrow import Column, dataset_of, derived
 from lamina.data.read import Table
-from lamina.errors import DataError
+from lamina.errors import DataError, first_line
 from lamina.tasks.split import Split
-from lamina.utils import first_line
 
 if TYPE_CHECKING:
     import datasets

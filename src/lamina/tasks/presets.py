@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import yaml
 from pydantic import ConfigDict, TypeAdapter
 
-from lamina.errors import ConfigError, DataError, UnknownNameError
+from lamina.errors import ConfigError, DataError, UnknownNameError, first_line
 from lamina.tasks import kind_of
-from lamina.utils import first_line
+from lamina.utils import is_dir, is_file
 
 logger = logging.getLogger(__name__)
 _LANGUAGE = re.compile(r"[a-z]{2,}(-[a-z]+)*")
@@ -104,7 +104,7 @@ def _first_present(folder: Path, names: Sequence[str | tuple[str, str]]) -> Path
     """The first of some files, pairs of files or folders that a folder holds."""
     for name in names:
         paths = [folder / file for file in ((name,) if isinstance(name, str) else name)]
-        if all(path.exists() for path in paths):
+        if all(is_file(path) or is_dir(path) for path in paths):
             return paths[0] if isinstance(name, str) else (paths[0], paths[1])
     return None
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.data.read import read_chunks
-from lamina.errors import ConfigError, DataError, LaminaError, NotFiniteError, StoreError
+from lamina.errors import ConfigError, DataError, NotFiniteError, StoreError, foreign_errors
 from lamina.store.files import locked
 from lamina.train.options import FitOptions
 from lamina.train.predict import Predictor
@@ -130,7 +130,7 @@ def predict_file(  # noqa: PLR0913
 
 def usual_column(source: Path) -> str:
     """The column of the text where none is named: the only one, or one of a usual name; else a DataError."""
-    first = next(iter(read_chunks(source, rows=1, bad=lambda _: None)))
+    first = next(read_chunks(source, rows=1, bad=lambda _: None), None) or next(read_chunks(source, rows=1))
     names = list(first.columns)
     column = names[0] if len(names) == 1 else next((name for name in USUAL_COLUMNS if name in names), None)
     if column is None:
@@ -227,15 +227,10 @@ class Partial:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Turn what the system says into one sentence."""
-        try:
+        left = f"{self.rows} rows are kept there. Make room and start again to go on."
+        where = f"predict: {self.lines.parent} cannot be written"
+        with foreign_errors(lambda reason: StoreError(f"{where} ({reason}); {left}")):
             yield
-        except LaminaError:
-            raise
-        except OSError as error:
-            raise StoreError(
-                f"predict: {self.lines.parent} cannot be written ({error.strerror or error}); {self.rows} rows are "
-                "kept there. Make room and start again to go on."
-            ) from error
 
     def add(self, rows: Sequence[dict[str, Any]], *, read: int) -> None:
         """Write rows, then take note of them, and of the rows that were skipped."""

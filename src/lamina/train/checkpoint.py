@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 from safetensors.torch import load_file, save_file
 
-from lamina.errors import ConfigError, StoreError
+from lamina.errors import ConfigError, StoreError, foreign_errors
 from lamina.train.identity import difference
 from lamina.train.sealed import seal, unseal
 from lamina.utils import barrier, rank
@@ -104,20 +104,19 @@ class Checkpoints:
     def save(self, step: int, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
         """Write a checkpoint under a temporary name, move it into place, and remove all but the newest two."""
         place, beside = self.folder / f"checkpoint-{step}", self.folder / f".checkpoint-{step}"
-        try:
-            _remove(place)
-            _remove(beside)
-            beside.mkdir(parents=True)
-            save_file(tensors, beside / TENSORS, metadata={"format": "pt"})
-            text = seal(self.run, {"tensors": _checksum(beside / TENSORS), "progress": progress})
-            (beside / PROGRESS).write_text(text, encoding="utf-8")
-            beside.replace(place)
-        except OSError as error:
-            shutil.rmtree(beside, ignore_errors=True)
-            raise StoreError(
-                f"{self.op}: a checkpoint cannot be written to {self.folder} ({error.strerror or error}); those before "
-                "are whole. Make room there and resume."
-            ) from error
+        said = f"{self.op}: a checkpoint cannot be written to {self.folder}"
+        hint = "those before are whole. Make room there and resume."
+        with foreign_errors(lambda reason: StoreError(f"{said} ({reason}); {hint}")):
+            try:
+                _remove(place)
+                _remove(beside)
+                beside.mkdir(parents=True)
+                save_file(tensors, beside / TENSORS, metadata={"format": "pt"})
+                text = seal(self.run, {"tensors": _checksum(beside / TENSORS), "progress": progress})
+                (beside / PROGRESS).write_text(text, encoding="utf-8")
+                beside.replace(place)
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
         for old in self._own()[:-_KEPT]:
             _remove(old)
 

@@ -42,18 +42,25 @@ def start_accelerator(options: FitOptions, output: Path | None) -> Accelerator:
 
     Mixed precision is the engine's own (`autocast`), since accelerate fixes it once for a whole process.
     """
+    check_device(options, output)
     cpu = not torch.cuda.is_available()
-    if options.precision == "float16" and cpu:
-        raise ConfigError("fit: precision is 'float16' and there is no GPU, which it needs. Use 'bfloat16'.")
     if not options.tensorboard:
         return Accelerator(cpu=cpu)
+    return Accelerator(cpu=cpu, log_with="tensorboard", project_dir=output)
+
+
+def check_device(options: FitOptions, output: Path | None) -> None:
+    """Raise an error unless this machine has what the options ask for."""
+    if options.precision == "float16" and not torch.cuda.is_available():
+        raise ConfigError("fit: precision is 'float16' and there is no GPU, which it needs. Use 'bfloat16'.")
+    if not options.tensorboard:
+        return
     if output is None:
         raise ConfigError("fit: tensorboard is set but no output folder; events are written there.")
     try:
         import tensorboard  # noqa: F401
     except ImportError as error:
         raise MissingExtraError.of(error, op="fit", extra="tensorboard") from error
-    return Accelerator(cpu=cpu, log_with="tensorboard", project_dir=output)
 
 
 class Engine:

@@ -10,7 +10,7 @@ import torch
 
 from lamina.bank import is_held
 from lamina.data.windows import IGNORED
-from lamina.errors import ConfigError, LaminaError
+from lamina.errors import ConfigError, LaminaError, first_line
 from lamina.store.models import load_processor
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.base import GenerationOptions, TaskOutline
@@ -19,7 +19,6 @@ from lamina.train.learner import Learner
 from lamina.train.rates import parameter_groups
 from lamina.train.scoring import eval_mode
 from lamina.train.subjects import Subject, placed
-from lamina.utils import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -69,9 +69,8 @@ def write_parquet(rows: Sequence[Mapping[str, Any]], path: Path, columns: Sequen
 
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys([*columns, *(name for row in flat for name in row)]))
-    written = pa.table({name: pa.array(_alike([row.get(name) for row in flat])) for name in names})
     with replacing(path) as beside:
-        parquet.write_table(written, beside)
+        parquet.write_table(pa.table({name: _alike([row.get(name) for row in flat]) for name in names}), beside)
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,5 +115,4 @@ def summarise(values: Sequence[float], *, confidence: float = 0.95) -> Summary:
     if count == 1:
         return Summary(1, mean, 0.0, None)
     spread = statistics.stdev(values)
-    quantile = float(stdtrit(count - 1, (1 + confidence) / 2))
-    return Summary(count, mean, spread, quantile * spread / math.sqrt(count))
+    return Summary(count, mean, spread, float(stdtrit(count - 1, (1 + confidence) / 2)) * spread / math.sqrt(count))

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from lamina.errors import StoreError
-from lamina.utils import first_line
+from lamina.errors import StoreError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -67,13 +67,19 @@ def test_an_interruption_ends_with_130(lamina, monkeypatch: pytest.MonkeyPatch):
     assert (ran.code, ran.out, ran.err) == (130, "", "interrupted\n")
 
 
-def test_other_errors_are_not_hidden(lamina, monkeypatch: pytest.MonkeyPatch):
-    def fail(*_args: object, **_options: object) -> None:
-        raise ZeroDivisionError
+def test_an_unforeseen_error_is_one_line_and_ends_with_1(lamina, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("LAMINA_DEBUG", raising=False)
+    ran = ends(lamina, monkeypatch, ZeroDivisionError("by zero"))
+    says = "error: unforeseen ZeroDivisionError: by zero; LAMINA_DEBUG=1 shows where it came from.\n"
+    assert (ran.code, ran.out, ran.err) == (1, "", says)
 
-    monkeypatch.setattr("lamina.cli.inspect.describe", fail)
-    with pytest.raises(ZeroDivisionError):
-        app.build().main(["inspect", "x"])
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), ConfigError("op: a.")])
+def test_a_traceback_is_there_for_the_asking(lamina, monkeypatch: pytest.MonkeyPatch, error: Exception):
+    monkeypatch.setenv("LAMINA_DEBUG", "1")
+    ran = ends(lamina, monkeypatch, error)
+    assert "Traceback" in ran.err
+    assert ran.err.splitlines()[-1].startswith("error: ")
 
 
 def test_sentence_of_a_plain_error():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,83 @@ def test_a_dry_run_says_what_it_assumed(lamina: Lamina, recipe: Path):
     ran = run(lamina, recipe, "--dry-run")
     assert ran.code == 0
     assert "(the config of nobody/none is that of the recipe, since the hub cannot be reached)" in ran.out
+
+
+def no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def damaged_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"x" * 50)
+
+
+def no_tokenizer(folder: Path) -> None:
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+
+
+def damaged_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
+
+
+def no_package(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "aqlm"}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (no_weights, "no model"),
+        (damaged_weights, "header too large"),
+        (no_tokenizer, "processor"),
+        (damaged_tokenizer, "the tokenizer in"),
+        (no_package, "requires AQLM"),
+    ],
+)
+def test_a_dry_run_refuses_the_model_that_the_run_would_refuse(
+    lamina: Lamina, recipe: Path, base: Path, damage: Callable[[Path], None], says: str
+):
+    folder = shutil.copytree(base, recipe.parent / "model")
+    damage(folder)
+    recipe.write_text(recipe.read_text().replace(str(base), str(folder)))
+    for more in ((), ("--dry-run",)):
+        ran = run(lamina, recipe, *more)
+        assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+        assert says in ran.err
+
+
+@pytest.mark.parametrize(
+    ("fit", "says"),
+    [
+        ("precision: float16", "there is no GPU"),
+        ("max_length: 1", "the special tokens alone are 2"),
+        ("max_length: 4000", "model and tokenizer take 1 to 32"),
+        ('cache: "on", cache_dir: FILE', "cannot be read (Not a directory)"),
+        ('cache: "on"}\ntrain_base: true\nmethods: {', "the model is trained too"),
+        ("layer_rates: {99: 0.1}}\ntrain_base: true\nmethods: {", "layer 99 does not exist"),
+    ],
+)
+def test_a_dry_run_refuses_the_options_that_the_run_would_refuse(lamina: Lamina, recipe: Path, fit: str, says: str):
+    fit = fit.replace("FILE", str(recipe.parent / "train.tsv"))
+    recipe.write_text(recipe.read_text().replace("learning_rate: 0.05", fit))
+    for more in ((), ("--dry-run",)):
+        ran = run(lamina, recipe, *more)
+        assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+        assert says in ran.err
+        assert not (recipe.parent / "out").exists()
+
+
+def test_a_dry_run_refuses_the_output_that_the_run_would_refuse(lamina: Lamina, recipe: Path):
+    (recipe.parent / "out").write_text("a file")
+    assert run(lamina, recipe, "--dry-run") == run(lamina, recipe)
+    (recipe.parent / "out").unlink()
+    (recipe.parent / "out").mkdir()
+    (recipe.parent / "out" / "README.md").write_text("of another program")
+    ran = run(lamina, recipe, "--dry-run")
+    assert ran == run(lamina, recipe)
+    assert (ran.code, "it was made by something else" in ran.err) == (2, True)
 
 
 # Dry runs of recipes that fine-tune the model itself

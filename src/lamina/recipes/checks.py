@@ -1,0 +1,78 @@
+"""What a run would refuse in its first seconds, found by a dry run without weights."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lamina.data.cache_files import cache_folder, entries
+from lamina.errors import CacheError, ConfigError, noted
+from lamina.store import load_processor
+from lamina.store.bank import claimed_output
+from lamina.store.files import claimed
+from lamina.store.models import check_weights
+from lamina.train.engine import check_device
+from lamina.train.options import FitOptions
+from lamina.train.rates import parameter_groups
+from lamina.train.run import groups_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
+
+    from lamina.recipes.schema import Recipe
+    from lamina.tasks.task import Task
+    from lamina.train.grid import RunSpec
+
+_ROWS = 8  # of a task that are encoded
+
+
+def check_output(recipe: Recipe, specs: Mapping[str, RunSpec], folder: Path | None) -> None:
+    """Raise an error unless runs could save to the folder, which is left as it is, on this machine."""
+    alone = recipe.separately or recipe.methods
+    with nullcontext() if folder is None else claimed(folder) if alone else claimed_output(dict(specs), folder):
+        for spec in specs.values():
+            check_device(options := FitOptions.of(spec.options), folder)
+            if options.cache == "on" and recipe.train_base:
+                raise CacheError("cache: the model is trained too, so its states change. Use cache='auto' or 'off'.")
+            if options.cache == "on":
+                entries(cache_folder(options.cache_dir))  # a CacheError if that is no folder
+
+
+class _Subject(NamedTuple):
+    """As much of what is trained as encoding needs."""
+
+    base: PreTrainedModel
+    processor: Any
+
+
+def check_model(
+    recipe: Recipe,
+    specs: Mapping[str, RunSpec],
+    models: Mapping[str, PreTrainedModel],
+    tasks: Mapping[str, list[Task]],
+) -> None:
+    """Raise an error unless the model's files are whole and it can take the options and the first rows of each run.
+
+    `models` are those of the runs, without weights; of `tasks` there are those whose data is read.
+    """
+    first = next(iter(models.values()))
+    check_weights(recipe.model, first.config, revision=recipe.revision)
+    processor = load_processor(recipe.model, first, revision=recipe.revision)
+    if processor is None:
+        raise ConfigError(
+            f"recipe: {recipe.model} has no tokenizer or image processor; one is needed to read examples."
+        )
+    different = {repr((spec.task, spec.options, id(models[name]))): name for name, spec in specs.items()}
+    for name in different.values():
+        spec, subject, options = specs[name], _Subject(models[name], processor), FitOptions.of(specs[name].options)
+        with noted(f"run {name}"):
+            if recipe.methods or recipe.train_base:
+                parameter_groups(models[name], options, 1.0, "fit")
+            for task in tasks.get(spec.task, ())[:1]:
+                part = task.split("train")
+                few = replace(task, splits={"train": part.take(range(min(len(part), _ROWS)))})
+                groups_of(subject, {spec.task: few}, "train", options)  # pyright: ignore[reportArgumentType]
