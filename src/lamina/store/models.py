@@ -92,10 +92,9 @@ def _check_config(path: Path, name: str) -> None:
 def _check_counts(path: Path, fields: Mapping[str, Any]) -> None:
     """Refuse a config that asks for more parts than any model has, each of which would be built."""
     for key, value in fields.items():
-        numbers: list[Any] = value if isinstance(value, list) else [value]
-        for number in numbers:
+        for number in cast("list[Any]", value if isinstance(value, list) else [value]):
             if isinstance(number, dict):
-                _check_counts(path, number)
+                _check_counts(path, cast("dict[str, Any]", number))
             elif isinstance(number, int) and number > _MOST_PARTS and _COUNTS.search(key):
                 raise damaged(path, f"has {number:,} as '{key}'; at most {_MOST_PARTS:,} are built")
 
