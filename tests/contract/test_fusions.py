@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.formulas import ELSEWHERE, FORMULAS, LINEAR_ONLY, SETTINGS, stir_
+from tests.support.formulas import ELSEWHERE, FORMULAS, LINEAR_ONLY, SETTINGS, TEXT_ONLY, stir_
 from tests.support.stored import TEXTS, tiny_model, tiny_tokenizer
 from tests.support.tiny import FAMILIES, model_of
 
@@ -30,7 +30,7 @@ CASES = [
 ]
 READ = [("bert", "main"), ("gpt2", "main"), ("bart", "encoder"), ("bart", "decoder"), ("t5", "encoder")]
 LAYERS, WIDTH = 5, 12
-GROUPED = ("ada_layers", "single_layer", "elementwise", "gated", "concat", "depth_lstm")  # alike ones run as one
+GROUPED = ("ada_layers", "single_layer", "elementwise", "gated", "pooled_layers", "concat", "depth_lstm")  # run as one
 CONSTANT = ("last_layer", "mean", "head2toe")  # no parameters
 UNMIXED = (
     "single_layer",
@@ -109,7 +109,7 @@ def test_a_stream_that_is_fed_by_hand_gives_what_the_module_gives(name: str, set
     states, mask = states_and_mask()
     stream = fusion.stream([fusion])
     for index in fusion.active_layers():
-        stream.step(index, LayerView(states[index]))
+        stream.step(index, LayerView(states[index], mask))
     assert torch.equal(stream.finish(mask)[0], fusion(states, mask))
 
 
@@ -231,7 +231,7 @@ def test_alike_fusions_that_run_as_one_are_what_each_is_alone(name: str, setting
     assert len({member.group() for member in together}) == 1
     stream = together[0].stream(together)
     for index in sorted({index for member in together for index in member.active_layers()}):
-        stream.step(index, LayerView(states[index]))
+        stream.step(index, LayerView(states[index], mask))
     for one, other, features in zip(alone, together, stream.finish(mask), strict=True):
         expected = one(states, mask)
         torch.testing.assert_close(features, expected, rtol=1e-6, atol=2e-6)
@@ -308,7 +308,7 @@ def test_a_bank_streams_what_the_module_gives_on_the_stacked_states(
 
 def head_for(name: str, settings: dict[str, Any]) -> Any:
     """A head that can read its features."""
-    if name not in LINEAR_ONLY:
+    if name not in (*LINEAR_ONLY, *TEXT_ONLY):
         return TokenClassification(("a", "b", "c"), feedforward=16, dropout=0.0)
     if settings.get("per_token"):
         return TokenClassification(("a", "b", "c"), encoder_layers=0, dropout=0.0)

@@ -35,6 +35,8 @@ def options_of(draw: Any, name: str, layers: int) -> dict[str, Any]:
         options |= {"alpha": draw(st.floats(0.1, 64)), "cutoff": draw(st.floats(0, 0.99)) / layers}
     if name == "single_layer":
         options["layer"] = draw(st.integers(-layers, layers - 1))
+    if name == "pooled_layers":
+        options = {"dim": draw(st.integers(2, 7)), "heads": 1}
     if name == "concat":
         options["bias"] = draw(st.booleans())
     if name in ("head2toe", "routing"):
@@ -121,7 +123,7 @@ def test_fusions_that_run_as_one_are_what_each_is_alone(
         seeded()
         stream = made[0].stream(made)
         for index in sorted({index for module in made for index in module.active_layers()}):
-            stream.step(index, LayerView(states[index]))
+            stream.step(index, LayerView(states[index], mask))
         for one, other in zip(alone, stream.finish(mask), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lamina.fusion.base import LayerView
+
 
 def gelu(x: Tensor) -> Tensor:
     return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
@@ -79,6 +81,24 @@ def gated(fusion: Any, states: Tensor, _mask: Tensor) -> Tensor:
     return torch.einsum("lbt,lbtw->btw", weights, states)
 
 
+def pooled_layers(fusion: Any, states: Tensor, mask: Tensor) -> Tensor:
+    """Text by text, layer by layer and head by head, over the real tokens alone."""
+    heads, size = fusion.config.heads, fusion.width // fusion.config.heads
+    shares = fusion.scores.exp() / fusion.scores.exp().sum()
+    rows = []
+    for row in range(mask.shape[0]):
+        total = torch.zeros(fusion.dim)
+        for i in range(len(states)):
+            z = layer_norm(states[i, row, mask[row]])
+            slices = []
+            for h in range(heads):
+                weights = (z @ fusion.queries[i, h] / math.sqrt(fusion.width)).exp()
+                slices.append(weights / weights.sum() @ z[:, h * size : (h + 1) * size])
+            total = total + shares[i] * gelu(layer_norm(fusion.projection[i] @ torch.cat(slices)))
+        rows.append(total)
+    return torch.stack(rows).unsqueeze(1).expand(-1, mask.shape[1], -1)
+
+
 def concat(fusion: Any, states: Tensor, _mask: Tensor) -> Tensor:
     side_by_side = torch.cat(list(states), dim=-1)
     total = side_by_side @ torch.cat(list(fusion.projection), dim=-1).T
@@ -133,6 +153,7 @@ FORMULAS = {
     "scalar_mix": scalar_mix,
     "elementwise": elementwise,
     "gated": gated,
+    "pooled_layers": pooled_layers,
     "concat": concat,
     "dwatt": dwatt,
     "depth_lstm": depth_lstm,
@@ -144,6 +165,9 @@ ELSEWHERE = ("extra_layers", "head2toe", "routing")
 
 LINEAR_ONLY = ("head2toe",)
 """Registered names whose features only a head of one linear map can read."""
+
+TEXT_ONLY = ("pooled_layers",)
+"""Registered names whose features only a head that reads a whole text can read."""
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "ada_layers": [
@@ -162,6 +186,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "scalar_mix": [{}, {"layers": "top:2", "layer_dropout": 0.3}],
     "elementwise": [{}, {"layers": "1-"}],
     "gated": [{}, {"hidden": 5, "layers": "top:2"}],
+    "pooled_layers": [{"dim": 16, "heads": 4}, {"dim": 8, "heads": 2, "layers": "1-"}],
     "concat": [{}, {"dim": 16, "bias": True, "layers": "all"}],
     "dwatt": [{}, {"bottleneck": 5, "position_dim": 7, "layers": "all"}],
     "depth_lstm": [{}, {"dim": 16, "layers": "all"}],
@@ -176,6 +201,11 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 """Registered name -> settings that together use every option."""
+
+
+def view_of(state: Tensor) -> LayerView:
+    """A state of which every token is real, as a stream takes it."""
+    return LayerView(state, torch.ones(state.shape[:2], dtype=torch.bool))
 
 
 def stir_(module: torch.nn.Module, seed: int = 0, size: float = 0.3) -> None:

@@ -203,6 +203,7 @@ class ReaderBank(nn.Module, ModelHubMixin):
         passes = self._start(readers, labels)
         for stack_pass in passes:
             stack, given = stack_pass.stack, states.get(stack_pass.stack.name, {})
+            stack_pass.mask = token_mask(stack, batch)
             for name, reader in stack_pass.readers.items():
                 if reader.config.fusion.needs_block_inputs:
                     reason = "needs more of the model's pass than its states; call the bank itself"
@@ -213,7 +214,6 @@ class ReaderBank(nn.Module, ModelHubMixin):
                     needed = ", ".join(map(str, stack_pass.layers))
                     raise ConfigError(f"bank.read_states: {came}; the readers need the layers {needed}.")
                 stack_pass.take(layer, given[layer])
-            stack_pass.mask = token_mask(stack, batch)
         return self._finish(passes, labels, readers)
 
     def record_states(self, layers: Mapping[str, Sequence[int]], batch: Mapping[str, Any]) -> States:
@@ -249,7 +249,8 @@ class ReaderBank(nn.Module, ModelHubMixin):
 
     def _passes(self, names: Sequence[str], *, grad: bool) -> list[StackPass]:
         used = {stack: {name: self[name] for name in names if self[name].stack == stack} for stack in self.stacks}
-        return [StackPass(self.stacks[stack], members, grad=grad) for stack, members in used.items() if members]
+        model, own = self.model, {self.stacks[name]: members for name, members in used.items() if members}
+        return [StackPass(model, stack, members, grad=grad) for stack, members in own.items()]
 
     def _finish(
         self, passes: list[StackPass], labels: Mapping[str, Tensor], readers: Sequence[str] | None, main: Any = None
@@ -257,7 +258,7 @@ class ReaderBank(nn.Module, ModelHubMixin):
         """Logits and losses, in the order of the readers that were asked for."""
         outputs: dict[str, ReaderOutput] = {}
         for stack_pass in passes:
-            outputs |= stack_pass.finish(self.model, labels)
+            outputs |= stack_pass.finish(labels)
         out = BankOutput({name: outputs[name] for name in (self if readers is None else readers)}, main=main)
         with torch.set_grad_enabled(self._grad):
             for name, target in labels.items():

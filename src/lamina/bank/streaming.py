@@ -21,7 +21,7 @@ from lamina.layers.hooks import ContextHooks, OnStart, OnState, arguments, token
 from lamina.layers.wrappers import uncompiled
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool
+    from jaxtyping import Bool, Float
     from transformers import PreTrainedModel
 
 
@@ -34,11 +34,13 @@ class StackPass:
     Readers on the same layers whose fusions have the same `group` run as one stream.
     """
 
-    def __init__(self, stack: LayerStack, readers: Mapping[str, ReaderModule], *, grad: bool) -> None:
-        self.stack, self.readers = stack, readers
+    def __init__(
+        self, model: PreTrainedModel, stack: LayerStack, readers: Mapping[str, ReaderModule], *, grad: bool
+    ) -> None:
+        self.model, self.stack, self.readers = model, stack, readers
         self.mask: Tensor | None = None  # of the tokens, as the model was given it; None: all are real
         self._grad = grad
-        self._place: tuple[torch.Size, torch.device] | None = None  # batch and tokens of the states
+        self._real: Tensor | None = None  # True at real tokens, once a state came
         groups: dict[object, list[str]] = defaultdict(list)
         for name, reader in readers.items():
             group = reader.fusion.group()
@@ -69,17 +71,18 @@ class StackPass:
         """Hand one state on; True once the last layer that anyone needs was taken."""
         self._taken.append(layer)
         _check_taken("bank", self.stack, self.layers[: len(self._taken)], self._taken)
-        self._place = state.shape[:2], state.device
-        view = LayerView(state)
+        if self._real is None:
+            self._real = self._real_tokens(state)
+        view = LayerView(state, self._real)
         with torch.set_grad_enabled(self._grad):
             for stream, index in self._takers[layer]:
                 stream.step(index, view)
         return len(self._taken) == len(self.layers)
 
-    def finish(self, model: PreTrainedModel, labels: Mapping[str, Tensor] | None = None) -> dict[str, ReaderOutput]:
+    def finish(self, labels: Mapping[str, Tensor] | None = None) -> dict[str, ReaderOutput]:
         """What each reader says, by name; alike heads run as one, some for the positions that have labels alone."""
         _check_taken("bank", self.stack, self.layers, self._taken)
-        real = self._real(model)
+        real = fed(self._real)
         with torch.set_grad_enabled(self._grad):
             features: dict[str, Tensor] = {}
             for names, stream in self._streams:
@@ -100,13 +103,13 @@ class StackPass:
                     logits |= zip(names, heads[0].many(heads, stacked, real), strict=True)
         return {name: ReaderOutput(logits[name], real) for name in self.readers}
 
-    def _real(self, model: PreTrainedModel) -> Bool[Tensor, "batch tokens"]:
+    def _real_tokens(self, state: Float[Tensor, "batch tokens width"]) -> Bool[Tensor, "batch tokens"]:
         """True at real tokens; a row without any keeps its first, so that its result is defined."""
-        (shape, device), mask = fed(self._place), self.mask
+        shape, device, mask = state.shape[:2], state.device, self.mask
         if mask is None:
             return torch.ones(shape, dtype=torch.bool, device=device)
         if len(mask) == shape[0] and mask.shape[1] != shape[1]:
-            mask = _frame_mask(mask, shape[1], model)
+            mask = _frame_mask(mask, shape[1], self.model)
         if mask.shape != shape:
             came = f"the attention mask is {tuple(mask.shape)}; the states have batch and tokens {tuple(shape)}"
             raise ConfigError(f"bank: {came}. Give a mask [batch, tokens] of the tokens that the model reads.")
@@ -179,17 +182,17 @@ def listening(model: PreTrainedModel, passes: Sequence[StackPass]) -> Iterator[B
     def start(template: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         running.pop((get_ident(), template), None)
         if heard.readers.keys().isdisjoint(template.readers):
-            running[get_ident(), template] = begun = StackPass(template.stack, template.readers, grad=False)
+            running[get_ident(), template] = begun = StackPass(model, template.stack, template.readers, grad=False)
             begun.mask = token_mask(template.stack, ChainMap(*calls[get_ident()].values()), args, kwargs)
 
     def take(template: StackPass, layer: int, state: Tensor) -> None:
         begun = running.get((get_ident(), template))
         if begun is not None and begun.take(layer, state):
-            heard.readers.update(running.pop((get_ident(), template)).finish(model) | heard.readers)
+            heard.readers.update(running.pop((get_ident(), template)).finish() | heard.readers)
 
     def end(template: StackPass, *_: object) -> None:
         if begun := running.pop((get_ident(), template), None):
-            begun.finish(model)  # tells which layer is missing
+            begun.finish()  # tells which layer is missing
 
     with uncompiled(), ContextHooks() as hooks:
         for stack_pass in passes:

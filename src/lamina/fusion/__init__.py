@@ -18,5 +18,6 @@ FUSIONS = Registry(
         "extra_layers": "lamina.fusion.extra_layers:ExtraLayers",
         "head2toe": "lamina.fusion.head2toe:Head2Toe",
         "routing": "lamina.fusion.routing:Routing",
+        "pooled_layers": "lamina.fusion.pooled_layers:PooledLayers",
     },
 )

@@ -50,15 +50,20 @@ class FusionConfig:
 
 
 class LayerView:
-    """One layer's hidden state with the work on it that several fusions share, each done once."""
+    """One layer's hidden state, its mask (True at real tokens), and the work that several fusions share, done once."""
 
-    def __init__(self, state: Float[Tensor, "batch tokens width"]) -> None:
-        self.state = state
+    def __init__(self, state: Float[Tensor, "batch tokens width"], mask: Bool[Tensor, "batch tokens"]) -> None:
+        self.state, self.mask = state, mask
 
     @cached_property
     def gelu(self) -> Float[Tensor, "batch tokens width"]:
         """The exact GELU of the state."""
         return F.gelu(self.state)
+
+    @cached_property
+    def normed(self) -> Float[Tensor, "batch tokens width"]:
+        """The state layer-normed, without affine part."""
+        return F.layer_norm(self.state, self.state.shape[-1:])
 
 
 class Stream(ABC):
@@ -144,10 +149,10 @@ class Fusion(nn.Module, ABC):
             raise ConfigError(f"fusion: {came}; this one was built for {self.layers} of width {self.width}.")
         if mask is None:
             mask = torch.ones(states[0].shape[:2], dtype=torch.bool, device=states[0].device)
-        stream = self.stream([self])
+        stream, mask = self.stream([self]), mask.bool()
         for index in self.active_layers():
-            stream.step(index, LayerView(states[index]))
-        return stream.finish(mask.bool())[0]
+            stream.step(index, LayerView(states[index], mask))
+        return stream.finish(mask)[0]
 
 
 class _BufferedStream(Stream):

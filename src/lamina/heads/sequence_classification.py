@@ -31,6 +31,7 @@ class SequenceClassification(HeadConfig):
         labels: Names of the classes, or their number; one name for regression.
         attention_heads: Heads of the self-attention (pooling "attention" only); must divide the features' size.
         dropout: Probability, before pooling.
+        attention_dropout: Probability, on the self-attention's weights; the paper's code has its `dropout` there too.
         pooling: "attention" (self-attention without residual, GELU, dropout, mean over real tokens: the paper's),
             "mean" (over real tokens) or "first" (the first real token).
         problem_type: "classification", "regression" (one output, squared error) or "multi_label" (a sigmoid each).
@@ -43,6 +44,7 @@ class SequenceClassification(HeadConfig):
     labels: Sequence[str]
     attention_heads: int = 8
     dropout: float = 0.1
+    attention_dropout: float = 0.0
     pooling: Pooling = "attention"
     problem_type: ProblemType = "classification"
     class_weights: tuple[float, ...] | None = None
@@ -54,7 +56,8 @@ class SequenceClassification(HeadConfig):
         for name, known in (("pooling", get_args(Pooling)), ("problem_type", get_args(ProblemType))):
             if getattr(self, name) not in known:
                 raise UnknownNameError(op=self.kind, got=getattr(self, name), known=known, what=name)
-        check_range(self.kind, "dropout", self.dropout, 0, 1, open_high=True)
+        for name in ("dropout", "attention_dropout"):
+            check_range(self.kind, name, getattr(self, name), 0, 1, open_high=True)
         if self.problem_type == "regression" and len(self.labels) != 1:
             raise ConfigError(f"{self.kind}: {len(self.labels)} labels for a regression; it has one.")
         object.__setattr__(self, "class_weights", checked_weights(self.kind, self.class_weights, len(self.labels)))
@@ -69,11 +72,12 @@ class SequenceClassificationHead(LabelHead):
     """The module of `SequenceClassification`; logits `[batch, classes]`."""
 
     pools: ClassVar[bool] = True
-    settings: ClassVar = ("attention_heads", "dropout", "pooling")
+    settings: ClassVar = ("attention_heads", "dropout", "attention_dropout", "pooling")
 
     def __init__(self, config: SequenceClassification, dim: int) -> None:
-        attends = config.pooling == "attention"
-        parts = {"attention": SelfAttention(config.kind, dim, config.attention_heads)} if attends else {}
+        parts = {}
+        if config.pooling == "attention":
+            parts["attention"] = SelfAttention(config.kind, dim, config.attention_heads, config.attention_dropout)
         super().__init__(config, dim, **parts)
 
     def many(

@@ -38,9 +38,9 @@ def better(metric: str, new: float, old: float) -> bool:
 def score_classes(
     metrics: Sequence[str], predictions: Tensor, targets: Tensor, classes: int, *, binary: bool = True
 ) -> dict[str, float]:
-    """Score class ids `[rows]`: "accuracy", "mcc" and "f1", the mean over the classes that occur.
+    """Score class ids `[rows]`: "accuracy", "mcc", "macro_f1" (the mean over the classes that occur) and "f1".
 
-    F1 of two classes is that of the second one where `binary` is set.
+    "f1" is "macro_f1", but of two classes that of the second one where `binary` is set.
     """
     from torchmetrics.functional import classification as tm
 
@@ -52,6 +52,7 @@ def score_classes(
         "accuracy": lambda: tm.multiclass_accuracy(*both, num_classes=count, average="micro"),
         "f1": lambda: tm.binary_f1_score(*both) if of_second else mean_f1(),
         "mcc": lambda: tm.multiclass_matthews_corrcoef(*both, num_classes=count) if varies else 0.0,
+        "macro_f1": mean_f1,
     }
     return _scores(metrics, known)
 

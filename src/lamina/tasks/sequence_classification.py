@@ -27,7 +27,7 @@ class SequenceClassificationKind(ClassKind):
 
     name = "sequence_classification"
     problem_types = {
-        "classification": ("accuracy", "f1", "mcc"),
+        "classification": ("accuracy", "f1", "mcc", "macro_f1"),
         "regression": ("pearson", "spearman"),
         "multi_label": ("f1", "accuracy"),
     }

@@ -53,11 +53,9 @@ def test_a_row_without_a_real_token_keeps_its_first():
 def test_a_mask_of_another_shape_is_refused(shape: tuple[int, int]):
     bank, _ = bank_of("bert")
     one = bank._passes(["r"], grad=False)[0]
-    for layer in one.layers:
-        one.take(layer, torch.randn(2, 7, 32))
     one.mask = torch.ones(shape)
     with pytest.raises(ConfigError, match=r"bank: the attention mask is .*; the states have batch and tokens \(2, 7\)"):
-        one.finish(bank.model)
+        one.take(one.layers[0], torch.randn(2, 7, 32))
 
 
 def test_the_mask_of_sound_is_that_of_its_frames():
@@ -247,6 +245,6 @@ def test_readers_are_grouped_by_shape_and_layers():
     }
     for name, fusion in fusions.items():
         bank.add(name, Reader(fusion, TWO))
-    one = StackPass(stacks(model)["main"], {name: bank[name] for name in bank}, grad=False)
+    one = StackPass(model, stacks(model)["main"], {name: bank[name] for name in bank}, grad=False)
     assert [names for names, _ in one._streams] == [["a", "b"], ["c"], ["d"], ["e", "f"], ["g"]]
     assert one.layers == [1, 2, 3]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.support.formulas import view_of
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
-from lamina.fusion.base import LayerView, WeightedSum
+from lamina.fusion.base import WeightedSum
 from lamina.utils import check_range
 
 
@@ -19,7 +20,7 @@ def test_a_stream_that_was_fed_nothing_says_so():
 def test_a_stream_keeps_one_state_only():
     stream = WeightedSum(torch.tensor([1.0, 2.0, 3.0]))
     for index in range(3):
-        stream.step(index, LayerView(torch.full((1, 2, 3), 10.0**index)))
+        stream.step(index, view_of(torch.full((1, 2, 3), 10.0**index)))
     kept = [value for value in vars(stream).values() if isinstance(value, torch.Tensor)]
     assert len(kept) == 1
     assert torch.equal(stream.finish(torch.ones(1, 2, dtype=torch.bool))[0], torch.full((1, 2, 3), 321.0))
@@ -27,8 +28,8 @@ def test_a_stream_keeps_one_state_only():
 
 def test_half_precision_states_are_summed_in_the_precision_of_the_weights():
     stream = WeightedSum(torch.tensor([1.0, 1.0]))
-    stream.step(0, LayerView(torch.full((1, 1, 1), 256.0, dtype=torch.bfloat16)))
-    stream.step(1, LayerView(torch.full((1, 1, 1), 1.0, dtype=torch.bfloat16)))
+    stream.step(0, view_of(torch.full((1, 1, 1), 256.0, dtype=torch.bfloat16)))
+    stream.step(1, view_of(torch.full((1, 1, 1), 1.0, dtype=torch.bfloat16)))
     assert stream.finish(torch.ones(1, 1, dtype=torch.bool))[0].item() == 257  # bfloat16 has no 257
 
 
@@ -36,8 +37,9 @@ def test_a_view_works_gelu_out_once(monkeypatch: pytest.MonkeyPatch):
     calls = []
     gelu = F.gelu
     monkeypatch.setattr(F, "gelu", lambda state: calls.append(1) or gelu(state))
-    view = LayerView(torch.randn(1, 2, 3))
+    view = view_of(torch.randn(1, 2, 3))
     assert view.gelu is view.gelu
+    assert view.normed is view.normed
     assert calls == [1]
 
 

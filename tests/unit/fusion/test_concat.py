@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.formulas import view_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lamina.errors import ConfigError
-from lamina.fusion.base import LayerView
 from lamina.fusion.concat import Concat
 
 PRODUCTS = [getattr(torch.ops.aten, name) for name in ("mm", "addmm", "linear", "bmm", "baddbmm", "baddbmm_")]
@@ -68,7 +68,7 @@ def test_several_cost_one_matrix_product_per_layer():
     with torch.no_grad(), Products() as seen:
         stream = members[0].stream(members)
         for index in range(3):
-            stream.step(index, LayerView(torch.randn(2, 4, 8)))
+            stream.step(index, view_of(torch.randn(2, 4, 8)))
         stream.finish(torch.ones(2, 4, dtype=torch.bool))
     assert seen.count == 3
 
@@ -88,7 +88,7 @@ def test_a_stream_keeps_one_accumulator(grad: bool):
     with torch.set_grad_enabled(grad):
         stream = members[0].stream(members)
         for index in range(3):
-            stream.step(index, LayerView(torch.randn(2, 5, 16)))
+            stream.step(index, view_of(torch.randn(2, 5, 16)))
     kept = [value for value in vars(stream).values() if isinstance(value, torch.Tensor) and value.ndim > 2]
     assert [tuple(one.shape) for one in kept] == [(2, 10, 5)]
 

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
+from tests.support.formulas import view_of
 
 from lamina.errors import ConfigError
-from lamina.fusion.base import LayerView
 from lamina.fusion.depth_lstm import DepthLSTM, DepthLSTMFusion
 
 
@@ -74,7 +74,7 @@ def test_a_stream_keeps_two_states_of_its_own_size():
     with torch.no_grad():
         stream = members[0].stream(members)
         for index in range(9):
-            stream.step(index, LayerView(torch.randn(3, 7, 16)))
+            stream.step(index, view_of(torch.randn(3, 7, 16)))
     tensors = [value for value in vars(stream).values() if isinstance(value, torch.Tensor)]
     assert [tuple(value.shape) for value in tensors] == [(2, 21, 5)] * 2
 

@@ -6,10 +6,9 @@ import weakref
 
 import pytest
 import torch
-from tests.support.formulas import dwatt_attention, stir_
+from tests.support.formulas import dwatt_attention, stir_, view_of
 
 from lamina.errors import ConfigError
-from lamina.fusion.base import LayerView
 from lamina.fusion.dwatt import DWAtt
 
 
@@ -112,7 +111,7 @@ def test_the_states_are_let_go():
     states = [torch.randn(1, 2, 8) for _ in range(4)]
     known = [weakref.ref(state) for state in states]
     for index in range(4):
-        stream.step(index, LayerView(states[index]))
+        stream.step(index, view_of(states[index]))
     del states
     assert all(one() is not None for one in known)
     alive: list[int] = []

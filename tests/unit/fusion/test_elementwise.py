@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.support.formulas import view_of
 
 from lamina.errors import ConfigError
-from lamina.fusion.base import LayerView
 from lamina.fusion.elementwise import Elementwise, shares
 
 
@@ -55,7 +55,7 @@ def test_a_stream_keeps_one_accumulator():
     members = [Elementwise().build(3, 16) for _ in range(2)]
     stream = members[0].stream(members)
     for index in range(3):
-        stream.step(index, LayerView(torch.randn(2, 5, 16)))
+        stream.step(index, view_of(torch.randn(2, 5, 16)))
     kept = [value for value in vars(stream).values() if isinstance(value, torch.Tensor) and value.ndim > 2]
     assert [tuple(one.shape) for one in kept] == [(2, 2, 5, 16)]
 

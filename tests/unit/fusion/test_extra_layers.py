@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.formulas import view_of
 from tests.support.tiny import FAMILIES
 from torch import Tensor, nn
 from transformers import AutoModel, BertModel, DynamicCache, RobertaConfig
@@ -18,7 +19,6 @@ from transformers.models.bert.modeling_bert import BertLayer
 
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError
-from lamina.fusion.base import LayerView
 from lamina.fusion.extra_layers import ExtraLayers, _Call, _calls
 from lamina.heads.token_classification import TokenClassification
 from lamina.layers import stacks
@@ -509,7 +509,7 @@ def test_a_stream_that_was_fed_nothing_says_so():
     stream = fusion.stream([fusion])
     with pytest.raises(ConfigError, match="fusion: no state was fed"):
         stream.finish(torch.ones(1, 1, dtype=torch.bool))
-    stream.step(0, LayerView(torch.randn(1, 2, 12)))
+    stream.step(0, view_of(torch.randn(1, 2, 12)))
     stream.finish(torch.ones(1, 2, dtype=torch.bool))
     with pytest.raises(ConfigError, match="no state was fed"):
         stream.finish(torch.ones(1, 2, dtype=torch.bool))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.support.formulas import view_of
 
 from lamina.errors import ConfigError
-from lamina.fusion.base import LayerView
 from lamina.fusion.gated import Gated, GatedFusion
 
 
@@ -116,7 +116,7 @@ def test_readers_that_run_as_one_count_for_themselves():
         members[1].outer.bias.fill_(20)
     stream = members[0].stream(members)
     for index, state in enumerate(states_of([1], [3])):
-        stream.step(index, LayerView(state))
+        stream.step(index, view_of(state))
     stream.finish(torch.tensor([[True]]))
     torch.testing.assert_close(members[0].importance(), torch.tensor([0.25, 0.75]))
     torch.testing.assert_close(members[1].importance(), torch.tensor([30 / 80, 50 / 80]))
@@ -134,7 +134,7 @@ def test_a_stream_keeps_one_accumulator_and_its_weights():
     members = [Gated(hidden=4).build(3, 16) for _ in range(2)]
     stream = members[0].stream(members)
     for index in range(3):
-        stream.step(index, LayerView(torch.randn(2, 5, 16)))
+        stream.step(index, view_of(torch.randn(2, 5, 16)))
     kept = [value for value in vars(stream).values() if isinstance(value, torch.Tensor) and value.ndim > 2]
     assert [tuple(one.shape) for one in kept] == [(2, 2, 5, 16)]
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.formulas import positions
+from tests.support.formulas import positions, view_of
 
 from lamina.errors import ConfigError
 from lamina.fusion.ada_layers import AdaLayers
-from lamina.fusion.base import LayerView
 from lamina.fusion.projected import sinusoids
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]], dtype=torch.bool)
@@ -85,7 +84,7 @@ def test_dropout_of_fusions_that_run_as_one_is_that_of_each_alone():
     seeded()
     stream = members[0].stream(members)
     for index in range(3):
-        stream.step(index, LayerView(states[index]))
+        stream.step(index, view_of(states[index]))
     together = stream.finish(torch.ones(2, 4, dtype=torch.bool))
     for one, other in zip(alone, together, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
@@ -111,7 +110,7 @@ def test_a_stream_keeps_one_accumulator(grad: bool):
     with torch.set_grad_enabled(grad):
         stream = members[0].stream(members)
         for index in range(3):
-            stream.step(index, LayerView(torch.randn(2, 5, 16)))
+            stream.step(index, view_of(torch.randn(2, 5, 16)))
     kept = [value for value in vars(stream).values() if isinstance(value, torch.Tensor) and value.ndim > 2]
     assert [tuple(one.shape) for one in kept] == [(2, 5, 2, 8)]
 

@@ -82,6 +82,24 @@ def test_dropout_is_on_while_training_only():
     assert not torch.equal(head(features, MASK), head(features, MASK))
 
 
+def test_attention_dropout_drops_weights_of_the_attention_while_training():
+    """With one token a text attends to that alone: in training it sees it twice as large, or not at all."""
+    head = head_of(attention_heads=1, dropout=0.0, attention_dropout=0.5)
+    token, mask = torch.randn(1, 1, 8), torch.ones(1, 1, dtype=torch.bool)
+    attention = head.attention
+    value = F.linear(token, attention.weight[16:], attention.bias[16:])
+
+    def expected(size: float) -> torch.Tensor:
+        return head.output(F.gelu(attention.output(size * value))[:, 0])
+
+    torch.testing.assert_close(head(token, mask), expected(1.0))
+    head.train()
+    logits = head(token.expand(64, -1, -1), mask.expand(64, -1))
+    dropped, kept = ((logits - expected(size)).abs().amax(1) < 1e-5 for size in (0.0, 2.0))
+    assert bool((dropped | kept).all())
+    assert 10 < int(kept.sum()) < 54
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
@@ -96,6 +114,7 @@ def test_dropout_is_on_while_training_only():
             "unknown problem_type 'ranking'; known: classification, regression",
         ),
         ({"dropout": 1.0}, ConfigError, "sequence_classification: dropout is 1.0"),
+        ({"attention_dropout": -0.1}, ConfigError, "sequence_classification: attention_dropout is -0.1"),
         ({"problem_type": "regression"}, ConfigError, "2 labels for a regression; it has one"),
         ({"labels": ()}, ConfigError, "at least one is needed"),
         ({"class_weights": (1.0,)}, ConfigError, "one positive weight per label"),

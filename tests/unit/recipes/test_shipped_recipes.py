@@ -128,8 +128,19 @@ def test_settings_of_the_thesis(name: str):
     written.setdefault("positions", False)
     assert {key: written[key] for key in expected} == expected
     assert ada.fusion["dropout"] == ada.head["dropout"] == single.fusion["dropout"]
+    assert ada.head.get("attention_dropout") == (None if "encoder_layers" in ada.head else ada.head["dropout"])
     assert single.head == ada.head
     assert found.fit["precision"] == "float16"
+
+
+@pytest.mark.parametrize("model", ["roberta-large", "bart"])
+def test_rows_lengths_and_metrics_of_the_thesis(model: str):
+    """Which rows pick the epoch, by what, and how much of a text is read; the public code says so."""
+    cola, conll, imdb = (recipe(f"{ADA}/{task}-{model}.yaml") for task in ("cola", "conll", "imdb"))
+    assert {recipe.evaluate for recipe in (cola, conll, imdb)} == {"test"}
+    assert (cola.tasks["cola"].hold_out, cola.tasks["cola"].metric) == (True, "macro_f1")
+    assert (conll.tasks["conll2003"].hold_out, conll.tasks["conll2003"].metric) == (False, None)
+    assert imdb.fit["max_length"] == (1024 if model == "bart" else 512)
 
 
 @pytest.mark.parametrize("name", THESIS)

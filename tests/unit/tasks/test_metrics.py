@@ -46,8 +46,9 @@ def draw(classes: int, rows: int = 200) -> tuple[list[int], list[int]]:
 
 def test_two_classes_agree_with_the_reference():
     guess, truth = draw(2)
-    scores = classes(("mcc", "accuracy", "f1"), guess, truth, 2)
-    assert list(scores) == ["mcc", "accuracy", "f1"]
+    scores = classes(("mcc", "accuracy", "f1", "macro_f1"), guess, truth, 2)
+    assert list(scores) == ["mcc", "accuracy", "f1", "macro_f1"]
+    assert scores["macro_f1"] == pytest.approx(reference.f1_score(truth, guess, average="macro"))
     assert scores["accuracy"] == pytest.approx(reference.accuracy_score(truth, guess))
     assert scores["f1"] == pytest.approx(reference.f1_score(truth, guess))
     assert scores["mcc"] == pytest.approx(reference.matthews_corrcoef(truth, guess))

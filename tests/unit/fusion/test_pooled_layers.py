@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.support.formulas import stir_, view_of
+from tests.support.stored import tiny_model
+
+from lamina.bank import Reader, ReaderBank
+from lamina.errors import ConfigError
+from lamina.fusion.pooled_layers import PooledLayers
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.heads.token_classification import TokenClassification
+
+
+def test_parameter_counts():
+    """At RoBERTa-large's size: 25 states x (8 queries + 64 rows) x 1024, and a score each."""
+    fusion = PooledLayers().build(25, 1024)
+    assert sum(parameter.numel() for parameter in fusion.parameters()) == 25 * (8 + 64) * 1024 + 25
+
+
+def test_at_the_start_every_token_weighs_the_same():
+    fusion = PooledLayers(dim=4, heads=2).build(1, 6).eval()
+    state, mask = torch.randn(1, 1, 5, 6), torch.ones(1, 5, dtype=torch.bool)
+    shuffled = state[:, :, torch.tensor([3, 1, 4, 0, 2])]
+    torch.testing.assert_close(fusion(state, mask), fusion(shuffled, mask))
+    mean = torch.nn.functional.layer_norm(state[0, 0], (6,)).mean(0)
+    expected = torch.nn.functional.gelu(torch.nn.functional.layer_norm(fusion.projection[0] @ mean, (4,)))
+    torch.testing.assert_close(fusion(state, mask)[0, 0], expected)
+
+
+@torch.no_grad()
+def test_what_a_stream_keeps_does_not_grow_with_the_text():
+    fusion = PooledLayers(dim=4, heads=2).build(3, 8).eval()
+    stream = fusion.stream([fusion])
+    for index in range(3):
+        stream.step(index, view_of(torch.randn(2, 50, 8)))
+    kept = [value for value in vars(stream).values() if isinstance(value, torch.Tensor)]
+    assert [part.numel() for part in kept] == [2 * 4]
+
+
+def test_all_tokens_carry_the_same_features_at_the_memory_of_one():
+    fusion = PooledLayers(dim=4, heads=2).build(2, 8).eval()
+    features = fusion(torch.randn(2, 3, 7, 8))
+    assert torch.equal(features, features[:, :1].expand(-1, 7, -1))
+    assert features.stride(1) == 0
+
+
+def test_a_bank_reads_its_features_by_the_mask_of_the_batch():
+    bank = ReaderBank(tiny_model())
+    stir_(bank.add("r", Reader(PooledLayers(dim=4, heads=2), SequenceClassification(["a", "b"], pooling="first"))))
+    bank.eval()
+    ids = torch.randint(5, 20, (1, 6))
+    mask = torch.ones_like(ids)
+    padded = torch.cat([ids, torch.zeros(1, 3, dtype=torch.long)], dim=1)
+    seen = torch.cat([mask, torch.zeros(1, 3, dtype=torch.long)], dim=1)
+    with torch.no_grad():
+        alone = bank(input_ids=ids, attention_mask=mask)["r"].logits
+        beside = bank(input_ids=padded, attention_mask=seen)["r"].logits
+    torch.testing.assert_close(alone, beside, rtol=1e-5, atol=1e-5)
+
+
+def test_heads_must_divide_the_width():
+    with pytest.raises(ConfigError, match="pooled_layers: 8 heads for states of width 12; they must divide it"):
+        PooledLayers().build(2, 12)
+
+
+def test_a_head_that_labels_tokens_is_refused():
+    head = TokenClassification(["a", "b"], encoder_layers=0).build(4)
+    with pytest.raises(ConfigError, match="the head labels each token; these features are a whole text's"):
+        PooledLayers(dim=4, heads=2).build(2, 8).check_head(head)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"), [({"dim": 0}, "dim"), ({"heads": 0}, "heads"), ({"dropout": 1}, "dropout")]
+)
+def test_settings_out_of_range(settings: dict[str, int], name: str):
+    with pytest.raises(ConfigError, match=f"pooled_layers: {name} is"):
+        PooledLayers(**settings)
