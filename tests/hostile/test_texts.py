@@ -84,7 +84,7 @@ def test_pairs_in_any_form(bank: Any):
 @pytest.mark.parametrize(
     "given",
     ["a", b"a", None, 3, 1.5, {"a": 1}, {"a"}, np.array("a"), np.float32(3), object(), str, pd.DataFrame({"a": ["b"]})],
-    ids=repr,
+    ids=lambda given: type(given).__name__,
 )
 def test_what_is_no_list(bank: Any, given: Any):
     with pytest.raises(ConfigError, match=r"predict: got one .*; a list of texts, pairs of texts or images is needed"):
