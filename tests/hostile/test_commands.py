@@ -228,7 +228,9 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
             *of(("edit", "base", "--freeze", "1", "-o", "moods", "--force"), "moods/config.json"),
         ],
         **dict.fromkeys(("truncate", "reinit", "scope", "insert", "layers", "init", "activation", "placement")),
-        **dict.fromkeys(("kernel", "freeze", "train_inserted", "merge", "stack", "seed", "head", "dry_run", "force")),
+        **dict.fromkeys(
+            ("kernel", "freeze", "train_inserted", "merge", "stack", "seed", "head", "new_weights", "dry_run", "force")
+        ),
     },
     "cache": {
         "cache_dir": [

@@ -43,6 +43,7 @@ def with_little_room(action: Callable[[], object], size: int) -> str:
         try:
             torch.set_num_threads(1)
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write fails with "File too large"
+            sys.dont_write_bytecode = True  # Python would leave a part of it
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
             action()
             said = "0 "
@@ -163,6 +164,7 @@ def test_what_was_there_before_stays(place: Path):
 
 COMMAND = """
 import resource, signal, sys
+sys.dont_write_bytecode = True  # Python would leave a part of it
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
 from lamina.cli import main

@@ -71,7 +71,8 @@ def make(folder: Path) -> None:
     (folder / "a.jsonl").write_text('{"text": "the film", "label": "a"}\n{"text": "bad", "label": {"x": [1]}}\n')
     (folder / "a.conll").write_text("the O\nParis B-LOC\n\nAnna B-PER\n")
     pq.write_table(pa.table(ROWS), folder / "a.parquet")
-    Partial.open(folder / "answers.jsonl", {"source": "a.csv"}, resume=True).add([{"row": 1}], read=1)
+    with Partial.open(folder / "answers.jsonl", {"source": "a.csv"}, resume=True) as partial:
+        partial.add([{"row": 1}], read=1)
 
 
 def open_bank(folder: Path) -> None:
@@ -104,6 +105,13 @@ def open_table(name: str) -> Callable[[Path], None]:
 
 
 READER = "bank/readers/mood"
+
+
+def open_partial(folder: Path) -> None:
+    with Partial.open(folder / "answers.jsonl", {"source": "a.csv"}, resume=True) as partial:
+        assert partial.rows >= 0
+
+
 # The file that is mutated -> what opens it
 FORMATS: dict[str, Callable[[Path], None]] = {
     **dict.fromkeys(("bank/lamina.json", f"{READER}/reader.json", f"{READER}/model.safetensors"), open_bank),
@@ -113,9 +121,7 @@ FORMATS: dict[str, Callable[[Path], None]] = {
     f"cache/{'0' * 32}/index.json": open_cache,
     "recipe.yaml": lambda folder: load_recipe(folder / "recipe.yaml"),
     **{name: open_table(name) for name in ("a.csv", "a.tsv", "a.jsonl", "a.conll", "a.parquet")},
-    ".answers.jsonl.partial.json": lambda folder: Partial.open(
-        folder / "answers.jsonl", {"source": "a.csv"}, resume=True
-    ),
+    ".answers.jsonl.partial.json": open_partial,
 }
 
 

@@ -188,5 +188,5 @@ def test_a_file_without_end(tmp_path: Path):
     path = write(tmp_path / "some.json", b"{}")
     with path.open("r+b") as file:
         file.truncate(1 << 40)  # without a block on disk
-    with pytest.raises(StoreError, match=r"some\.json is not JSON \(it has more than 67,108,864 bytes\)"):
+    with pytest.raises(StoreError, match=r"some\.json cannot be read \(it has more than 67,108,864 bytes\)"):
         read_json(path)

@@ -31,15 +31,21 @@ _ROWS = 8  # of a task that are encoded
 
 
 def check_output(recipe: Recipe, specs: Mapping[str, RunSpec], folder: Path | None) -> None:
-    """Raise an error unless runs could save to the folder, which is left as it is, on this machine."""
+    """Raise an error unless runs could save to the folder, which is left as it is, and to the cache."""
     alone = recipe.separately or recipe.methods
     with nullcontext() if folder is None else claimed(folder) if alone else claimed_output(dict(specs), folder):
         for spec in specs.values():
-            check_device(options := FitOptions.of(spec.options), folder)
+            options = FitOptions.of(spec.options)
             if options.cache == "on" and recipe.train_base:
                 raise CacheError("cache: the model is trained too, so its states change. Use cache='auto' or 'off'.")
             if options.cache == "on":
                 entries(cache_folder(options.cache_dir))  # a CacheError if that is no folder
+
+
+def check_machine(specs: Mapping[str, RunSpec], folder: Path | None) -> None:
+    """Raise an error unless this machine has what the options of each run ask for."""
+    for spec in specs.values():
+        check_device(FitOptions.of(spec.options), folder)
 
 
 class _Subject(NamedTuple):

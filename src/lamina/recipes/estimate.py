@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lamina.errors import ModelNotFoundError, noted
-from lamina.recipes.checks import check_model, check_output
+from lamina.recipes.checks import check_machine, check_model, check_output
 from lamina.recipes.edits import config_of
 from lamina.recipes.expand import expand_recipe, grid_of
 from lamina.recipes.loading import NOT_DATA, load_outlines
@@ -68,8 +68,10 @@ def estimate(
         notes.append(f"the config of {recipe.model} is {source}")
     sizes = Sizes(config)
     planned = [_Planned(recipe, spec, outlines[spec.task], sizes) for spec in specs.values()]
-    check_output(recipe, specs, None if output is None else Path(output))
-    if source == OWN:
+    folder = None if output is None else Path(output)
+    check_output(recipe, specs, folder)
+    if source == OWN:  # else it will run where the model is
+        check_machine(specs, folder)
         check_model(recipe, specs, {run.spec.name: run.model.model for run in planned}, tasks)
     passes = [] if recipe.methods else _passes(planned)
     base, runs = sum(shared.flops for shared in passes), sum(run.flops for run in planned)

@@ -122,7 +122,8 @@ class Checkpoints:
 
     def needed_bytes(self, each: int) -> int:
         """How much more is written at most, with so many bytes in each checkpoint: those kept, and the next."""
-        return max(0, (_KEPT + 1) * each - sum(file.stat().st_size for path in self._own() for file in path.iterdir()))
+        there = [path / TENSORS for path in self._own()]
+        return max(0, (_KEPT + 1) * each - sum(file.stat().st_size for file in there if file.is_file()))
 
     def clear(self) -> None:
         """Remove all of them, and the folder if nothing else is in it."""

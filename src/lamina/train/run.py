@@ -100,14 +100,13 @@ def train(  # noqa: PLR0913
             kept = Checkpoints(Path(place), op, identity(subject, learners, plan, validation, rates, options))
             if rank() == 0:
                 needed = kept.needed_bytes(sum(learner.checkpoint_bytes for learner in learners))
-                check_room(Path(held), needed + (0 if folder is None else saved_bytes(target)))
+                check_room(Path(held), needed + (saved_bytes(target) if folder else 0))
         engine = Engine(subject, learners, plan, validation, options=options, accelerator=accelerator, checkpoints=kept)
         engine.run()
         for tracker in accelerator.trackers:  # `end_training` would end the process group as well
             tracker.finish()
         _note(engine)
-        tests = groups_of(subject, tasks, "test", options, encodings) if options.test else []
-        scores = score(subject, tests, options)
+        scores = score(subject, groups_of(subject, tasks, "test", options, encodings) if options.test else [], options)
         result = _result(engine, specs, scores, seconds=time.perf_counter() - start, folder=folder)
         if folder is not None and rank() == 0:
             files = {name: file for name, file in _files(result).items() if name in _names(target)}

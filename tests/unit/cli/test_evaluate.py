@@ -57,7 +57,7 @@ def test_a_preset_from_local_files(lamina, base: Path, tmp_path: Path):
         (tmp_path / "data" / "cola" / name).write_text("s\t1\t\tthe film is good .\ns\t0\t*\tgood the is\n")
     for preset in ("cola", "glue/cola"):
         ran = lamina("evaluate", tmp_path / "bank", "--task", f"ok={preset}", "--data", tmp_path / "data", "--json")
-        assert list(json.loads(ran.out)["ok"]) == ["mcc", "accuracy"]
+        assert list(json.loads(ran.out)["ok"]) == ["mcc", "accuracy", "macro_f1"]
 
 
 def test_the_tables(lamina, bank_folder: Path, moods: Path, words: Path):

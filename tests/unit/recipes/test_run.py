@@ -130,9 +130,9 @@ def test_what_is_written(swept: tuple[Run, Path]):
 
 def test_the_markdown_table(swept: tuple[Run, Path]):
     lines = markdown(swept[0].table).splitlines()
-    scores = "metric | mean | spread | f1 | mcc | test | test f1 | test mcc"
+    scores = "metric | mean | spread | f1 | mcc | macro_f1 | test | test f1 | test mcc | test macro_f1"
     assert lines[0] == f"| task | method | fusion.alpha | {scores} | runs | parameters |"
-    assert lines[1] == "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+    assert lines[1] == "|" + "---|" * 15
     assert len(lines) == 5
     last = next(line for line in lines if "last" in line).split(" | ")
     assert (last[1], last[2], last[3], last[-2], last[-1]) == ("last", "", "accuracy", "2", "66 |")

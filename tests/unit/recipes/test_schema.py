@@ -185,7 +185,7 @@ VALUES = [
     (GOOD, "seeds: [0, 1]", "seeds: [0, -1]", 2, "seeds.1: input should be greater than or equal to 0"),
     (GOOD, "seeds: [0, 1]", f"seeds: [{2**64}]", 2, f"seeds.0: input should be less than {2**63}"),
     (GOOD, "{epochs: 3}", "{seed: -1}", 3, "fit.seed: fit: seed is -1; it must be at least 0"),
-    (WIDE, "seed: [1]", "seed: [0, -1]", 18, "fit: seed is -1; it must be at least 0"),
+    (WIDE, "seed: [1]", "seed: [0, -1]", 18, "seed is -1; it must be at least 0"),
     (GOOD, "{epochs: 3}", "{epochs: 0}", 3, "fit.epochs: fit: epochs is 0; it must be at least 1"),
     (GOOD, "{epochs: 3}", "{epochs: {a: 1}}", 3, "fit.epochs: .*give one number here"),
     (GOOD, "{epochs: 3}", "{weight_decay: 1e-2}", 3, "fit.weight_decay: .*it must be a number, such as 0.001"),
