@@ -75,16 +75,14 @@ def open_states(
         if not auto:
             raise CacheError(f"cache: {reason}; cached states cannot be used. Use cache='auto' or 'off'.")
         return _without(reason)
-    entry = _Entry(bank, inputs, names, settings, fingerprints or {})
-    if (states := entry.open()) is None:
-        try:
-            reason = entry.fill()
-            if reason is None and (states := entry.open()) is None:
-                raise CacheError(f"cache: {entry.path} is gone; it was removed as soon as it was written.")
-        except CacheError as error:
-            if not auto:
-                raise
-            logger.warning(reason := str(error))
+    entry, states = _Entry(bank, inputs, names, settings, fingerprints or {}), None
+    try:
+        if (states := entry.open()) is None and (reason := entry.fill()) is None and (states := entry.open()) is None:
+            raise CacheError(f"cache: {entry.path} is gone; it was removed as soon as it was written.")
+    except CacheError as error:
+        if not auto:
+            raise
+        logger.warning(reason := str(error))
     if not _everywhere(states is not None, bank.device):
         return _without(reason or "the states are not there in every process")
     logger.info("cache: %s of states in %s", decimal(sum(entry.layout.sizes.values())), entry.path)
