@@ -157,7 +157,7 @@ def _layered(model: PreTrainedModel) -> set[str]:
 
 
 def _mismatch(name: str, what: str) -> StoreError:
-    return damaged(f"the weights in {name}", f"are not those of the edited model: {what}")
+    return damaged(f"the weights in {name}", f"are not those of the model that was saved: {what}")
 
 
 def replay_inserts(model: PreTrainedModel, record: Sequence[Edit]) -> None:

@@ -370,3 +370,11 @@ def test_a_head_for_other_classes(edited, tmp_path: Path):
     assert all(torch.equal(body[key], mine[key]) for key in mine)
     own = BertForSequenceClassification
     assert load(tmp_path, own, labels=["no", "yes", "so"])[0].config.num_labels == 3
+
+
+def test_a_model_whose_blocks_were_taken_out_by_hand_is_not_loaded_with_new_ones(tmp_path: Path):
+    model = tiny_model()
+    del model.encoder.layer[-1]
+    save(model, tmp_path)
+    with pytest.raises(StoreError, match=r"are not those of the model that was saved: there is no weight 'encoder\.layer"):
+        load(tmp_path)
