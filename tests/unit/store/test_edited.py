@@ -376,5 +376,5 @@ def test_a_model_whose_blocks_were_taken_out_by_hand_is_not_loaded_with_new_ones
     model = tiny_model()
     del model.encoder.layer[-1]
     save(model, tmp_path)
-    with pytest.raises(StoreError, match=r"are not those of the model that was saved: there is no weight 'encoder\.layer"):
+    with pytest.raises(StoreError, match=r"are not those .* there is no weight 'encoder\.layer"):
         load(tmp_path)
