@@ -53,14 +53,13 @@ def flip(path: Path, at: int, bit: int) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("share", [0.02, pytest.param(1.0, marks=pytest.mark.full)])
+@pytest.mark.parametrize("times", [15, pytest.param(1000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", [INDEX, "main.bin"])
-def test_any_flipped_bit_is_noticed(name: str, share: float, bank: Any, entry: Path, caplog: pytest.LogCaptureFixture):
-    whole, expected = (entry / name).read_bytes(), states_of(bank, entry.parent)
-    rng = random.Random(0)
-    for at in rng.sample(range(len(whole)), int(min(share, 4000 / len(whole)) * len(whole)) if share == 1 else 15):
+def test_any_flipped_bit_is_noticed(name: str, times: int, bank: Any, entry: Path, caplog: pytest.LogCaptureFixture):
+    expected, rng = states_of(bank, entry.parent), random.Random(0)
+    for _ in range(times):
         caplog.clear()
-        flip(entry / name, at, rng.randrange(8))
+        flip(entry / name, rng.randrange((entry / name).stat().st_size), rng.randrange(8))
         if name == INDEX:
             assert all(found.problem for found in entries(entry.parent))
         states = states_of(bank, entry.parent)

@@ -104,7 +104,10 @@ ACTIONS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = 
     "edited model": (edit, load),
     "checkpoint": (checkpoint, lambda folder: Checkpoints(folder, "fit", {"seed": 0}).begin(resume=True)),
     "training": (train, lambda folder: load_bank(folder, tiny_model())),
-    "training with a cache": (lambda folder: train(folder, cache="on", cache_dir=folder / "cache"), load_bank),
+    "training with a cache": (
+        lambda folder: train(folder, cache="on", cache_dir=folder / "cache"),
+        lambda folder: load_bank(folder, tiny_model()),
+    ),
     "tables": (tables, lambda folder: read_table(folder / "table.parquet")),
     "answers .jsonl": (lambda folder: predicted(folder, ".jsonl"), lambda folder: read_table(folder / "answers.jsonl")),
     "answers .csv": (lambda folder: predicted(folder, ".csv"), lambda folder: read_table(folder / "answers.csv")),
