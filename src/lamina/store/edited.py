@@ -121,12 +121,15 @@ def with_inserts(plain: type[Any], record: Sequence[Edit]) -> Any:
 def check_weights(model: PreTrainedModel, name: str, report: Mapping[str, set[str]], *, exact: bool) -> None:
     """Refuse weights of which transformers reports that some are missing, or have no place in the edited model.
 
-    Unless the model is `exact`ly of the class that was saved, only the parts that hold its layers count.
+    Unless the model is `exact`ly of the class that was saved, only the parts that hold its layers count. A backbone
+    may have been made without its pooler (`add_pooling_layer=False`), which its class always makes here.
     """
     prefix, layered = f"{model.base_model_prefix}.", set[str]() if exact else _layered(model)
+    bare = model.base_model is model
 
     def counts(key: str) -> bool:
-        return exact or is_inserted(key) or key.removeprefix(prefix).split(".")[0] in layered
+        part = key.removeprefix(prefix).split(".")[0]
+        return is_inserted(key) or (not (bare and part == "pooler") if exact else part in layered)
 
     if missing := [key for key in sorted(report["missing_keys"]) if counts(key)]:
         raise _mismatch(name, f"there is no weight '{missing[0]}'")
