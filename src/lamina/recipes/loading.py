@@ -55,7 +55,7 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
         for part, path in (recipe.files or {}).items():
             given[part] = root / path if isinstance(path, str) else tuple(root / file for file in path)
         task = Task.from_files(name=name, **recipe.model_dump(include=OF_FILES), **given)
-    task = task.masked_lm() if recipe.masked_lm else task
+    task = task if recipe.masked_lm is None else task.masked_lm(rows=recipe.masked_lm.rows)
     task = task.held_out() if recipe.hold_out else task
     if recipe.metric is None:
         return task
@@ -85,7 +85,9 @@ def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, Ta
 
 def _published(recipe: TaskRecipe) -> TaskOutline:
     _, preset = find_preset(str(recipe.preset))
-    texts = 2 if recipe.masked_lm and preset.columns[1] is not None else 1  # both of a pair become rows
+    outline = recipe.outline()
+    parted = recipe.masked_lm is not None and not outline.by_row and preset.columns[1] is not None
+    texts = 2 if parted else 1  # both of a pair become rows
     rows = {part: texts * count for part, count in preset.rows.items()}
     if recipe.hold_out or "validation" not in rows:
         held = round(HELD_OUT * rows["train"])
@@ -93,7 +95,6 @@ def _published(recipe: TaskRecipe) -> TaskOutline:
         rows = {**test, **rows, "train": rows["train"] - held, "validation": held}
     for part, limit in (("train", recipe.limit), ("validation", recipe.limit_validation)):
         rows[part] = rows[part] if limit is None else min(rows[part], texts * limit)
-    outline = recipe.outline()
     if recipe.subsample is not None:
         classes, _ = kind_of(outline.kind).row_classes(outline, Split.of(()))
         rows["train"] = recipe.subsample.size().count(len(classes), rows["train"])
@@ -109,4 +110,4 @@ def _measured(task: Task) -> TaskOutline:
         words += sum(len(part.split()) for part in ((text,) if isinstance(text, str) else text))
     rows = {part: len(split) for part, split in task.splits.items()}
     tokens = max(3, 2 + 4 / 3 * words / max(1, len(texts)))
-    return TaskOutline(task.kind, task.problem_type, tuple(task.labels), rows, tokens)
+    return TaskOutline(task.kind, task.problem_type, tuple(task.labels), rows, tokens, task.by_row)

@@ -270,7 +270,7 @@ class _Session:
         """What decides what a run learns, JSON-ready; see `lamina.train.identity`."""
         recipe, task = self.recipe, self.tasks[spec.task][spec.repeat]
         facts = {"model": recipe.model, "revision": recipe.revision, "train_base": recipe.train_base, **spec.settings}
-        facts |= {"edits": list(spec.edits), "metric": task.metric, "labels": list(task.labels)}
+        facts |= {"edits": list(spec.edits), "metric": task.metric, "labels": list(task.labels), "by_row": task.by_row}
         facts |= FitOptions.of(spec.options).model_dump(exclude=_FREE)
         settings = {"": facts | ({} if spec.reader is None else reader_settings(spec.reader))}
         digests: dict[str, Any] = {"": {"weights of the model": self._weights}}

@@ -149,6 +149,21 @@ class MethodRecipe(Strict):
         return [*places, *FitOptions.model_fields]
 
 
+class MaskedLMRecipe(Strict):
+    """How hidden tokens are predicted."""
+
+    rows: bool = False  # of each row by itself, a pair as one text; else of blocks of joined rows
+
+
+def _masked_lm(given: Any) -> Any:
+    """What `masked_lm: true` and `false` stand for."""
+    if isinstance(given, bool):
+        return {} if given else None
+    if given is None or isinstance(given, dict):
+        return given
+    raise ValueError("masked_lm must be true, false or {rows: true}")
+
+
 class TaskRecipe(Strict):
     """One task: a preset, or files with their columns; and the readers that learn it, unless the run has methods."""
 
@@ -166,7 +181,7 @@ class TaskRecipe(Strict):
     limit_validation: PositiveInt | None = None
     hold_out: bool = False  # choose by a tenth of the training rows; without a test part, validation becomes it
     subsample: SubsampleRecipe | None = None
-    masked_lm: bool = False  # predict hidden tokens of the texts instead
+    masked_lm: Annotated[MaskedLMRecipe | None, BeforeValidator(_masked_lm)] = None  # predict hidden tokens instead
     epochs: PositiveInt | None = None  # by default the run's
     learning_rate: PositiveFloat | None = None  # by default the run's
     readers: dict[str, ReaderRecipe] = Field(default_factory=dict)  # method -> reader
@@ -182,7 +197,7 @@ class TaskRecipe(Strict):
         types = kind_of(outline.kind).problem_types
         chosen = types if self.problem_type is None else [self.problem_type]
         metrics = [metric for problem_type in chosen for metric in types.get(problem_type, ())]
-        if preset is not None and not self.masked_lm:
+        if preset is not None and self.masked_lm is None:
             metrics = preset.metrics
         for key, known in (("problem_type", types), ("metric", dict.fromkeys(metrics))):
             name = getattr(self, key)
@@ -201,13 +216,15 @@ class TaskRecipe(Strict):
 
     def outline(self) -> TaskOutline:
         """What is known of the task before its data is read; of files that say no labels, two stand for them."""
-        if (preset := self._preset) is not None and not self.masked_lm:
+        if (preset := self._preset) is not None and self.masked_lm is None:
             return TaskOutline(preset.kind, preset.problem_type, preset.class_names)
-        kind = "masked_lm" if self.masked_lm else self.kind
+        kind, by_row = self.kind, False
+        if self.masked_lm is not None:
+            kind, by_row = "masked_lm", self.masked_lm.rows
         problem_type = self.problem_type or next(iter(kind_of(kind).problem_types))
         weights = (reader.head.get("class_weights") for reader in self.readers.values())
         count = 1 if problem_type == "regression" else len(next(filter(None, weights), (0, 0)))
-        return TaskOutline(kind, problem_type, tuple(self.labels or map(str, range(count))))
+        return TaskOutline(kind, problem_type, tuple(self.labels or map(str, range(count))), by_row=by_row)
 
 
 class Recipe(Strict):

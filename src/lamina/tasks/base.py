@@ -56,6 +56,7 @@ class TaskOutline:
     labels: tuple[str, ...]
     rows: Mapping[str, int] = field(default_factory=dict)  # of each part; of "train" in each repeat
     tokens: float = 0.0  # of a usual row
+    by_row: bool = False  # as of a `Task`
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class EncodeOptions:
     prefix: str = ""  # stands before every text
     max_target_length: int = 128  # tokens of a text to write
     augment: bool = False  # crop and flip training images at random
+    by_row: bool = False  # hide tokens of each row by itself, not of blocks of joined rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +279,15 @@ class Kind(ABC):
 
     # For estimates, before there is a model
 
-    def model_rows(self, rows: int, tokens: float, max_length: int, config: Any) -> tuple[int, int]:
+    def model_rows(
+        self,
+        rows: int,
+        tokens: float,
+        max_length: int,
+        config: Any,
+        *,
+        by_row: bool = False,
+    ) -> tuple[int, int]:
         """How many rows of how many tokens a model of this config reads of `rows` examples of usually `tokens`."""
         return rows, min(round(tokens), max_length)
 

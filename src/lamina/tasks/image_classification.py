@@ -75,7 +75,9 @@ class ImageClassificationKind(ClassKind):
         """Pixels, augmented in the train part if that is wanted."""
         return ImageInputs(split, processor, augment=options.augment and options.part == "train", seed=options.seed)
 
-    def model_rows(self, rows: int, tokens: float, max_length: int, config: Any) -> tuple[int, int]:
+    def model_rows(
+        self, rows: int, tokens: float, max_length: int, config: Any, *, by_row: bool = False
+    ) -> tuple[int, int]:
         """A token per patch and one more; without patches, as many as usual."""
         side, patch = (getattr(config, name, None) for name in ("image_size", "patch_size"))
         return rows, (side // patch) ** 2 + 1 if isinstance(side, int) and isinstance(patch, int) else round(tokens)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lamina.data.batches import pad, padding_of, tokenizer_of
-from lamina.data.encode import blocks
+from lamina.data.encode import blocks, encode
 from lamina.data.read import Table
 from lamina.data.windows import IGNORED, word_places
 from lamina.errors import ConfigError
@@ -80,7 +80,7 @@ class Masking:
 @final
 @dataclass(frozen=True)
 class MaskedInputs(Windows):
-    """Blocks of running text with some tokens hidden; an `Inputs`."""
+    """Blocks of running text, or rows by themselves, with some tokens hidden; an `Inputs`."""
 
     masking: Masking
     seed: int | None  # of the train part, where what is hidden depends on it and the epoch; else on the row alone
@@ -89,7 +89,7 @@ class MaskedInputs(Windows):
     uncacheable = "the texts are masked anew in each epoch"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Some blocks with hidden tokens; "labels" holds those, and -100 elsewhere."""
+        """Some blocks or rows with hidden tokens; "labels" holds those, and -100 elsewhere."""
         when = () if self.seed is None else (self.seed, epoch)
         batch = self.encoded.batch(rows, padding_of(self.processor))
         lengths = self.encoded.lengths[list(rows)]
@@ -126,16 +126,27 @@ class MaskedLMKind(Kind):
         }
 
     def encode(self, split: Split, processor: Any, options: EncodeOptions) -> MaskedInputs | TextInputs:
-        """Blocks of the joined texts; to predict, windows of each text by itself."""
+        """Blocks of the joined texts, or texts and pairs by themselves; to predict, windows of each text."""
         if options.part == "predict":
             return TextInputs.of(split, processor, replace(options, windows=True))
         check_tokenizer(processor)
         masking, seed = Masking.of(processor), options.seed if options.part == "train" else None
-        encoded = blocks(split.texts, processor, max_length=options.max_length)
+        if options.by_row:
+            encoded = encode(split.texts, processor, max_length=options.max_length, offsets=False)
+        else:
+            encoded = blocks(split.texts, processor, max_length=options.max_length)
         return MaskedInputs(encoded, processor, masking, seed, options.part)
 
-    def model_rows(self, rows: int, tokens: float, max_length: int, config: Any) -> tuple[int, int]:
-        """Blocks of the joined texts."""
+    def truncated(self, inputs: Any) -> int:
+        """Rows that lost their end; blocks lose nothing."""
+        return inputs.encoded.truncated
+
+    def model_rows(
+        self, rows: int, tokens: float, max_length: int, config: Any, *, by_row: bool = False
+    ) -> tuple[int, int]:
+        """Blocks of the joined texts, or the rows themselves."""
+        if by_row:
+            return super().model_rows(rows, tokens, max_length, config)
         total = ceil(rows * tokens)
         return ceil(total / max_length), min(max_length, total)
 

@@ -93,10 +93,12 @@ class Split:
         """The rows named, in the order named."""
         return Split(derived(self.rows.select(rows), self.rows), self._open_text)
 
-    def without_labels(self) -> Split:
-        """The texts alone, those of a pair one after the other; blank ones are left out."""
-        parts = (part for text in self.texts for part in ((text,) if isinstance(text, str) else text))
-        return Split.of(part for part in parts if part.strip())
+    def without_labels(self, *, rows: bool = False) -> Split:
+        """The texts alone, those of a pair one after the other, or with `rows` as they are; blank ones are left out."""
+        sides = ((text, (text,) if isinstance(text, str) else text) for text in self.texts)
+        if rows:
+            return Split.of(text for text, parts in sides if any(part.strip() for part in parts))
+        return Split.of(part for _, parts in sides for part in parts if part.strip())
 
 
 def _as_tuple(label: Any) -> Any:

@@ -38,6 +38,7 @@ class Task:
         name: What the task is called in tables and files.
         subsampled: How the train part was drawn from a larger one, if it was, JSON-ready: "per_class", "fraction" or
             "rows" as asked, "of" how many rows, "stratified" and "seed"; "before" it an earlier subsample.
+        by_row: Of "masked_lm": each row is read by itself; else rows are joined and cut into blocks.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class Task:
     splits: Mapping[str, Split]
     name: str
     subsampled: dict[str, Any] | None = None
+    by_row: bool = False
 
     def split(self, name: str) -> Split:
         """One part; an UnknownNameError if the task has none of that name."""
@@ -94,8 +96,13 @@ class Task:
             facts["before"] = self.subsampled
         return replace(self, splits={**self.splits, "train": train.take(chosen)}, subsampled=facts)
 
-    def masked_lm(self) -> Task:
-        """The texts that are read (both of a pair, no blank ones) as a task of masked language modelling, "<name>-mlm".
+    def masked_lm(self, *, rows: bool = False) -> Task:
+        """The texts that are read (no blank ones) as a task of masked language modelling, "<name>-mlm".
+
+        Args:
+            rows: Hide tokens of each row by itself, a pair joined into one text in the tokenizer's own form for pairs;
+                what is longer than the model reads loses its end. Else the texts, both of a pair, are joined one after
+                the other and cut into blocks of the model's length.
 
         Raises:
             ConfigError: If the rows are images.
@@ -103,14 +110,14 @@ class Task:
         if kind_of(self.kind).processor != "tokenizer":
             raise ConfigError(f"task {self.name}: a task of kind {self.kind} has no texts; masked_lm needs some.")
         task = _assemble(ColumnSpec("masked_lm", "text", "label"), {}, metrics=None, name=f"{self.name}-mlm")
-        splits = {name: split.without_labels() for name, split in self.splits.items()}
-        return replace(task, splits=splits, subsampled=self.subsampled)
+        splits = {name: split.without_labels(rows=rows) for name, split in self.splits.items()}
+        return replace(task, splits=splits, subsampled=self.subsampled, by_row=rows)
 
     def held_out(self, seed: int = 0) -> Task:
         """Validate on a tenth of the training rows, drawn by `seed`; an old validation part tests if no part does."""
         kind, whole = kind_of(self.kind), self.split("train")
         stratify, test = kind.single_label(self.problem_type), self.splits.get("test", self.splits.get("validation"))
-        train, validation = held_out(whole, stratify=stratify, seed=seed, last=kind.sequential)
+        train, validation = held_out(whole, stratify=stratify, seed=seed, last=kind.sequential and not self.by_row)
         splits = {"train": train, "validation": validation, "test": test}
         return replace(self, splits={part: split for part, split in splits.items() if split is not None})
 

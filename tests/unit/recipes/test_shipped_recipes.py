@@ -306,7 +306,7 @@ def test_curves_over_the_bottom_and_the_top_blocks(name: str):
 def test_hidden_tokens_are_predicted_by_accuracy():
     path = f"{INSERTION}/figures-3-and-6-masked-lm.yaml"
     rows = [(row["kind"], row["rows"], row["tokens"]) for row in tried(path).tasks]
-    assert rows == [("masked_lm", 380, 512), ("masked_lm", 201, 512)]  # blocks, not the 7336 and 8551 texts
+    assert rows == [("masked_lm", 3668, 53), ("masked_lm", 8551, 12)]  # rows, not blocks
     assert {task.metric for task in recipe(path).tasks.values()} == {"accuracy"}
 
 
