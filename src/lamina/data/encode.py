@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -66,12 +67,15 @@ def encode(
     windows: bool = False,
     stride: int | None = None,
     offsets: bool = True,
+    add_prefix_space: bool = False,
 ) -> Encoded:
     """Tokenise texts or pairs of texts; a window has `max_length` tokens, special ones included.
 
     A longer text is cut into `windows` that share `stride` tokens (None: a quarter of the window), or else loses its
     end and is counted. A text without any token (GPT-2 reads "" so) becomes one start token that is attended to: the
     model then gives it a state, and the same one in any batch. Only token tasks need `offsets`, which take much memory.
+    With `add_prefix_space` a tokenizer that reads a first word otherwise than the rest (byte-level BPE, as RoBERTa's)
+    gets a space before it; offsets are those of the text without it.
     """
     tokenizer = tokenizer_of(processor)
     pairs = bool(texts) and not isinstance(texts[0], str)
@@ -96,24 +100,55 @@ def encode(
             raise ConfigError(f"encode: stride is {stride}; {what}.")
         options |= {"stride": shared, "return_overflowing_tokens": True}
     truncated: list[int] = []
+    space = add_prefix_space and _parts_first_word(tokenizer)
 
     def tables() -> Iterator[pa.Table]:
         for number, part in enumerate(chunks(texts)):
-            raw = _call(tokenizer, part, options)
-            truncated.append(0 if windows else _count_truncated(tokenizer, part, raw["input_ids"], max_length))
+            given = list(map(_spaced, part)) if space else part
+            raw = _call(tokenizer, given, options)
+            truncated.append(0 if windows else _count_truncated(tokenizer, given, raw["input_ids"], max_length))
+            if offsets and space:
+                _move_back(raw, part, given)
             yield _windows(tokenizer, raw, start=number * CHUNK, step=room - options.get("stride", 0))
 
     with _unchanged(tokenizer, windows=windows):
         return Encoded(dataset_of(tables()), sum(truncated))
 
 
-def blocks(texts: Sequence[str], processor: Processor, *, max_length: int) -> Encoded:
+def _parts_first_word(tokenizer: Tokenizer) -> bool:
+    """Whether the space before a word is a part of its token, and a text's first word gets none."""
+    step = getattr(getattr(tokenizer, "backend_tokenizer", None), "pre_tokenizer", None)
+    state = {} if step is None else json.loads(step.__getstate__())
+    steps = state.get("pretokenizers", [state])
+    return any(part.get("type") == "ByteLevel" and not part["add_prefix_space"] for part in steps)
+
+
+def _spaced(text: Text) -> Text:
+    """A space before a text, or before both of a pair, where none is there yet."""
+    if not isinstance(text, str):
+        first, second = (str(_spaced(part)) for part in text)
+        return first, second
+    return f" {text}" if text and not text[0].isspace() else text
+
+
+def _move_back(raw: Mapping[str, Any], texts: Sequence[Text], given: Sequence[Text]) -> None:
+    """Count offsets from the start of the text that was there before `_spaced`."""
+    firsts = [(str(pair[0]), str(pair[1])) for pair in zip(texts, given, strict=True)]
+    numbers = raw.get("overflow_to_sample_mapping") or range(len(texts))
+    for spans, text in zip(raw.get("offset_mapping", ()), numbers, strict=False):
+        if firsts[text][0] != firsts[text][1]:
+            spans[:] = [(max(0, start - 1), max(0, end - 1)) for start, end in spans]
+
+
+def blocks(texts: Sequence[str], processor: Processor, *, max_length: int, add_prefix_space: bool = False) -> Encoded:
     """Tokenise running text, join it and cut it into blocks of `max_length` tokens, as is usual in language modelling.
 
     Texts keep their special tokens, which blocks are cut without regard to. The last block is shorter. Every block is a
-    text of its own, without offsets.
+    text of its own, without offsets. `add_prefix_space` as of `encode`.
     """
     tokenizer = tokenizer_of(processor)
+    if add_prefix_space and _parts_first_word(tokenizer):
+        texts = [str(_spaced(text)) for text in texts]
     with _unchanged(tokenizer, windows=False):
         return Encoded(dataset_of(_blocks(tokenizer, texts, max_length)))
 

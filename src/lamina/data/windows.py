@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import pyarrow as pa
@@ -118,17 +118,26 @@ def owners(encoded: Encoded) -> list[list[bool]]:
     return flags
 
 
-def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> list[list[tuple[int, int] | None]]:
-    """Per text and word (window, position) of its first sub-token, in the window that owns that one.
+class WordToken(NamedTuple):
+    """A token that belongs to a word: where it is, the word's number through all texts, whether it is its first."""
 
-    A token belongs to the first word whose characters it shares, so spaces inside its span do no harm. A word has None
+    window: int
+    position: int
+    word: int
+    first: bool
+
+
+def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> Iterator[WordToken]:
+    """The sub-tokens of all words, window by window, each in the window that owns it.
+
+    A token belongs to the first word whose characters it shares, so spaces inside its span do no harm. A word has none
     if the tokenizer drops it, or reads it as one with the word before. `words` are spans, from left to right.
     """
     if encoded.texts != len(words):
         raise ConfigError(f"word_labels: {encoded.texts} texts and words of {len(words)}; both must be the same rows.")
     words = list(words)
-    places: list[list[tuple[int, int] | None]] = [[None] * len(spans) for spans in words]
-    following = [0] * len(words)
+    numbers = [0, *accumulate(map(len, words))]  # of each text's first word
+    begun, following = bytearray(numbers[-1]), [0] * len(words)
     texts, runs = encoded.text.tolist(), encoded.runs
     for window, (owned, offsets) in enumerate(zip(owners(encoded), encoded.offsets, strict=True)):
         if len(offsets) != len(owned):
@@ -140,31 +149,41 @@ def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) ->
             start, stop = offsets[at]
             while owned[at] and word < len(spans) and spans[word][1] <= start:
                 word += 1
-            free = owned[at] and word < len(spans) and places[text][word] is None
-            if free and start < stop and spans[word][0] < stop:
-                places[text][word] = (window, at)
+            if owned[at] and word < len(spans) and start < stop and spans[word][0] < stop:
+                number = numbers[text] + word
+                yield WordToken(window, at, number, not begun[number])
+                begun[number] = True
         following[text] = word
-    return places
 
 
 def word_places(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> dict[int, list[tuple[int, int]]]:
-    """Per window the positions of the tokens that stand for words, each with its word's number through all texts."""
+    """Per window the positions of the first tokens of words, each with its word's number through all texts."""
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for number, place in enumerate(chain.from_iterable(word_tokens(encoded, words))):
-        if place is not None:
-            window, position = place
-            places[window].append((position, number))
+    for token in word_tokens(encoded, words):
+        if token.first:
+            places[token.window].append((token.position, token.word))
     return places
 
 
 def word_labels(
-    encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]], labels: Iterable[Sequence[int]]
+    encoded: Encoded,
+    words: Sequence[Sequence[tuple[int, int]]],
+    labels: Iterable[Sequence[int]],
+    continued: Sequence[int] | None = None,
 ) -> Iterator[list[int]]:
-    """Per window a label for every token: each word's on the token that stands for it, `IGNORED` on all others."""
+    """Per window a label for every token: each word's on its first token, `IGNORED` on all others.
+
+    `continued` says for every label which one the other tokens of a word get; None: none.
+    """
     pairs = (zip(spans, row, strict=True) for spans, row in zip(words, labels, strict=True))
-    places, by_word = word_places(encoded, words), [label for _, label in chain.from_iterable(pairs)]
+    by_word = [label for _, label in chain.from_iterable(pairs)]
+    places: dict[int, list[WordToken]] = defaultdict(list)
+    for token in word_tokens(encoded, words):
+        if token.first or continued is not None:
+            places[token.window].append(token)
     for window, length in enumerate(encoded.lengths.tolist()):
         row = [IGNORED] * length
-        for position, number in places[window]:
-            row[position] = by_word[number]
+        for token in places[window]:
+            label = by_word[token.word]
+            row[token.position] = label if token.first or continued is None else continued[label]
         yield row

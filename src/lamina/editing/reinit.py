@@ -66,7 +66,9 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
         UnknownNameError: If an option or a stack is unknown.
 
     Source:
-        Tamkin et al. 2020, arXiv:2004.14975: the weights of the linear projections, sigma 0.02, truncated at 2 sigma.
+        Singh and Giovanardi 2020, "How much does pre-trained information help? Partially re-initializing BERT during
+        fine-tuning to analyze the contribution of layers", section 4.3: the weights of the linear projections, sigma
+        0.02, truncated at 2 sigma. Biases and norms, which it does not mention, keep their values unless told.
     """
     for option, got in (("scope", scope), ("biases", biases), ("norms", norms)):
         if got not in _CHOICES[option]:

@@ -26,7 +26,8 @@ class Concat(FusionConfig):
     Args:
         dim: Size of the features, at least 1; None: the model's width, as in the paper.
         layers: Which layers; the default leaves the embeddings out.
-        bias: Add a learned vector to the sum. The paper's count, 25.17 million at width 1024 and 24 layers, has none.
+        bias: Add a learned vector to the sum. Without one there are `layers * dim * width` parameters: 25,165,824, or
+            25.17 million, at width 1024 and 24 layers, where the paper prints 25.18 million. With one, 1024 more.
 
     Source:
         ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)", arXiv:2209.15168, eq. 2. It names no start; here

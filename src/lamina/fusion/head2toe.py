@@ -44,8 +44,9 @@ class Head2Toe(FusionConfig):
         chunks: Into how many stretches of equal length a text is cut, each with a mean of its own.
 
     Source:
-        Evci et al. 2022, arXiv:2201.03529. They choose features once, after a full training; here both stages share the
-        epochs of one run.
+        Dremov 2024, "Using Internal Representations of Frozen Transformer Models", section 3.3, on Evci et al. 2022,
+        arXiv:2201.03529. They choose features once, after a full training; here both stages share the epochs of one
+        run.
     """
 
     fraction: float = 0.1

@@ -46,7 +46,7 @@ def _check_parts(recipe: Recipe, name: str, parts: Collection[str]) -> None:
 
 def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
     """Read the data of one task of a recipe, without its subsamples."""
-    given: dict[str, Any] = {"limit": recipe.limit, "limit_validation": recipe.limit_validation}
+    given: dict[str, Any] = recipe.model_dump(include={"limit", "limit_validation", "label_all_tokens"})
     if recipe.preset is not None:
         folder = None if data is None else Path(data) / find_preset(recipe.preset)[0]
         task = Task.preset(recipe.preset, files=folder, **given)
@@ -55,6 +55,7 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
         for part, path in (recipe.files or {}).items():
             given[part] = root / path if isinstance(path, str) else tuple(root / file for file in path)
         task = Task.from_files(name=name, **recipe.model_dump(include=OF_FILES), **given)
+    task = task if recipe.pair_separator is None else task.join_pairs(recipe.pair_separator)
     task = task if recipe.masked_lm is None else task.masked_lm(rows=recipe.masked_lm.rows)
     task = task.held_out() if recipe.hold_out else task
     if recipe.metric is None:
@@ -86,8 +87,8 @@ def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, Ta
 def _published(recipe: TaskRecipe) -> TaskOutline:
     _, preset = find_preset(str(recipe.preset))
     outline = recipe.outline()
-    parted = recipe.masked_lm is not None and not outline.by_row and preset.columns[1] is not None
-    texts = 2 if parted else 1  # both of a pair become rows
+    whole = recipe.masked_lm is None or outline.by_row or recipe.pair_separator is not None
+    texts = 1 if whole or preset.columns[1] is None else 2  # both of a pair become rows
     rows = {part: texts * count for part, count in preset.rows.items()}
     if recipe.hold_out or "validation" not in rows:
         held = round(HELD_OUT * rows["train"])

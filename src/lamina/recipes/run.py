@@ -270,7 +270,8 @@ class _Session:
         """What decides what a run learns, JSON-ready; see `lamina.train.identity`."""
         recipe, task = self.recipe, self.tasks[spec.task][spec.repeat]
         facts = {"model": recipe.model, "revision": recipe.revision, "train_base": recipe.train_base, **spec.settings}
-        facts |= {"edits": list(spec.edits), "metric": task.metric, "labels": list(task.labels), "by_row": task.by_row}
+        facts |= {"edits": list(spec.edits), "metric": task.metric, "labels": list(task.labels)}
+        facts |= {"by_row": task.by_row, "label_all_tokens": task.label_all_tokens}
         facts |= FitOptions.of(spec.options).model_dump(exclude=_FREE)
         settings = {"": facts | ({} if spec.reader is None else reader_settings(spec.reader))}
         digests: dict[str, Any] = {"": {"weights of the model": self._weights}}

@@ -172,11 +172,13 @@ class TaskRecipe(Strict):
     files: dict[Literal["train", "validation", "test"], str | list[str]] | None = None  # two: translations, by line
     text: str | int = "sentence"
     text_pair: str | int | None = None
+    pair_separator: str | None = None  # joins a pair into one text; by default the tokenizer's own form of a pair
     label: str | int = "label"
     labels: list[str] | None = None
     metric: str | None = None  # picks the best epoch; by default the usual one of the task
     problem_type: str | None = None
     missing_labels: Literal["error", "drop"] = "error"  # what becomes of rows without a label
+    label_all_tokens: bool = False  # learn from every sub-token of a word, not from its first alone
     limit: PositiveInt | None = None  # training rows at most
     limit_validation: PositiveInt | None = None
     hold_out: bool = False  # choose by a tenth of the training rows; without a test part, validation becomes it
@@ -185,6 +187,15 @@ class TaskRecipe(Strict):
     epochs: PositiveInt | None = None  # by default the run's
     learning_rate: PositiveFloat | None = None  # by default the run's
     readers: dict[str, ReaderRecipe] = Field(default_factory=dict)  # method -> reader
+
+    @model_validator(mode="after")
+    def _check_form(self) -> TaskRecipe:
+        preset = self._preset
+        if self.pair_separator is not None and (self.text_pair if preset is None else preset.columns[1]) is None:
+            raise ValueError("'pair_separator' is for pairs of texts; this task has one text a row")
+        with at(blame=["label_all_tokens"]):
+            kind_of(self.outline().kind).check_tags(label_all_tokens=self.label_all_tokens)
+        return self
 
     @model_validator(mode="after")
     def _check(self) -> TaskRecipe:

@@ -47,6 +47,16 @@ class TaskLike(Protocol):
         ...
 
 
+@runtime_checkable
+class LabelledTask(TaskLike, Protocol):
+    """What a kind must know of a task to make labels: of a `Task`."""
+
+    @property
+    def label_all_tokens(self) -> bool:
+        """Whether all tokens of a word are labelled."""
+        ...
+
+
 @dataclass(frozen=True)
 class TaskOutline:
     """What is known of a task without its data, a `TaskLike`; estimates of recipes know its size too."""
@@ -84,6 +94,7 @@ class EncodeOptions:
     prefix: str = ""  # stands before every text
     max_target_length: int = 128  # tokens of a text to write
     augment: bool = False  # crop and flip training images at random
+    add_prefix_space: bool = False  # read the first word of a text as any other
     by_row: bool = False  # hide tokens of each row by itself, not of blocks of joined rows
 
 
@@ -211,6 +222,7 @@ class Kind(ABC):
     inputs: ClassVar[str] = "text"  # tasks of kinds that name the same inputs share a pass over the same examples
     predict_inputs: ClassVar[str] = "text"  # the same for predicting
     per_token: ClassVar[bool] = False  # answers are token by token, so that long texts are cut into windows
+    tags_words: ClassVar[bool] = False  # every word has a label, which all of its tokens may carry
     has_classes: ClassVar[bool] = True  # the outputs of a model are one score per label
     reads_pairs: ClassVar[bool] = False  # an example may be a pair of texts
     sequential: ClassVar[bool] = False  # examples belong together in their order, so that the last tenth is held out
@@ -250,6 +262,12 @@ class Kind(ABC):
         """The metrics that fit, the usual one first."""
         return self.problem_types[problem_type]
 
+    def check_tags(self, *, label_all_tokens: bool) -> None:
+        """Raise ConfigError if all tokens of words are to be labelled where words have no labels."""
+        if label_all_tokens and not self.tags_words:
+            came = f"label_all_tokens is set for a task of kind {self.name}"
+            raise ConfigError(f"task: {came}; it is for tasks that tag words.")
+
     def single_label(self, problem_type: str) -> bool:
         """Whether every example has exactly one class, so that it can be drawn class by class."""
         return self.has_classes and not self.per_token and problem_type == "classification"
@@ -266,7 +284,7 @@ class Kind(ABC):
     def encode(self, split: Split, processor: Any, options: EncodeOptions) -> Inputs:
         """The examples of a part as rows that a model reads; a processor or option that does not fit: ConfigError."""
 
-    def targets(self, task: TaskLike, split: Split, inputs: Inputs) -> Targets | None:
+    def targets(self, task: LabelledTask, split: Split, inputs: Inputs) -> Targets | None:
         """The labels of every row; None where the inputs make them."""
 
     def truncated(self, inputs: Inputs) -> int:

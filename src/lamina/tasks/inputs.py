@@ -17,7 +17,7 @@ from lamina.data.windows import IGNORED, Encoded
 from lamina.errors import ConfigError
 from lamina.layers.finite import first_bad_row
 from lamina.tasks import metrics as score
-from lamina.tasks.base import EncodeOptions, Inputs, Kind, Results, Targets, TaskLike
+from lamina.tasks.base import EncodeOptions, Inputs, Kind, LabelledTask, Results, Targets, TaskLike
 from lamina.tasks.split import Split
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -51,8 +51,9 @@ class TextInputs(Windows):
     def of(cls, split: Split, processor: Any, options: EncodeOptions) -> TextInputs:
         """Tokenise a part of a task; windows have character offsets."""
         check_tokenizer(processor)
-        windows, lengths = options.windows, {"max_length": options.max_length, "stride": options.stride}
-        return cls(encode(split.texts, processor, windows=windows, offsets=windows, **lengths), processor)
+        windows, how = options.windows, {"max_length": options.max_length, "stride": options.stride}
+        how["add_prefix_space"] = options.add_prefix_space
+        return cls(encode(split.texts, processor, windows=windows, offsets=windows, **how), processor)
 
     @property
     def uncacheable(self) -> str | None:
@@ -164,7 +165,7 @@ class ClassKind(Kind):
         """Windows of the texts."""
         return TextInputs.of(split, processor, replace(options, windows=options.windows or self.per_token))
 
-    def targets(self, task: TaskLike, split: Split, inputs: Any) -> Targets:
+    def targets(self, task: LabelledTask, split: Split, inputs: Any) -> Targets:
         """A text's label at its first window."""
         return first_window_targets(split, inputs.encoded)
 

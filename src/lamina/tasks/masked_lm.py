@@ -131,10 +131,11 @@ class MaskedLMKind(Kind):
             return TextInputs.of(split, processor, replace(options, windows=True))
         check_tokenizer(processor)
         masking, seed = Masking.of(processor), options.seed if options.part == "train" else None
+        how: dict[str, Any] = {"max_length": options.max_length, "add_prefix_space": options.add_prefix_space}
         if options.by_row:
-            encoded = encode(split.texts, processor, max_length=options.max_length, offsets=False)
+            encoded = encode(split.texts, processor, offsets=False, **how)
         else:
-            encoded = blocks(split.texts, processor, max_length=options.max_length)
+            encoded = blocks(split.texts, processor, **how)
         return MaskedInputs(encoded, processor, masking, seed, options.part)
 
     def truncated(self, inputs: Any) -> int:

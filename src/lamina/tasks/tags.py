@@ -38,6 +38,12 @@ def to_iob2(tags: Sequence[str]) -> tuple[str, ...]:
     return tuple(out)
 
 
+def continued(labels: Sequence[str]) -> list[int]:
+    """Per label the number of the one that goes on inside a word: `I-x` after `B-x` where it exists, else itself."""
+    number = {label: at for at, label in enumerate(labels)}
+    return [number.get(f"I-{label[2:]}", at) if label[:2] == "B-" else at for at, label in enumerate(labels)]
+
+
 def both_ends(labels: Iterable[str]) -> set[str]:
     """Add `B-x` for every `I-x` and the other way round, and `O`."""
     kinds = {label[2:] for label in labels if label != "O"}

@@ -39,6 +39,7 @@ class Task:
         subsampled: How the train part was drawn from a larger one, if it was, JSON-ready: "per_class", "fraction" or
             "rows" as asked, "of" how many rows, "stratified" and "seed"; "before" it an earlier subsample.
         by_row: Of "masked_lm": each row is read by itself; else rows are joined and cut into blocks.
+        label_all_tokens: Of "token_classification": all sub-tokens of a word are learnt from, not the first alone.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Task:
     name: str
     subsampled: dict[str, Any] | None = None
     by_row: bool = False
+    label_all_tokens: bool = False
 
     def split(self, name: str) -> Split:
         """One part; an UnknownNameError if the task has none of that name."""
@@ -113,6 +115,19 @@ class Task:
         splits = {name: split.without_labels(rows=rows) for name, split in self.splits.items()}
         return replace(task, splits=splits, subsampled=self.subsampled, by_row=rows)
 
+    def join_pairs(self, separator: str) -> Task:
+        """The same task with each pair of texts as one text, `separator` between the two, in place of the model's form.
+
+        To predict, join the texts in the same way.
+
+        Raises:
+            ConfigError: If the rows are no pairs.
+        """
+        if not any(split.pairs for split in self.splits.values()):
+            raise ConfigError(f"task {self.name}: its rows are no pairs of texts; there is nothing to join.")
+        splits = {name: Split.of(map(separator.join, part.texts), part.labels) for name, part in self.splits.items()}
+        return replace(self, splits=splits)
+
     def held_out(self, seed: int = 0) -> Task:
         """Validate on a tenth of the training rows, drawn by `seed`; an old validation part tests if no part does."""
         kind, whole = kind_of(self.kind), self.split("train")
@@ -136,6 +151,7 @@ class Task:
         metric: str | None = None,
         problem_type: str | None = None,
         missing_labels: str = "error",
+        label_all_tokens: bool = False,
         name: str | None = None,
         limit: int | None = None,
         limit_validation: int | None = None,
@@ -164,6 +180,8 @@ class Task:
                 labels); by default read off the labels, or what the kind says.
             missing_labels: What becomes of rows without a label (a cell that is empty, null, NaN, or a text such as
                 "NA", "null" or "None" that is none of `labels`): "error", or "drop", with a warning that counts them.
+            label_all_tokens: Of "token_classification": learn from every sub-token of a word, with B- continued as I-,
+                and not from its first alone. Words are scored by their first sub-token either way.
             name: What the task is called; by default the first file's name without its ending.
             limit: At most so many training rows, drawn uniformly.
             limit_validation: At most so many validation rows, drawn uniformly; the test part stays whole.
@@ -172,7 +190,7 @@ class Task:
         Raises:
             DataError: If a file, row, column or label does not fit; names it.
             UnknownNameError: If there is no such kind, problem type or metric.
-            ConfigError: If a limit is below 1, a label is named twice, or a kind reads no pairs of texts.
+            ConfigError: If a limit is below 1, a label is named twice, or a kind reads no pairs or has no tags.
         """
         given = zip(PARTS, (train, validation, test), strict=True)
         sources = {part: source for part, source in given if source is not None}
@@ -183,7 +201,8 @@ class Task:
         tables = {part: kind_of(kind).read(source, spec) for part, source in sources.items()}
         first = next(iter(sources.values()))
         name = name or Path(first if isinstance(first, str | Path) else first[0]).stem
-        return _assemble(spec, tables, metrics=metric, name=name, limits=(limit, limit_validation), seed=seed)
+        more: dict[str, Any] = {"limits": (limit, limit_validation), "label_all_tokens": label_all_tokens}
+        return _assemble(spec, tables, metrics=metric, name=name, seed=seed, **more)
 
     @classmethod
     def from_dataset(  # noqa: PLR0913
@@ -198,6 +217,7 @@ class Task:
         metric: str | None = None,
         problem_type: str | None = None,
         missing_labels: str = "error",
+        label_all_tokens: bool = False,
         name: str = "task",
         limit: int | None = None,
         limit_validation: int | None = None,
@@ -228,7 +248,8 @@ class Task:
         classes = None if labels is None else tuple(labels)
         spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels)
         tables = {part: kind_of(kind).from_rows(f"{name}/{part}", rows, spec) for part, rows in parts.items()}
-        return _assemble(spec, tables, metrics=metric, name=name, limits=(limit, limit_validation), seed=seed)
+        more: dict[str, Any] = {"limits": (limit, limit_validation), "label_all_tokens": label_all_tokens}
+        return _assemble(spec, tables, metrics=metric, name=name, seed=seed, **more)
 
     @classmethod
     def preset(
@@ -236,6 +257,7 @@ class Task:
         name: str,
         *,
         files: str | Path | Mapping[str, Source] | None = None,
+        label_all_tokens: bool = False,
         limit: int | None = None,
         limit_validation: int | None = None,
         seed: int = 0,
@@ -248,6 +270,7 @@ class Task:
                 "wikiann/de" is WikiAnn's German part (else English).
             files: Part ("train", "validation", "test") to file (or to what else `from_files` takes), or the folder
                 with the published files; None fetches the set from the hub.
+            label_all_tokens: As of `from_files`.
             limit: At most so many training rows, drawn uniformly.
             limit_validation: At most so many validation rows, drawn uniformly.
             seed: Decides which rows are drawn, and which are set aside where there is no validation part.
@@ -269,7 +292,8 @@ class Task:
             sources = files if isinstance(files, Mapping) else published_files(short, preset, Path(files))
             check_known(f"task {short}", sources, PARTS, "split")
             tables = {part: kind.read(source, spec, preset.header) for part, source in sources.items()}
-        return _assemble(spec, tables, metrics=preset.metrics, name=short, limits=(limit, limit_validation), seed=seed)
+        more: dict[str, Any] = {"limits": (limit, limit_validation), "label_all_tokens": label_all_tokens}
+        return _assemble(spec, tables, metrics=preset.metrics, name=short, seed=seed, **more)
 
 
 def _rows(part: str, given: Any) -> Any:
@@ -297,9 +321,11 @@ def _assemble(
     name: str,
     limits: tuple[int | None, int | None] = (None, None),
     seed: int = 0,
+    label_all_tokens: bool = False,
 ) -> Task:
     kind = kind_of(spec.kind)
     _check_spec(spec)
+    kind.check_tags(label_all_tokens=label_all_tokens)
     spec, splits = kind.build(spec, tables)
     labels, problem_type = spec.labels or (), spec.problem_type or "classification"
     if not isinstance(metrics, tuple):
@@ -307,7 +333,7 @@ def _assemble(
         check_known("task", [] if first is None else [first], known, "metric")
         metrics = tuple(sorted(known, key=lambda name: name != first))
     ordered = {part: splits[part] for part in PARTS if part in splits}
-    task = Task(spec.kind, problem_type, labels, metrics[0], metrics, ordered, name)
+    task = Task(spec.kind, problem_type, labels, metrics[0], metrics, ordered, name, label_all_tokens=label_all_tokens)
     if "train" in splits and "validation" not in splits:
         task = task.held_out(seed)
     if "validation" in task.splits:

@@ -107,7 +107,8 @@ class TextToTextKind(Kind):
         """
         check_tokenizer(processor)
         texts = [options.prefix + text for text in split.texts]
-        sources = encode(texts, processor, max_length=options.max_length, offsets=False)
+        how: dict[str, Any] = {"max_length": options.max_length, "add_prefix_space": options.add_prefix_space}
+        sources = encode(texts, processor, offsets=False, **how)
         if not split.labelled:
             return PairInputs(sources, processor)
         targets = list(split.labels)

@@ -19,11 +19,11 @@ from lamina.data.read import Table
 from lamina.data.windows import IGNORED, word_labels, word_places
 from lamina.layers.finite import first_bad_row
 from lamina.tasks import labels as lab
-from lamina.tasks.base import ColumnSpec, Results, TaskLike, checked_texts
+from lamina.tasks.base import ColumnSpec, LabelledTask, Results, TaskLike, checked_texts
 from lamina.tasks.inputs import ClassKind, TextInputs
 from lamina.tasks.metrics import class_table, score_tags, span_table
 from lamina.tasks.split import Split
-from lamina.tasks.tags import both_ends, is_iob, marks_spans, to_iob2
+from lamina.tasks.tags import both_ends, continued, is_iob, marks_spans, to_iob2
 
 Span = tuple[int, int]
 # A word: letters and digits that may be joined inside by - ' . , / : (as in U.N., 1996-08-22 or 7:30), one character of
@@ -53,6 +53,7 @@ class TokenClassificationKind(ClassKind):
     problem_types = {"classification": ("span_f1", "accuracy", "f1")}
     auto_class = "AutoModelForTokenClassification"
     per_token = True
+    tags_words = True
     logits_axes = 3
     other_files = "conll"
 
@@ -87,9 +88,10 @@ class TokenClassificationKind(ClassKind):
         number = {tag: names.index(name) for tag, name in enumerate(types) if name}
         return names, [tuple(sorted({number[tag] for tag in row if tag in number})) for row in split.labels]
 
-    def targets(self, task: TaskLike, split: Split, inputs: Any) -> WordTargets:
-        """A word's tag at its first token, in the window that shows most around it."""
-        return WordTargets(word_labels(inputs.encoded, split.words or (), split.labels))
+    def targets(self, task: LabelledTask, split: Split, inputs: Any) -> WordTargets:
+        """A word's tag at its first token or at all of them, each in the window that shows most around it."""
+        others = continued(task.labels) if task.label_all_tokens else None
+        return WordTargets(word_labels(inputs.encoded, split.words or (), split.labels, others))
 
     def results(self, task: TaskLike, split: Split, inputs: Any) -> Results:
         """Logits of every word; to predict, spans with "start" and "end" (characters), "label", "text" and "score"."""

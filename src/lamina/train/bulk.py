@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 USUAL_COLUMNS = ("text", "sentence", "image")
 FORMATS = (".jsonl", ".csv", ".parquet")
 _STATE = ("size", "rows", "read", "skipped")  # what the note says of a `Partial`
+_OF_ANSWERS = {"add_prefix_space", "prefix", "max_target_length", "num_beams", "length_penalty"}
 _SHOWN = 20  # rows that could not be read, of which each has a warning of its own
 
 
@@ -58,6 +59,7 @@ def predict_file(  # noqa: PLR0913
     processor: Any = None,
     batch_size: int = 32,
     chunk_rows: int = 1000,
+    add_prefix_space: bool = False,
     prefix: str = "",
     max_target_length: int = 128,
     num_beams: int = 1,
@@ -85,6 +87,7 @@ def predict_file(  # noqa: PLR0913
         processor: Tokenizer or image processor; None: the bank's, or the one that belongs to `model.name_or_path`.
         batch_size: Rows per pass.
         chunk_rows: Rows that are read, sorted by length and written at a time.
+        add_prefix_space: As of `fit`; readers that were trained with it get it in any case.
         prefix: Stands before every text that is to be summarised or translated.
         max_target_length: Tokens of a text to write.
         num_beams: Of the search for it.
@@ -118,7 +121,7 @@ def predict_file(  # noqa: PLR0913
         "columns": columns,
         "readers": list(predictor.names),
         "weights": predictor.digest(),
-        **options.model_dump(include={"prefix", "max_target_length", "num_beams", "length_penalty"}),
+        **options.model_dump(include=_OF_ANSWERS),
     }
     with Partial.open(output, same, resume=resume) as partial:
         _Job(source, columns, predictor, partial, skip_bad=skip_bad).run(chunk_rows, progress=progress)

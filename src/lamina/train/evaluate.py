@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from lamina.train.plan import Group
+    from lamina.train.subjects import Subject
+
 logger = logging.getLogger(__name__)
 
 
@@ -33,6 +37,7 @@ def evaluate(  # noqa: PLR0913
     per_class: bool = False,
     max_length: int | None = None,
     stride: int | None = None,
+    add_prefix_space: bool = False,
     precision: Literal["float32", "bfloat16", "float16"] = "float32",
     prefix: str = "",
     max_target_length: int = 128,
@@ -55,6 +60,7 @@ def evaluate(  # noqa: PLR0913
         per_class: Add "per_class", a list of rows with label, precision, recall, F1 and count.
         max_length: Tokens per window; None: what the readers were trained with, or what the model allows.
         stride: Tokens two windows share; None: what the readers were trained with, or a quarter of the window.
+        add_prefix_space: As of `fit`; readers that were trained with it get it in any case.
         precision: "float32", "bfloat16" or "float16".
         prefix: Stands before every text that is to be summarised or translated.
         max_target_length: Tokens of a text to write.
@@ -79,9 +85,7 @@ def evaluate(  # noqa: PLR0913
     for run in runs:
         subject = open_subject(bank_or_model, run, "evaluate", processor, options)
         subject.check(run, (split,))
-        trained = {name: subject.trained_with(list(run), name) for name in ("max_length", "stride")}
-        trained |= {name: value for name in trained if (value := getattr(options, name)) is not None}
-        groups = groups_of(subject, run, split, options.model_copy(update=trained))
+        groups = _groups(subject, run, split, options)
         for group in groups:
             if isinstance(subject, ModelSubject):
                 subject.fit_head(group, keep=False)
@@ -90,3 +94,17 @@ def evaluate(  # noqa: PLR0913
                     logger.warning("evaluate: %s saw only the start of %d texts, which are too long", name, cut)
         scores |= score(subject, groups, options, per_class=per_class, progress=progress)
     return {name: scores[name] for name in tasks}
+
+
+def _groups(subject: Subject, tasks: Mapping[str, Task], split: str, options: FitOptions) -> list[Group]:
+    """A part of some tasks, encoded as what is scored was trained, but for what the options say."""
+    trained = {name: subject.trained_with(list(tasks), name) for name in ("max_length", "stride")}
+    trained |= {name: value for name in trained if (value := getattr(options, name)) is not None}
+    apart: dict[bool, dict[str, Task]] = defaultdict(dict)
+    for name, task in tasks.items():
+        apart[options.add_prefix_space or bool(subject.trained_with([name], "add_prefix_space"))][name] = task
+    groups: list[Group] = []
+    for space, some in apart.items():
+        how = options.model_copy(update={**trained, "add_prefix_space": space})
+        groups += groups_of(subject, some, split, how)
+    return groups

@@ -49,6 +49,7 @@ def fit(  # noqa: PLR0913
     seed: int = 0,
     max_length: int | None = None,
     stride: int | None = None,
+    add_prefix_space: bool = False,
     eval_batch_size: int | None = None,
     precision: Literal["float32", "bfloat16", "float16"] = "float32",
     prefix: str = "",
@@ -113,6 +114,8 @@ def fit(  # noqa: PLR0913
             seed decides its start and dropout.)
         max_length: Tokens per window; None: what the model allows.
         stride: Tokens two windows of a long text share; None: a quarter of the window.
+        add_prefix_space: Put a space before every text where the tokenizer needs one to read the first word as any
+            other (byte-level BPE, as RoBERTa's and BART's), which is what giving it words one by one amounts to.
         eval_batch_size: Rows per pass when scoring; None: twice `batch_size`.
         precision: "float32", "bfloat16" or "float16" (mixed).
         prefix: Stands before every text that is to be summarised or translated.
@@ -176,6 +179,7 @@ def finetune(  # noqa: D417, PLR0913
     seed: int = 0,
     max_length: int | None = None,
     stride: int | None = None,
+    add_prefix_space: bool = False,
     eval_batch_size: int | None = None,
     precision: Literal["float32", "bfloat16", "float16"] = "float32",
     prefix: str = "",

@@ -52,7 +52,7 @@ def identity(
     digests: Facts = {"": {"weights of the model": weights, "shapes of the weights": derive_seed(shapes)}}
     for name, task in plan.tasks.items():
         facts = {"metric": task.metric, "epochs": plan.epochs[name], "learning_rate": rates[name]}
-        facts["by_row"] = task.by_row
+        facts |= {"by_row": task.by_row, "label_all_tokens": task.label_all_tokens}
         settings[f"in '{name}'"] = {**subject.settings(name), **facts}
     known: dict[int, dict[str, Any]] = {}
     for group in (*plan.groups, *validation):

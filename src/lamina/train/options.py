@@ -65,6 +65,7 @@ class FitOptions(BaseModel):
     seed: Seed = 0
     max_length: Count | None = None
     stride: Annotated[int, Field(ge=0)] | None = None
+    add_prefix_space: bool = False
     eval_batch_size: Count | None = None
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     prefix: str = ""

@@ -79,8 +79,8 @@ def group_tasks(
         if mark not in encodings:
             encodings[mark] = kinds[first].encode(splits[first], processor, how)
         inputs = encodings[mark]
-        targets: dict[tuple[int, str], Targets | None] = {}  # made once for readers of one task
-        same = {name: (id(splits[name]), tasks[name].kind) for name in names}
+        targets: dict[tuple[int, str, bool], Targets | None] = {}  # made once for readers of one task
+        same = {name: (id(splits[name]), tasks[name].kind, tasks[name].label_all_tokens) for name in names}
         for name in names:
             if same[name] not in targets:
                 targets[same[name]] = kinds[name].targets(tasks[name], splits[name], inputs)

@@ -37,6 +37,7 @@ def predict(  # noqa: PLR0913
     kind: str | None = None,
     processor: Any = None,
     batch_size: int = 32,
+    add_prefix_space: bool = False,
     prefix: str = "",
     max_target_length: int = 128,
     num_beams: int = 1,
@@ -57,6 +58,7 @@ def predict(  # noqa: PLR0913
         kind: What a whole model is asked for, as the kind of a task; None: what its head is for.
         processor: Tokenizer or image processor; None: the bank's, or the one that belongs to `model.name_or_path`.
         batch_size: Rows per pass.
+        add_prefix_space: As of `fit`; readers that were trained with it get it in any case.
         prefix: Stands before every text that is to be summarised or translated.
         max_target_length: Tokens of a text to write.
         num_beams: Of the search for it.
@@ -124,12 +126,13 @@ class Predictor:
         splits = self._splits(examples)
         if not len(examples):
             return []
-        together: dict[str, list[str]] = defaultdict(list)
+        together: dict[tuple[str, bool], list[str]] = defaultdict(list)
         for name, task in self._tasks.items():
-            together[kind_of(task.kind).predict_inputs].append(name)
+            space = self._options.add_prefix_space or bool(self._subject.trained_with([name], "add_prefix_space"))
+            together[kind_of(task.kind).predict_inputs, space].append(name)
         answers: dict[str, list[Any]] = {}
-        for names in together.values():
-            answers |= self._answers(names, splits)
+        for (_, space), names in together.items():
+            answers |= self._answers(names, splits, add_prefix_space=space)
         return [{name: answers[name][row] for name in self._tasks} for row in range(len(examples))]
 
     def _splits(self, examples: Sequence[Any]) -> dict[str, Split]:
@@ -141,7 +144,9 @@ class Predictor:
                     splits[task.kind] = kind_of(task.kind).examples(examples, self._subject.processor)
         return splits
 
-    def _answers(self, names: Sequence[str], splits: Mapping[str, Split]) -> dict[str, list[Any]]:
+    def _answers(
+        self, names: Sequence[str], splits: Mapping[str, Split], *, add_prefix_space: bool
+    ) -> dict[str, list[Any]]:
         subject, options = self._subject, self._options
         tasks = {name: self._tasks[name] for name in names}
         first = encoder_of(tasks, names)
@@ -151,6 +156,7 @@ class Predictor:
             max_length=max_length(subject, tasks, subject.trained_with(names, "max_length")),
             stride=subject.trained_with(names, "stride"),
             windows=kind.per_token,
+            add_prefix_space=add_prefix_space,
             prefix=options.prefix if kind.takes_prefix else "",
         )
         inputs = kind.encode(splits[tasks[first].kind], subject.processor, how)

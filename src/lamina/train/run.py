@@ -138,7 +138,7 @@ def groups_of(
     encodings: Encodings | None = None,
 ) -> list[Group]:
     """The tasks' examples in one part, encoded for a subject."""
-    given = options.model_dump(include={"stride", "seed", "prefix", "max_target_length", "augment"})
+    given = options.model_dump(include={"stride", "add_prefix_space", "seed", "prefix", "max_target_length", "augment"})
     how = EncodeOptions(part=part, max_length=max_length(subject, tasks, options.max_length), **given)
     return group_tasks(tasks, how, subject.processor, encodings)
 
@@ -188,6 +188,7 @@ def _note(engine: Engine) -> None:
                 "pair": task.split("train").pairs,
                 "max_length": max_length(engine.subject, {name: task}, engine.options.max_length),
                 "stride": engine.options.stride,
+                "add_prefix_space": engine.options.add_prefix_space,
             }
 
 

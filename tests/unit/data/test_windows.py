@@ -94,14 +94,14 @@ def test_every_token_counts_once(tokenizer, stride: int):
 def test_a_word_without_token_is_none(minilm):
     split = Sentences(["cat", "\u200b", "", "mat"])
     encoded = encode(split.texts, minilm, max_length=16, windows=True)
-    assert word_tokens(encoded, split.words) == [[(0, 1), None, None, (0, 2)]]
+    assert list(word_tokens(encoded, split.words)) == [(0, 1, 0, True), (0, 2, 3, True)]
     assert list(word_labels(encoded, split.words, split.labels)) == [[IGNORED, 0, 3, IGNORED]]
 
 
 def test_a_token_over_two_words_stands_for_the_first():
     offsets = [0, 5, 5, 6, 6, 9]
     encoded = encoded_of([{"input_ids": [5, 6, 7], "offsets": offsets, "window": 0, **Run(0, 3, 0)._asdict()}])
-    assert word_tokens(encoded, [((0, 2), (3, 5), (6, 9))]) == [[(0, 0), None, (0, 2)]]
+    assert list(word_tokens(encoded, [((0, 2), (3, 5), (6, 9))])) == [(0, 0, 0, True), (0, 2, 2, True)]
 
 
 def test_offsets_are_needed(minilm):
@@ -114,7 +114,7 @@ def test_offsets_are_needed(minilm):
 def test_rows_must_be_the_same(minilm):
     encoded = encode(["cat"], minilm, max_length=8)
     with pytest.raises(ConfigError, match="1 texts and words of 2"):
-        word_tokens(encoded, Sentences(["cat"], ["mat"]).words)
+        list(word_tokens(encoded, Sentences(["cat"], ["mat"]).words))
 
 
 def test_a_digest_tells_tokens_and_windows_apart(minilm):

@@ -94,3 +94,79 @@ def test_rows_are_loaded_as_rows(tmp_path: Path):
     assert task.split("train").texts == (("one", "two"), ("three", "four"))
     measured = estimate(tuned({"pairs": body}), data=tmp_path).tasks[0]
     assert (measured["rows"], measured["tokens"]) == (2, 5)  # two words, a third more of tokens, two special ones
+
+
+# Sub-tokens, the space before a first word, and pairs
+
+CONLL = {"files": {"train": "eng.train"}, "kind": "token_classification"}
+
+
+def readers(**fields: Any) -> Recipe:
+    body = {"readers": {"last": {"fusion": "last_layer", "head": {"encoder_layers": 0}}}, **fields}
+    return parse_recipe({"model": "nobody/none", "architecture": BERT, "tasks": {"conll": body}})
+
+
+@pytest.mark.parametrize("model", ["roberta-large", "bart"])
+def test_the_thesis_learns_from_all_sub_tokens(model: str):
+    found = recipe(f"adalayers/conll-{model}")
+    assert found.tasks["conll2003"].label_all_tokens
+    assert found.fit["add_prefix_space"] is True
+
+
+@pytest.mark.parametrize("path", sorted(path.stem for path in (PAPERS / "dwatt").glob("*.yaml")))
+def test_dwatt_learns_from_first_sub_tokens(path: str):
+    found = recipe(f"dwatt/{path}")
+    assert not any(task.label_all_tokens for task in found.tasks.values())
+    kinds = {row["kind"] for row in tried(f"dwatt/{path}").tasks}
+    header = (PAPERS / "dwatt" / f"{path}.yaml").read_text(encoding="utf-8").partition("\nmodel:")[0]
+    assert ("first sub-token" in " ".join(header.split("\n# "))) == (kinds == {"token_classification"})
+
+
+def test_all_sub_tokens_are_of_tasks_with_tags(tmp_path: Path):
+    (tmp_path / "eng.train").write_text("EU NNP I-NP B-ORG\n\nlamb NN I-NP O\n" * 5, encoding="utf-8")
+    body = readers(**CONLL, label_all_tokens=True).tasks["conll"]
+    assert load_task("conll", body, tmp_path).label_all_tokens
+    preset = readers(preset="conll2003", label_all_tokens=True).tasks["conll"]
+    (tmp_path / "conll2003").mkdir()
+    (tmp_path / "eng.train").rename(tmp_path / "conll2003" / "eng.train")
+    assert load_task("conll", preset, tmp_path).label_all_tokens
+    with pytest.raises(LaminaError, match="label_all_tokens is set for a task of kind sequence_classification"):
+        tuned({"mrpc": {"preset": "mrpc", "label_all_tokens": True}})
+
+
+@pytest.mark.parametrize("name", ["cnn-dailymail", "wmt16-en-ro"])
+def test_t5_writes_without_a_prefix_and_up_to_300_tokens(name: str):
+    fit = recipe(f"insertion/table-2-{name}").fit
+    assert (fit.get("prefix", ""), fit["max_target_length"]) == ("", 300)
+    assert tried(f"insertion/table-2-{name}").tasks[0]["target"] == 300
+
+
+def test_t5_reads_pairs_with_a_line_break_between():
+    tasks = recipe("insertion/table-9").tasks
+    joined = {name for name, task in tasks.items() if task.pair_separator == "\n"}
+    assert joined == {"mrpc", "stsb", "qnli", "rte"}
+    assert {task.pair_separator for name, task in tasks.items() if name not in joined} == {None}
+
+
+def test_pairs_are_joined_as_the_recipe_says(tmp_path: Path):
+    (tmp_path / "pairs.tsv").write_text("a\tb\tlabel\none\ttwo\t0\nthree\tfour\t1\n", encoding="utf-8")
+    files = {"train": "pairs.tsv", "validation": "pairs.tsv"}
+    body = {"files": files, "text": "a", "text_pair": "b", "pair_separator": " | "}
+    task = load_task("pairs", tuned({"pairs": body}).tasks["pairs"], tmp_path)
+    assert task.split("train").texts == ("one | two", "three | four")
+    hidden = tuned({"pairs": {**body, "masked_lm": True}}).tasks["pairs"]
+    assert load_task("pairs", hidden, tmp_path).split("train").texts == ("one | two", "three | four")
+
+
+def test_joined_pairs_are_estimated_as_one_row():
+    whole = {"preset": "mrpc", "masked_lm": True}
+    apart, joined = (estimate(tuned({"m": {**whole, **more}})).tasks[0] for more in ({}, {"pair_separator": "\n"}))
+    assert apart["rows"] == joined["rows"]  # blocks of as many tokens
+    assert estimate(tuned({"m": {"preset": "mrpc", "pair_separator": "\n"}})).tasks[0]["rows"] == 3668
+
+
+def test_single_texts_are_not_joined():
+    with pytest.raises(
+        LaminaError, match=r"tasks\.cola: 'pair_separator' is for pairs of texts; this task has one text"
+    ):
+        tuned({"cola": {"preset": "cola", "pair_separator": "\n"}})
