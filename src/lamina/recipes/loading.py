@@ -46,7 +46,7 @@ def _check_parts(recipe: Recipe, name: str, parts: Collection[str]) -> None:
 
 def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
     """Read the data of one task of a recipe, without its subsamples."""
-    given: dict[str, Any] = {"limit": recipe.limit, "limit_validation": recipe.limit_validation}
+    given: dict[str, Any] = recipe.model_dump(include={"limit", "limit_validation", "image_size"})
     if recipe.preset is not None:
         folder = None if data is None else Path(data) / find_preset(recipe.preset)[0]
         task = Task.preset(recipe.preset, files=folder, **given)
@@ -109,4 +109,4 @@ def _measured(task: Task) -> TaskOutline:
         words += sum(len(part.split()) for part in ((text,) if isinstance(text, str) else text))
     rows = {part: len(split) for part, split in task.splits.items()}
     tokens = max(3, 2 + 4 / 3 * words / max(1, len(texts)))
-    return TaskOutline(task.kind, task.problem_type, tuple(task.labels), rows, tokens)
+    return TaskOutline(task.kind, task.problem_type, tuple(task.labels), rows, tokens, task.image_size)

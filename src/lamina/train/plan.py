@@ -68,13 +68,13 @@ def group_tasks(
     encodings = {} if encodings is None else encodings
     splits = {name: task.split(options.part) for name, task in tasks.items()}
     kinds = {name: kind_of(task.kind) for name, task in tasks.items()}
-    together: dict[tuple[str, str], list[str]] = defaultdict(list)
+    together: dict[tuple[str, str, int | None], list[str]] = defaultdict(list)
     for name, split in splits.items():
-        together[kinds[name].inputs, split.key].append(name)
+        together[kinds[name].inputs, split.key, tasks[name].image_size].append(name)
     groups: list[Group] = []
     for key, names in together.items():
         first = encoder_of(tasks, names)
-        how = replace(options, windows=kinds[first].per_token)
+        how = replace(options, windows=kinds[first].per_token, image_size=tasks[first].image_size)
         mark = (*key, how, len(splits[first]))
         if mark not in encodings:
             encodings[mark] = kinds[first].encode(splits[first], processor, how)
