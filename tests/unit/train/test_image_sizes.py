@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +23,6 @@ from lamina.store import load, save
 from lamina.tasks.image_size import target_of
 from lamina.tasks.task import Task
 from lamina.train import evaluate, finetune, predict, predict_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SIZE, BUILT_FOR = 16, 8
 
@@ -48,7 +45,7 @@ def task(folder: Path) -> Task:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[tuple[int, ...], bool | None]]]:
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], bool | None]]:
     """Height and width of the images of every call of a model, and whether it interpolates."""
     calls: list[tuple[tuple[int, ...], bool | None]] = []
     forward = transformers.ViTModel.forward
@@ -58,7 +55,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[tuple[int, ...]
         return forward(self, pixel_values, **options)
 
     monkeypatch.setattr(transformers.ViTModel, "forward", watched)
-    yield calls
+    return calls
 
 
 def test_training_and_scoring_use_the_task_s_size(task: Task, seen: list[Any]):
@@ -121,7 +118,7 @@ def test_a_run_goes_on_at_its_own_size_only(task: Task, folder: Path, tmp_path: 
         patch.setattr("lamina.train.checkpoint.Checkpoints.clear", lambda _: None)
         finetune(vit(BUILT_FOR), task, processor=image_processor(8), output=tmp_path / "out", **options)
     other = Task.from_files("image_classification", train=folder, validation=folder, image_size=12)
-    with pytest.raises(ConfigError, match="image_size 16.*, here 12"):
+    with pytest.raises(ConfigError, match=r"image_size 16.*, here 12"):
         finetune(vit(BUILT_FOR), other, processor=image_processor(8), output=tmp_path / "out", resume=True, **options)
 
 
@@ -187,7 +184,7 @@ def test_a_recipe_s_models_are_kept_with_their_size(folder: Path, tmp_path: Path
 
 def test_a_recipe_with_a_size_for_texts_is_refused():
     given = recipe() | {"tasks": {"cola": {"preset": "cola", "image_size": 8}}}
-    with pytest.raises(ConfigError, match="image_size is 8 for a task of kind sequence_classification, which has no im"):
+    with pytest.raises(ConfigError, match="image_size is 8 for a task of kind sequence_classification, which has no"):
         parse_recipe(given)
     with pytest.raises(ConfigError, match="image_size is 0; it must be at least 1"):
         parse_recipe(recipe(image_size=0))
