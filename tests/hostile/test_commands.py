@@ -227,7 +227,9 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
             *of(EDIT, "edited", passes={"missing"}),
             *of(("edit", "base", "--freeze", "1", "-o", "moods", "--force"), "moods/config.json"),
         ],
-        **dict.fromkeys(("truncate", "reinit", "scope", "insert", "layers", "init", "activation", "placement")),
+        **dict.fromkeys(
+            ("truncate", "reinit", "scope", "insert", "layers", "init", "activation", "placement", "train")
+        ),
         **dict.fromkeys(
             ("kernel", "freeze", "train_inserted", "merge", "stack", "seed", "head", "new_weights", "dry_run", "force")
         ),

@@ -28,6 +28,8 @@ _INSERT = 'Insert layers: "attention", "ffn", "both" or "convolution".'
 _INIT = "Start of inserted layers: identity, unit, xavier, he or zero."
 _PLACEMENT = 'What the activation is applied to: "weight" or "output".'
 _FREEZE = f"Freeze these layers, {_LAYERS}; 0: embeddings."
+_TRAIN_INSERTED = "Freeze all but the inserted layers, poolers and heads."
+_TRAIN = 'Freeze all but these parts of the model, as "inserted,classifier" or "layer.*.output".'
 _STACK = '"encoder" or "decoder"; by default the only one, or the encoder.'
 _NEW_WEIGHTS = "Let weights start at random that the files lack, though --head is a class that does not fit them."
 _HEAD = "Kind of task, or class of transformers; by default the one that was saved."
@@ -46,7 +48,8 @@ def edit(  # noqa: PLR0913
     placement: Annotated[str, Option(help=_PLACEMENT)] = "weight",
     kernel: Annotated[int, Option(metavar="N", help="Length of the kernel of layers after convolutions; odd.")] = 3,
     freeze: Annotated[str | None, Option(metavar="LAYERS", help=_FREEZE)] = None,
-    train_inserted: Annotated[bool, Option("--train-inserted", help="Freeze all but the inserted layers.")] = False,
+    train_inserted: Annotated[bool, Option("--train-inserted", help=_TRAIN_INSERTED)] = False,
+    train: Annotated[str | None, Option(metavar="PARTS", help=_TRAIN)] = None,
     merge: Annotated[bool, Option("--merge", help="Fold the inserted layers into their neighbours.")] = False,
     stack: Annotated[str | None, Option(help=_STACK)] = None,
     seed: Annotated[int, Option(help="Of random weights.", min=0, max=(1 << 63) - 1)] = 0,
@@ -85,12 +88,13 @@ def edit(  # noqa: PLR0913
         (insert is not None, "insert", {"position": insert, "layers": _selector(layers), **how}),
         (freeze is not None, "freeze", {"layers": _selector(freeze), "stack": stack}),
         (train_inserted, "freeze", {"train": "inserted", "stack": stack}),
+        (train is not None, "freeze", {"train": [part.strip() for part in (train or "").split(",")]}),
         (merge, "merge", {}),
     ]
     changes = [partial(EDITS[name], **arguments) for wanted, name, arguments in requested if wanted]
     if not changes:
         raise ConfigError(
-            "edit: no edit is asked for. Use --insert, --reinit, --truncate, --freeze, --train-inserted or --merge."
+            "edit: no edit is asked for. Use --insert, --reinit, --truncate, --freeze, --train or --merge."
         )
     with nullcontext() if dry_run else _claimed(out, force=force):
         facts = _run(model, head, changes, None if dry_run else out, new_weights=new_weights)

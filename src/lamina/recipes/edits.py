@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import torch
 from pydantic import BaseModel, create_model
 
-from lamina.editing.freeze import freeze_
+from lamina.editing.freeze import check_parts, freeze_
 from lamina.editing.insert import insert_
 from lamina.editing.merge import merge_
 from lamina.editing.reinit import reinit_
@@ -56,6 +56,9 @@ def check_selector(value: object) -> None:
         select(value, _MANY, op="layers")
 
 
+_CHECKED = {"Selector": check_selector, "Parts": lambda given: None if given is None else check_parts(given)}
+
+
 def _parameters(edit: str) -> dict[str, inspect.Parameter]:
     check_known("recipe", [edit], EDITS, "edit")
     parameters = inspect.signature(EDITS[edit]).parameters
@@ -67,7 +70,8 @@ def arguments_of(edit: str) -> type[BaseModel]:
     """The arguments of an edit as a pydantic model, none of them required."""
     types: Any = {name: (f"{parameter.annotation} | None", None) for name, parameter in _parameters(edit).items()}
     arguments = create_model(edit, __base__=Strict, **types)
-    arguments.model_rebuild(_types_namespace={"Literal": Literal, "Selector": Annotated[Any, checked(check_selector)]})
+    checks = {name: Annotated[Any, checked(check)] for name, check in _CHECKED.items()}
+    arguments.model_rebuild(_types_namespace={"Literal": Literal, **checks})
     return arguments
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from dataclasses import dataclass
@@ -116,8 +117,11 @@ class _Planned:
                 self.model = sizes.model(next((head for head in heads if head != "AutoModel"), "AutoModel"))
                 self.reader = self.model.reader(spec.reader)
         longest = int(self.options.max_length or getattr(sizes.config, "max_position_embeddings", None) or 512)
+        config = copy.copy(sizes.config)
+        if task.image_size is not None:
+            config.image_size = task.image_size
         rows = {
-            part: kind.model_rows(task.rows.get(part, 0), task.tokens, longest, sizes.config, by_row=task.by_row)
+            part: kind.model_rows(task.rows.get(part, 0), task.tokens, longest, config, by_row=task.by_row)
             for part in PARTS
         }
         self.rows = {part: count for part, (count, _) in rows.items()}

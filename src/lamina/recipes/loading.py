@@ -46,7 +46,8 @@ def _check_parts(recipe: Recipe, name: str, parts: Collection[str]) -> None:
 
 def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
     """Read the data of one task of a recipe, without its subsamples."""
-    given: dict[str, Any] = recipe.model_dump(include={"limit", "limit_validation", "label_all_tokens"})
+    own = {"limit", "limit_validation", "label_all_tokens", "image_size"}
+    given: dict[str, Any] = recipe.model_dump(include=own)
     if recipe.preset is not None:
         folder = None if data is None else Path(data) / find_preset(recipe.preset)[0]
         task = Task.preset(recipe.preset, files=folder, **given)
@@ -111,4 +112,5 @@ def _measured(task: Task) -> TaskOutline:
         words += sum(len(part.split()) for part in ((text,) if isinstance(text, str) else text))
     rows = {part: len(split) for part, split in task.splits.items()}
     tokens = max(3, 2 + 4 / 3 * words / max(1, len(texts)))
-    return TaskOutline(task.kind, task.problem_type, tuple(task.labels), rows, tokens, task.by_row)
+    asked = {"by_row": task.by_row, "image_size": task.image_size}
+    return TaskOutline(task.kind, task.problem_type, tuple(task.labels), rows, tokens, **asked)

@@ -90,7 +90,8 @@ class ModelSize:
 
     def edited(self, edits: Sequence[tuple[str, Any]], *, where: str) -> EditSize:
         """What edits do to the model, which stays as it is; `where` is named in errors."""
-        key = json.dumps(edits)
+        of_head = any(isinstance(given.get("train"), list) for _, given in edits)  # which may be frozen, or in part
+        key = json.dumps([edits, self.parameters if of_head else None])
         if key not in self._edits:
             model = copy.deepcopy(self.model)
             for number, edit in enumerate(edits):

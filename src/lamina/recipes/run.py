@@ -271,7 +271,7 @@ class _Session:
         recipe, task = self.recipe, self.tasks[spec.task][spec.repeat]
         facts = {"model": recipe.model, "revision": recipe.revision, "train_base": recipe.train_base, **spec.settings}
         facts |= {"edits": list(spec.edits), "metric": task.metric, "labels": list(task.labels)}
-        facts |= {"by_row": task.by_row, "label_all_tokens": task.label_all_tokens}
+        facts |= {key: getattr(task, key) for key in ("by_row", "label_all_tokens", "image_size")}
         facts |= FitOptions.of(spec.options).model_dump(exclude=_FREE)
         settings = {"": facts | ({} if spec.reader is None else reader_settings(spec.reader))}
         digests: dict[str, Any] = {"": {"weights of the model": self._weights}}

@@ -16,7 +16,7 @@ from lamina.heads import HEADS
 from lamina.recipes.edits import arguments_of, check_edit, check_selector, config_of
 from lamina.recipes.located import Strict, at, checked, fail, raise_first, read_yaml
 from lamina.tasks import kind_of
-from lamina.tasks.base import TaskOutline
+from lamina.tasks.base import TaskOutline, check_image_size
 from lamina.tasks.presets import find_preset
 from lamina.tasks.sampling import SampleSize
 from lamina.train.grid import MOST_RUNS, check_count, expand, full_key, keys_of
@@ -183,6 +183,7 @@ class TaskRecipe(Strict):
     limit_validation: PositiveInt | None = None
     hold_out: bool = False  # choose by a tenth of the training rows; without a test part, validation becomes it
     subsample: SubsampleRecipe | None = None
+    image_size: int | None = None  # pixels of images' width and height; by default as the model's processor has it
     masked_lm: Annotated[MaskedLMRecipe | None, BeforeValidator(_masked_lm)] = None  # predict hidden tokens instead
     epochs: PositiveInt | None = None  # by default the run's
     learning_rate: PositiveFloat | None = None  # by default the run's
@@ -214,6 +215,9 @@ class TaskRecipe(Strict):
             name = getattr(self, key)
             if name is not None and name not in known:
                 fail(UnknownNameError(op="recipe", got=name, known=known, what=key.replace("_", " ")), key)
+        if self.image_size is not None:
+            with at("image_size"):
+                check_image_size(self.image_size, outline.kind, "recipe")
         if self.readers and not kind_of(outline.kind).readers:
             raise ValueError(f"tasks of kind {outline.kind} have no readers; give the run 'methods'")
         for name, reader in self.readers.items():
@@ -227,15 +231,14 @@ class TaskRecipe(Strict):
 
     def outline(self) -> TaskOutline:
         """What is known of the task before its data is read; of files that say no labels, two stand for them."""
+        how = {"by_row": self.masked_lm is not None and self.masked_lm.rows, "image_size": self.image_size}
         if (preset := self._preset) is not None and self.masked_lm is None:
-            return TaskOutline(preset.kind, preset.problem_type, preset.class_names)
-        kind, by_row = self.kind, False
-        if self.masked_lm is not None:
-            kind, by_row = "masked_lm", self.masked_lm.rows
+            return TaskOutline(preset.kind, preset.problem_type, preset.class_names, **how)
+        kind = self.kind if self.masked_lm is None else "masked_lm"
         problem_type = self.problem_type or next(iter(kind_of(kind).problem_types))
         weights = (reader.head.get("class_weights") for reader in self.readers.values())
         count = 1 if problem_type == "regression" else len(next(filter(None, weights), (0, 0)))
-        return TaskOutline(kind, problem_type, tuple(self.labels or map(str, range(count))), by_row=by_row)
+        return TaskOutline(kind, problem_type, tuple(self.labels or map(str, range(count))), **how)
 
 
 class Recipe(Strict):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from lamina.editing.freeze import is_trained
 from lamina.editing.insert import replay_insert
 from lamina.editing.inserted import is_inserted
 from lamina.editing.record import Edit, edits, restore
@@ -159,6 +160,12 @@ def _layered(model: PreTrainedModel) -> set[str]:
     return {name for name, child in children.items() if not used.isdisjoint(child.modules())}
 
 
+def _layered_names(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
+    """Those that lie in parts with layers; heads and poolers, which may be frozen, are not in every class of model."""
+    layered = _layered(model) if names else ()
+    return [name for name in names if name.removeprefix(f"{model.base_model_prefix}.").split(".")[0] in layered]
+
+
 def _mismatch(name: str, what: str) -> StoreError:
     return damaged(f"the weights in {name}", f"are not those of the model that was saved: {what}")
 
@@ -205,11 +212,13 @@ def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> 
         gone = {key for later in record[number + 1 :] if later.kind == "truncate" for key in later.parameters}
         if any(later.kind == "merge" for later in record[number:]):
             gone |= {key for key in names if is_inserted(key)}
-        if lost := [key for key, now in names.items() if now not in parameters and key not in gone]:
+        lost = [key for key, now in names.items() if now not in parameters and key not in gone]
+        if lost := _layered_names(model, lost) if edit.kind == "freeze" else lost:
             raise _mismatch(name, f"the record names '{lost[0]}', which is not there")
         if edit.kind == "freeze":
-            for key in names.keys() - gone:
-                parameters[names[key]].requires_grad_(False)
-            for key in filter(is_inserted, parameters if edit.settings.get("train") == "inserted" else ()):
+            train, frozen = edit.settings.get("train"), set(names.values())
+            for key in (key for key in parameters if is_trained(key, train) or is_trained(f"{prefix}{key}", train)):
                 parameters[key].requires_grad_(True)
+            for key in frozen & parameters.keys():
+                parameters[key].requires_grad_(False)
     restore(model, [replace(edit, parameters=tuple(names)) for edit, names in zip(record, present, strict=True)])

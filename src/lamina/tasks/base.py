@@ -18,7 +18,9 @@ from torch import Tensor
 from lamina.data.arrow import Column
 from lamina.data.read import Table, read_table
 from lamina.errors import ConfigError
+from lamina.tasks import kind_of
 from lamina.tasks.split import Split
+from lamina.utils import check_range
 
 if TYPE_CHECKING:
     import datasets
@@ -67,6 +69,7 @@ class TaskOutline:
     rows: Mapping[str, int] = field(default_factory=dict)  # of each part; of "train" in each repeat
     tokens: float = 0.0  # of a usual row
     by_row: bool = False  # as of a `Task`
+    image_size: int | None = None  # as of `Task`
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class EncodeOptions:
     augment: bool = False  # crop and flip training images at random
     add_prefix_space: bool = False  # read the first word of a text as any other
     by_row: bool = False  # hide tokens of each row by itself, not of blocks of joined rows
+    image_size: int | None = None  # pixels of an image's width and height; None: as the processor has it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +215,13 @@ def checked_texts(raw: Sequence[Any], *, pairs: bool) -> Sequence[Any]:
     return raw if single else [tuple(text) for text in raw]
 
 
+def check_image_size(size: int, kind: str, op: str) -> None:
+    """Raise ConfigError unless tasks of a kind have images, and the size is one of them."""
+    if kind_of(kind).processor != "image_processor":
+        raise ConfigError(f"{op}: image_size is {size} for a task of kind {kind}, which has no images.")
+    check_range(op, "image_size", size, 1)
+
+
 class Kind(ABC):
     """A kind of task: what it says of itself, and what it does at each step."""
 
@@ -317,6 +328,10 @@ class Kind(ABC):
 
     def configure(self, config: Any, task: TaskLike) -> None:
         """Write the task's classes and problem type into a model's config; a head of other classes is a ConfigError."""
+
+    def fit_processor(self, processor: Any, task: TaskLike) -> bool:
+        """Have a processor make inputs as the task asks, for whoever uses it later; whether the task asks for any."""
+        return False
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
         """Why a model cannot do this kind of task, as far as its class and config tell; None if nothing is wrong."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -15,9 +15,10 @@ from PIL import Image
 from torch import Tensor
 
 from lamina.data.read import Table, parquet_rows
-from lamina.errors import ConfigError, first_line
+from lamina.errors import ConfigError
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, EncodeOptions, TaskLike, cells_of
+from lamina.tasks.image_size import image_processor, resized, set_image_size, target_of
 from lamina.tasks.images import LazyImage, dataset_images, image_column, image_dataset, image_split, read_images
 from lamina.tasks.inputs import ClassKind, ClassResults, RowTargets, label_array
 from lamina.tasks.split import Split
@@ -73,7 +74,15 @@ class ImageClassificationKind(ClassKind):
 
     def encode(self, split: Split, processor: Any, options: EncodeOptions) -> ImageInputs:
         """Pixels, augmented in the train part if that is wanted."""
-        return ImageInputs(split, processor, augment=options.augment and options.part == "train", seed=options.seed)
+        own = processor if options.image_size is None else resized(processor, options.image_size)
+        return ImageInputs(split, own, augment=options.augment and options.part == "train", seed=options.seed)
+
+    def fit_processor(self, processor: Any, task: TaskLike) -> bool:
+        """Have the image processor make images of the task's size, if it has one."""
+        size = getattr(task, "image_size", None)
+        if size is not None:
+            set_image_size(processor, size)
+        return size is not None
 
     def model_rows(
         self, rows: int, tokens: float, max_length: int, config: Any, *, by_row: bool = False
@@ -105,15 +114,6 @@ def _image(row: int, entry: Any) -> LazyImage:
     if isinstance(entry, bytes):
         return LazyImage(f"entry {row}", data=entry)
     raise ConfigError(f"predict: entry {row} is {type(entry).__name__}; images are given as paths or bytes.")
-
-
-@dataclass(frozen=True)
-class Target:
-    """The size in pixels that a processor brings images to: all if `fixed`, else those of the same aspect ratio."""
-
-    height: int
-    width: int
-    fixed: bool
 
 
 @final
@@ -194,36 +194,3 @@ def middle_box(size: tuple[int, int], aspect: tuple[float, float]) -> tuple[int,
         wide = max(1, round(height * aspect[1]))
     left, top = (width - wide) // 2, (height - high) // 2
     return left, top, left + wide, top + high
-
-
-def image_processor(processor: Any) -> Any:
-    """The image processor that a processor holds, or the image processor itself; without one a ConfigError."""
-    from transformers import ImageProcessingMixin
-
-    own = getattr(processor, "image_processor", processor)
-    if not isinstance(own, ImageProcessingMixin):
-        rule = "images are resized and normalised by the model's image processor"
-        hint = "Give the one that AutoImageProcessor.from_pretrained finds for the model."
-        raise ConfigError(f"images: the processor is a {type(processor).__name__}; {rule}. {hint}")
-    return own
-
-
-def target_of(processor: Any) -> Target:
-    """The size that an image processor brings images to, found by giving it some; one of many sizes is a ConfigError.
-
-    Its settings are not enough to tell: processors name and use `size` and `crop_size` in many ways.
-    """
-    small, large, wide = (_shape(processor, size) for size in ((64, 64), (80, 80), (96, 64)))
-    if len(small) != 4 or small != large:
-        came = f"makes pixel_values of shape {small} of an image of 64 x 64, and {large} of one of 80 x 80"
-        rule = "a classifier takes [1, channels, height, width], the same for all. Set its do_resize and size"
-        raise ConfigError(f"images: {type(processor).__name__} {came}; {rule}.")
-    return Target(small[2], small[3], fixed=wide == small)
-
-
-def _shape(processor: Any, size: tuple[int, int]) -> tuple[int, ...]:
-    try:
-        return tuple(processor([Image.new("RGB", size)], return_tensors="pt")["pixel_values"].shape)
-    except Exception as error:  # each processor raises what it likes
-        came = f"{type(processor).__name__} fails on an RGB image of {size[0]} x {size[1]} ({first_line(error)})"
-        raise ConfigError(f"images: {came}; a classifier's images are made by it.") from error

@@ -11,7 +11,7 @@ from typing import Any
 from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError, check_known
 from lamina.tasks import kind_of
-from lamina.tasks.base import PARTS, ColumnSpec, class_names
+from lamina.tasks.base import PARTS, ColumnSpec, check_image_size, class_names
 from lamina.tasks.presets import fetch, find_preset, published_files
 from lamina.tasks.sampling import SampleSize, subsample_rows
 from lamina.tasks.split import Split, held_out, limited
@@ -36,6 +36,7 @@ class Task:
         metrics: All metrics that are reported.
         splits: "train", "validation" and perhaps "test".
         name: What the task is called in tables and files.
+        image_size: Pixels of the width and height that images are brought to; None: as the image processor has it.
         subsampled: How the train part was drawn from a larger one, if it was, JSON-ready: "per_class", "fraction" or
             "rows" as asked, "of" how many rows, "stratified" and "seed"; "before" it an earlier subsample.
         by_row: Of "masked_lm": each row is read by itself; else rows are joined and cut into blocks.
@@ -52,6 +53,7 @@ class Task:
     subsampled: dict[str, Any] | None = None
     by_row: bool = False
     label_all_tokens: bool = False
+    image_size: int | None = None
 
     def split(self, name: str) -> Split:
         """One part; an UnknownNameError if the task has none of that name."""
@@ -136,6 +138,13 @@ class Task:
         splits = {"train": train, "validation": validation, "test": test}
         return replace(self, splits={part: split for part, split in splits.items() if split is not None})
 
+    def sized(self, image_size: int | None) -> Task:
+        """The same task with images of so many pixels; a ConfigError if it has none, or the size is below 1."""
+        if image_size is None:
+            return self
+        check_image_size(image_size, self.kind, f"task {self.name}")
+        return replace(self, image_size=image_size)
+
     @classmethod
     def from_files(  # noqa: PLR0913
         cls,
@@ -156,6 +165,7 @@ class Task:
         limit: int | None = None,
         limit_validation: int | None = None,
         seed: int = 0,
+        image_size: int | None = None,
     ) -> Task:
         """Read a task from TSV, CSV, JSONL, Parquet, CoNLL-column or plain text files, or from images.
 
@@ -186,11 +196,14 @@ class Task:
             limit: At most so many training rows, drawn uniformly.
             limit_validation: At most so many validation rows, drawn uniformly; the test part stays whole.
             seed: Decides which rows are set aside and which are drawn.
+            image_size: Pixels of the width and height that images are brought to; by default as the image processor
+                has it. A model that is built for another size interpolates its position embeddings, if it can.
 
         Raises:
             DataError: If a file, row, column or label does not fit; names it.
             UnknownNameError: If there is no such kind, problem type or metric.
-            ConfigError: If a limit is below 1, a label is named twice, or a kind reads no pairs or has no tags.
+            ConfigError: If a limit or `image_size` is below 1, a label is named twice, or a kind reads no pairs, has no
+                tags or no images.
         """
         given = zip(PARTS, (train, validation, test), strict=True)
         sources = {part: source for part, source in given if source is not None}
@@ -202,7 +215,7 @@ class Task:
         first = next(iter(sources.values()))
         name = name or Path(first if isinstance(first, str | Path) else first[0]).stem
         more: dict[str, Any] = {"limits": (limit, limit_validation), "label_all_tokens": label_all_tokens}
-        return _assemble(spec, tables, metrics=metric, name=name, seed=seed, **more)
+        return _assemble(spec, tables, metrics=metric, name=name, seed=seed, **more).sized(image_size)
 
     @classmethod
     def from_dataset(  # noqa: PLR0913
@@ -222,6 +235,7 @@ class Task:
         limit: int | None = None,
         limit_validation: int | None = None,
         seed: int = 0,
+        image_size: int | None = None,
     ) -> Task:
         """Make a task of data that is at hand; arguments and errors are those of `from_files`, but for these.
 
@@ -233,7 +247,8 @@ class Task:
         Raises:
             DataError: If a column is missing, or a cell or label does not fit; names the row.
             UnknownNameError: If there is no such kind, problem type, metric or part.
-            ConfigError: If a limit is below 1, labels are named twice, or a part holds no rows of a known form.
+            ConfigError: If a limit or `image_size` is below 1, labels are named twice, a part holds no rows of a known
+                form, or the rows are texts and have an `image_size`.
         """
         if not isinstance(dataset, Mapping):
             came = f"the dataset is {type(dataset).__name__}"
@@ -249,7 +264,7 @@ class Task:
         spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels)
         tables = {part: kind_of(kind).from_rows(f"{name}/{part}", rows, spec) for part, rows in parts.items()}
         more: dict[str, Any] = {"limits": (limit, limit_validation), "label_all_tokens": label_all_tokens}
-        return _assemble(spec, tables, metrics=metric, name=name, seed=seed, **more)
+        return _assemble(spec, tables, metrics=metric, name=name, seed=seed, **more).sized(image_size)
 
     @classmethod
     def preset(
@@ -261,6 +276,7 @@ class Task:
         limit: int | None = None,
         limit_validation: int | None = None,
         seed: int = 0,
+        image_size: int | None = None,
     ) -> Task:
         """A known public task, from local files in the published format or from the hub.
 
@@ -274,11 +290,12 @@ class Task:
             limit: At most so many training rows, drawn uniformly.
             limit_validation: At most so many validation rows, drawn uniformly.
             seed: Decides which rows are drawn, and which are set aside where there is no validation part.
+            image_size: Pixels of images' width and height; see `from_files`.
 
         Raises:
             UnknownNameError: If there is no such preset or part.
             DataError: If a file, row, column or label does not fit, or the hub cannot be reached.
-            ConfigError: If a limit is below 1.
+            ConfigError: If a limit or `image_size` is below 1, or it is given for texts.
         """
         short, preset = find_preset(name)
         kind = kind_of(preset.kind)
@@ -293,7 +310,7 @@ class Task:
             check_known(f"task {short}", sources, PARTS, "split")
             tables = {part: kind.read(source, spec, preset.header) for part, source in sources.items()}
         more: dict[str, Any] = {"limits": (limit, limit_validation), "label_all_tokens": label_all_tokens}
-        return _assemble(spec, tables, metrics=preset.metrics, name=short, seed=seed, **more)
+        return _assemble(spec, tables, metrics=preset.metrics, name=short, seed=seed, **more).sized(image_size)
 
 
 def _rows(part: str, given: Any) -> Any:

@@ -14,11 +14,12 @@ from lamina.errors import ConfigError, LaminaError, first_line
 from lamina.store.models import load_processor
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.base import GenerationOptions, TaskOutline
+from lamina.tasks.image_size import size_problem
 from lamina.train.identity import starting_weights
 from lamina.train.learner import Learner
 from lamina.train.rates import parameter_groups
 from lamina.train.scoring import eval_mode
-from lamina.train.subjects import Subject, placed
+from lamina.train.subjects import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from lamina.train.plan import Group, Plan
 
 
+_PROCESSOR = "_lamina_processor"  # an attribute of the model object: the processor, where a task set its size
+_IMAGE_SIZE = "Leave image_size out, or set the processor to the model's size."
+
+
 class ModelSubject(Subject):
     """A whole model with a head of its own."""
 
@@ -39,6 +44,8 @@ class ModelSubject(Subject):
         self.model = self.base = model
         self.modules, self.draws, self.op, self.task = (model,), True, op, task
         self.kind: Kind = kind_of(task.kind)
+        if processor is None:
+            processor = vars(model).get(_PROCESSOR)
         if processor is None and model.name_or_path:
             processor = load_processor(model.name_or_path, model)
         if processor is None:
@@ -56,7 +63,8 @@ class ModelSubject(Subject):
 
     def settings(self, name: str) -> dict[str, Any]:  # noqa: ARG002
         """The task that its head is for."""
-        return {"kind": self.task.kind, "problem_type": self.task.problem_type, "labels": list(self.task.labels)}
+        facts = {"kind": self.task.kind, "problem_type": self.task.problem_type, "labels": list(self.task.labels)}
+        return facts | {"image_size": getattr(self.task, "image_size", None)}
 
     def starting_weights(self, learnt: Sequence[Tensor]) -> str:
         """All that did not start at random."""
@@ -77,6 +85,8 @@ class ModelSubject(Subject):
                 )
         parameter_groups(self.model, options, 1.0, self.op)
         self.fit_head(groups[0])
+        if self.kind.fit_processor(self.processor, self.task):
+            vars(self.model)[_PROCESSOR] = self.processor
 
     def fit_head(self, group: Group, *, keep: bool = True) -> None:
         """See that the head fits the task by running it on its two shortest rows; else the model is as it was.
@@ -110,6 +120,8 @@ class ModelSubject(Subject):
             reason = first_line(error)
             values = batch.get(self.model.main_input_name)
             if values is not None and values.ndim > 2:
+                if problem := size_problem(self.model, batch):
+                    raise ConfigError(f"{self.op}: {problem} ({reason}). {_IMAGE_SIZE}") from error
                 size = " x ".join(map(str, values.shape[-2:]))
                 raise ConfigError(
                     f"{self.op}: {type(self.model).__name__} fails on images of {size} ({reason}); it needs a head for "
@@ -138,7 +150,7 @@ class ModelSubject(Subject):
 
     def _forward(self, batch: Mapping[str, Tensor], labels: Tensor) -> Any:
         labels = self.kind.model_labels(labels, self.task).to(self.device)
-        return self.model(**placed(batch, self.device), labels=labels)  # pyright: ignore[reportCallIssue]
+        return self.model(**self.arguments(batch), labels=labels)  # pyright: ignore[reportCallIssue]
 
     def losses(
         self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: Any
@@ -158,8 +170,13 @@ class ModelSubject(Subject):
     ) -> dict[str, Any]:
         """As the kind takes them from a model."""
         del labels, states
-        batch = placed(batch, self.device)
-        return {name: self.kind.outputs(self.model, batch, self.processor, self.generation) for name in names}
+        batch = self.arguments(batch)
+        try:
+            return {name: self.kind.outputs(self.model, batch, self.processor, self.generation) for name in names}
+        except (ValueError, RuntimeError) as error:
+            if reason := size_problem(self.model, batch):
+                raise ConfigError(f"{self.op}: {reason} ({first_line(error)}). {_IMAGE_SIZE}") from error
+            raise
 
     def outputs_per_position(self, name: str) -> int:  # noqa: ARG002
         """Classes, or entries of the vocabulary."""

@@ -68,13 +68,15 @@ def group_tasks(
     encodings = {} if encodings is None else encodings
     splits = {name: task.split(options.part) for name, task in tasks.items()}
     kinds = {name: kind_of(task.kind) for name, task in tasks.items()}
-    together: dict[tuple[str, str, bool], list[str]] = defaultdict(list)
+    together: dict[tuple[str, str, bool, int | None], list[str]] = defaultdict(list)
     for name, split in splits.items():
-        together[kinds[name].inputs, split.key, tasks[name].by_row].append(name)
+        task = tasks[name]
+        together[kinds[name].inputs, split.key, task.by_row, task.image_size].append(name)
     groups: list[Group] = []
     for key, names in together.items():
         first = encoder_of(tasks, names)
-        how = replace(options, windows=kinds[first].per_token, by_row=tasks[first].by_row)
+        own = {"by_row": tasks[first].by_row, "image_size": tasks[first].image_size}
+        how = replace(options, windows=kinds[first].per_token, **own)
         mark = (*key, how, len(splits[first]))
         if mark not in encodings:
             encodings[mark] = kinds[first].encode(splits[first], processor, how)

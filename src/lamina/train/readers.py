@@ -128,7 +128,7 @@ class BankSubject(Subject):
         return learners
 
     def _run(self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: Any) -> Any:
-        batch = placed(batch, self.device)
+        batch = self.arguments(batch)
         if states is not None:
             return self.bank.read_states(states, batch, readers=names, labels=labels)
         return self.bank(**batch, readers=names, labels=labels)

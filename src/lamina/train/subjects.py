@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError
+from lamina.tasks.image_size import size_arguments
 from lamina.train.learner import BASE
 
 if TYPE_CHECKING:
@@ -39,6 +40,11 @@ class Subject(ABC):
     def device(self) -> torch.device:
         """Where the model is."""
         return next(self.base.parameters()).device
+
+    def arguments(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+        """A batch where the model is, and what else the model takes for it."""
+        tensors = placed(batch, self.device)
+        return tensors | size_arguments(self.base, tensors)
 
     def title(self, name: str) -> str:
         """What errors call a learner."""

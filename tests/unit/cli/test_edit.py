@@ -231,6 +231,7 @@ def test_a_replacement_that_fails_leaves_the_old_model(lamina, base: Path, tmp_p
         (["--insert", "convolution", "--kernel", 4, "-o", "OUT"], "insert_: kernel is 4; it must be odd"),
         (["--merge", "-o", "OUT"], "merge_: the model has no inserted layers"),
         (["--train-inserted", "-o", "OUT"], "freeze_: train is 'inserted', and the model has no inserted layers"),
+        (["--train", "heads", "-o", "OUT"], "freeze_: unknown part to train 'heads'; known: embeddings, "),
         (["--freeze", "1", "--head", "AutoHead", "-o", "OUT"], "unknown head 'AutoHead'"),
     ],
 )

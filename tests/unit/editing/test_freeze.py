@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tests.support.stored import tiny_model
 from tests.support.tiny import FAMILIES, Passing
 
@@ -102,6 +103,81 @@ def test_only_the_inserted_layers_of_both_stacks_train():
     assert (edit.stack, edit.settings["stack"]) == ("all", None)
 
 
+def free(model) -> set[str]:
+    return {name for name, _ in model.named_parameters()} - frozen(model)
+
+
+def test_a_list_trains_its_parts_and_freezes_all_else():
+    model = FAMILIES["bert-SequenceClassification"].build()
+    inserted = insert_(model, "both", [1, 2]).parameters
+    model.classifier.requires_grad_(False)
+    edit = freeze_(model, train=["inserted", "classifier"])
+    assert free(model) == {*inserted, *starts(model, "classifier.")}
+    assert set(edit.parameters) == frozen(model) >= starts(model, "bert.pooler", "bert.embeddings")
+    assert edit.settings == {"layers": "all", "stack": None, "train": ["inserted", "classifier"]}
+    assert edits(model)[-1] == edit
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    model(**FAMILIES["bert"].inputs(model), labels=torch.tensor([0, 1])).loss.backward()
+    torch.optim.SGD([p for p in model.parameters() if p.grad is not None], lr=1.0).step()
+    changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert changed == free(model)
+
+
+@pytest.mark.parametrize(
+    ("parts", "prefixes"),
+    [
+        (["pooler"], ("bert.pooler.",)),
+        (["classifier.bias"], ("classifier.bias",)),
+        (["layer.0"], ("bert.encoder.layer.0.",)),
+        (["bert.encoder.layer.1.output", "classifier"], ("bert.encoder.layer.1.output.", "classifier.")),
+        (["embed*"], ("bert.embeddings.",)),
+    ],
+)
+def test_parts_are_named_by_what_stands_between_dots(parts: list[str], prefixes: tuple[str, ...]):
+    model = FAMILIES["bert-SequenceClassification"].build()
+    freeze_(model, train=parts)
+    assert free(model) == starts(model, *prefixes) != set()
+
+
+def test_a_pattern_stands_for_every_block():
+    model = FAMILIES["bert"].build()
+    freeze_(model, train=["layer.*.output.LayerNorm"])
+    norms = {f"encoder.layer.{block}.output.LayerNorm.{name}" for block in range(3) for name in ("weight", "bias")}
+    assert free(model) == norms
+
+
+def test_tied_weights_train_under_either_name():
+    model = FAMILIES["bart-Seq2SeqLM"].build()
+    freeze_(model, train=["lm_head"])  # which is the embeddings
+    assert free(model) == {"model.shared.weight"}
+
+
+def test_parts_of_a_convolutional_network_train():
+    config = transformers.ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], num_labels=2)
+    model = transformers.ResNetForImageClassification(config)
+    freeze_(model, train=["classifier"])
+    assert free(model) == starts(model, "classifier.")
+
+
+def test_lists_that_cannot_be():
+    model = FAMILIES["bert-SequenceClassification"].build()
+    with pytest.raises(
+        UnknownNameError, match=r"unknown part to train 'clasifier'; known: .*Did you mean 'classifier'"
+    ):
+        freeze_(model, train=["pooler", "clasifier"])
+    with pytest.raises(UnknownNameError, match=r"unknown part to train 'layer\.9'; known: bert, embeddings, "):
+        freeze_(model, train=["layer.9"])
+    with pytest.raises(ConfigError, match=r"train is \['inserted', 'pooler'\], and the model has no inserted layers"):
+        freeze_(model, train=["inserted", "pooler"])
+    with pytest.raises(ConfigError, match=r"train is \[\]; it is 'inserted', or a list of parts of the model"):
+        freeze_(model, train=[])
+    for more in ({"layers": [1]}, {"stack": "main"}):
+        with pytest.raises(ConfigError, match=r"layers or stack came with train=\['pooler'\]; a list freezes all that"):
+            freeze_(model, train=["pooler"], **more)
+    assert frozen(model) == set()
+    assert edits(model) == []
+
+
 def test_without_train_inserted_layers_freeze_with_their_block():
     model = tiny_model()
     inserted = insert_(model, "ffn").parameters
@@ -137,7 +213,7 @@ def test_layers_without_parameters_are_refused():
 
 def test_what_is_refused():
     model = tiny_model()
-    with pytest.raises(ConfigError, match="train is 'heads'; it is 'inserted' or None"):
+    with pytest.raises(UnknownNameError, match="unknown train 'heads'; known: inserted, a list of parts of the model"):
         unwrap(freeze_)(model, train="heads")  # without the type checks of the tests
     with pytest.raises(ConfigError, match=r"the model has no inserted layers\. Call insert_ first"):
         freeze_(model, train="inserted")

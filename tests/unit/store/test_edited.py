@@ -75,6 +75,33 @@ def test_every_edit_comes_back(name, tmp_path: Path):
     comes_back(model, tmp_path, name, FAMILIES[name].auto)
 
 
+def test_parts_that_train_come_back(tmp_path: Path):
+    model = FAMILIES["bert-SequenceClassification"].build()
+    insert_(model, "both", [1, 2])
+    freeze_(model)
+    freeze_(model, train=["inserted", "classifier", "bert.embeddings"])
+    shake(model)
+    comes_back(model, tmp_path, "bert-SequenceClassification", FAMILIES["bert-SequenceClassification"].auto)
+    backbone, _ = load(tmp_path, AutoModel)
+    trained = {name for name, parameter in backbone.named_parameters() if parameter.requires_grad}
+    assert trained == {name for name, _ in backbone.named_parameters() if "inserted" in name or "embeddings" in name}
+
+
+def test_a_frozen_pooler_is_not_missed_where_there_is_none(tmp_path: Path):
+    """As in DeBERTa, whose pooler is a part of the head."""
+    model = FAMILIES["deberta-v2-SequenceClassification"].build()
+    insert_(model, "attention")
+    freeze_(model, train=["inserted", "classifier"])
+    save(model, tmp_path)
+    again, _ = load(tmp_path, "sequence_classification")
+    frozen = {name for name, parameter in again.named_parameters() if not parameter.requires_grad}
+    assert frozen == {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert "pooler.dense.weight" in frozen
+    backbone, _ = load(tmp_path, AutoModel)
+    trained = {name for name, parameter in backbone.named_parameters() if parameter.requires_grad}
+    assert trained == {name for name, _ in backbone.named_parameters() if "inserted" in name}
+
+
 def test_half_precision_keeps_wide_inserted_layers(tmp_path: Path):
     model = FAMILIES["bert"].build().to(torch.bfloat16)
     insert_(model, "ffn")

@@ -1,0 +1,126 @@
+"""The recipes of the paper on partial re-initialisation: what they start from, read, train and keep."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from lamina.recipes.edits import apply_edits, config_of
+from lamina.recipes.estimate import estimate
+from lamina.recipes.expand import expand_recipe
+from lamina.recipes.schema import load_recipe
+from lamina.train.options import FitOptions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lamina.recipes.schema import Recipe
+    from lamina.train.grid import RunSpec
+
+FOLDER = Path(__file__).parents[3] / "recipes/papers/partial-reinit"
+FIGURES = ("figure-1a", "figure-1b", "figure-1c", "figure-1d")
+LINEAR = ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+          "intermediate.dense", "output.dense")  # fmt: skip
+
+
+@cache
+def recipe(name: str) -> Recipe:
+    return load_recipe(FOLDER / f"{name}.yaml")
+
+
+@cache
+def specs(name: str) -> list[RunSpec]:
+    return list(expand_recipe(recipe(name), {}).values())
+
+
+def header(name: str) -> str:
+    lines = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    return " ".join(line.removeprefix("# ") for line in lines if line.startswith("#"))
+
+
+@cache
+def bert(name: str) -> PreTrainedModel:
+    with torch.device("meta"):
+        return AutoModelForSequenceClassification.from_config(config_of(recipe(name).architecture or {}))
+
+
+def edited(name: str, key: str, value: object) -> PreTrainedModel:
+    """The model that a run of this setting starts to train."""
+    model = copy.deepcopy(bert(name))
+    spec = next(spec for spec in specs(name) if spec.settings[key] == value)
+    apply_edits(model, spec.edits, seed=0, where="here")
+    return model
+
+
+@pytest.mark.parametrize("name", [*FIGURES, "figure-2"])
+def test_what_they_start_from_and_how_they_learn(name: str):
+    found = recipe(name)
+    assert (found.model, found.seeds, found.evaluate) == ("google-bert/bert-base-uncased", [0, 1, 2], None)
+    assert bert(name).num_parameters() == 109_483_778
+    for spec in specs(name):
+        options = FitOptions.of(spec.options)
+        assert (options.learning_rate, options.epochs, options.max_length) == (2e-5, 3, 128)
+        assert options.keep == "last"  # the score is that of the end of training
+
+
+ROWS = {
+    "figure-1a": {"sst2": 67_349, "sst2-10": 6_735, "sst2-1": 673},
+    "figure-1b": {"qnli": 104_743, "qnli-10": 10_474, "qnli-1": 1_047},
+    "figure-1c": {"sst2-1": 673, "qnli-06": 628},
+    "figure-1d": {"cola": 8_551, "cola-10": 855, "cola-1": 86},
+    "figure-2": {"sst2": 67_349, "qnli": 104_743, "cola": 8_551},
+}
+SCORED = {"sst2": 872, "qnli": 5_463, "cola": 1_043}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_to_learn_from_and_to_score(name: str):
+    tasks = estimate(recipe(name)).tasks
+    assert {task["task"]: task["rows"] for task in tasks} == ROWS[name]
+    assert [task["validation"] for task in tasks] == [SCORED[task["task"].partition("-")[0]] for task in tasks]
+
+
+@pytest.mark.parametrize(
+    ("name", "runs"), [("figure-1a", 117), ("figure-1b", 117), ("figure-1c", 78), ("figure-1d", 117), ("figure-2", 108)]
+)
+def test_how_many_models_are_trained(name: str, runs: int):
+    assert len(specs(name)) == runs
+    assert len({(spec.task, str(spec.settings)) for spec in specs(name)}) == runs
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_number_of_top_blocks_is_tried(name: str):
+    layers = list(dict.fromkeys(spec.settings["reinit.layers"] for spec in specs(name)))
+    assert layers == [None, "12", *(f"{13 - top}-12" for top in range(2, 13))]
+    arguments = {str({**dict(spec.edits)["reinit"], "layers": ""}) for spec in specs(name) if spec.edits}
+    assert arguments == {str({"scope": "linear", "std": 0.02, "bound": 2, "layers": ""})}
+
+
+@pytest.mark.parametrize(("layers", "blocks"), [("12", [11]), ("10-12", [9, 10, 11]), ("1-12", range(12))])
+def test_the_six_maps_of_the_top_blocks_start_anew_and_everything_learns(layers: str, blocks):
+    model = edited("figure-1a", "reinit.layers", layers)
+    (edit,) = model._lamina_edits
+    assert set(edit.parameters) == {f"bert.encoder.layer.{block}.{role}.weight" for block in blocks for role in LINEAR}
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("keep", [12, 11, 6, 1])
+def test_a_probe_trains_the_classifier_and_the_pooler_on_what_is_left(keep: int):
+    model = edited("figure-2", "truncate.keep", keep)
+    assert len(model.bert.encoder.layer) == model.config.num_hidden_layers == keep
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {f"{part}.{end}" for part in ("bert.pooler.dense", "classifier") for end in ("weight", "bias")}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_headers_name_the_departures_from_the_authors_code(name: str):
+    told = header(name)
+    assert "The paper draws its curves and prints no numbers" in told
+    assert "gets weights with one of 0.00046" in told
+    assert "after the last epoch" in told
