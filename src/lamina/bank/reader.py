@@ -95,6 +95,11 @@ class ReaderModule(nn.Module):
         measure = getattr(self.fusion, "importance", None)
         return {} if measure is None else dict(zip(self.layers, measure().tolist(), strict=True))
 
+    def restart_importance(self) -> None:
+        """Have a fusion that counts what it weighs (`InputWeighted`) begin a new count, as a change of mode does."""
+        mode = self.fusion.training
+        self.fusion.train(not mode).train(mode)
+
     def size(self) -> int:
         """Number of parameters."""
         return sum(parameter.numel() for parameter in self.parameters())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from lamina.cli import options
+from lamina.cli.error_tables import print_errors
 from lamina.cli.output import print_json, print_table
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.utils import is_file
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from lamina.tasks.base import TaskLike
     from lamina.tasks.task import Task
 
-PER_CLASS = ("label", "precision", "recall", "f1", "count")
+PER_CLASS = ("label", "precision", "recall", "f1", "count", "guessed")
+_ERRORS = "Show so many wrong answers of each reader, the most confident first."
 _TASK = "A reader (of a model any name), and a preset's name or a file; once per reader."
 
 
@@ -31,6 +33,7 @@ def evaluate(  # noqa: PLR0913
     pair: options.PairOption = None,
     label: Annotated[str | None, Option(help="Column of the label in files.")] = None,
     per_class: Annotated[bool, Option("--per-class", help="Add a table per reader, a row per label.")] = False,
+    errors: Annotated[int, Option(min=0, metavar="N", help=_ERRORS)] = 0,
     model: options.ModelOption = None,
     device: options.DeviceOption = "auto",
     batch_size: options.BatchSizeOption = 32,
@@ -49,7 +52,8 @@ def evaluate(  # noqa: PLR0913
     for name, source in sources.items():
         asked: Any = target[name].config.head if isinstance(target, ReaderBank) else task_of(target)
         tasks[name] = _task(asked, source, data=data, split=split, columns=columns)
-    scores = run(target, tasks, split=split, batch_size=batch_size, progress=sys.stderr.isatty(), per_class=per_class)
+    more: Any = {"per_class": per_class, "errors": errors, "progress": sys.stderr.isatty()}
+    scores = run(target, tasks, split=split, batch_size=batch_size, **more)
     print_json(scores) if as_json else _show(scores, tasks)
 
 
@@ -84,7 +88,10 @@ def _task(asked: TaskLike, source: str, *, data: Path | None, split: str, column
 
 def _show(scores: dict[str, dict[str, Any]], tasks: dict[str, Task]) -> None:
     tables = {reader: values.pop("per_class") for reader, values in scores.items() if "per_class" in values}
+    errors = {reader: values.pop("errors") for reader, values in scores.items() if "errors" in values}
     rows = [(reader, tasks[reader].name, *pair) for reader, values in scores.items() for pair in values.items()]
     print_table("", ("reader", "task", "metric", "value"), rows)
     for reader, table in tables.items():
         print_table(f"\n{reader}", PER_CLASS, [[row.get(key) for key in PER_CLASS] for row in table])
+    for reader, wrong in errors.items():
+        print_errors(reader, wrong)

@@ -64,16 +64,17 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table; columns that hold numbers are set to the right."""
+    """Print a table; columns that hold numbers are set to the right. Cells may be texts of rich, with styles."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title, title_justify="left", title_style="bold")
     for number, name in enumerate(columns):
         numeric = all(isinstance(row[number], int | float) for row in rows)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(text, row))
+        table.add_row(*(cell if isinstance(cell, Text) else text(cell) for cell in row))
     Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False, emoji=False).print(table)
 
 

@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from lamina.cli.options import DataOption, JsonOption
 from lamina.cli.output import print_json, print_table
+from lamina.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from lamina.recipes.estimate import Estimate
@@ -54,6 +55,7 @@ def train(  # noqa: PLR0913
     run = run_recipe(loaded, data=data, output=folder, **options)
     if rank() != 0:
         return  # several processes share the run, and one of them tells
+    pictures = _pictures(run, folder)
     if as_json:
         print_json({"table": run.table, "seconds": run.seconds, "steps": run.steps, "output": str(folder)})
         return
@@ -62,6 +64,18 @@ def train(  # noqa: PLR0913
         if count:
             print(f"{name}: {count} training texts were longer than the model reads; their ends were not seen")
     print(f"{run.steps} steps in {run.seconds:.0f} s; saved in {folder}")
+    print(pictures, end="")
+
+
+def _pictures(run: Run, folder: Path) -> str:
+    """Draw the importances of readers that mix layers; a line that says where they are, or what is missing to draw."""
+    from lamina.report.importance_figures import draw_importances
+
+    try:
+        drawn = draw_importances(run.importances, run.table, folder)
+    except MissingExtraError as error:
+        return f"the importances of layers are not drawn: {error}\n"
+    return f"importances of layers: {' and '.join(str(path) for path in drawn)}\n" if drawn else ""
 
 
 def _show(run: Run) -> None:

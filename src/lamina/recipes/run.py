@@ -64,7 +64,7 @@ class Run:
 
     table: list[dict[str, Any]] = field(default_factory=list)  # one row per task, method and setting; see `summaries`
     rows: list[dict[str, Any]] = field(default_factory=list)  # one per reader or fine-tuned model
-    importances: list[dict[str, Any]] = field(default_factory=list)  # one row per reader, epoch and layer
+    importances: list[dict[str, Any]] = field(default_factory=list)  # one row per reader, epoch (or step) and layer
     steps: int = 0
     seconds: float = 0.0
     truncated: dict[str, int] = field(default_factory=dict)  # task -> how many training texts lost their end

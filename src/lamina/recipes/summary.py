@@ -42,7 +42,8 @@ def summaries(rows: Rows, specs: Mapping[str, RunSpec], metrics: Mapping[str, Se
 def _summary(rows: Rows, settings: dict[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
     first = rows[0]
     others = [metric for metric in metrics if metric in first and metric != first["metric"]]
-    shown = ("reader", "seed", "repeat", "score", *others, "test", *(f"test_{metric}" for metric in others))
+    tests = ("test", *(f"test_{metric}" for metric in others))
+    shown = ("reader", "seed", "repeat", "score", *others, *tests, "best_epoch")
     summary = {
         **{key: first[key] for key in ("task", "method", "metric", "parameters")},
         "settings": settings,

@@ -162,7 +162,11 @@ class Results(Protocol):
         return {}
 
     def per_class(self) -> list[dict[str, Any]]:
-        """A row per class with label, precision, recall, F1 and count; empty where there are no classes."""
+        """A row per class and average, as `metrics.class_table` makes them; empty where there are no classes."""
+        return []
+
+    def errors(self, count: int) -> list[dict[str, Any]]:
+        """The `count` worst examples that were answered wrongly, as `error_examples.error_rows` gives them."""
         return []
 
     def predictions(self) -> list[Any]:

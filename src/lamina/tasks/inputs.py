@@ -18,6 +18,7 @@ from lamina.errors import ConfigError
 from lamina.layers.finite import first_bad_row
 from lamina.tasks import metrics as score
 from lamina.tasks.base import EncodeOptions, Inputs, Kind, LabelledTask, Results, Targets, TaskLike
+from lamina.tasks.error_examples import error_rows, wrong_answers
 from lamina.tasks.split import Split
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -138,6 +139,11 @@ class ClassResults(Results):
             return []
         guesses = self._logits > 0 if problem == "multi_label" else self._logits.argmax(-1)
         return score.class_table(guesses, torch.from_numpy(label_array(self._split)), labels)
+
+    def errors(self, count: int) -> list[dict[str, Any]]:
+        """The worst wrong answers: "row", "text", "true", "predicted", and "confidence" or (of numbers) "error"."""
+        wrong = wrong_answers(self._logits, torch.from_numpy(label_array(self._split)), self._task)
+        return error_rows(wrong, self._split.texts, count)
 
     def predictions(self) -> list[Any]:
         """Per example its "label", "score" and "probabilities", "labels" and "probabilities", or "value"."""

@@ -123,12 +123,18 @@ def score_texts(metrics: Sequence[str], predictions: Sequence[str], references: 
 
 
 def class_table(predictions: Tensor, targets: Tensor, labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Scores per class, and its true "count", of class ids `[rows]`, or of zeros and ones `[rows, classes]`."""
+    """Scores per class of class ids `[rows]`, or of zeros and ones `[rows, classes]`, and their averages.
+
+    A row has "label", "precision", "recall", "f1", "count" (how many are truly so) and "guessed" (how many were said to
+    be). After the classes come "micro avg" (of all together), "macro avg" and "weighted avg" (by the true counts; both
+    over the classes that occur), as scikit-learn and seqeval print them. The thesis's figure 19 prints "guessed" as its
+    count.
+    """
     if predictions.ndim == 1:
         predictions, targets = (torch.nn.functional.one_hot(ids, len(labels)) for ids in (predictions, targets))
     predictions, targets = predictions.bool(), targets.bool()
-    both, guessed, true = (hits.sum(0).tolist() for hits in (predictions & targets, predictions, targets))
-    return [{"label": label, **_ratios(both[i], guessed[i], true[i])} for i, label in enumerate(labels)]
+    counts = torch.stack([hits.sum(0) for hits in (predictions & targets, predictions, targets)], dim=1)
+    return _class_rows(labels, counts.tolist())
 
 
 def span_table(predictions: Tags, targets: Tags, labels: Sequence[str]) -> list[dict[str, Any]]:
@@ -136,11 +142,30 @@ def span_table(predictions: Tags, targets: Tags, labels: Sequence[str]) -> list[
     from seqeval.metrics.sequence_labeling import get_entities
 
     guessed, true = (set(get_entities(_names(labels, rows))) for rows in (predictions, targets))
-    spans = (guessed & true, guessed, true)
+    kinds = sorted({label[2:] for label in labels if label != "O"})
+    counts = [[sum(span[0] == kind for span in spans) for spans in (guessed & true, guessed, true)] for kind in kinds]
+    return _class_rows(kinds, counts)
+
+
+def _class_rows(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    """A row per class, and the averages, from how many were right, guessed and true of each class."""
+    rows = [{"label": label, **_ratios(*own)} for label, own in zip(labels, counts, strict=True)]
+    total = _ratios(*(sum(own[part] for own in counts) for part in range(3)))
+    present, true = ([float(row["count"] + row["guessed"] > 0) for row in rows], [row["count"] for row in rows])
     return [
-        {"label": kind, **_ratios(*(sum(span[0] == kind for span in group) for group in spans))}
-        for kind in sorted({label[2:] for label in labels if label != "O"})
+        *rows,
+        {"label": "micro avg", **total},
+        {"label": "macro avg", **total, **_means(rows, present)},
+        {"label": "weighted avg", **total, **_means(rows, true)},
     ]
+
+
+def _means(rows: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> dict[str, float]:
+    whole = sum(weights) or 1
+    return {
+        key: sum(weight * row[key] for weight, row in zip(weights, rows, strict=True)) / whole
+        for key in ("precision", "recall", "f1")
+    }
 
 
 class TokenSums(Results):
@@ -210,6 +235,7 @@ def _ratios(both: int, guesses: int, trues: int) -> dict[str, float | int]:
         "recall": both / trues if trues else 0.0,
         "f1": 2 * both / (guesses + trues) if guesses + trues else 0.0,
         "count": trues,
+        "guessed": guesses,
     }
 
 

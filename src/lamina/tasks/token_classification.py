@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, final
@@ -20,6 +20,7 @@ from lamina.data.windows import IGNORED, word_labels, word_places
 from lamina.layers.finite import first_bad_row
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, LabelledTask, Results, TaskLike, checked_texts
+from lamina.tasks.error_examples import error_rows, wrong_spans
 from lamina.tasks.inputs import ClassKind, TextInputs
 from lamina.tasks.metrics import class_table, score_tags, span_table
 from lamina.tasks.split import Split
@@ -151,16 +152,35 @@ class _TagResults(Results):
             return span_table([tags.tolist() for tags in self._per_text(guesses)], truths, labels)
         return class_table(guesses, torch.tensor([tag for row in truths for tag in row]), labels)
 
+    def errors(self, count: int) -> list[dict[str, Any]]:
+        return error_rows(self._wrong(), self._split.texts, count)
+
+    def _wrong(self) -> Iterator[dict[str, Any]]:
+        for row, ((logits, text, words), truth) in enumerate(zip(self._texts(), self._split.labels, strict=True)):
+            scores, ids = (values.tolist() for values in logits.softmax(-1).max(-1))
+            if ids != list(truth):
+                both = (_spans(tags, scores, self._task.labels, text, words) for tags in (truth, ids))
+                if (wrong := wrong_spans(row, *both)) is not None:
+                    yield wrong
+
+    def _texts(self) -> Iterator[tuple[Tensor, str, Sequence[Span]]]:
+        """The logits, text and words of each text."""
+        return zip(self._per_text(self._logits), self._split.texts, self._split.words or (), strict=True)
+
     def predictions(self) -> list[Any]:
-        texts = zip(self._per_text(self._logits), self._split.texts, self._split.words or (), strict=True)
-        return [_spans(logits, self._task.labels, text, words) for logits, text, words in texts]
+        answers: list[Any] = []
+        for logits, text, words in self._texts():
+            scores, ids = (values.tolist() for values in logits.softmax(-1).max(-1))
+            answers.append(_spans(ids, scores, self._task.labels, text, words))
+        return answers
 
 
-def _spans(logits: Tensor, labels: Sequence[str], text: str, words: Sequence[Span]) -> list[dict[str, Any]]:
-    """Spans of B- and I- tags; for labels that mark no spans, every word."""
+def _spans(
+    tags: Sequence[int], scores: Sequence[float], labels: Sequence[str], text: str, words: Sequence[Span]
+) -> list[dict[str, Any]]:
+    """Spans of B- and I- tags, with the mean score of their words; for labels that mark no spans, every word."""
     joins, spans, before = marks_spans(labels), [], ""
-    probabilities, ids = logits.softmax(-1).max(-1)
-    for (start, end), score, number in zip(words, probabilities.tolist(), ids.tolist(), strict=True):
+    for (start, end), score, number in zip(words, scores, tags, strict=True):
         tag = str(labels[number])
         mark, _, label = tag.partition("-") if joins else ("B", "", tag)
         if mark in "IEL" and label == before:

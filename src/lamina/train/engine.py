@@ -19,7 +19,7 @@ from lamina.tasks.metrics import LOWER
 from lamina.train.divergence import DivergenceGuard
 from lamina.train.learner import BASE
 from lamina.train.plan import batches, parts_of
-from lamina.train.scoring import autocast, score
+from lamina.train.scoring import autocast, eval_mode, score
 from lamina.utils import barrier, derive_seed, rank, seed_torch, world_size
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Engine:
         self.learners = {learner.name: learner for learner in learners}
         self.base = self.learners.pop(BASE, None)
         self.history: list[dict[str, Any]] = []  # a row per learner and epoch, with every score
-        self.importances: list[dict[str, Any]] = []  # a row per learner, epoch and layer, for fusions that mix layers
+        self.importances: list[dict[str, Any]] = []  # see `FitResult.importances`
         self.steps = 0
         self._accelerator, self._checkpoints = accelerator, checkpoints
         self._epoch, self._at = 0, 0
@@ -96,8 +96,13 @@ class Engine:
     def run(self) -> None:
         """Train to the end, and put the weights that are kept in place."""
         self._accelerator.init_trackers("events")
-        if self._checkpoints is not None and (state := self._checkpoints.begin(resume=self.options.resume)):
+        state = None if self._checkpoints is None else self._checkpoints.begin(resume=self.options.resume)
+        if state is not None:
             self._restore(*state)
+        elif self.options.importance_steps:
+            for learner in self.everyone:
+                learner.restart_importance()
+                self._note_importance(learner)
         with preserve_randomness(), _put_back(self.everyone, self.subject.modules), self._bar() as bar:
             while self._epoch < self.plan.last_epoch():
                 self._run_epoch(bar)
@@ -131,6 +136,10 @@ class Engine:
         """Take one step of some learners of a group; the parts are this process's rows, whether they count, a batch."""
         group = self.plan.groups[step.group]
         learners = [self.learners[name] for name in names] + ([] if self.base is None else [self.base])
+        every = self.options.importance_steps
+        noted = [learner for learner in learners if every and (learner.progress.done + 1) % every == 0]
+        for learner in noted:
+            learner.restart_importance()
         if self.subject.draws:  # so that a run that resumes needs no record of torch's random numbers
             _seed(derive_seed(self.options.seed, "step", self.steps, rank()))
         labels = [group.labels(rows, batch.pop("labels", None), names) for rows, _, batch in parts]
@@ -149,6 +158,14 @@ class Engine:
         for learner in learners:
             learner.step(self._scaler)
         self._scaler.update()
+        for learner in noted:
+            self._note_importance(learner)
+
+    def _note_importance(self, learner: Learner, epoch: int | None = None) -> None:
+        """Take down the share of each layer, after an epoch (from 1) or a step."""
+        when = {"reader": learner.name, "epoch": epoch, "step": learner.progress.done}
+        for layer, share in learner.importance().items():
+            self.importances.append({**when, "layer": layer, "importance": share})
 
     def _clip(self, learners: Sequence[Learner]) -> list[Tensor]:
         """Clip the gradients of each learner; their norms, but for float16, whose scaler skips what is not finite."""
@@ -189,11 +206,11 @@ class Engine:
 
     def score(self, names: set[str], bar: Any) -> None:
         """Score every learner that learnt in this epoch, and let each draw its own conclusions."""
-        scores, epoch = score(self.subject, self.validation, self.options, names=names), self._epoch + 1
+        with eval_mode(*self.subject.modules):  # once for all groups: each change of mode starts importances anew
+            scores, epoch = score(self.subject, self.validation, self.options, names=names), self._epoch + 1
         for name, own in scores.items():
             self.history.append({"reader": name, "epoch": epoch, **own})
-            for layer, share in self.learners[name].importance().items():
-                self.importances.append({"reader": name, "epoch": epoch, "layer": layer, "importance": share})
+            self._note_importance(self.learners[name], epoch)
         if self.base is None:
             for name, own in scores.items():
                 self._conclude(self.learners[name], own)

@@ -8,13 +8,15 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
 from lamina.bank import ReaderBank
-from lamina.errors import check_known
+from lamina.errors import ConfigError, check_known
 from lamina.layers.wrappers import unwrapped
+from lamina.tasks import kind_of
 from lamina.tasks.task import Task
 from lamina.train.model import ModelSubject
 from lamina.train.options import FitOptions
 from lamina.train.run import groups_of, open_subject
 from lamina.train.scoring import score
+from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +37,7 @@ def evaluate(  # noqa: PLR0913
     processor: Any = None,
     batch_size: int = 64,
     per_class: bool = False,
+    errors: int = 0,
     max_length: int | None = None,
     stride: int | None = None,
     add_prefix_space: bool = False,
@@ -57,7 +60,15 @@ def evaluate(  # noqa: PLR0913
         split: "train", "validation" or "test".
         processor: Tokenizer or image processor; None: the bank's, or the one that belongs to `model.name_or_path`.
         batch_size: Rows per pass.
-        per_class: Add "per_class", a list of rows with label, precision, recall, F1 and count.
+        per_class: Add "per_class", a list of rows with "label", "precision", "recall", "f1", "count" (true) and
+            "guessed"; after the classes (or types of span) come "micro avg", "macro avg" and "weighted avg".
+        errors: Add "errors", so many of the wrong answers, the most confident first: "row" (from 0), "text" (a pair has
+            a list), "true", "predicted" and "confidence", the probability of the class that was predicted (of several
+            labels that of the surest wrong decision). Numbers have "error" in place of it, and the largest come first.
+            Of token tasks "true" and "predicted" are the spans in error, with "start" and "end" (characters), "label",
+            "score" (the mean probability of the tags that the span's words were given) and "error": "missed", "extra",
+            or "wrong" on both sides where spans overlap; the confidence is the highest score of one that was predicted
+            or missed.
         max_length: Tokens per window; None: what the readers were trained with, or what the model allows.
         stride: Tokens two windows share; None: what the readers were trained with, or a quarter of the window.
         add_prefix_space: As of `fit`; readers that were trained with it get it in any case.
@@ -75,9 +86,10 @@ def evaluate(  # noqa: PLR0913
 
     Raises:
         UnknownNameError: If a reader, the part or an option does not exist.
-        ConfigError: If a task does not fit its reader, or the model.
+        ConfigError: If a task does not fit its reader or the model, or `errors` are asked of one that has none.
     """
     check_known("evaluate", unknown, list(signature(evaluate).parameters)[2:-1], "option")
+    check_range("evaluate", "errors", errors, 0)
     options = FitOptions.of_call(locals(), "evaluate", eval_batch_size=batch_size)
     tasks, bank_or_model = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks), unwrapped(bank_or_model)
     runs = [tasks] if isinstance(bank_or_model, ReaderBank) else [{name: task} for name, task in tasks.items()]
@@ -85,6 +97,9 @@ def evaluate(  # noqa: PLR0913
     for run in runs:
         subject = open_subject(bank_or_model, run, "evaluate", processor, options)
         subject.check(run, (split,))
+        if unjudged := [task for task in run.values() if errors and not kind_of(task.kind).has_classes]:
+            what = "whose answers are not right or wrong one by one"
+            raise ConfigError(f"evaluate: errors is {errors} for a task of kind {unjudged[0].kind}, {what}.")
         groups = _groups(subject, run, split, options)
         for group in groups:
             if isinstance(subject, ModelSubject):
@@ -92,7 +107,7 @@ def evaluate(  # noqa: PLR0913
             for name in group.names:
                 if cut := group.truncated(name):
                     logger.warning("evaluate: %s saw only the start of %d texts, which are too long", name, cut)
-        scores |= score(subject, groups, options, per_class=per_class, progress=progress)
+        scores |= score(subject, groups, options, per_class=per_class, errors=errors, progress=progress)
     return {name: scores[name] for name in tasks}
 
 

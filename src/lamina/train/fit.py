@@ -62,6 +62,7 @@ def fit(  # noqa: PLR0913
     cache_dtype: Literal["float16", "float32"] = "float16",
     cache_dir: str | Path | None = None,
     num_workers: int = 0,
+    importance_steps: int | None = None,
     save_steps: int | None = None,
     resume: bool = False,
     tensorboard: bool = False,
@@ -129,6 +130,9 @@ def fit(  # noqa: PLR0913
         cache_dtype: "float16" or "float32", of the files.
         cache_dir: Where; None: `$LAMINA_CACHE`, else the user's folder for caches.
         num_workers: Processes that make batches ahead, such as decoding images; 0: none. The batches are the same.
+        importance_steps: Take down the importances of layers every so many steps of a reader too, from its start on,
+            and not only after epochs; None: not. Of fusions that weigh each token anew (`Gated`, `DWAtt`, `Routing`)
+            they are those of the step's own rows.
         save_steps: Also save a checkpoint every so many steps, not only after epochs; None: not.
         resume: Go on from the newest checkpoint in the output folder, if there is one.
         tensorboard: Write TensorBoard events into the output folder.
@@ -192,6 +196,7 @@ def finetune(  # noqa: D417, PLR0913
     cache_dtype: Literal["float16", "float32"] = "float16",
     cache_dir: str | Path | None = None,
     num_workers: int = 0,
+    importance_steps: int | None = None,
     save_steps: int | None = None,
     resume: bool = False,
     tensorboard: bool = False,

@@ -119,6 +119,11 @@ class Learner:
         """Layer -> share, of a reader that mixes layers."""
         return self.module.importance() if isinstance(self.module, ReaderModule) else {}
 
+    def restart_importance(self) -> None:
+        """Have a reader whose fusion counts what it weighs count from here."""
+        if isinstance(self.module, ReaderModule):
+            self.module.restart_importance()
+
     def end_epoch(self, done: float) -> bool:
         """Let a reader whose epochs are `done` to a share go on to its next stage; whether parameters start afresh."""
         afresh = isinstance(self.module, ReaderModule) and self.module.on_epoch_end(done)

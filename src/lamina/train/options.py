@@ -78,6 +78,7 @@ class FitOptions(BaseModel):
     cache_dtype: Literal["float16", "float32"] = "float16"
     cache_dir: str | Path | None = None
     num_workers: Annotated[int, Field(ge=0)] = 0
+    importance_steps: Count | None = None
     save_steps: Count | None = None
     resume: bool = False
     tensorboard: bool = False
@@ -116,7 +117,7 @@ class FitOptions(BaseModel):
         for kind in kinds:
             if self.prefix and not kind_of(kind).takes_prefix:
                 raise ConfigError(f"{op}: prefix is '{self.prefix}' for a task of kind {kind}, which has none.")
-        where, unused = "a whole model", ("cache", "base_learning_rate")
+        where, unused = "a whole model", ("cache", "base_learning_rate", "importance_steps")
         if bank:
             where, unused = "a bank whose base is frozen", () if train_base else ("layer_decay", "layer_rates")
         for name in unused:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-IMPORTANCES = ("reader", "epoch", "layer", "importance")
+IMPORTANCES = ("reader", "epoch", "step", "layer", "importance")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class FitResult:
         best: Name -> the epoch that was kept and all scores at it. The name is the reader's, or the task's of a whole
             model.
         history: One row per name and epoch, with every score.
-        importances: One row per name, epoch and layer, for fusions that mix layers.
+        importances: One row per name, epoch and layer, for fusions that mix layers; with `importance_steps` also rows
+            without an epoch (None) in between. "step" counts the reader's own steps.
         truncated: Name -> how many training examples lost their end.
         table: One row per name, best validation score first: "task", "reader", its settings in the grid, "metric",
             "score", the other metrics at that epoch, "best_epoch", "epochs_run", "stopped" (early), "parameters",

@@ -48,12 +48,14 @@ def score(
     *,
     names: Collection[str] | None = None,
     per_class: bool = False,
+    errors: int = 0,
     progress: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Score the learners of some groups, or those of `names` among them.
 
     Returns:
-        Learner name -> metric -> value; with `per_class` also "per_class" -> a row per class.
+        Learner name -> metric -> value; with `per_class` also "per_class" -> a row per class, and with `errors` above 0
+        "errors" -> so many wrong answers.
 
     Raises:
         NotFiniteError: If a learner gives NaN or infinity for a row, or a score is no finite number.
@@ -73,6 +75,8 @@ def score(
                 raise NotFiniteError(f"{subject.op}: {what}.", name=name)
             if per_class:
                 scores[name]["per_class"] = result.per_class()
+            if errors:
+                scores[name]["errors"] = result.errors(errors)
     return scores
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lamina.bank import Reader, ReaderBank
+from lamina.cli.error_tables import marked, print_errors, shortened
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.store import load, load_bank, save_bank
@@ -67,6 +68,54 @@ def test_the_tables(lamina, bank_folder: Path, moods: Path, words: Path):
     assert "moods" in ran.out
     assert "precision" in ran.out
     assert "precision" not in lamina("evaluate", bank_folder, "--task", f"who={words}").out
+
+
+def test_wrong_answers_are_shown(lamina, bank_folder: Path, moods: Path, words: Path):
+    columns, task = ("--text", "text", "--label", "mood"), f"mood={moods}"
+    rows = json.loads(lamina("evaluate", bank_folder, "--task", task, *columns, "--errors", 9, "--json").out)
+    ran = lamina("evaluate", bank_folder, "--task", task, *columns, "--errors", 9)
+    assert (ran.code, ran.err) == (0, "")
+    assert "mood: errors, most confident first" in ran.out
+    assert rows["mood"]["errors"]
+    for row in rows["mood"]["errors"]:
+        assert {row["text"], row["true"], row["predicted"]} <= {part.strip() for part in ran.out.split("│")}
+        assert f"{row['confidence']:.4f}" in ran.out
+    ran = lamina("evaluate", bank_folder, "--task", f"who={words}", "--errors", 3)
+    rows = json.loads(lamina("evaluate", bank_folder, "--task", f"who={words}", "--errors", 3, "--json").out)
+    spans = [span for row in rows["who"]["errors"] for span in (*row["true"], *row["predicted"])]
+    assert spans
+    assert all(f"[{span['text']}|{span['label']} {span['error']}]" in ran.out for span in spans)
+    refused = lamina("evaluate", bank_folder, "--task", task, "--errors", -1)
+    assert refused.code == 2
+
+
+def test_spans_are_marked_in_their_text():
+    spans = [
+        {"start": 0, "end": 4, "label": "PER", "error": "missed"},
+        {"start": 14, "end": 19, "label": "LOC", "error": "wrong"},
+    ]
+    shown = marked("anna is now in paris .", spans)
+    assert shown.plain == "[anna|PER missed] is now in[ pari|LOC wrong]s ."
+    assert [shown.plain[span.start : span.end] for span in shown.spans] == ["[anna|PER missed]", "[ pari|LOC wrong]"]
+    assert len({span.style for span in shown.spans}) == 2
+    long = " ".join(["film"] * 200)
+    shown = marked(f"{long} anna {long}", [{"start": 1000, "end": 1004, "label": "PER", "error": "extra"}])
+    assert "film [anna|PER extra] film" in shown.plain
+    assert shown.plain.count("[...]") == 2
+    assert len(shown.plain) < 400
+    assert shortened("a b c", 9) == "a b c"
+    assert marked("as it is", []).plain == "as it is"
+
+
+def test_what_is_printed_of_wrong_answers(capsys: pytest.CaptureFixture[str]):
+    print_errors("mood", [])
+    assert capsys.readouterr().out == "\nmood: every answer is right\n"
+    print_errors("near", [{"row": 1234, "text": ["a  b", "c"], "true": 1.0, "predicted": 3.5, "error": 2.5}])
+    out = capsys.readouterr().out
+    assert all(part in out for part in ("near: largest errors", " 1234 ", " a b ", " c ", "1.0000", "3.5000", "2.5000"))
+    print_errors("many", [{"row": 0, "text": "[b]", "true": ["x", "y"], "predicted": [], "confidence": 0.5}])
+    out = capsys.readouterr().out
+    assert all(part in out for part in (" [b] ", " x, y ", " - ", "0.5000"))
 
 
 def test_a_whole_model_is_scored_on_files_with_its_own_labels(lamina, model_folder: Path, moods: Path):

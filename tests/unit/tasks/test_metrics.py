@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from seqeval.metrics import classification_report as span_report
 from sklearn import metrics as reference
 
 from lamina.errors import DataError, UnknownNameError
@@ -153,24 +155,90 @@ def test_rows_must_fit():
 
 def test_table_of_classes():
     guess, truth = torch.tensor([[1, 0], [0, 1], [0, 1], [0, 1]]), torch.tensor([[1, 0], [1, 0], [0, 1], [0, 1]])
-    assert class_table(guess, truth, ("no", "yes")) == [
-        {"label": "no", "precision": 1.0, "recall": 0.5, "f1": pytest.approx(2 / 3), "count": 2},
-        {"label": "yes", "precision": pytest.approx(2 / 3), "recall": 1.0, "f1": pytest.approx(0.8), "count": 2},
+    assert class_table(guess, truth, ("no", "yes"))[:2] == [
+        {"label": "no", "precision": 1.0, "recall": 0.5, "f1": pytest.approx(2 / 3), "count": 2, "guessed": 1},
+        {"label": "yes", "precision": pytest.approx(2 / 3), "recall": 1, "f1": pytest.approx(0.8), "count": 2}
+        | {"guessed": 3},
     ]
     rows = class_table(torch.tensor([[1, 0, 0], [1, 1, 0]]), torch.tensor([[1, 0, 0], [0, 1, 1]]), ("a", "b", "c"))
-    assert [(row["label"], row["precision"], row["recall"], row["count"]) for row in rows] == [
-        ("a", 0.5, 1.0, 1),
-        ("b", 1.0, 1.0, 1),
-        ("c", 0.0, 0.0, 1),
+    assert [(row["label"], row["precision"], row["recall"], row["count"], row["guessed"]) for row in rows] == [
+        ("a", 0.5, 1.0, 1, 2),
+        ("b", 1.0, 1.0, 1, 1),
+        ("c", 0.0, 0.0, 1, 0),
+        ("micro avg", 2 / 3, 2 / 3, 3, 3),
+        ("macro avg", 0.5, 2 / 3, 3, 3),
+        ("weighted avg", 0.5, 2 / 3, 3, 3),
     ]
 
 
-def test_table_of_spans():
+def test_table_classification_report():
     rows = span_table([[1, 2, 0, 3], [1, 0]], [[1, 2, 0, 3], [0, 1]], TAGS)
-    assert rows == [
-        {"label": "LOC", "precision": 1.0, "recall": 1.0, "f1": 1.0, "count": 1},
-        {"label": "PER", "precision": 0.5, "recall": 0.5, "f1": 0.5, "count": 2},
+    assert rows[:2] == [
+        {"label": "LOC", "precision": 1.0, "recall": 1.0, "f1": 1.0, "count": 1, "guessed": 1},
+        {"label": "PER", "precision": 0.5, "recall": 0.5, "f1": 0.5, "count": 2, "guessed": 2},
     ]
+
+
+def report_rows(report: Any) -> list[dict[str, Any]]:
+    """What scikit-learn or seqeval report, as rows of a table, without what was guessed."""
+    names = {"f1-score": "f1", "support": "count"}
+    report = {name: values for name, values in report.items() if name != "accuracy"}
+    return [{"label": key} | {names.get(k, k): float(v) for k, v in row.items()} for key, row in report.items()]
+
+
+def without_guessed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != "guessed"} for row in rows]
+
+
+def test_averages_are_those_of_scikit_learn_and_seqeval():
+    rng, how = random.Random(0), {"output_dict": True, "zero_division": 0}
+    truth = [[rng.randrange(len(TAGS)) for _ in range(6)] for _ in range(20)]
+    guess = [[tag if rng.random() < 0.6 else rng.randrange(len(TAGS)) for tag in row] for row in truth]
+    expected = report_rows(
+        span_report(*([[TAGS[tag] for tag in row] for row in rows] for rows in (truth, guess)), **how)
+    )
+    assert without_guessed(span_table(guess, truth, TAGS)) == [pytest.approx(row) for row in expected]
+    true, said = (torch.tensor([[int(tag == i) for i in range(3)] for row in rows for tag in row])
+                  for rows in (truth, guess))  # fmt: skip
+    expected = report_rows(reference.classification_report(true, said, target_names=list("abc"), **how))
+    table = without_guessed(class_table(said, true, "abc"))
+    assert table == [pytest.approx(row) for row in expected if row["label"] != "samples avg"]
+    true, said = torch.tensor([1, 0, 1]), torch.tensor([1, 1, 1])
+    expected = report_rows(reference.classification_report(true, said, **how))
+    table = without_guessed(class_table(said, true, ("0", "1")))
+    assert [row for row in table if row["label"] != "micro avg"] == [pytest.approx(row) for row in expected]
+
+
+def test_a_class_that_nowhere_occurs_is_in_no_average():
+    rows = {row["label"]: row for row in class_table(torch.tensor([0, 1]), torch.tensor([0, 1]), ("a", "b", "never"))}
+    assert (rows["never"]["f1"], rows["macro avg"]["f1"], rows["weighted avg"]["f1"]) == (0.0, 1.0, 1.0)
+
+
+# Figure 19 of the thesis: type -> precision, recall, F1 and guessed spans as printed, true spans of CoNLL-2003's
+# test part, and how many must have been right.
+FIGURE_19 = {
+    "LOC": (90.93, 92.51, 91.71, 1697, 1668, 1543),
+    "MISC": (72.44, 81.62, 76.76, 791, 702, 573),
+    "ORG": (85.05, 90.43, 87.66, 1766, 1661, 1502),
+    "PER": (94.02, 95.36, 94.69, 1640, 1617, 1542),
+}
+
+
+def test_the_thesis_counts_what_was_guessed():
+    """Its figure 19 comes out of these counts to the printed digits, and so does its F1 of .894 over all types."""
+    labels = ("O", *(f"B-{kind}" for kind in FIGURE_19))
+    truth: list[int] = []
+    guess: list[int] = []
+    for tag, (_, _, _, guessed, true, right) in enumerate(FIGURE_19.values(), start=1):
+        truth += [tag] * true + [0] * (guessed - right)
+        guess += [tag] * right + [0] * (true - right) + [tag] * (guessed - right)
+    rows = {row["label"]: row for row in span_table([guess], [truth], labels)}
+    for kind, printed in FIGURE_19.items():
+        row = rows[kind]
+        assert (row["guessed"], row["count"]) == printed[3:5]
+        assert [100 * row[key] for key in ("precision", "recall", "f1")] == pytest.approx(printed[:3], abs=0.011)
+    assert rows["micro avg"]["f1"] == pytest.approx(0.894, abs=5e-4)
+    assert (rows["micro avg"]["guessed"], rows["micro avg"]["count"]) == (5894, 5648)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -141,10 +142,12 @@ def test_logits_of_the_right_tags_score_one(words: Any, max_length: int):
         wanted = targets.tensor([row])
         results.add([row], torch.nn.functional.one_hot(wanted.clamp(min=0), 5) * (wanted != -100).unsqueeze(-1) * 3.0)
     assert results.scores(about.metrics) == {"span_f1": 1.0, "accuracy": 1.0, "f1": 1.0}
-    assert [(row["label"], row["f1"], row["count"]) for row in results.per_class()] == [
+    assert [(row["label"], row["f1"], row["count"]) for row in results.per_class()[:3]] == [
         ("LOC", 1.0, 2),
         ("PER", 1.0, 2),
+        ("micro avg", 1.0, 4),
     ]
+    assert results.errors(3) == []
     spans, none = results.predictions()
     assert [(span["label"], span["text"]) for span in spans] == [
         ("PER", "anna"),
@@ -155,6 +158,56 @@ def test_logits_of_the_right_tags_score_one(words: Any, max_length: int):
     assert none == []
 
 
+@pytest.mark.parametrize("max_length", [6, 32])
+def test_spans_in_error_have_their_places_and_scores(words: Any, max_length: int):
+    """In one window or over several; the most confident text first, its confidence that of its surest error."""
+    about = task([*ROWS, ("oslo was good", "B-LOC O O")])
+    split = about.split("validation")
+    inputs = KIND.encode(split, words, EncodeOptions(part="validation", max_length=max_length))
+    said = task(
+        [
+            ("anna ben was the good film in paris and oslo", "B-PER I-PER O O O O O O B-PER B-LOC"),
+            ("the film", "O O"),
+            ("oslo was good", "B-PER O O"),
+        ]
+    )
+    given = KIND.targets(said, said.split("validation"), inputs)
+    assert given is not None
+    results, sure = KIND.results(about, split, inputs), {0: 2.0, 1: 9.0, 2: 4.0}  # logit of what is said, per text
+    for row in range(len(inputs.lengths)):
+        wanted, logit = given.tensor([row]), sure[int(inputs.encoded.text[row])]
+        results.add([row], torch.nn.functional.one_hot(wanted.clamp(min=0), 5) * (wanted != -100).unsqueeze(-1) * logit)
+    first, second = results.errors(9)
+    share = {logit: pytest.approx(math.exp(logit) / (math.exp(logit) + 4)) for logit in (2.0, 4.0)}
+    assert (first["row"], first["text"], first["confidence"]) == (2, "oslo was good", share[4.0])
+    assert first["true"] == [
+        {"start": 0, "end": 4, "label": "LOC", "text": "oslo", "score": share[4.0], "error": "wrong"}
+    ]
+    assert [(span["label"], span["error"]) for span in first["predicted"]] == [("PER", "wrong")]
+    assert (second["row"], second["confidence"]) == (0, share[2.0])
+    assert [(span["text"], span["label"], span["error"]) for span in second["true"]] == [
+        ("anna", "PER", "wrong"),
+        ("ben", "PER", "wrong"),
+        ("paris", "LOC", "missed"),
+    ]
+    assert [(span["text"], span["label"], span["error"]) for span in second["predicted"]] == [
+        ("anna ben", "PER", "wrong"),
+        ("and", "PER", "extra"),
+    ]
+    assert results.errors(1) == [first]
+
+
+def test_tags_that_differ_without_a_span_in_error(words: Any):
+    """I- after O begins a span as B- does."""
+    about = task([("anna was", "B-PER O")])
+    split = about.split("validation")
+    inputs = KIND.encode(split, words, EncodeOptions(part="validation", max_length=8))
+    results = KIND.results(about, split, inputs)
+    results.add([0], torch.eye(5)[torch.tensor([[0, 2, 0, 0]])])
+    assert results.scores(("span_f1", "accuracy")) == {"span_f1": 1.0, "accuracy": 0.5}
+    assert results.errors(9) == []
+
+
 def test_tags_without_spans_are_scored_word_by_word(words: Any):
     about = task([("the film", "DT NN"), ("good", "JJ")], ("DT", "NN", "JJ"))
     split = about.split("validation")
@@ -163,7 +216,13 @@ def test_tags_without_spans_are_scored_word_by_word(words: Any):
     assert results.scores(("accuracy",)) == {"accuracy": pytest.approx(1 / 3)}  # nothing was added: the first label
     results.add([0, 1], torch.eye(3)[torch.tensor([[0, 0, 1, 0], [0, 1, 0, 0]])])
     assert results.scores(("accuracy",)) == {"accuracy": pytest.approx(2 / 3)}
-    assert [(row["label"], row["recall"]) for row in results.per_class()] == [("DT", 1.0), ("NN", 1.0), ("JJ", 0.0)]
+    assert [(row["label"], row["recall"]) for row in results.per_class()[:3]] == [("DT", 1.0), ("NN", 1.0), ("JJ", 0.0)]
+    (row,) = results.errors(9)
+    assert (row["row"], row["text"], row["confidence"]) == (1, "good", pytest.approx(torch.e / (torch.e + 2)))
+    assert [(span["label"], span["error"]) for span in (*row["true"], *row["predicted"])] == [
+        ("JJ", "wrong"),
+        ("NN", "wrong"),
+    ]
 
 
 def test_a_word_without_a_token_is_outside(words: Any):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -20,9 +21,20 @@ from tests.support.finetuned import (
     tensors,
     vit,
 )
-from tests.support.training import LENGTH, length_of_text, names, same, several, tiny_tokenizer, yes_no
+from tests.support.training import (
+    LENGTH,
+    length_of_text,
+    names,
+    reader,
+    same,
+    several,
+    tiny_bank,
+    tiny_tokenizer,
+    yes_no,
+)
 
-from lamina import evaluate
+from lamina import evaluate, predict
+from lamina.errors import ConfigError
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.split import Split
 from lamina.train.plan import group_tasks
@@ -31,7 +43,7 @@ from lamina.train.scoring import eval_mode
 TOKEN = "AutoModelForTokenClassification"
 
 
-def scored(model: Any, task: Any, processor: Any = None, part: str = "validation", **given: Any) -> dict[str, float]:
+def scored(model: Any, task: Any, processor: Any = None, part: str = "validation", **given: Any) -> dict[str, Any]:
     return evaluate(model, {"it": task}, split=part, processor=processor or tiny_tokenizer(), **given)["it"]
 
 
@@ -115,3 +127,63 @@ def test_eval_mode_leaves_the_modes():
         assert not any(one.training for one in model.modules())
         assert not torch.is_grad_enabled()
     assert [one.training for one in model.modules()] == modes
+
+
+# Tables per class, and wrong answers
+
+
+def right(row: dict[str, Any], task: Any, split: Any) -> bool:
+    """Whether a row of wrong answers is of the text that it names."""
+    return split.texts[row["row"]] == row["text"] and task.labels[split.labels[row["row"]]] == row["true"]
+
+
+def test_wrong_answers_of_a_model_are_those_of_its_predictions():
+    task, model = yes_no(validation=40), bert()
+    split, scores = task.split("validation"), scored(model, task, errors=5, per_class=True)
+    answers = predict(model, split.texts, processor=tiny_tokenizer())
+    said = [answer["sequence_classification"] for answer in answers]
+    wrong = [(a["score"], -row) for row, a in enumerate(said) if a["label"] != f"LABEL_{split.labels[row]}"]
+    assert len(wrong) > 5
+    assert len(scores["errors"]) == 5
+    for row, (score, number) in zip(scores["errors"], sorted(wrong, reverse=True), strict=False):
+        assert (row["row"], row["confidence"]) == (-number, pytest.approx(score, abs=1e-5))
+        assert right(row, task, split)
+    assert scores["per_class"][-3]["count"] == 40
+    everything = scored(model, task, errors=100)["errors"]
+    assert len(everything) == len(wrong)
+    assert everything[:5] == scores["errors"]
+
+
+def test_readers_share_the_pass_that_shows_their_wrong_answers():
+    tasks = {"a": yes_no(), "b": names(), "c": several(), "d": length_of_text()}
+    bank = tiny_bank({name: reader(task) for name, task in tasks.items()})
+    passes: list[int] = []
+    bank.model.register_forward_pre_hook(lambda _m, _a, given: passes.append(1), with_kwargs=True)
+    plain = evaluate(bank, tasks)
+    count = len(passes)
+    found = evaluate(bank, tasks, errors=3, per_class=True)
+    assert len(passes) == 2 * count
+    for name, scores in found.items():
+        assert {key: value for key, value in scores.items() if key not in ("errors", "per_class")} == plain[name]
+        assert 0 < len(scores["errors"]) <= 3
+    assert found["d"]["per_class"] == []
+    sizes = [abs(row["error"]) for row in found["d"]["errors"]]
+    assert sizes == sorted(sizes, reverse=True)
+    for row in found["b"]["errors"]:
+        assert all(row["text"][span["start"] : span["end"]] == span["text"] for span in row["true"])
+    json.dumps(found)
+
+
+def test_images_are_shown_by_name():
+    task = shades()
+    rows = scored(vit(), task, image_processor(), errors=2)["errors"]
+    named = [image.name for image in task.split("validation").texts]
+    assert rows
+    assert all(named[row["row"]] == row["text"] for row in rows)
+
+
+def test_wrong_answers_where_there_are_none():
+    with pytest.raises(ConfigError, match="evaluate: errors is 2 for a task of kind masked_lm, whose answers are not"):
+        scored(bert("AutoModelForMaskedLM"), running_text(), masking_tokenizer(), errors=2)
+    with pytest.raises(ConfigError, match="evaluate: errors is -1; it must be at least 0"):
+        scored(bert(), yes_no(), errors=-1)
