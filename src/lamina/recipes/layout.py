@@ -203,6 +203,8 @@ def check_layout(recipe: Recipe) -> None:
             axes = {"x": [figure.x], "series": [figure.series], "facet": [figure.facet] if figure.facet else []}
             _check_axes(recipe, axes)
             _check_scores(recipe, [figure.metric] if figure.metric else [], "metric", figure.part)
+            if figure.x.key == "epoch" and figure.metric == PARAMETERS:
+                raise ConfigError("metric is parameters, which are the same in every epoch")
 
 
 def _check_axes(recipe: Recipe, axes: dict[str, list[_Axis]]) -> None:
@@ -228,6 +230,12 @@ def _check_scores(recipe: Recipe, metrics: Sequence[str], key: str, part: str | 
     if part == "test" and recipe.evaluate != "test":
         with at("part"):
             raise ConfigError("part is test, but test parts are scored only with 'evaluate: test'")
+
+
+def check_metrics(recipe: Recipe, task: str, known: Sequence[str]) -> None:
+    """Raise UnknownNameError if a table or figure shows a metric that a task does not have, once its data is read."""
+    shown = [*(metric for table in recipe.table for metric in table.metrics), *(own.metric for own in recipe.figure)]
+    check_known(f"recipe, task {task}", filter(None, shown), [*known, PARAMETERS], "metric")
 
 
 def _check_published(recipe: Recipe, table: TableRecipe, published: Published) -> None:

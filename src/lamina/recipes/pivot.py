@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Rows = list[dict[str, Any]]
 
 
-def pivot(recipe: Recipe, table: Rows, history: Sequence[Mapping[str, Any]], order: Sequence[str]) -> Report:
+def pivot(recipe: Recipe, table: Rows, history: Rows, order: Sequence[str]) -> Report:
     """What the recipe's `table` and `figure` show of its runs.
 
     Args:
@@ -50,90 +50,83 @@ def _table(recipe: Recipe, given: TableRecipe, rows: Rows) -> PivotTable:
     part = given.part or recipe.evaluate or "validation"
     groups: dict[tuple[str, str], Rows] = {}
     for row in rows:
-        key = label(given.rows, _place(row)), label(given.columns, _place(row))
-        if key[0] is not None and key[1] is not None:
-            groups.setdefault((key[0], key[1]), []).append(row)
+        name, column = (label(axes, _place(row)) for axes in (given.rows, given.columns))
+        if name is not None and column is not None:
+            groups.setdefault((name, column), []).append(row)
     cells = []
     for (name, column), group in groups.items():
         best, settings = _best(group, [*given.rows, *given.columns])
-        for metric in given.metrics or [""]:
-            shown = metric or best[0]["metric"]
-            values = [value for row in best for value in _values(row, metric, part)]
-            cells.append(
-                Cell(name, column_of(column, metric, given), shown, **_figures(values, given.scale), settings=settings)
-            )
-    about = {} if given.published is None else given.published.model_dump(exclude={"values"})
-    about["published"] = {} if given.published is None else given.published.values
+        for metric in given.metrics or [best[0]["metric"]]:
+            figures = _figures(best, metric, part, given.scale)
+            cells.append(Cell(name, column_of(column, metric, given), metric, **figures, settings=settings))
+    paper = given.published
+    about = {} if paper is None else {**paper.model_dump(exclude={"values"}), "published": paper.values}
     title = given.title or "Best of every method"
-    return PivotTable(title, part, names, columns, cells, given.digits, **about)
+    return PivotTable(title, part, names, columns, cells, given.digits, given.scale, **about)
 
 
-def _curves(recipe: Recipe, given: FigureRecipe, rows: Rows, history: Sequence[Mapping[str, Any]]) -> Curves:
+def _curves(recipe: Recipe, given: FigureRecipe, rows: Rows, history: Rows) -> Curves:
     by_epoch = given.x.key == "epoch"
     part = "validation" if by_epoch else given.part or recipe.evaluate or "validation"
-    groups: dict[str, tuple[tuple[str, str, Any], Rows]] = {}
+    groups: dict[tuple[Any, ...], Rows] = {}
     for row in rows:
-        place = _place(row)
-        facet = ABSENT if given.facet is None else given.facet.find(place)
-        series, x = given.series.find(place), place_of_x(given.x, place)
-        if LEFT_OUT not in (facet, series, x):
-            names = ["" if part is ABSENT else text(part) for part in (facet, series)]
-            key = (*names, None if x is ABSENT else x if isinstance(x, int | float) else text(x))
-            groups.setdefault(repr(key), (key, []))[1].append(row)
+        found = [axis.find(_place(row)) for axis in (given.facet, given.series) if axis is not None]
+        x = place_of_x(given.x, _place(row))
+        if LEFT_OUT not in (*found, x):
+            names = ["" if name is ABSENT else text(name) for name in found]
+            at = None if x is ABSENT else x if isinstance(x, int | float) else text(x)
+            groups.setdefault((*([] if given.facet else [""]), *names, at), []).append(row)
     points = []
-    for (facet, series, x), group in groups.values():
+    for (facet, series, x), group in groups.items():
         best, settings = _best(group, given.axes)
         metric = given.metric or best[0]["metric"]
-        found = (
-            _over_epochs(best, metric, history)
-            if by_epoch
-            else {x: [v for row in best for v in _values(row, given.metric, part)]}
-        )
-        points += [
-            Point(facet, series, at, metric, **_figures(values, given.scale), settings=settings)
-            for at, values in found.items()
-        ]
+        if by_epoch:
+            found = _over_epochs(best, metric, history, given.scale)
+        else:
+            found = {x: _figures(best, metric, part, given.scale)}
+        points += [Point(facet, series, at, metric, **figures, settings=settings) for at, figures in found.items()]
     about = {} if given.published is None else given.published.model_dump(include={"source", "notes"})
-    title = f"blocks of {given.x.key}" if given.x.count else given.x.key
-    return Curves(given.title or f"Scores by {title}", part, given.x_title or title, points, given.log_x, **about)
+    name = f"blocks of {given.x.key}" if given.x.count else given.x.key
+    x_title = name if given.x_title is None else given.x_title
+    return Curves(given.title or f"Scores by {name}", part, x_title, points, given.log_x, given.scale, **about)
 
 
 def _best(rows: Rows, axes: Sequence[Axis]) -> tuple[Rows, dict[str, Any]]:
-    """The row with the best validation score of each task, and the settings that it has beyond the axes."""
+    """The row with the best validation score of each task; and, of a single task, the settings that were searched."""
     tasks: dict[str, Rows] = {}
     for row in rows:
         tasks.setdefault(row["task"], []).append(row)
     best = [min(own, key=lambda row: sort_key(row["metric"], row["mean"])) for own in tasks.values()]
+    if len(best) > 1:
+        return best, {}
     named = {axis.key for axis in axes if not axis.names}
-    searched = {
-        key
-        for row in rows
-        for key, value in _place(row).items()
-        if any(_place(other).get(key) != value for other in rows)
-    }
-    chosen = {key: value for key, value in _place(best[0]).items() if key in searched - named}
-    return best, chosen if len(best) == 1 else {}
+    differ = {key for row in rows for key in _place(row) if any(_place(row)[key] != _place(o).get(key) for o in rows)}
+    return best, {key: value for key, value in _place(best[0]).items() if key in differ - named}
 
 
-def _values(row: Mapping[str, Any], metric: str | None, part: str) -> list[float]:
+def _values(row: Mapping[str, Any], metric: str, part: str) -> list[float]:
     """The scores of a row's runs."""
     if metric == PARAMETERS:
         return [float(row[PARAMETERS])]
     key = "score" if part == "validation" else "test"
-    if metric and metric != row["metric"]:
+    if metric != row["metric"]:
         key = metric if part == "validation" else f"test_{metric}"
     return [run[key] for run in row["runs"]]
 
 
-def _over_epochs(best: Rows, metric: str, history: Sequence[Mapping[str, Any]]) -> dict[int, list[float]]:
+def _over_epochs(best: Rows, metric: str, history: Rows, scale: float) -> dict[int, dict[str, Any]]:
     names = {run["reader"] for row in best for run in row["runs"]}
     found: dict[int, list[float]] = {}
     for row in history:
         if row["reader"] in names:
-            found.setdefault(int(row["epoch"]), []).append(row[metric])
-    return dict(sorted(found.items()))
+            found.setdefault(int(row["epoch"]), []).append(row[metric] * scale)
+    return {epoch: _summed_up(values) for epoch, values in sorted(found.items())}
 
 
-def _figures(values: Sequence[float], scale: float) -> dict[str, Any]:
-    found = summarise([value * scale for value in values])
+def _figures(best: Rows, metric: str, part: str, scale: float) -> dict[str, Any]:
+    return _summed_up([value * scale for row in best for value in _values(row, metric, part)])
+
+
+def _summed_up(values: Sequence[float]) -> dict[str, Any]:
+    found = summarise(values)
     return {"mean": found.mean, "spread": found.spread, "interval": found.interval, "runs": found.count}

@@ -61,6 +61,7 @@ class PivotTable:
     columns: list[str]
     cells: list[Cell]
     digits: int = 3
+    scale: FiniteFloat = 1.0  # scores are times this
     source: str = ""
     published: _Printed = field(default_factory=dict)  # row -> column -> as printed
     others: _Printed = field(default_factory=dict)
@@ -76,6 +77,7 @@ class Curves:
     x_title: str
     points: list[Point]
     log_x: bool = False
+    scale: FiniteFloat = 1.0
     source: str = ""
     notes: list[str] = field(default_factory=list)
 

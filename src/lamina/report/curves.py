@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from lamina.report.figures import COLOURS, INK, chart_package, checked_path, in_order, save_chart, styled
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from lamina.recipes.report_file import Curves
 
 WIDE, HIGH, PANEL = 440, 260, 250  # of a single panel, and of one of several
+LETTERS = 84  # of a line below the title
 
 
 def rows_of(figure: Curves) -> list[dict[str, Any]]:
@@ -52,7 +54,7 @@ def draw(figure: Curves, path: Path | str) -> Path:
     rows = rows_of(figure)
     path = checked_path("figure", path, rows, ("facet", "series", "x", "mean"))
     altair = chart_package("figure")
-    below = [line for line in (figure.source, *figure.notes) if line]
+    below = [line for text in (figure.source, *figure.notes) for line in wrap(text, LETTERS)]
     return save_chart(styled(_chart(altair, rows, figure), figure.title, below), path)
 
 
@@ -73,11 +75,12 @@ def _chart(altair: ModuleType, rows: list[dict[str, Any]], figure: Curves) -> An
     colour = altair.Color("series:N", title=None, scale=colours, legend=legend if len(series) > 1 else None)
     x = _numbers_axis(altair, rows, figure) if numbers else _names_axis(altair, rows, figure)
     base = altair.Chart(altair.Data(values=rows)).encode(x=x, color=colour)
-    part, scale = " (test)" * (figure.part == "test"), altair.Scale(zero=False)
-    y, low = (
-        altair.Y(key, title=(metrics[0] if len(metrics) == 1 else "score") + part, scale=scale)
-        for key in ("mean:Q", "low:Q")
+    times = "" if figure.scale == 1 else f" x {figure.scale:g}"
+    name, scale = (
+        (metrics[0] if len(metrics) == 1 else "score") + " (test)" * (figure.part == "test"),
+        altair.Scale(zero=False),
     )
+    y, low = (altair.Y(key, title=name + times, scale=scale) for key in ("mean:Q", "low:Q"))
     tooltip = ["series:N", "x:N", altair.Tooltip("mean:Q", format=".4~f"), "runs:Q"]
     curve, across = (base.transform_filter(altair.datum.across == flag) for flag in (False, True))
     curve = curve if numbers else curve.encode(xOffset=altair.XOffset("series:N", sort=series))
@@ -103,7 +106,7 @@ def _numbers_axis(altair: ModuleType, rows: list[dict[str, Any]], figure: Curves
     """An axis of numbers, with a tick at each one that has a point; the labels of crowded ones are left out."""
     values = sorted({row["x"] for row in rows if not row["across"]})
     scale = (
-        altair.Scale(type="log", base=2, nice=False)
+        altair.Scale(type="log", base=2, nice=False, padding=12)
         if figure.log_x
         else altair.Scale(zero=False, nice=False, padding=12)
     )

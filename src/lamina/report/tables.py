@@ -6,12 +6,15 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from lamina.recipes.report_file import Cell, PivotTable
 
 PAPER = "paper"  # heads the columns of printed numbers
-_SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+}
 _SPECIAL |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 _MARKDOWN = re.compile(r"([\\|*_<>\[\]`])")
 
@@ -27,7 +30,10 @@ def grid(table: PivotTable) -> list[list[str]]:
     found = {(cell.row, cell.column): cell for cell in table.cells}
     rows = []
     for name, printed in [*((row, table.published.get(row, {})) for row in table.rows), *table.others.items()]:
-        cells = [_of_paper(printed, at) if paper else _cell(found.get((name, at)), table) for at, paper in heads(table)]
+        cells = [
+            _of_paper(printed.get(at), table) if paper else _cell(found.get((name, at)), table)
+            for at, paper in heads(table)
+        ]
         rows.append([name, *cells])
     return rows
 
@@ -39,8 +45,11 @@ def _cell(cell: Cell | None, table: PivotTable) -> str:
     return mean if cell.interval is None else f"{mean} ± {cell.interval:.{table.digits}f}"
 
 
-def _of_paper(values: Mapping[str, float], column: str) -> str:
-    return "" if column not in values else str(values[column])
+def _of_paper(number: float | None, table: PivotTable) -> str:
+    """A printed number, which YAML has robbed of the zeros at its end."""
+    if number is None or isinstance(number, int):
+        return "" if number is None else str(number)
+    return max(f"{number:.{table.digits}f}", str(number), key=len)
 
 
 def remarks(table: PivotTable) -> list[str]:
@@ -48,7 +57,8 @@ def remarks(table: PivotTable) -> list[str]:
     part = "Test" if table.part == "test" else "Validation"
     counts = sorted({cell.runs for cell in table.cells})
     means = f"; ± is half a 95 % interval over {' to '.join(map(str, counts[:: len(counts) - 1 or 1]))} runs"
-    said = [f"{part} scores{means if any(cell.interval is not None for cell in table.cells) else ''}."]
+    times = "" if table.scale == 1 else f" x {table.scale:g}"
+    said = [f"{part} scores{times}{means if any(cell.interval is not None for cell in table.cells) else ''}."]
     if table.source:
         said.append(f"'{PAPER}': {table.source}.")
     said += [note.rstrip(".") + "." for note in table.notes]
@@ -56,20 +66,28 @@ def remarks(table: PivotTable) -> list[str]:
 
 
 def chosen(table: PivotTable) -> list[str]:
-    """The settings that were searched and won, a line per cell, in order of the rows."""
-    lines = {}
+    """The settings that were searched and won, a line for each row and its columns that share them."""
+    columns: dict[tuple[str, str], list[str]] = {}
     for cell in table.cells:
-        if cell.settings:
-            settings = ", ".join(f"{key}={value}" for key, value in cell.settings.items())
-            lines[f"{cell.row}, {cell.column}: {settings}"] = table.rows.index(cell.row)
-    return sorted(lines, key=lambda line: lines[line])
+        settings = ", ".join(f"{key}={value}" for key, value in cell.settings.items())
+        columns.setdefault((cell.row, settings), []).append(cell.column)
+    lines = {f"{row} ({'; '.join(own)}): {settings}": row for (row, settings), own in columns.items() if settings}
+    return sorted(lines, key=lambda line: table.rows.index(lines[line]))
 
 
 def markdown(table: PivotTable) -> str:
     """A table as Markdown, with its remarks and the chosen settings."""
     names = ["", *(f"{name} ({PAPER})" if paper else name for name, paper in heads(table))]
     head, *body = (f"| {' | '.join(map(_plain, line))} |" for line in (names, *grid(table)))
-    lines = [f"## {table.title}", "", head, "|---|" + "---:|" * (len(names) - 1), *body, "", " ".join(remarks(table))]
+    lines = [
+        f"## {_plain(table.title)}",
+        "",
+        head,
+        "|---|" + "---:|" * (len(names) - 1),
+        *body,
+        "",
+        _plain(" ".join(remarks(table))),
+    ]
     if settings := chosen(table):
         lines += ["", "Chosen by validation score:", "", *(f"- {_plain(line)}" for line in settings)]
     return "\n".join([*lines, ""])
