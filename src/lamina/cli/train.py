@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from lamina.cli.options import DataOption, JsonOption
 from lamina.cli.output import print_json, print_table
+from lamina.cli.report import write as write_report
 from lamina.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def train(  # noqa: PLR0913
     """Train what a recipe names: readers, all in one pass of the model, or the model itself, once per method.
 
     With --sweep fusion.alpha=1,8,64 (or insert.layers, learning_rate ...) every combination of the values is trained.
+    Where the recipe names tables or figures, they are written at the end, as `lamina report` writes them.
     """
     from lamina.recipes.expand import read_sweeps, with_sweep
     from lamina.recipes.schema import load_recipe
@@ -55,6 +57,9 @@ def train(  # noqa: PLR0913
     run = run_recipe(loaded, data=data, output=folder, **options)
     if rank() != 0:
         return  # several processes share the run, and one of them tells
+    drawn: list[str] = []
+    if loaded.model_fields_set & {"table", "figure"}:
+        drawn = write_report(folder, ["png"]).files
     pictures = _pictures(run, folder)
     if as_json:
         print_json({"table": run.table, "seconds": run.seconds, "steps": run.steps, "output": str(folder)})
@@ -63,7 +68,7 @@ def train(  # noqa: PLR0913
     for name, count in run.truncated.items():
         if count:
             print(f"{name}: {count} training texts were longer than the model reads; their ends were not seen")
-    print(f"{run.steps} steps in {run.seconds:.0f} s; saved in {folder}")
+    print(f"{run.steps} steps in {run.seconds:.0f} s; saved in {folder}" + (f", {', '.join(drawn)}" if drawn else ""))
     print(pictures, end="")
 
 

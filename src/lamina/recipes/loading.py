@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError, check_known
+from lamina.recipes.layout import check_metrics
 from lamina.recipes.schema import OF_FILES
 from lamina.tasks import kind_of
 from lamina.tasks.base import TaskOutline
@@ -32,6 +33,7 @@ def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]
         if key not in loaded:
             loaded[key] = load_task(name, body, data)
         _check_parts(recipe, name, loaded[key].splits)
+        check_metrics(recipe, name, loaded[key].metrics)
         tasks[name] = repeats(body, loaded[key])
     return tasks
 

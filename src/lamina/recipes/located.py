@@ -38,6 +38,8 @@ class YamlFile(NamedTuple):
                 pairs = [pair for pair in node.value if pair[0].value == str(part)]  # the last one is the file's own
             elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
                 pairs = [(item, item) for item in node.value[part : part + 1]]
+            if not pairs and part == 0:
+                continue  # what may be a list is written without one
             if not pairs:
                 break
             line, node = pairs[-1][0].start_mark.line, pairs[-1][1]

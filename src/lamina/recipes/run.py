@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,8 @@ from lamina.errors import ConfigError, StoreError, noted
 from lamina.recipes.edits import apply_edits
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.loading import load_tasks
+from lamina.recipes.pivot import pivot
+from lamina.recipes.report_file import REPORT, Report, read_report_file, write_report_file
 from lamina.recipes.schema import slug
 from lamina.recipes.summary import markdown, summaries
 from lamina.store import load, save
@@ -50,7 +52,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SAVE_STEPS = 1000  # between checkpoints, where a recipe does not say
-TABLES = ("table.json", "table.md", "table.parquet", "importances.parquet")
+TABLES = ("table.json", "table.md", "table.parquet", "importances.parquet", REPORT)
+_OF_EACH = ("rows", "importances", "history", "steps", "seconds", "truncated")  # noted of a run that ended
 _FREE = {"resume", "progress", "tensorboard", "save_steps", "num_workers", "cache_dir"}  # change nothing that is learnt
 
 
@@ -65,6 +68,8 @@ class Run:
     table: list[dict[str, Any]] = field(default_factory=list)  # one row per task, method and setting; see `summaries`
     rows: list[dict[str, Any]] = field(default_factory=list)  # one per reader or fine-tuned model
     importances: list[dict[str, Any]] = field(default_factory=list)  # one row per reader, epoch (or step) and layer
+    history: list[dict[str, Any]] = field(default_factory=list)  # one row per reader or model, and epoch
+    report: Report = field(default_factory=lambda: Report([], []))  # the recipe's tables and figures
     steps: int = 0
     seconds: float = 0.0
     truncated: dict[str, int] = field(default_factory=dict)  # task -> how many training texts lost their end
@@ -118,12 +123,15 @@ def _run(recipe: Recipe, data: str | Path | None, folder: Path | None, options: 
         run = session.one_by_one(specs)
         if folder is not None and rank() == 0:
             with staged(folder, TABLES) as stage:
-                for name, write in _files(run).items():
+                for name, write in _files(run, folder).items():
                     write(stage / name)
         return run
 
 
-def _files(run: Run) -> Files:
+def _files(run: Run, folder: Path | None) -> Files:
+    with suppress(StoreError):  # what was drawn before is drawn anew, or goes, by `lamina report`
+        drawn = [] if folder is None else read_report_file(folder).files
+        run = replace(run, report=replace(run.report, files=drawn))
     return dict(
         zip(
             TABLES,
@@ -132,6 +140,7 @@ def _files(run: Run) -> Files:
                 lambda path: write_text(path, markdown(run.table)),
                 lambda path: write_parquet(run.rows, path),
                 lambda path: write_parquet(run.importances, path, IMPORTANCES),
+                lambda path: write_report_file(path, run.report),
             ),
             strict=True,
         )
@@ -177,7 +186,7 @@ class _Session:
         shared = shared.model_copy(update=changes)
         bank = target if isinstance(target, ReaderBank) else None
         places: dict[str, Any] = {"output": output, "checkpoints": checkpoints}
-        tables = Tables(TABLES, lambda result: _files(self._run(specs, result, bank)))
+        tables = Tables(TABLES, lambda result: _files(self._run(specs, result, bank), self.folder))
         result = train(target, tasks, shared, processor=processor, encodings=self.encodings, tables=tables, **places)
         run = self._run(specs, result, bank)
         if not isinstance(target, ReaderBank):
@@ -195,7 +204,9 @@ class _Session:
         truncated = {specs[name].task: count for name, count in result.truncated.items()}
         rows = sorted_rows(rows)
         table = self._table(rows, specs)
-        return Run(table, rows, result.importances, result.steps, result.seconds, truncated, bank)
+        report = pivot(self.recipe, table, result.history, list(specs))
+        more: dict[str, Any] = {"steps": result.steps, "seconds": result.seconds, "truncated": truncated, "bank": bank}
+        return Run(table, rows, result.importances, result.history, report, **more)
 
     def _table(self, rows: list[dict[str, Any]], specs: dict[str, RunSpec]) -> list[dict[str, Any]]:
         return summaries(rows, specs, {name: copies[0].metrics for name, copies in self.tasks.items()})
@@ -211,7 +222,7 @@ class _Session:
             else:
                 logger.info("%s, %d of %d", name, number, len(specs))
                 run = self.train({name: spec}, checkpoints=checkpoints, kept_models=self._models_left(specs))
-                own = {key: getattr(run, key) for key in ("rows", "importances", "steps", "seconds", "truncated")}
+                own = {key: getattr(run, key) for key in _OF_EACH}
                 if place is not None and rank() == 0:
                     place.parent.mkdir(parents=True, exist_ok=True)
                     sweep(place)
@@ -220,9 +231,11 @@ class _Session:
                 Checkpoints(checkpoints, "recipe").clear()
             joined.rows.extend(own["rows"])
             joined.importances.extend(own["importances"])
+            joined.history.extend(own.get("history", []))  # which earlier versions did not note
             joined.truncated.update(own["truncated"])
             joined = replace(joined, steps=joined.steps + own["steps"], seconds=joined.seconds + own["seconds"])
-        return replace(joined, table=self._table(joined.rows, specs))
+        table = self._table(joined.rows, specs)
+        return replace(joined, table=table, report=pivot(self.recipe, table, joined.history, list(specs)))
 
     def _models_left(self, specs: dict[str, RunSpec]) -> int:
         """How many models are yet to be written, at most, the one that another takes the place of counted too."""

@@ -14,6 +14,7 @@ from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.recipes.edits import arguments_of, check_edit, check_selector, config_of
+from lamina.recipes.layout import AS_LIST, FigureRecipe, TableRecipe, check_layout, with_published
 from lamina.recipes.located import Strict, at, checked, fail, raise_first, read_yaml
 from lamina.tasks import kind_of
 from lamina.tasks.base import TaskOutline, check_image_size
@@ -205,13 +206,9 @@ class TaskRecipe(Strict):
         extra = sorted(OF_FILES & self.model_fields_set)
         if self.preset is not None and extra:
             raise ValueError(f"'{extra[0]}' is for files; the preset '{self.preset}' has its own")
-        outline, preset = self.outline(), self._preset
+        outline = self.outline()
         types = kind_of(outline.kind).problem_types
-        chosen = types if self.problem_type is None else [self.problem_type]
-        metrics = [metric for problem_type in chosen for metric in types.get(problem_type, ())]
-        if preset is not None and self.masked_lm is None:
-            metrics = preset.metrics
-        for key, known in (("problem_type", types), ("metric", dict.fromkeys(metrics))):
+        for key, known in (("problem_type", types), ("metric", self.metrics)):
             name = getattr(self, key)
             if name is not None and name not in known:
                 fail(UnknownNameError(op="recipe", got=name, known=known, what=key.replace("_", " ")), key)
@@ -228,6 +225,15 @@ class TaskRecipe(Strict):
     @property
     def _preset(self) -> Preset | None:
         return None if self.preset is None else find_preset(self.preset)[1]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics that the task may have, as far as that shows without its data."""
+        if (preset := self._preset) is not None and self.masked_lm is None:
+            return tuple(preset.metrics)
+        types = kind_of(self.outline().kind).problem_types
+        chosen = types if self.problem_type is None else [self.problem_type]
+        return tuple(dict.fromkeys(metric for problem_type in chosen for metric in types.get(problem_type, ())))
 
     def outline(self) -> TaskOutline:
         """What is known of the task before its data is read; of files that say no labels, two stand for them."""
@@ -259,6 +265,8 @@ class Recipe(Strict):
     methods: dict[str, MethodRecipe] = Field(default_factory=dict)
     keep: Literal["best", "all", "none"] = "best"  # of a task's fine-tuned models, in the output folder
     fit: Options = Field(default_factory=dict)
+    table: Annotated[list[TableRecipe], AS_LIST] = Field(default_factory=lambda: [TableRecipe()])  # see `lamina report`
+    figure: Annotated[list[FigureRecipe], AS_LIST] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _readers_or_methods(self) -> Recipe:
@@ -274,13 +282,14 @@ class Recipe(Strict):
         for place, given in {("fit",): self.fit, **places}.items() if self.methods else ():
             if "seed" in given:
                 fail(ConfigError(f"seed is {given['seed']}; methods take theirs from 'seeds'"), *place, "seed")
+        check_layout(self)
         return self
 
 
 def load_recipe(path: str | Path) -> Recipe:
     """Read a recipe; what is wrong with it is raised as one of Lamina's errors, with the line."""
     file = read_yaml(Path(path))
-    return parse_recipe(file.fields, op=f"recipe {path}", file=file)
+    return parse_recipe(with_published(file, Path(path)), op=f"recipe {path}", file=file)
 
 
 def parse_recipe(given: dict[str, Any], *, op: str = "recipe", file: YamlFile | None = None) -> Recipe:

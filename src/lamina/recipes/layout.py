@@ -1,0 +1,246 @@
+"""The tables and curves of a paper: the keys `table` and `figure` of a recipe, and their rows and columns."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PositiveFloat
+
+from lamina.errors import ConfigError, check_known
+from lamina.layers.selectors import select
+from lamina.recipes.located import Strict, at, read_yaml
+from lamina.train.grid import METHOD, expand, full_key
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+    from pathlib import Path
+
+    from lamina.recipes.located import YamlFile
+    from lamina.recipes.schema import Recipe
+
+ABSENT, LEFT_OUT = object(), object()  # a method has no such setting; the recipe leaves the value out
+PUBLISHED = "published.yaml"  # beside the recipe: what its paper prints
+PARAMETERS = "parameters"  # beside a task's own metrics
+Coordinates = dict[str, Any]  # "task", "method" and the settings of a grid
+_MANY = 10_000  # layers: a selector that names so many goes up to the top, wherever that is
+
+
+def _axis(given: Any) -> Any:
+    """From "insert.layers", {"count": "insert.layers"} or {"task": {"sst2-10": "10 %"}}."""
+    if isinstance(given, str):
+        return {"key": given}
+    if isinstance(given, dict) and len(given) == 1 and "key" not in given:
+        ((key, value),) = given.items()
+        if key == "count":
+            return {"key": value, "count": True}
+        if isinstance(value, dict):
+            return {"key": key, "names": {str(name): label for name, label in value.items()}}
+    return given
+
+
+def _listed(given: Any) -> Any:
+    return given if isinstance(given, list) else [given]
+
+
+class _Axis(Strict):
+    key: str  # "task", "method", "epoch" (of a figure's x), or a key of a grid
+    count: bool = False  # how many layers a selector names, 0 where no edit is made
+    names: dict[str, str | int | float | None] = Field(default_factory=dict)  # value -> what is shown; null: left out
+
+    def find(self, place: Coordinates) -> Any:
+        """The value at a place, as it is shown; or ABSENT or LEFT_OUT."""
+        value = place.get(self.key, ABSENT)
+        if value is ABSENT:
+            return ABSENT
+        if self.count:
+            return _count(value)
+        label = self.names.get(text(value), value)
+        return LEFT_OUT if label is None and text(value) in self.names else label
+
+
+AS_LIST = BeforeValidator(_listed)
+Axis = Annotated[_Axis, BeforeValidator(_axis)]
+Axes = Annotated[list[Axis], AS_LIST]
+Grid = dict[str, list[Any]]
+Numbers = dict[str, dict[str, float]]  # row -> column -> as printed
+
+
+def _count(selector: Any) -> int:
+    layers = 0 if selector is None else len(select(selector, _MANY, op="layers"))
+    if layers > _MANY // 2:
+        raise ConfigError(f"{selector!r} names layers up to the top, whose number is not known. Write '1-24' or so")
+    return layers
+
+
+def text(value: Any) -> str:
+    """A value of an axis, as it stands in rows and columns."""
+    return "none" if value is None else str(value)
+
+
+class Published(Strict):
+    """What a paper prints, from `published.yaml` beside the recipe."""
+
+    source: str  # paper and table
+    values: Numbers = Field(default_factory=dict)
+    others: Numbers = Field(default_factory=dict)  # rows that the paper quotes of other work
+    notes: Annotated[list[str], AS_LIST] = Field(default_factory=list)  # say misprints
+
+
+def with_published(file: YamlFile, path: Path) -> dict[str, Any]:
+    """A recipe's fields, with what its tables and figures name of the `published.yaml` beside it in place of the names.
+
+    Raises:
+        DataError: If that file is not there or is no YAML.
+        UnknownNameError: If it has no such entry.
+    """
+    fields, entries = dict(file.fields), None
+    for key in ("table", "figure"):
+        items = [dict(item) if isinstance(item, dict) else item for item in _listed(fields.get(key, []))]
+        for number, item in enumerate(items):
+            if isinstance(item, dict) and isinstance(name := item.get("published"), str):
+                entries = read_yaml(path.parent / PUBLISHED).fields if entries is None else entries
+                line, _ = file.find((key, number, "published"))
+                check_known(f"recipe {path}, line {line}, {key}.published", [name], entries, "table or figure")
+                item["published"] = entries[name]
+        if key in fields:
+            fields[key] = items
+    return fields
+
+
+class TableRecipe(Strict):
+    """A table: every cell has the best of all settings that are neither rows nor columns, by validation score."""
+
+    title: str | None = None
+    rows: Axes = Field(default_factory=lambda: [_Axis(key="method")], min_length=1)
+    columns: Axes = Field(default_factory=lambda: [_Axis(key="task")], min_length=1)
+    metrics: list[str] = Field(default_factory=list)  # each a column; by default that of each task
+    part: Literal["validation", "test"] | None = None  # by default the test part where it is scored
+    scale: PositiveFloat = 1.0  # 100: per cent
+    digits: Annotated[int, Field(ge=0, le=6)] = 3
+    published: Published | None = None
+
+
+class FigureRecipe(Strict):
+    """Curves: every point has the best of all settings that are no axis; a method that has no x is a line across."""
+
+    title: str | None = None
+    x: Axis
+    series: Axis = Field(default_factory=lambda: _Axis(key="method"))
+    facet: Axis | None = None
+    x_title: str | None = None
+    log_x: bool = False
+    metric: str | None = None  # by default that of each task
+    part: Literal["validation", "test"] | None = None
+    scale: PositiveFloat = 1.0
+    published: Published | None = None  # its source and notes stand below
+
+    @property
+    def axes(self) -> list[_Axis]:
+        """All axes; without a facet, x and series."""
+        return [self.x, self.series, *([] if self.facet is None else [self.facet])]
+
+
+def place_of_x(axis: _Axis, place: Coordinates) -> Any:
+    """What `find` gives, but ABSENT too for a value that the names of an x axis do not have."""
+    is_named = not axis.names or text(place.get(axis.key)) in axis.names
+    return axis.find(place) if is_named else ABSENT
+
+
+def label(axes: Sequence[_Axis], place: Coordinates) -> str | None:
+    """The name of a row or a column; None if it is left out."""
+    parts = [axis.find(place) for axis in axes]
+    return None if LEFT_OUT in parts else ", ".join(text(part) for part in parts if part is not ABSENT)
+
+
+def grid_keys(recipe: Recipe, task: str, method: str) -> Grid:
+    """The grid of a method on a task, by full keys, without its seeds."""
+    if recipe.methods:
+        body, known = recipe.methods[method], recipe.methods[method].keys()
+    else:
+        body = recipe.tasks[task].readers[method]
+        known = body.keys(recipe.tasks[task].outline().kind)
+    grid = {full_key(key, known, "grid"): values for key, values in body.grid.items()}
+    return {key: values for key, values in grid.items() if key != "seed"}
+
+
+def places(recipe: Recipe, keys: Collection[str]) -> Iterator[Coordinates]:
+    """Every task, method and value of these keys, in the order of the recipe's runs; some may come several times."""
+    for name, task in recipe.tasks.items():
+        for method in recipe.methods or task.readers:
+            grid = {key: own for key, own in grid_keys(recipe, name, method).items() if key in (*keys, METHOD)}
+            if recipe.methods:
+                settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+            else:
+                settings = [spec.settings for spec in expand(task.readers[method].template(task.outline()), grid)]
+            for chosen in settings:
+                yield {"task": name, "method": method, **chosen}
+
+
+def cells_of(recipe: Recipe, table: TableRecipe) -> tuple[list[str], list[str]]:
+    """The names of a table's rows and columns, as its runs will fill them."""
+    found = list(places(recipe, {axis.key for axis in (*table.rows, *table.columns)}))
+    names = ([label(axes, place) for place in found] for axes in (table.rows, table.columns))
+    rows, columns = ([name for name in dict.fromkeys(side) if name is not None] for side in names)
+    return rows, [column_of(column, metric, table) for column in columns for metric in table.metrics or [""]]
+
+
+def column_of(column: str, metric: str, table: TableRecipe) -> str:
+    """The name of a column, with the metric where there are several."""
+    return ", ".join(part for part in (column, metric) if part) if len(table.metrics) > 1 else column
+
+
+def check_layout(recipe: Recipe) -> None:
+    """Raise a ValidationError, with its place, if a table or figure names what the recipe does not have."""
+    for number, table in enumerate(recipe.table):
+        with at("table", number):
+            _check_axes(recipe, {"rows": table.rows, "columns": table.columns})
+            _check_scores(recipe, table.metrics, "metrics", table.part)
+            if table.published is not None:
+                _check_published(recipe, table, table.published)
+    for number, figure in enumerate(recipe.figure):
+        with at("figure", number):
+            axes = {"x": [figure.x], "series": [figure.series], "facet": [figure.facet] if figure.facet else []}
+            _check_axes(recipe, axes)
+            _check_scores(recipe, [figure.metric] if figure.metric else [], "metric", figure.part)
+            if figure.x.key == "epoch" and figure.metric == PARAMETERS:
+                raise ConfigError("metric is parameters, which are the same in every epoch")
+
+
+def _check_axes(recipe: Recipe, axes: dict[str, list[_Axis]]) -> None:
+    keys = {axis.key for side in axes.values() for axis in side}
+    if len(recipe.tasks) > 1 and "task" not in keys:
+        raise ConfigError(f"scores of {len(recipe.tasks)} tasks would be mixed; {' or '.join(axes)} must name 'task'")
+    found = list(places(recipe, keys))
+    pairs = [(task, method) for task, body in recipe.tasks.items() for method in recipe.methods or body.readers]
+    known = dict.fromkeys(["task", "method", *(key for pair in pairs for key in grid_keys(recipe, *pair))])
+    for side, axis in ((side, axis) for side, own in axes.items() for axis in own):
+        with at(side):
+            check_known("recipe", [axis.key], [*known, *(["epoch"] if side == "x" else [])], "axis")
+            values = dict.fromkeys(text(place[axis.key]) for place in found if axis.key in place)
+            check_known("recipe", axis.names, values, axis.key)
+            for place in found:
+                axis.find(place)
+
+
+def _check_scores(recipe: Recipe, metrics: Sequence[str], key: str, part: str | None) -> None:
+    for task in recipe.tasks.values():
+        with at(key):
+            check_known("recipe", metrics, [*task.metrics, PARAMETERS], "metric")
+    if part == "test" and recipe.evaluate != "test":
+        with at("part"):
+            raise ConfigError("part is test, but test parts are scored only with 'evaluate: test'")
+
+
+def check_metrics(recipe: Recipe, task: str, known: Sequence[str]) -> None:
+    """Raise UnknownNameError if a table or figure shows a metric that a task does not have, once its data is read."""
+    shown = [*(metric for table in recipe.table for metric in table.metrics), *(own.metric for own in recipe.figure)]
+    check_known(f"recipe, task {task}", filter(None, shown), [*known, PARAMETERS], "metric")
+
+
+def _check_published(recipe: Recipe, table: TableRecipe, published: Published) -> None:
+    rows, columns = cells_of(recipe, table)
+    with at("published"):
+        check_known("recipe, published", published.values, rows, "row")
+        for values in (*published.values.values(), *published.others.values()):
+            check_known("recipe, published", values, columns, "column")

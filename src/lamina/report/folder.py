@@ -1,0 +1,57 @@
+"""The report of a run's folder: its tables as Markdown and LaTeX, its figures drawn, all at once or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lamina.errors import check_known
+from lamina.recipes.report_file import LATEX, MARKDOWN, REPORT, read_report_file, write_report_file
+from lamina.report.curves import draw
+from lamina.report.tables import latex, markdown
+from lamina.store.files import settle, staged
+from lamina.utils import is_dir, write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lamina.recipes.report_file import Report
+
+FORMATS = ("png", "svg", "html")
+
+
+def write_report(folder: str | Path, formats: Sequence[str] = ("png",)) -> Report:
+    """Write what the recipe of a run named: `report.md`, `report.tex`, and each figure as `figure-1.png` and so on.
+
+    Args:
+        folder: The output folder of `lamina train` or `run_recipe`.
+        formats: Of the figures: "png", "svg" and "html"; none: they are not drawn.
+
+    Returns:
+        The tables and figures, and the names of the `files` that hold them now.
+
+    Raises:
+        UnknownNameError: If a format is none of the three.
+        StoreError: If the folder holds no `report.json`, a damaged one, or cannot be written.
+        MissingExtraError: If there are figures, and the packages of `lamina[report]` are not installed.
+    """
+    folder = Path(folder)
+    check_known("report", formats, FORMATS, "format")
+    if is_dir(folder):
+        settle(folder)
+    report = read_report_file(folder)
+    names = [
+        f"figure-{number}.{kind}" for number in range(1, len(report.figures) + 1) for kind in dict.fromkeys(formats)
+    ]
+    written = replace(report, files=[MARKDOWN, LATEX, *names])
+    with staged(folder, (REPORT, MARKDOWN, LATEX), report.files) as stage:
+        for name in names:
+            draw(report.figures[int(name.partition("-")[2].partition(".")[0]) - 1], stage / name)
+        images = [
+            f"![{figure.title}](figure-{n}.{formats[0]})\n" for n, figure in enumerate(report.figures, 1) if formats
+        ]
+        write_text(stage / MARKDOWN, "\n".join([*map(markdown, report.tables), *images]))
+        write_text(stage / LATEX, "\n".join(map(latex, report.tables)))
+        write_report_file(stage / REPORT, written)
+    return written
