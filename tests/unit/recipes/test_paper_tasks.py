@@ -113,7 +113,7 @@ def test_the_thesis_learns_from_all_sub_tokens(model: str):
     assert found.fit["add_prefix_space"] is True
 
 
-@pytest.mark.parametrize("path", sorted(path.stem for path in (PAPERS / "dwatt").glob("*.yaml")))
+@pytest.mark.parametrize("path", sorted(p.stem for p in (PAPERS / "dwatt").glob("*.yaml") if p.stem != "published"))
 def test_dwatt_learns_from_first_sub_tokens(path: str):
     found = recipe(f"dwatt/{path}")
     assert not any(task.label_all_tokens for task in found.tasks.values())
