@@ -64,7 +64,13 @@ def test_rows_columns_and_what_the_paper_prints(tmp_path: Path):
     assert table.published is not None
     assert table.published.values == {"none": {"cola": 75.87}, "new, attention": {"cola": 0, "mrpc": 91.5}}
     assert (table.published.source, table.published.notes) == ("a paper", ["a misprint"])
-    assert with_sweep(made, {"insert.position": ["attention"]}).table[0].published == table.published
+
+
+def test_a_sweep_may_take_rows_and_names_away(tmp_path: Path):
+    text = GOOD.replace("facet: task", "facet: task, series: {insert.position: {attention: A, ffn: F}}")
+    made = with_sweep(load_recipe(written(tmp_path, text)), {"insert.position": ["both"], "learning_rate": [0.1, 0.2]})
+    assert cells_of(made, made.table[0]) == (["none", "new, both"], ["cola", "mrpc"])
+    assert made.table[0].published == load_recipe(written(tmp_path, text)).table[0].published
 
 
 def test_without_keys_the_methods_are_rows_and_the_tasks_columns():

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lamina.errors import StoreError, UnknownNameError
+from lamina.recipes.expand import expand_recipe
 from lamina.recipes.pivot import pivot
 from lamina.recipes.report_file import (
     REPORT,
@@ -20,7 +21,8 @@ from lamina.recipes.report_file import (
     read_report_file,
     write_report_file,
 )
-from lamina.recipes.schema import Recipe, parse_recipe
+from lamina.recipes.schema import Recipe, load_recipe, parse_recipe
+from lamina.recipes.summary import summaries
 from lamina.train.results import summarise
 
 
@@ -244,3 +246,38 @@ def test_a_metric_that_the_data_s_task_lacks_is_refused_before_training(tmp_path
     recipe = made({"metrics": ["pearson"]}, tasks={"film": {"files": files}}, methods={"a": {}})
     with pytest.raises(UnknownNameError, match=r"recipe, task film: unknown metric 'pearson'; known: accuracy"):
         load_tasks(recipe, tmp_path)
+
+
+# The recipes that come along
+
+ROOT = Path(__file__).parents[3] / "recipes"
+
+
+NAMES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.yaml") if path.name != "published.yaml")
+BY_NAME = {"", "language", "text of the language in pre-training"}  # titles of axes without numbers
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_s_runs_fill_its_tables_and_figures(name: str):
+    recipe = load_recipe(ROOT / name)
+    specs = expand_recipe(recipe, {})
+    metrics = {name: task.metrics for name, task in recipe.tasks.items()}
+    table, history = [], []
+    for rank, (name, spec) in enumerate(specs.items()):
+        first, *others = [recipe.tasks[spec.task].metric or metrics[spec.task][0], *metrics[spec.task]]
+        scores = {
+            "score": rank / 1e4,
+            "test": 0.5,
+            **{key: 0.25 for metric in others for key in (metric, f"test_{metric}")},
+        }
+        row = {"task": spec.task, "reader": name, **spec.settings, "metric": first, "parameters": 1, "best_epoch": 1}
+        table.append({**row, **scores, first: scores["score"]})
+        history.append({"reader": name, "epoch": 1, **dict.fromkeys(metrics[spec.task], 0.5)})
+    found = pivot(recipe, summaries(table, specs, metrics), history, list(specs))
+    for shown in found.tables:
+        assert {(cell.row, cell.column) for cell in shown.cells} <= {(r, c) for r in shown.rows for c in shown.columns}
+        assert {cell.row for cell in shown.cells} == set(shown.rows)
+    for figure in found.figures:
+        assert any(point.x is not None for point in figure.points)
+        assert {type(point.x) for point in figure.points} <= {int, type(None)} or figure.x_title in BY_NAME
+        assert len({(point.facet, point.series, point.x) for point in figure.points}) == len(figure.points)
