@@ -32,6 +32,7 @@ METHOD = ("train", "method.yaml", "--data", ".", "-o", "tuned")
 FILE = ("predict", "bank", "--file", "texts.jsonl", "-o", "answers.jsonl")
 EDIT = ("edit", "base", "--freeze", "1", "-o", "edited")
 EVALUATE = ("evaluate", "bank", "--task", "mood=train.tsv")
+REPORT = ("report", "out")
 DEMO = ("demo", "-o", "demo", "--rows", "48", "--epochs", "1")
 ENTRY = f"cache/{'0' * 32}"
 ROWS = "sentence\tlabel\n" + "the film is bad .\tbad\nthe film is good .\tgood\n" * 2
@@ -51,7 +52,10 @@ def make(folder: Path) -> None:
     lamina.insert_(model, "ffn")
     save(model, folder / "inserted", tokenizer)
     (folder / "train.tsv").write_text(ROWS)
-    (folder / "films.yaml").write_text(f"{RECIPE}    readers: {{a: {{fusion: last_layer, head: {{pooling: mean}}}}}}\n")
+    figure = "figure: {x: epoch}\n"
+    (folder / "films.yaml").write_text(
+        f"{figure}{RECIPE}    readers: {{a: {{fusion: last_layer, head: {{pooling: mean}}}}}}\n"
+    )
     (folder / "method.yaml").write_text(f"{RECIPE}methods: {{plain: {{}}}}\n")
     (folder / "texts.txt").write_text("the film\nbad\n")
     (folder / "texts.csv").write_text('text\n"the film"\n')
@@ -234,6 +238,14 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
             ("kernel", "freeze", "train_inserted", "merge", "stack", "seed", "head", "new_weights", "dry_run", "force")
         ),
     },
+    "report": {
+        "folder": [
+            *of(REPORT, "out/report.json"),
+            *of(REPORT, "out", passes={"half"}),
+            *of(REPORT, "out/report.md", "out/figure-1.png", passes=AFRESH),
+        ],
+        "image_format": None,
+    },
     "cache": {
         "cache_dir": [
             *of(("cache", "--cache-dir", "cache"), "cache", passes={"missing", "folder"}),
@@ -293,6 +305,7 @@ GOOD = {
     "evaluate": EVALUATE,
     "predict": (*FILE[:-1], "json.csv"),
     "edit": EDIT,
+    "report": REPORT,
     "cache": ("cache", "--cache-dir", "cache"),
     "demo": DEMO,
 }
@@ -376,6 +389,7 @@ def test_streams_that_are_not_utf_8():
         (*TRAIN[:-1], "x" * 300),
         (*TRAIN[:-1], "x" * 300, "--dry-run"),
         (*EDIT[:-1], "x" * 300),
+        ("report", "x" * 300),
         ("cache", "--cache-dir", "train.tsv"),
         (*DEMO[:2], "x" * 300),
     ],

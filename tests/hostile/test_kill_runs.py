@@ -37,7 +37,7 @@ from lamina.train.learner import Learner
 from lamina.train.predict import Predictor
 
 full = pytest.mark.full
-TABLES = {"table.json", "table.md", "table.parquet", "importances.parquet"}
+TABLES = {"table.json", "table.md", "table.parquet", "importances.parquet", "report.json"}
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -18,6 +18,8 @@ from tests.support.stored import tiny_bank, tiny_model
 
 from lamina.editing.truncate import truncate_
 from lamina.errors import LaminaError, StoreError
+from lamina.recipes.report_file import REPORT, Curves, Point, Report, read_report_file, write_report_file
+from lamina.report import write_report
 from lamina.store import load, load_bank, save, save_bank
 from lamina.store.files import claimed, settle, staged
 from lamina.train.checkpoint import Checkpoints
@@ -85,14 +87,41 @@ class Model:
         save(self.models[1], folder)
 
 
+class Reported:
+    """The report of a run in another format, which takes the place of the figures that were drawn before."""
+
+    mark = REPORT
+
+    def old(self, folder: Path) -> None:
+        folder.mkdir()
+        points = [Point("", "a", x, "f1", 0.1 * x, 0.0, None, 1, {}) for x in (1, 2)]
+        write_report_file(folder / REPORT, Report([], [Curves("f", "validation", "k", points)]))
+        write_report(folder, ["png"])
+
+    def new(self, folder: Path) -> None:
+        write_report(folder, ["svg"])
+
+    def open(self, folder: Path) -> None:
+        settle(folder)
+        read_report_file(folder)
+
+
 full = pytest.mark.full
-SAMPLED = [(Toy, dies, 1), (Bank, dies, 3), (Model, dies, 2), (Toy, is_killed, 5), (Toy, is_interrupted, 1)]
+SAMPLED = [
+    (Toy, dies, 1),
+    (Bank, dies, 3),
+    (Model, dies, 2),
+    (Toy, is_killed, 5),
+    (Toy, is_interrupted, 1),
+    (Reported, dies, 5),
+]
 WHOLE = [
     pytest.param(kind, kill, 1, marks=full) for kind in (Toy, Bank, Model) for kill in (is_killed, dies, is_interrupted)
 ]
+REPORTS = [pytest.param(Reported, kill, 1, marks=full) for kill in (dies, is_interrupted)]
 
 
-@pytest.mark.parametrize(("kind", "kill", "step"), [*SAMPLED, *WHOLE])
+@pytest.mark.parametrize(("kind", "kill", "step"), [*SAMPLED, *WHOLE, *REPORTS])
 def test_a_save_over_an_old_one(kind: type[Any], kill: Any, step: int, tmp_path: Path):
     saved, folder, seen = kind(), tmp_path / "x", set[bool]()
     saved.old(tmp_path / "before")

@@ -121,7 +121,7 @@ def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[Any]]) -> Recipe:
         used |= fitted
     unused = [key for key in sweeps if key not in used]
     check_known("sweep", unused, dict.fromkeys(key for _, _, keys in places for key in keys), "key")
-    return parse_recipe(given, op="sweep")
+    return parse_recipe(given, op="sweep", swept=True)
 
 
 def read_sweeps(given: Sequence[str]) -> dict[str, list[Any]]:

@@ -190,24 +190,27 @@ def column_of(column: str, metric: str, table: TableRecipe) -> str:
     return ", ".join(part for part in (column, metric) if part) if len(table.metrics) > 1 else column
 
 
-def check_layout(recipe: Recipe) -> None:
-    """Raise a ValidationError, with its place, if a table or figure names what the recipe does not have."""
+def check_layout(recipe: Recipe, *, whole: bool = True) -> None:
+    """Raise a ValidationError, with its place, if a table or figure names what the recipe does not have.
+
+    Unless the recipe is `whole`, values, rows and columns may be missing.
+    """
     for number, table in enumerate(recipe.table):
         with at("table", number):
-            _check_axes(recipe, {"rows": table.rows, "columns": table.columns})
+            _check_axes(recipe, {"rows": table.rows, "columns": table.columns}, whole)
             _check_scores(recipe, table.metrics, "metrics", table.part)
-            if table.published is not None:
+            if whole and table.published is not None:
                 _check_published(recipe, table, table.published)
     for number, figure in enumerate(recipe.figure):
         with at("figure", number):
             axes = {"x": [figure.x], "series": [figure.series], "facet": [figure.facet] if figure.facet else []}
-            _check_axes(recipe, axes)
+            _check_axes(recipe, axes, whole)
             _check_scores(recipe, [figure.metric] if figure.metric else [], "metric", figure.part)
             if figure.x.key == "epoch" and figure.metric == PARAMETERS:
                 raise ConfigError("metric is parameters, which are the same in every epoch")
 
 
-def _check_axes(recipe: Recipe, axes: dict[str, list[_Axis]]) -> None:
+def _check_axes(recipe: Recipe, axes: dict[str, list[_Axis]], whole: bool) -> None:
     keys = {axis.key for side in axes.values() for axis in side}
     if len(recipe.tasks) > 1 and "task" not in keys:
         raise ConfigError(f"scores of {len(recipe.tasks)} tasks would be mixed; {' or '.join(axes)} must name 'task'")
@@ -218,7 +221,7 @@ def _check_axes(recipe: Recipe, axes: dict[str, list[_Axis]]) -> None:
         with at(side):
             check_known("recipe", [axis.key], [*known, *(["epoch"] if side == "x" else [])], "axis")
             values = dict.fromkeys(text(place[axis.key]) for place in found if axis.key in place)
-            check_known("recipe", axis.names, values, axis.key)
+            check_known("recipe", axis.names if whole else (), values, axis.key)
             for place in found:
                 axis.find(place)
 

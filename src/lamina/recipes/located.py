@@ -195,7 +195,7 @@ def raise_first(error: ValidationError, *, op: str, file: YamlFile | None) -> No
     if file is not None:
         line, there = file.find(place)
         op, missing = f"{op}, line {line}", first["type"] == "missing"
-        place = [*there, *place[len(there) :]] if missing else there
+        place = [*there, *place[-1:]] if missing else there
     unknown = isinstance(reason, UnknownNameError)
     if unknown and place[-1:] == [reason.got]:
         place = place[:-1]

@@ -10,7 +10,7 @@ from pydantic import FiniteFloat, StringConstraints, TypeAdapter
 
 from lamina.errors import StoreError, foreign_errors
 from lamina.store.files import damaged, read_json
-from lamina.utils import write_text
+from lamina.utils import is_file, write_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,7 +99,7 @@ def write_report_file(path: Path, report: Report) -> None:
 
 def read_report_file(folder: Path) -> Report:
     """Read the `report.json` of a folder; StoreError if it is missing, damaged or of another version."""
-    if not (path := folder / REPORT).exists():
+    if not is_file(path := folder / REPORT):
         what = "lamina train writes one beside its tables"
         raise StoreError(f"report: {folder} holds no {REPORT}; {what}. Give the output folder of a recipe.")
     fields = read_json(path)

@@ -7,7 +7,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from lamina.bank import Reader
 from lamina.errors import ConfigError, UnknownNameError
@@ -269,7 +277,7 @@ class Recipe(Strict):
     figure: Annotated[list[FigureRecipe], AS_LIST] = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _readers_or_methods(self) -> Recipe:
+    def _readers_or_methods(self, info: ValidationInfo) -> Recipe:
         read = [name for name, task in self.tasks.items() if task.readers]
         if self.methods and read:
             raise ValueError(f"task '{read[0]}' has readers and the run has methods; give one or the other")
@@ -282,7 +290,7 @@ class Recipe(Strict):
         for place, given in {("fit",): self.fit, **places}.items() if self.methods else ():
             if "seed" in given:
                 fail(ConfigError(f"seed is {given['seed']}; methods take theirs from 'seeds'"), *place, "seed")
-        check_layout(self)
+        check_layout(self, whole=info.context is None)
         return self
 
 
@@ -292,10 +300,15 @@ def load_recipe(path: str | Path) -> Recipe:
     return parse_recipe(with_published(file, Path(path)), op=f"recipe {path}", file=file)
 
 
-def parse_recipe(given: dict[str, Any], *, op: str = "recipe", file: YamlFile | None = None) -> Recipe:
-    """Check a recipe's fields; errors name `op`, and the lines of the file where there is one."""
+def parse_recipe(
+    given: dict[str, Any], *, op: str = "recipe", file: YamlFile | None = None, swept: bool = False
+) -> Recipe:
+    """Check a recipe's fields; errors name `op`, and the lines of the file where there is one.
+
+    Of one that is `swept`, tables and figures may name values that the sweep has taken away.
+    """
     try:
-        return Recipe.model_validate(given)
+        return Recipe.model_validate(given, context={"swept": True} if swept else None)
     except ValidationError as error:
         raise_first(error, op=op, file=file)
 

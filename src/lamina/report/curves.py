@@ -110,7 +110,7 @@ def _numbers_axis(altair: ModuleType, rows: list[dict[str, Any]], figure: Curves
         if figure.log_x
         else altair.Scale(zero=False, nice=False, padding=12)
     )
-    ticks: dict[str, Any] = {"values": values, "format": "~g"} if values else {}
+    ticks: dict[str, Any] = {"values": values, "format": "~r"} if values else {}
     return altair.X("x:Q", title=figure.x_title, scale=scale, axis=altair.Axis(grid=False, labelOverlap=True, **ticks))
 
 

@@ -24,6 +24,8 @@ FORMATS = ("png", "svg", "html")
 def write_report(folder: str | Path, formats: Sequence[str] = ("png",)) -> Report:
     """Write what the recipe of a run named: `report.md`, `report.tex`, and each figure as `figure-1.png` and so on.
 
+    A figure that no run has given a point is left out.
+
     Args:
         folder: The output folder of `lamina train` or `run_recipe`.
         formats: Of the figures: "png", "svg" and "html"; none: they are not drawn.
@@ -41,16 +43,13 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",)) -> Repor
     if is_dir(folder):
         settle(folder)
     report = read_report_file(folder)
-    names = [
-        f"figure-{number}.{kind}" for number in range(1, len(report.figures) + 1) for kind in dict.fromkeys(formats)
-    ]
-    written = replace(report, files=[MARKDOWN, LATEX, *names])
+    shown = {number: figure for number, figure in enumerate(report.figures, start=1) if figure.points}
+    drawn = [(f"figure-{number}.{kind}", figure) for number, figure in shown.items() for kind in dict.fromkeys(formats)]
+    images = [f"![{figure.title}](figure-{number}.{formats[0]})\n" for number, figure in shown.items() if formats]
+    written = replace(report, files=[MARKDOWN, LATEX, *(name for name, _ in drawn)])
     with staged(folder, (REPORT, MARKDOWN, LATEX), report.files) as stage:
-        for name in names:
-            draw(report.figures[int(name.partition("-")[2].partition(".")[0]) - 1], stage / name)
-        images = [
-            f"![{figure.title}](figure-{n}.{formats[0]})\n" for n, figure in enumerate(report.figures, 1) if formats
-        ]
+        for name, figure in drawn:
+            draw(figure, stage / name)
         write_text(stage / MARKDOWN, "\n".join([*map(markdown, report.tables), *images]))
         write_text(stage / LATEX, "\n".join(map(latex, report.tables)))
         write_report_file(stage / REPORT, written)
