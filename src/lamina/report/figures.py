@@ -46,11 +46,11 @@ def importance(rows: Rows, path: Path | str, *, title: str = "Which layers each 
         DataError: If there are no rows, or one lacks a key.
         MissingExtraError: If the packages of `lamina[report]` are not installed.
     """
-    path = _checked("importance figure", path, rows, ("reader", "layer", "importance"))
-    altair = _altair("importance figure")
-    readers = _in_order(rows, "reader")
+    path = checked_path("importance figure", path, rows, ("reader", "layer", "importance"))
+    altair = chart_package("importance figure")
+    readers = in_order(rows, "reader")
     draw = _importance_bars if len(readers) <= MOST_BARS else _importance_heat_map
-    return _save(_styled(draw(altair, rows, readers), title), path)
+    return save_chart(styled(draw(altair, rows, readers), title), path)
 
 
 def scores(
@@ -73,12 +73,13 @@ def scores(
         DataError: If there are no rows, or one lacks a key.
         MissingExtraError: If the packages of `lamina[report]` are not installed.
     """
-    path = _checked("score figure", path, rows, ("reader", "method", "score"))
-    altair = _altair("score figure")
-    return _save(_styled(_score_bars(altair, rows, axis), title), path)
+    path = checked_path("score figure", path, rows, ("reader", "method", "score"))
+    altair = chart_package("score figure")
+    return save_chart(styled(_score_bars(altair, rows, axis), title), path)
 
 
-def _checked(op: str, path: Path | str, rows: Rows, keys: tuple[str, ...]) -> Path:
+def checked_path(op: str, path: Path | str, rows: Rows, keys: tuple[str, ...]) -> Path:
+    """The path of a figure, if its suffix is known and the rows have the keys that are drawn."""
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(f"{op}: the path ends in '{path.suffix}'; known: {', '.join(FORMATS)}.")
@@ -92,7 +93,8 @@ def _checked(op: str, path: Path | str, rows: Rows, keys: tuple[str, ...]) -> Pa
     return path
 
 
-def _altair(op: str) -> ModuleType:
+def chart_package(op: str) -> ModuleType:
+    """Altair, which draws; a MissingExtraError without it."""
     try:
         import altair
         import vl_convert  # noqa: F401  altair saves through it
@@ -101,7 +103,7 @@ def _altair(op: str) -> ModuleType:
     return altair
 
 
-def _in_order(rows: Rows, key: str) -> list[Any]:
+def in_order(rows: Rows, key: str) -> list[Any]:
     """The different values of a key, in the order in which they come."""
     return list(dict.fromkeys(row[key] for row in rows))
 
@@ -111,7 +113,7 @@ def _layer_axis(altair: ModuleType) -> Any:
 
 
 def _importance_bars(altair: ModuleType, rows: Rows, readers: list[Any]) -> Any:
-    layers = len(_in_order(rows, "layer"))
+    layers = len(in_order(rows, "layer"))
     base = altair.Chart(altair.Data(values=[dict(row) for row in rows]))
     share = altair.Y("importance:Q", title="importance", axis=altair.Axis(format="%", tickCount=4))
     tooltip = ["reader:N", "layer:O", altair.Tooltip("importance:Q", format=".1%")]
@@ -125,7 +127,7 @@ def _importance_bars(altair: ModuleType, rows: Rows, readers: list[Any]) -> Any:
 
 
 def _importance_heat_map(altair: ModuleType, rows: Rows, readers: list[Any]) -> Any:
-    layers = len(_in_order(rows, "layer"))
+    layers = len(in_order(rows, "layer"))
     top = max(float(row["importance"]) for row in rows)
     base = altair.Chart(altair.Data(values=[dict(row) for row in rows])).encode(
         x=_layer_axis(altair),
@@ -145,7 +147,7 @@ def _importance_heat_map(altair: ModuleType, rows: Rows, readers: list[Any]) -> 
 
 def _score_bars(altair: ModuleType, rows: Rows, axis: str) -> Any:
     values = [{**row, **_labels(row)} for row in rows]
-    methods = _in_order(rows, "method")
+    methods = in_order(rows, "method")
     base = altair.Chart(altair.Data(values=values)).encode(
         y=altair.Y("method:N", sort=methods, title=None, axis=altair.Axis(labelFontSize=12, labelColor=INK))
     )
@@ -158,7 +160,7 @@ def _score_bars(altair: ModuleType, rows: Rows, axis: str) -> Any:
     numbers = base.mark_text(align="left", dx=5, fontSize=11, color=INK).encode(x="high:Q", text="label:N")
     drawn = altair.layer(bars, spread, numbers) if any(row.get("spread") for row in rows) else bars + numbers
     header = altair.Header(title=None, labelFontSize=13, labelFontWeight="bold", labelAnchor="start", labelColor=INK)
-    groups = altair.Facet("group:N", sort=_in_order(values, "group"), header=header)
+    groups = altair.Facet("group:N", sort=in_order(values, "group"), header=header)
     return drawn.properties(width=230, height=max(60, 26 * len(methods))).facet(facet=groups, columns=3, spacing=26)
 
 
@@ -170,7 +172,8 @@ def _labels(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"group": group, "low": score - spread, "high": score + spread, "label": label}
 
 
-def _styled(chart: Any, title: str) -> Any:
+def styled(chart: Any, title: str, below: Sequence[str] = ()) -> Any:
+    """A chart with its title, in the one style of all figures; `below` are small lines under the title."""
     font = "Helvetica, Arial, sans-serif"
     axis = {
         "labelColor": QUIET,
@@ -179,17 +182,18 @@ def _styled(chart: Any, title: str) -> Any:
         "titlePadding": 8,
         "domainColor": RULE,
     }
+    heading = {"text": title, **({"subtitle": list(below)} if below else {})}
     return (
-        chart.properties(title=title, padding=16, background="white")
+        chart.properties(title=heading, padding=16, background="white")
         .configure(font=font)
-        .configure_title(fontSize=16, anchor="start", color=INK, offset=14)
+        .configure_title(fontSize=16, anchor="start", color=INK, offset=14, subtitleColor=QUIET, subtitlePadding=6)
         .configure_axis(**axis, grid=False, ticks=False, labelPadding=6, labelFontSize=11, titleFontSize=12)
         .configure_axisQuantitative(grid=True, gridColor=RULE)
         .configure_view(stroke=None)
     )
 
 
-def _save(chart: Any, path: Path) -> Path:
+def save_chart(chart: Any, path: Path) -> Path:
     """Write the whole file or none."""
     kind = path.suffix.lower()[1:]
     options = {"png": {"scale_factor": PIXELS}, "html": {"inline": True}}.get(kind, {})
