@@ -173,6 +173,7 @@ def of(arguments: tuple[str, ...], *paths: str, passes: set[str] | frozenset[str
     return [Case(arguments, path, passes) for path in paths]
 
 
+DRAW = ("inspect", "inserted", "--inserted-weights")
 BANK_FILES = ("bank/lamina.json", "bank/readers/mood/reader.json", "bank/readers/mood/model.safetensors")
 # Command -> parameter -> cases. A parameter that names no file has None.
 CASES: dict[str, dict[str, list[Case] | None]] = {
@@ -183,7 +184,9 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
             *of(("inspect", "base", "--weights"), "base/tokenizer.json"),
             *of(("inspect", "base"), "base", passes={"half"}),
         ],
-        "weights": None,
+        "inserted_weights": of((*DRAW, "weights.png"), "weights.png", passes=AFRESH),
+        "beside": of(("inspect", "inserted", "--beside", "base", *DRAW[2:], "w.svg"), "base/config.json", passes=set()),
+        **dict.fromkeys(("weights", "layer", "projection", "head", "stack")),
     },
     "train": {
         "recipe": of(TRAIN, "films.yaml"),

@@ -1,29 +1,51 @@
-"""`lamina inspect`: the layers of a model, and where each of them is read."""
+"""`lamina inspect`: the layers of a model, where each of them is read, and what became of inserted ones."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from lamina.cli.options import JsonOption, ModelArgument
 from lamina.cli.output import print_json, print_table, text
-from lamina.errors import noted
+from lamina.errors import ConfigError, noted
 
 if TYPE_CHECKING:
     from lamina.layers import LayerStack
 
 
-def inspect(
+_PICTURE = "Draw the weights of an inserted layer, at the start, trained and their change; .png, .svg or .html."
+_BESIDE = "Another model to draw below, once per model."
+_LAYER = "Block of the inserted layer to draw, from 1; by default the first that has any."
+_PROJECTION = 'What the layer to draw follows, as "query" or "attention.self.query"; by default the first.'
+_STACK = "Stack of the layer to draw; by default the first that has any."
+
+
+def inspect(  # noqa: PLR0913
     model: ModelArgument,
     weights: Annotated[bool, Option(help="Load the weights too, and show their fingerprints.")] = False,
+    inserted_weights: Annotated[Path | None, Option(metavar="OUT.png", help=_PICTURE)] = None,
+    beside: Annotated[list[str] | None, Option(metavar="MODEL", help=_BESIDE)] = None,
+    layer: Annotated[int | None, Option(help=_LAYER)] = None,
+    projection: Annotated[str | None, Option(help=_PROJECTION)] = None,
+    head: Annotated[int, Option(help="Head of the layer to draw, in attention, from 0.")] = 0,
+    stack: Annotated[str | None, Option(help=_STACK)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show a model's layers and where each is read.
 
-    Its config alone is enough, unless --weights asks for more.
+    Its config alone is enough, unless --weights asks for more. With --inserted-weights, draw what training made of an
+    inserted layer, and print the means of the diagonal and of the rest over all of them.
     """
+    if inserted_weights is not None:
+        chosen = {"layer": layer, "projection": projection, "stack": stack}
+        rows = _draw([model, *(beside or [])], inserted_weights, head, chosen)
+        print_json(rows) if as_json else _show_weights(rows, inserted_weights)
+        return
+    if beside or layer is not None or projection or head or stack:
+        raise ConfigError("inspect: what to draw was named, and no picture. Use --inserted-weights OUT.png.")
     facts = describe(model, weights=weights)
     if as_json:
         print_json(facts)
@@ -36,6 +58,25 @@ def inspect(
         print_table(title, ("layer", "read at", "side", "made by", "parameters"), [_row(tap) for tap in stack["taps"]])
         if "fingerprint" in stack:
             print(f"fingerprint {stack['fingerprint']}")
+
+
+def _draw(names: list[str], path: Path, head: int, chosen: dict[str, Any]) -> list[dict[str, Any]]:
+    """Draw one inserted layer of some models; the means of all their inserted layers."""
+    from lamina.report.weights import chosen_weight, diagonals, inserted_weights, weight_maps
+    from lamina.store import load, saved_class
+
+    found = {name: inserted_weights(load(name, saved_class(name))[0]) for name in dict.fromkeys(names)}
+    labels = [Path(name).name for name in found]
+    shown = dict(zip(found if len(set(labels)) < len(labels) else labels, found.values(), strict=True))
+    weight_maps({label: chosen_weight(weights, **chosen) for label, weights in shown.items()}, path, head=head)
+    return [{"model": label, **row} for label, weights in shown.items() for row in diagonals(weights)]
+
+
+def _show_weights(rows: list[dict[str, Any]], path: Path) -> None:
+    title = "Means of the inserted weights, on the diagonal and off it; of the change those of its absolute value"
+    columns = list(rows[0])
+    print_table(title, [column.replace("_", " ") for column in columns], [list(row.values()) for row in rows])
+    print(f"drawn in {path}")
 
 
 def _row(tap: dict[str, Any]) -> tuple[object, ...]:

@@ -61,9 +61,9 @@ def freeze_(
     """
     check_editable(model, _OP)
     spared = _spared(model, train)
-    is_list = train is not None and not isinstance(train, str)
-    if is_list and (layers != "all" or stack is not None):
-        came = f"layers or stack came with train={list(train)}"
+    listed = None if train is None or isinstance(train, str) else list(train)
+    if listed and (layers != "all" or stack is not None):
+        came = f"layers or stack came with train={listed}"
         raise ConfigError(f"{_OP}: {came}; a list freezes all that it does not name. Leave them out.")
     is_every = train is not None and stack is None
     try:
@@ -73,7 +73,7 @@ def freeze_(
             raise
         edited = []
     numbers = [select(layers, part.layers, op=_OP) for part in edited]
-    if is_list:
+    if listed:
         modules = set(model.modules())
     elif edited:
         modules = set().union(*(_modules(model, part, chosen) for part, chosen in zip(edited, numbers, strict=True)))
@@ -88,7 +88,7 @@ def freeze_(
     named = sorted(set().union(*numbers))
     name = edited[0].name if len(edited) == 1 else "all"
     settings = {"layers": "all" if layers == "all" else named, "stack": None if is_every else name}
-    settings["train"] = list(train) if is_list else train
+    settings["train"] = listed or train
     return record(model, Edit("freeze", name, tuple(named), names, settings))
 
 

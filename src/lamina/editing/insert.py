@@ -144,7 +144,8 @@ def _insert(
     if seed is None and options.init in _RANDOM:
         seed = draw_seed(generator)
     rng = None if seed is None else torch.Generator().manual_seed(seed)
-    weights = [_weight(options, site, rng) for site in sites]
+    likes = [next(site.projection.parameters(recurse=False)) for site in sites]
+    weights = [_weight(options, site.shape, site.axes, like, rng) for site, like in zip(sites, likes, strict=True)]
     names: list[str] = []
     for site, weight in zip(sites, weights, strict=True):
         content_only = site.attention is not None
@@ -217,18 +218,49 @@ def _attention_sites(
             yield _Site(path, projection, (heads, width, width), marked)
 
 
-def _weight(options: Options, site: _Site, generator: torch.Generator | None) -> Float[Tensor, "*shape"]:
-    given = next(site.projection.parameters(recurse=False))
+def inserted_at_start(model: nn.Module, edit: Edit) -> dict[str, Tensor]:
+    """The weights that an insertion's layers started with, made again on the CPU from its record: name -> weight.
+
+    Layers of blocks that were cut off later are left out.
+
+    Raises:
+        ConfigError: If none of its layers is in the model, say because they were merged.
+    """
+    options = Options(**edit.settings)
+    modules = by_path(model)
+    found = {name: modules.get(name.rpartition(".")[0]) for name in edit.parameters}
+    layers = {name: layer for name, layer in found.items() if isinstance(layer, InsertedLayer)}
+    if not layers:
+        raise ConfigError(f"{_OP}: none of the layers that were inserted is in the model; they are merged or cut off.")
+    alike = {_place(name): layer for name, layer in layers.items()}  # a layer that is gone was like those of its place
+    rng = None if edit.seed is None else torch.Generator().manual_seed(edit.seed)
+    weights: dict[str, Tensor] = {}
+    for name in edit.parameters:  # in the order in which they were drawn
+        layer = layers.get(name, alike[_place(name)])
+        given = torch.empty(0, dtype=layer.weight.dtype)
+        weights[name] = _weight(options, tuple(layer.weight.shape), layer.axes, given, rng)
+    return {name: weights[name] for name in layers}
+
+
+def _place(name: str) -> str:
+    """A parameter's name without the numbers of blocks."""
+    return ".".join(part for part in name.split(".") if not part.isdecimal())
+
+
+def _weight(
+    options: Options, shape: tuple[int, ...], axes: int, given: Tensor, generator: torch.Generator | None
+) -> Float[Tensor, "*shape"]:
+    """A new weight where `given` is, in its precision or float32."""
     dtype = torch.promote_types(given.dtype, torch.float32)
     if options.init not in _RANDOM:
-        weight = torch.zeros(site.shape, dtype=dtype, device=given.device)
+        weight = torch.zeros(shape, dtype=dtype, device=given.device)
         if options.init != "zero":
             scale = GELU_IS_ONE if options.init == "identity" and options.activation == "gelu" else 1.0
-            eye = torch.eye(site.shape[1], dtype=dtype, device=given.device)
-            weight[(..., *[options.kernel // 2] * site.axes)] = scale * eye
+            eye = torch.eye(shape[1], dtype=dtype, device=given.device)
+            weight[(..., *[options.kernel // 2] * axes)] = scale * eye
         return weight
-    weight = torch.empty(site.shape, dtype=dtype, device="meta" if given.is_meta else "cpu")
-    per_head = weight.ndim == 3 and not site.axes
+    weight = torch.empty(shape, dtype=dtype, device="meta" if given.is_meta else "cpu")
+    per_head = weight.ndim == 3 and not axes
     for part in () if given.is_meta else weight if per_head else [weight]:
         if options.init == "xavier":
             nn.init.xavier_normal_(part, generator=generator)

@@ -77,7 +77,7 @@ def set_image_size(processor: Any, size: int) -> None:
     settings = {name: getattr(own, name, None) for name in ("size", "crop_size")}
     crop = settings["crop_size"] if getattr(own, "do_center_crop", False) else None
     scale = size / (max(_edges(crop).values()) if crop else size)
-    made = None
+    fits = False
     try:
         for name, setting in settings.items():
             exact = name == "crop_size" or not crop
@@ -85,11 +85,11 @@ def set_image_size(processor: Any, size: int) -> None:
             if setting is not None:
                 setattr(own, name, type(setting)(**edges))
         made = target_of(own)
+        fits = made[:2] == (size, size)
     finally:
-        if made is None or made[:2] != (size, size):
-            for name, setting in settings.items():
-                setattr(own, name, setting)
-    if made[:2] != (size, size):
+        for name, setting in settings.items() if not fits else ():
+            setattr(own, name, setting)
+    if not fits:
         came = f"{type(own).__name__} makes images of {made.height} x {made.width} when asked for {size} x {size}"
         raise ConfigError(
             f"images: {came}; image_size is for processors whose size and crop_size say what they make. "

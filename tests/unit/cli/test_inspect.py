@@ -92,3 +92,30 @@ def test_weights_cut_off_are_one_sentence(lamina, base: Path, tmp_path: Path):
     ran = lamina("inspect", folder, "--weights")
     assert ran.code == 2
     assert "damaged or cut off" in ran.err
+
+
+def test_inserted_weights_are_drawn_beside_each_other(lamina, base: Path, tmp_path: Path):
+    for init, placement in (("xavier", "output"), ("unit", "weight")):
+        options = ("--insert", "both", "--init", init, "--placement", placement, "-o", tmp_path / init)
+        assert lamina("edit", base, *options).code == 0
+    picture = tmp_path / "weights.png"
+    given = ("inspect", tmp_path / "xavier", "--beside", tmp_path / "unit", "--inserted-weights", picture)
+    ran = lamina(*given, "--layer", 2, "--projection", "value", "--head", 1)
+    assert (ran.code, ran.err) == (0, "")
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert f"drawn in {picture}" in ran.out
+    rows = json.loads(lamina(*given, "--json").out)
+    assert [row["model"] for row in rows] == ["xavier"] * 4 + ["unit"] * 4
+    assert [row["trained_diagonal"] for row in rows if row["model"] == "unit"] == [1.0] * 4
+    ran = lamina(*given, "--layer", 9)
+    assert ran.code == 2
+    assert "unknown layer with inserted layers '9'; known: 1, 2, 3" in ran.err
+
+
+def test_what_is_drawn_needs_a_picture(lamina, base: Path, tmp_path: Path):
+    ran = lamina("inspect", base, "--layer", 2)
+    assert (ran.code, ran.out) == (2, "")
+    assert "what to draw was named, and no picture" in ran.err
+    ran = lamina("inspect", base, "--inserted-weights", tmp_path / "a.png")
+    assert ran.code == 2
+    assert "inserted weights: the model has no inserted layers" in ran.err
