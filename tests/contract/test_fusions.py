@@ -38,7 +38,6 @@ UNMIXED = (
     "concat",
     "depth_lstm",
     "extra_layers",
-    "routing",
 )  # no shares of layers that would sum to 1
 
 

@@ -49,8 +49,8 @@ class InputWeighted(Fusion):
     amounts: Tensor  # [layers]; not saved, since it tells what was read, not what was learned
     _counting: ClassVar = Lock()  # held for one addition, so that no thread's count is lost
 
-    def __init__(self, config: Any, *, layers: int, width: int) -> None:
-        super().__init__(config, layers=layers, width=width)
+    def __init__(self, config: Any, *, layers: int, width: int, dim: int | None = None) -> None:
+        super().__init__(config, layers=layers, width=width, dim=dim)
         self.register_buffer("amounts", torch.zeros(layers), persistent=False)
 
     def observe(self, weights: Float[Tensor, "layers batch tokens"], mask: Bool[Tensor, "batch tokens"]) -> None:

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import Fusion, FusionConfig
+from lamina.fusion.base import FusionConfig
+from lamina.fusion.gated import InputWeighted
 from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Shaped
 
 
 @final
@@ -24,8 +25,9 @@ class Routing(FusionConfig):
 
     States are normalised, scaled and shifted per layer, and become tokens x layers vectors. These are routed to
     `vectors` vectors, those to as many again, and those to `dim` outputs of size 1. Every token carries the same
-    features: `SequenceClassification(labels, pooling="first")` reads them with one linear map ("mean" as well). The
-    paper's last stage ends in the classes themselves, without a head.
+    features. In the author's code the outputs are the classes themselves, without a head: `Routing(dim=len(labels))`
+    under `SequenceClassification(labels, pooling="first", linear=False)`. With any `dim`, `pooling="first"` ("mean" as
+    well) reads the features with one linear map.
 
     Args:
         dim: Size of the features; at least 2.
@@ -55,7 +57,7 @@ class Routing(FusionConfig):
 
 
 @final
-class RoutingFusion(Fusion, config=Routing):
+class RoutingFusion(InputWeighted, config=Routing):
     """The module of `Routing`: `scale` and `shift` `[layers, width]`, and three `stages`."""
 
     def __init__(self, config: Routing, *, layers: int, width: int) -> None:
@@ -68,20 +70,62 @@ class RoutingFusion(Fusion, config=Routing):
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
         """Route what the states hold, all at once: every iteration needs every input."""
+        features, credit = self._routed(states, mask)
+        amounts = credit.abs().sum(-1)
+        whole = amounts.sum(1 if self.config.per_token else (1, 2), keepdim=True)  # each text (or token) counts as one
+        self.observe((amounts / whole.clamp(min=torch.finfo(amounts.dtype).tiny)).movedim(1, 0), mask)
+        return features
+
+    def importance(self) -> Float[Tensor, " layers"]:
+        """Each layer's part of the absolute `credit`, over tokens and outputs; each text (or token) counts as one.
+
+        Of what was read since the mode last changed; equal shares before any.
+        """
+        return super().importance()
+
+    @torch.no_grad()
+    def credit(
+        self,
+        states: Float[Tensor, "layers batch tokens width"],
+        mask: Shaped[Tensor, "batch tokens"] | None = None,
+    ) -> Float[Tensor, "batch layers tokens dim"]:
+        """How much each output (where there is no head, each class) is due to each layer of each token.
+
+        It is the product of the three stages' last `phi`, what every input is worth to every output: positive where it
+        was used, negative where ignoring it would have been better. Padding has 0. Summed over layers it is the credit
+        of tokens, which the thesis's figure 4 shows layer by layer.
+
+        Args:
+            states: As `forward` takes them.
+            mask: True (or 1) where a token is real; None: everywhere.
+
+        Source:
+            Heinsen 2022, appendix A; the author's code also divides each product by its standard deviation over the
+            batch, which is left out here, since a text's credit would depend on its neighbours.
+        """
+        mask = torch.ones(states.shape[1:3], device=states.device) if mask is None else mask
+        return self._routed(dict(enumerate(states)), mask.bool())[1]
+
+    def _routed(self, states: dict[int, Tensor], mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Features `[batch, tokens, dim]` and credit `[batch, layers, tokens, dim]`, which has no gradient."""
         parts = [
             F.layer_norm(state.to(self.scale.dtype), (self.width,)) * self.scale[index] + self.shift[index]
             for index, state in states.items()
         ]
         batch, tokens = mask.shape
-        inputs = torch.stack(parts, dim=2)
+        routed = torch.stack(parts, dim=2)
         if self.config.per_token:
-            routed, real = inputs.flatten(0, 1), mask.new_ones(batch * tokens, self.layers)
+            routed, real = routed.flatten(0, 1), mask.flatten().unsqueeze(1).repeat(1, self.layers)
         else:
-            routed, real = inputs.flatten(1, 2), mask.repeat_interleave(self.layers, dim=1)
-        routed = self.stages[0](routed, real)
-        for stage in self.stages[1:]:
-            routed = stage(routed)
-        return routed.view(batch, -1, self.dim).expand(-1, tokens, -1)
+            routed, real = routed.flatten(1, 2), mask.repeat_interleave(self.layers, dim=1)
+        worths: list[Tensor] = []
+        for stage in self.stages:
+            routed, worth = stage.route(routed, real)  # pyright: ignore[reportCallIssue]
+            worths.append(worth.detach())
+            real = None
+        credit = worths[0] @ (worths[1] @ worths[2])
+        features = routed.view(batch, -1, self.dim).expand(-1, tokens, -1)
+        return features, credit.view(batch, tokens, self.layers, self.dim).transpose(1, 2)
 
 
 @final
@@ -108,6 +152,12 @@ class Route(nn.Module):
         self, vectors: Float[Tensor, "batch inputs size"], real: Bool[Tensor, "batch inputs"] | None = None
     ) -> Float[Tensor, "batch outputs more"]:
         """Route; `real` is False where an input is padding (None: nowhere)."""
+        return self.route(vectors, real)[0]
+
+    def route(
+        self, vectors: Float[Tensor, "batch inputs size"], real: Bool[Tensor, "batch inputs"] | None = None
+    ) -> tuple[Float[Tensor, "batch outputs more"], Float[Tensor, "batch inputs outputs"]]:
+        """The outputs, and what each input was worth to each in the last round: phi in the paper."""
         if real is None:
             real = vectors.new_ones(vectors.shape[:2], dtype=torch.bool)
         damping = real.sum(1).clamp(min=1).to(vectors.dtype).rsqrt()[:, None, None]  # 1 / sqrt(number of inputs)
@@ -116,12 +166,13 @@ class Route(nn.Module):
         # what each output gains by using an input and loses by ignoring it
         worth = self.worth
         use, ignore = worth(vectors).chunk(2, dim=-1) if isinstance(worth, nn.Linear) else worth.unbind()
-        share, outputs = torch.full_like(use, 1 / use.shape[-1]), vectors.new_empty(0)
+        share, outputs, phi = torch.full_like(use, 1 / use.shape[-1]), vectors.new_empty(0), vectors.new_empty(0)
         for iteration in range(self.iterations):
             if iteration > 0:
                 share = self._shares(vectors, outputs)
-            outputs = self._outputs(vectors, damping, active * (use * share - ignore * (1 - share)))
-        return self._normalised(outputs)
+            phi = active * (use * share - ignore * (1 - share))
+            outputs = self._outputs(vectors, damping, phi)
+        return self._normalised(outputs), phi
 
     def _outputs(self, vectors: Tensor, damping: Tensor, weight: Tensor) -> Tensor:
         """Sum of the votes `(x_i / sqrt(inputs) * vote_scale_j) vote_map + vote_bias_j`, inputs summed first."""

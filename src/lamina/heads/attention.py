@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.fusion.dropout import Generators, dropout
-from lamina.heads.base import check_heads
+from lamina.heads.base import PassThrough, check_heads
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 
-def linear(maps: Sequence[nn.Linear], features: Float[Tensor, "heads *rows dim"]) -> Float[Tensor, "heads *rows out"]:
+def linear(
+    maps: Sequence[nn.Linear | PassThrough], features: Float[Tensor, "heads *rows dim"]
+) -> Float[Tensor, "heads *rows out"]:
     """Each member's own linear map of its own features."""
     return affine([module.weight for module in maps], [module.bias for module in maps], features)
 

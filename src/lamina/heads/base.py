@@ -75,8 +75,27 @@ class Head(nn.Module, ABC):
         return torch.stack([head(part, mask) for head, part in zip(heads, features, strict=True)])
 
 
+class PassThrough(nn.Module):
+    """In place of a linear map where features are logits: its weight is the identity, neither learnt nor saved."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, op: str, dim: int, labels: int) -> None:
+        super().__init__()
+        if dim != labels:
+            came = f"linear is False for features of size {dim} and {labels} labels"
+            raise ConfigError(f"{op}: {came}; without a linear map the features are the logits, one per label.")
+        self.out_features = labels
+        self.register_buffer("weight", torch.eye(labels), persistent=False)
+        self.register_buffer("bias", torch.zeros(labels), persistent=False)
+
+
 class LabelHead(Head):
-    """A head that ends in one linear map, a score per label; its config has `labels` and `class_weights`."""
+    """A head that ends in one linear map, a score per label; its config has `labels` and `class_weights`.
+
+    Where the config has `linear=False` the map passes features on as they are.
+    """
 
     settings: ClassVar[tuple[str, ...]]  # of the config: heads whose logits are computed at once have these in common
     class_weights: Tensor | None
@@ -86,7 +105,8 @@ class LabelHead(Head):
         self.config = config
         for name, part in parts.items():  # these come before the linear map
             self.add_module(name, part)
-        self.output = nn.Linear(dim, len(config.labels))
+        count, learns = len(config.labels), getattr(config, "linear", True)
+        self.output: Any = nn.Linear(dim, count) if learns else PassThrough(config.kind, dim, count)
         weights = None if config.class_weights is None else torch.tensor(config.class_weights)
         self.register_buffer("class_weights", weights, persistent=False)
 

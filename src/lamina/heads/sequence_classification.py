@@ -36,6 +36,8 @@ class SequenceClassification(HeadConfig):
             "mean" (over real tokens) or "first" (the first real token).
         problem_type: "classification", "regression" (one output, squared error) or "multi_label" (a sigmoid each).
         class_weights: One positive weight per label for the loss; None: all equal.
+        linear: False: no linear map and no dropout before it; the pooled features, as many as there are labels, are the
+            logits, as where `Routing` ends in the classes. Pooling is then "mean" or "first".
 
     Source:
         Dremov 2024, section 5.2.
@@ -48,6 +50,7 @@ class SequenceClassification(HeadConfig):
     pooling: Pooling = "attention"
     problem_type: ProblemType = "classification"
     class_weights: tuple[float, ...] | None = None
+    linear: bool = True
 
     kind: ClassVar[str] = "sequence_classification"
 
@@ -58,6 +61,11 @@ class SequenceClassification(HeadConfig):
                 raise UnknownNameError(op=self.kind, got=getattr(self, name), known=known, what=name)
         for name in ("dropout", "attention_dropout"):
             check_range(self.kind, name, getattr(self, name), 0, 1, open_high=True)
+        if not self.linear and self.pooling == "attention":
+            what = "mixes features, which then are no logits"
+            raise ConfigError(
+                f"{self.kind}: linear is False with pooling 'attention', which {what}. Use 'first' or 'mean'."
+            )
         if self.problem_type == "regression" and len(self.labels) != 1:
             raise ConfigError(f"{self.kind}: {len(self.labels)} labels for a regression; it has one.")
         object.__setattr__(self, "class_weights", checked_weights(self.kind, self.class_weights, len(self.labels)))
@@ -72,7 +80,7 @@ class SequenceClassificationHead(LabelHead):
     """The module of `SequenceClassification`; logits `[batch, classes]`."""
 
     pools: ClassVar[bool] = True
-    settings: ClassVar = ("attention_heads", "dropout", "attention_dropout", "pooling")
+    settings: ClassVar = ("attention_heads", "dropout", "attention_dropout", "pooling", "linear")
 
     def __init__(self, config: SequenceClassification, dim: int) -> None:
         parts = {}
@@ -85,7 +93,7 @@ class SequenceClassificationHead(LabelHead):
     ) -> Float[Tensor, "heads batch classes"]:
         """Logits of each text, for alike heads at once."""
         outputs, generators = [head.output for head in heads], [head.generator for head in heads]
-        p = self.config.dropout if self.training else 0.0
+        p = self.config.dropout if self.training and self.config.linear else 0.0
         if self.config.pooling == "first":
             first = mask.int().argmax(1)
             seen = features[:, torch.arange(features.shape[1], device=first.device), first]

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.support.training import tiny_bank, tiny_tokenizer, train, yes_no
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lamina import evaluate
+from lamina.bank import Reader
 from lamina.errors import ConfigError
 from lamina.fusion.routing import Route, Routing
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.store import load_bank, save_bank
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -23,8 +29,11 @@ def normalised(x: Tensor) -> Tensor:
     return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
 
-def routed(stage: Any, inputs: Tensor) -> Tensor:
-    """One text, one stage, input by input and output by output: inputs `[inputs, size]` -> `[outputs, size]`."""
+def routed(stage: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """One text, one stage, input by input and output by output: inputs `[inputs, size]` -> `[outputs, size]`.
+
+    And what each input was worth to each output `[inputs, outputs]`, in the last round.
+    """
     count, outputs = len(inputs), stage.vote_bias.shape[0]
     at = [min(i, stage.activation.shape[0] - 1) for i in range(count)]
     scaled = inputs / math.sqrt(count)
@@ -39,7 +48,7 @@ def routed(stage: Any, inputs: Tensor) -> Tensor:
     else:
         use, ignore = stage.worth[0], stage.worth[1]
     share = torch.full((count, outputs), 1 / outputs)
-    result = torch.zeros(())
+    result = worth = torch.zeros(())
     for iteration in range(stage.iterations):
         if iteration:
             known = result if result.shape[-1] == 1 else normalised(result)
@@ -53,22 +62,30 @@ def routed(stage: Any, inputs: Tensor) -> Tensor:
             share = score.exp() / score.exp().sum(1, keepdim=True)
         worth = use * active[:, None] * share - ignore * active[:, None] * (1 - share)
         result = (worth[..., None] * votes).sum(0)
-    return result if result.shape[-1] == 1 else normalised(result)
+    return (result if result.shape[-1] == 1 else normalised(result)), worth
 
 
 def reference(fusion: Any, states: Tensor, mask: Tensor) -> Tensor:
     """The features, text by text (or token by token), padding cut off before anything is computed."""
-    _, batch, tokens, _ = states.shape
-    features = torch.zeros(batch, tokens, fusion.dim)
+    return with_credit(fusion, states, mask)[0]
+
+
+def with_credit(fusion: Any, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The features, and the credit `[batch, layers, tokens, dim]`: a sum over all ways through the stages."""
+    layers, batch, tokens, _ = states.shape
+    features, credit = torch.zeros(batch, tokens, fusion.dim), torch.zeros(batch, layers, tokens, fusion.dim)
     inputs = normalised(states) * fusion.scale[:, None, None] + fusion.shift[:, None, None]
     for row in range(batch):
         real = [t for t in range(tokens) if mask[row, t]]
         for group in [[t] for t in real] if fusion.config.per_token else [real]:
             out = inputs[:, row, group].flatten(0, 1)
+            ways = torch.eye(len(out))
             for stage in fusion.stages:
-                out = routed(stage, out)
+                out, worth = routed(stage, out)
+                ways = torch.stack([sum(way[i] * worth[i] for i in range(len(worth))) for way in ways])
             features[row, group if fusion.config.per_token else slice(None)] = out.squeeze(-1)
-    return features
+            credit[row][:, group] = ways.view(layers, len(group), fusion.dim)
+    return features, credit
 
 
 def stirred(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
@@ -102,6 +119,100 @@ def test_it_is_its_definition_with_every_vote(settings: dict[str, Any]):
     assert got.shape == (3, 6, settings["dim"])
     torch.testing.assert_close(got[mask], expected[mask], rtol=1e-5, atol=1e-5)
     assert expected[mask].std(0).min() > 1e-3  # texts differ: the comparison says something
+
+
+@pytest.mark.parametrize("settings", CASES)
+@torch.no_grad()
+def test_credit_is_the_product_of_the_stages_worths(settings: dict[str, Any]):
+    fusion: Any = stirred(Routing(**settings).build(4, 12))
+    states, mask = states_and_mask()
+    got, expected = fusion.credit(states, mask), with_credit(fusion, states, mask)[1]
+    assert got.shape == (3, 4, 6, settings["dim"])
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    assert bool((got < 0).any())
+    assert bool((got > 0).any())
+    assert float(got.movedim(2, 1)[~mask].abs().sum()) == 0
+    assert torch.equal(got, fusion.credit(states, mask.float()))
+    assert torch.equal(fusion.credit(states), fusion.credit(states, torch.ones_like(mask)))
+
+
+@torch.no_grad()
+def test_credit_sums_to_what_the_stages_say_of_all_inputs_together():
+    """An output's credit of all inputs: the column sums of the first stage, sent on through the other two."""
+    fusion: Any = stirred(Routing(dim=3, vectors=4).build(4, 12))
+    states, mask = states_and_mask()
+    vectors = (normalised(states) * fusion.scale[:, None, None] + fusion.shift[:, None, None]).permute(1, 2, 0, 3)
+    vectors, real, worths = vectors.flatten(1, 2), mask.repeat_interleave(4, dim=1), []
+    for stage in fusion.stages:
+        vectors, worth = stage.route(vectors, real)
+        worths.append(worth)
+        real = None
+    assert worths[0].shape == (3, 24, 4)
+    total = worths[0].sum(1, keepdim=True) @ worths[1] @ worths[2]
+    torch.testing.assert_close(fusion.credit(states, mask).sum((1, 2)), total.squeeze(1), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_importance_is_each_layer_s_part_of_the_credit():
+    """Of texts (or tokens) that count alike, however much credit each of them has."""
+    states, mask = states_and_mask()
+    for per_token in (False, True):
+        fusion: Any = stirred(Routing(dim=3, vectors=4, per_token=per_token).build(4, 12)).eval()
+        torch.testing.assert_close(fusion.importance(), torch.full((4,), 0.25))
+        fusion(states, mask)
+        size = fusion.credit(states, mask).abs().sum(-1)  # [batch, layers, tokens]
+        texts = [size[row][:, mask[row]] for row in range(3)]
+        parts = [part for text in texts for part in text.unbind(1)] if per_token else [text.sum(1) for text in texts]
+        expected = torch.stack([part / part.sum() for part in parts]).mean(0)
+        torch.testing.assert_close(fusion.importance(), expected)
+        assert float(expected.max() - expected.min()) > 0.01
+
+
+def test_credit_and_importance_leave_the_gradients_alone():
+    states, mask = states_and_mask()
+    fusion: Any = stirred(Routing(dim=3, vectors=4).build(4, 12))
+    assert not fusion.credit(states.requires_grad_(), mask).requires_grad
+    fusion(states, mask).sum().backward()
+    assert not fusion.importance().requires_grad
+    assert "amounts" not in fusion.state_dict()
+
+
+# Classes without a head
+
+
+def headless(labels: int = 3) -> Reader:
+    names = tuple(f"class {number}" for number in range(labels))
+    return Reader(Routing(dim=labels, vectors=4), SequenceClassification(names, pooling="first", linear=False))
+
+
+def test_the_outputs_are_the_logits():
+    """The author's code ends in a capsule of size 1 per class: no head, no parameter and no dropout after it."""
+    bank = tiny_bank({"it": headless()})
+    batch = tiny_tokenizer()(["anna was in rome", "good"], padding=True, return_tensors="pt")
+    fusion: Any = bank["it"].fusion
+    assert list(bank["it"].head.parameters()) == []
+    assert bank["it"].size() == sum(parameter.numel() for parameter in fusion.parameters())
+    states = torch.stack(list(bank.record_states({"main": range(4)}, batch)["main"].values()))
+    for training in (False, True):
+        bank.train(training)
+        assert torch.equal(bank(**batch)["it"].logits, fusion(states, batch["attention_mask"].bool())[:, 0])
+    assert fusion.credit(states, batch["attention_mask"]).shape == (2, 4, 6, 3)
+
+
+def test_a_reader_without_a_head_learns_and_comes_back(tmp_path: Path):
+    task = yes_no()
+    config = Reader(Routing(dim=2, vectors=4), SequenceClassification(task.labels, pooling="first", linear=False))
+    bank = tiny_bank({"one": config})
+    before = evaluate(bank, {"one": task}, split="train")["one"]["accuracy"]
+    result = train(bank, {"one": task}, epochs=12, learning_rate=1e-2, keep="last")
+    assert evaluate(bank, {"one": task}, split="train")["one"]["accuracy"] > max(0.85, before + 0.1)
+    assert len(result.importances) == 12 * 4
+    save_bank(bank, tmp_path / "bank")
+    again = load_bank(tmp_path / "bank", bank.model, tiny_tokenizer())
+    assert (again["one"].config.fusion, again["one"].config.head) == (config.fusion, config.head)
+    batch = tiny_tokenizer()(["anna was in rome", "good"], padding=True, return_tensors="pt")
+    bank.eval()
+    assert torch.equal(again(**batch)["one"].logits, bank(**batch)["one"].logits)
 
 
 @torch.no_grad()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -141,3 +143,27 @@ def test_labels_that_would_be_stretched_are_refused(problem_type: str):
     logits = torch.zeros(3, 1 if problem_type == "regression" else 2)
     with pytest.raises(ConfigError, match=r"labels are \(3, 1\) for a .* both must have one shape"):
         head.loss(logits, torch.zeros(3, 1))
+
+
+# Features that are logits
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_without_a_linear_map_the_pooled_features_are_the_logits(pooling: Any):
+    head = SequenceClassification(("a", "b"), pooling=pooling, linear=False, dropout=0.9).build(2).train()
+    features, mask = torch.randn(2, 3, 2), torch.tensor([[True, True, False], [False, True, True]])
+    first = torch.stack([features[0, 0], features[1, 1]])
+    mean = torch.stack([features[0, :2].mean(0), features[1, 1:].mean(0)])
+    assert torch.allclose(head(features, mask), first if pooling == "first" else mean)
+    assert list(head.parameters()) == []
+    assert head.state_dict() == {}
+    assert head.outputs == 2
+    assert float(head.loss(head(features, mask), torch.tensor([0, 1]))) > 0
+    assert head.group() != SequenceClassification(("a", "b"), pooling=pooling, dropout=0.9).build(2).train().group()
+
+
+def test_features_that_cannot_be_logits_are_refused():
+    with pytest.raises(ConfigError, match="linear is False for features of size 64 and 2 labels; without a linear map"):
+        SequenceClassification(("a", "b"), pooling="first", linear=False).build(64)
+    with pytest.raises(ConfigError, match="linear is False with pooling 'attention', which mixes features"):
+        SequenceClassification(("a", "b"), linear=False)
