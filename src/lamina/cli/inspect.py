@@ -52,12 +52,12 @@ def inspect(  # noqa: PLR0913
         return
     kind = f"{facts['architecture']}, family {facts['model_type']}"
     print(f"{facts['model']}: {kind}, {text(facts['parameters'])} parameters")
-    for name, stack in facts["stacks"].items():
-        blocks = f"{stack['depth']} x {stack['block']}" if stack["block"] else f"{stack['depth']} blocks"
-        title = f"\n{name}: {stack['layers']} layers of width {stack['width']}, {blocks}"
-        print_table(title, ("layer", "read at", "side", "made by", "parameters"), [_row(tap) for tap in stack["taps"]])
-        if "fingerprint" in stack:
-            print(f"fingerprint {stack['fingerprint']}")
+    for name, found in facts["stacks"].items():
+        blocks = f"{found['depth']} x {found['block']}" if found["block"] else f"{found['depth']} blocks"
+        title = f"\n{name}: {found['layers']} layers of width {found['width']}, {blocks}"
+        print_table(title, ("layer", "read at", "side", "made by", "parameters"), [_row(tap) for tap in found["taps"]])
+        if "fingerprint" in found:
+            print(f"fingerprint {found['fingerprint']}")
 
 
 def _draw(names: list[str], path: Path, head: int, chosen: dict[str, Any]) -> list[dict[str, Any]]:

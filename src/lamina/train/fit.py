@@ -84,7 +84,8 @@ def fit(  # noqa: PLR0913
         grid: Reader name -> key -> values, such as `{"cola": {"fusion.alpha": [1, 8], "seed": [0, 1]}}`: in its place
             come "cola_0001" and so on, one reader per combination, all trained in the same passes. Keys are fields of
             the fusion and the head, "fusion" (whole methods), "seed", "learning_rate" and "epochs".
-        processor: Tokenizer or image processor; None: the bank's, or the one that belongs to `model.name_or_path`.
+        processor: Tokenizer or image processor; None: the bank's, or the one that belongs to `model.name_or_path`. An
+            image processor is set to the task's `image_size`, if it has one.
         output: Folder for the bank or model, `history.json`, `table.parquet`, `importances.parquet` and checkpoints to
             resume from; None: nothing is written.
         epochs: How often each reader (or the model) goes through its rows; a mapping has a number per reader.
