@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,17 @@ def test_a_paper_s_numbers_are_checked(old: str, new: str, match: str, tmp_path:
 def test_a_paper_s_file_must_be_there(tmp_path: Path):
     with pytest.raises(DataError, match=r"published\.yaml cannot be read \(No such file"):
         load_recipe(written(tmp_path, paper=None))
+
+
+def test_the_example_in_the_docs(tmp_path: Path):
+    docs = (ROOT.parent / "docs" / "training.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(table:.*?)```", docs, flags=re.DOTALL)
+    lines = GOOD.splitlines(keepends=True)
+    made = load_recipe(
+        written(tmp_path, "".join([lines[0], example, *lines[4:7], "  rte: {preset: rte}\n", *lines[7:]]))
+    )
+    assert made.figure[0].facet is not None
+    assert made.table[0].published is not None
 
 
 # The recipes that come along
