@@ -247,6 +247,7 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
             *of(REPORT, "out", passes={"half"}),
             *of(REPORT, "out/report.md", "out/figure-1.png", passes=AFRESH),
         ],
+        "beside": of((*REPORT, "--beside", "tuned"), "tuned/report.json"),
         "image_format": None,
     },
     "cache": {

@@ -44,7 +44,7 @@ def _listed(given: Any) -> Any:
 
 
 class _Axis(Strict):
-    key: str  # "task", "method", "epoch" (of a figure's x), or a key of a grid
+    key: str  # "task", "method", "model", "train_base", "epoch" (of a figure's x), or a key of a grid
     count: bool = False  # how many layers a selector names, 0 where no edit is made
     names: dict[str, str | int | float | None] = Field(default_factory=dict)  # value -> what is shown; null: left out
 
@@ -164,6 +164,11 @@ def grid_keys(recipe: Recipe, task: str, method: str) -> Grid:
     return {key: values for key, values in grid.items() if key != "seed"}
 
 
+def of_run(recipe: Recipe) -> Coordinates:
+    """What is the same for all of a run, and tells it from another that is drawn beside it."""
+    return {"model": recipe.model, "train_base": recipe.train_base}
+
+
 def places(recipe: Recipe, keys: Collection[str]) -> Iterator[Coordinates]:
     """Every task, method and value of these keys, in the order of the recipe's runs; some may come several times."""
     for name, task in recipe.tasks.items():
@@ -174,7 +179,7 @@ def places(recipe: Recipe, keys: Collection[str]) -> Iterator[Coordinates]:
             else:
                 settings = [spec.settings for spec in expand(task.readers[method].template(task.outline()), grid)]
             for chosen in settings:
-                yield {"task": name, "method": method, **chosen}
+                yield {**of_run(recipe), "task": name, "method": method, **chosen}
 
 
 def cells_of(recipe: Recipe, table: TableRecipe) -> tuple[list[str], list[str]]:
@@ -216,7 +221,9 @@ def _check_axes(recipe: Recipe, axes: dict[str, list[_Axis]], whole: bool) -> No
         raise ConfigError(f"scores of {len(recipe.tasks)} tasks would be mixed; {' or '.join(axes)} must name 'task'")
     found = list(places(recipe, keys))
     pairs = [(task, method) for task, body in recipe.tasks.items() for method in recipe.methods or body.readers]
-    known = dict.fromkeys(["task", "method", *(key for pair in pairs for key in grid_keys(recipe, *pair))])
+    known = dict.fromkeys(
+        ["task", "method", *of_run(recipe), *(key for pair in pairs for key in grid_keys(recipe, *pair))]
+    )
     for side, axis in ((side, axis) for side, own in axes.items() for axis in own):
         with at(side):
             check_known("recipe", [axis.key], [*known, *(["epoch"] if side == "x" else [])], "axis")

@@ -11,6 +11,7 @@ from lamina.recipes.layout import (
     cells_of,
     column_of,
     label,
+    of_run,
     place_of_x,
     text,
 )
@@ -41,8 +42,8 @@ def pivot(recipe: Recipe, table: Rows, history: Rows, order: Sequence[str]) -> R
     return Report([_table(recipe, given, rows) for given in recipe.table], figures)
 
 
-def _place(row: Mapping[str, Any]) -> Coordinates:
-    return {"task": row["task"], "method": row["method"], **row["settings"]}
+def _place(recipe: Recipe, row: Mapping[str, Any]) -> Coordinates:
+    return {**of_run(recipe), "task": row["task"], "method": row["method"], **row["settings"]}
 
 
 def _table(recipe: Recipe, given: TableRecipe, rows: Rows) -> PivotTable:
@@ -50,12 +51,12 @@ def _table(recipe: Recipe, given: TableRecipe, rows: Rows) -> PivotTable:
     part = given.part or recipe.evaluate or "validation"
     groups: dict[tuple[str, str], Rows] = {}
     for row in rows:
-        name, column = (label(axes, _place(row)) for axes in (given.rows, given.columns))
+        name, column = (label(axes, _place(recipe, row)) for axes in (given.rows, given.columns))
         if name is not None and column is not None:
             groups.setdefault((name, column), []).append(row)
     cells = []
     for (name, column), group in groups.items():
-        best, settings = _best(group, [*given.rows, *given.columns])
+        best, settings = _best(recipe, group, [*given.rows, *given.columns])
         for metric in given.metrics or [best[0]["metric"]]:
             figures = _figures(best, metric, part, given.scale)
             cells.append(Cell(name, column_of(column, metric, given), metric, **figures, settings=settings))
@@ -70,15 +71,15 @@ def _curves(recipe: Recipe, given: FigureRecipe, rows: Rows, history: Rows) -> C
     part = "validation" if by_epoch else given.part or recipe.evaluate or "validation"
     groups: dict[tuple[Any, ...], Rows] = {}
     for row in rows:
-        found = [axis.find(_place(row)) for axis in (given.facet, given.series) if axis is not None]
-        x = place_of_x(given.x, _place(row))
+        found = [axis.find(_place(recipe, row)) for axis in (given.facet, given.series) if axis is not None]
+        x = place_of_x(given.x, _place(recipe, row))
         if LEFT_OUT not in (*found, x):
             names = ["" if name is ABSENT else text(name) for name in found]
             at = None if x is ABSENT else x if isinstance(x, int | float) else text(x)
             groups.setdefault((*([] if given.facet else [""]), *names, at), []).append(row)
     points = []
     for (facet, series, x), group in groups.items():
-        best, settings = _best(group, given.axes)
+        best, settings = _best(recipe, group, given.axes)
         metric = given.metric or best[0]["metric"]
         if by_epoch:
             found = _over_epochs(best, metric, history, given.scale)
@@ -91,7 +92,7 @@ def _curves(recipe: Recipe, given: FigureRecipe, rows: Rows, history: Rows) -> C
     return Curves(given.title or f"Scores by {name}", part, x_title, points, given.log_x, given.scale, **about)
 
 
-def _best(rows: Rows, axes: Sequence[Axis]) -> tuple[Rows, dict[str, Any]]:
+def _best(recipe: Recipe, rows: Rows, axes: Sequence[Axis]) -> tuple[Rows, dict[str, Any]]:
     """The row with the best validation score of each task; and, of a single task, the settings that were searched."""
     tasks: dict[str, Rows] = {}
     for row in rows:
@@ -100,8 +101,9 @@ def _best(rows: Rows, axes: Sequence[Axis]) -> tuple[Rows, dict[str, Any]]:
     if len(best) > 1:
         return best, {}
     named = {axis.key for axis in axes if not axis.names}
-    differ = {key for row in rows for key in _place(row) if any(_place(row)[key] != _place(o).get(key) for o in rows)}
-    return best, {key: value for key, value in _place(best[0]).items() if key in differ - named}
+    found = [_place(recipe, row) for row in rows]
+    differ = {key for place in found for key in place if any(place[key] != other.get(key) for other in found)}
+    return best, {key: value for key, value in _place(recipe, best[0]).items() if key in differ - named}
 
 
 def _values(row: Mapping[str, Any], metric: str, part: str) -> list[float]:

@@ -16,12 +16,12 @@ from lamina.utils import is_dir, write_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lamina.recipes.report_file import Report
+    from lamina.recipes.report_file import Curves, Report
 
 FORMATS = ("png", "svg", "html")
 
 
-def write_report(folder: str | Path, formats: Sequence[str] = ("png",)) -> Report:
+def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, beside: Sequence[str | Path] = ()) -> Report:
     """Write what the recipe of a run named: `report.md`, `report.tex`, and each figure as `figure-1.png` and so on.
 
     A figure that no run has given a point is left out.
@@ -29,6 +29,7 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",)) -> Repor
     Args:
         folder: The output folder of `lamina train` or `run_recipe`.
         formats: Of the figures: "png", "svg" and "html"; none: they are not drawn.
+        beside: Folders of other runs, whose first figure is drawn into the first one here, and so on.
 
     Returns:
         The tables and figures, and the names of the `files` that hold them now.
@@ -43,7 +44,9 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",)) -> Repor
     if is_dir(folder):
         settle(folder)
     report = read_report_file(folder)
-    shown = {number: figure for number, figure in enumerate(report.figures, start=1) if figure.points}
+    others = {Path(other).name: read_report_file(Path(other)).figures for other in beside}
+    joined = [_joined(number, figure, folder.name, others) for number, figure in enumerate(report.figures)]
+    shown = {number: figure for number, figure in enumerate(joined, start=1) if figure.points}
     drawn = [(f"figure-{number}.{kind}", figure) for number, figure in shown.items() for kind in dict.fromkeys(formats)]
     images = [f"![{figure.title}](figure-{number}.{formats[0]})\n" for number, figure in shown.items() if formats]
     written = replace(report, files=[MARKDOWN, LATEX, *(name for name, _ in drawn)])
@@ -54,3 +57,16 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",)) -> Repor
         write_text(stage / LATEX, "\n".join(map(latex, report.tables)))
         write_report_file(stage / REPORT, written)
     return written
+
+
+def _joined(number: int, figure: Curves, name: str, others: dict[str, list[Curves]]) -> Curves:
+    """A figure with the points of others; if they share a series, all bear the names of their folders."""
+    parts = {name: figure.points, **{key: own[number].points for key, own in others.items() if number < len(own)}}
+    series = [{point.series for point in points} for points in parts.values()]
+    shared = len(set().union(*series)) < sum(map(len, series))
+    points = [
+        replace(point, series=", ".join(filter(None, (point.series, key))) if shared else point.series)
+        for key, own in parts.items()
+        for point in own
+    ]
+    return replace(figure, points=points)

@@ -104,7 +104,7 @@ BAD: list[tuple[str, str, str]] = [
     (
         "rows: [method",
         "rows: [metod",
-        r"line 2, table\.rows: unknown axis 'metod'; known: task, method, insert\.position",
+        r"line 2, table\.rows: unknown axis 'metod'; known: task, method, model, train_base, insert\.position",
     ),
     ("insert.position], published", "insert.positions], published", r"unknown axis 'insert\.positions'"),
     ("facet: task", "facets: task", r"line 4, figure\.0: unknown key 'facets'; .* Did you mean 'facet'"),

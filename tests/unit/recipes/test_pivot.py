@@ -180,6 +180,17 @@ def test_an_x_by_name_is_a_number_and_other_names_lie_across():
     ]
 
 
+def test_a_series_may_be_the_model_or_whether_it_is_trained():
+    readers = {"a": {"fusion": "mean"}, "b": {"fusion": "last_layer"}}
+    figure = {"x": "method", "series": {"train_base": {"True": "fine-tuning"}}, "facet": "model"}
+    given = {"model": "minilm", "train_base": True, "separately": True, "figure": figure}
+    recipe = parse_recipe({**given, "tasks": {"cola": {"preset": "cola", "readers": readers}}})
+    table = [summary("cola", name, {}, [0.5], metric="mcc") for name in readers]
+    (curves,) = report(recipe, table).figures
+    found = [(point.facet, point.series, point.x, point.settings) for point in curves.points]
+    assert found == [("minilm", "fine-tuning", "a", {}), ("minilm", "fine-tuning", "b", {})]
+
+
 def test_a_curve_over_epochs_is_that_of_the_best_setting():
     recipe = made(None, {"x": "epoch", "metric": "accuracy"}, tasks={"sst2": {"preset": "sst2"}})
     table = rows()

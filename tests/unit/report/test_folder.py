@@ -61,6 +61,25 @@ def test_an_older_report_goes_with_its_figures_alone(run: Path):
     assert "figure" not in (run / "report.md").read_text()
 
 
+def test_figures_of_other_runs_are_drawn_beside(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    drawn: list[list[str]] = []
+    monkeypatch.setattr(reports, "draw", lambda figure, path: (drawn.append(series(figure)), path.write_text(""))[0])
+    other = tmp_path / "other"
+    curve = reported().figures[0]
+    points = [replace(point, series="large") for point in curve.points]
+    write_report_file(other / REPORT, replace(reported(), figures=[replace(curve, points=points)]))
+    report = write_report(run, beside=[other])
+    assert drawn == [["a", "large"], ["a"]]
+    assert report.figures == reported().figures == read_report_file(run).figures
+    write_report_file(other / REPORT, reported(1))
+    write_report(run, beside=[other])
+    assert drawn[2:] == [[f"a, {run.name}", "a, other"], ["a"]]
+
+
+def series(figure: Curves) -> list[str]:
+    return list(dict.fromkeys(point.series for point in figure.points))
+
+
 def test_a_figure_without_points_is_left_out(run: Path):
     report = reported()
     write_report_file(run / REPORT, replace(report, figures=[replace(report.figures[0], points=[]), *report.figures]))
