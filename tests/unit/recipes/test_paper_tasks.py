@@ -170,3 +170,41 @@ def test_single_texts_are_not_joined():
         LaminaError, match=r"tasks\.cola: 'pair_separator' is for pairs of texts; this task has one text"
     ):
         tuned({"cola": {"preset": "cola", "pair_separator": "\n"}})
+
+
+# Memory that training keeps
+
+
+def test_a_dry_run_says_what_the_gradients_keep():
+    """Every state that AdaLayers reads, and what else the readers of IMDB keep, at 1,200 rows of 512 tokens."""
+    found = tried("adalayers/imdb-roberta-large")
+    states = 24 * 1024 * 4 * 1200 * 512
+    assert found.kept_rows == 1200
+    assert found.kept_bytes > states > 60e9
+
+
+def test_the_batch_and_the_length_of_rows_decide_it():
+    def kept(**fit: Any) -> tuple[int, int]:
+        body = {"preset": "cola", "readers": {"ada": {"fusion": {"name": "ada_layers", "dim": 8}}}}
+        given = {"model": "nobody/none", "architecture": BERT, "tasks": {"cola": body}, "fit": fit}
+        found = estimate(parse_recipe(given))
+        return found.kept_bytes, found.kept_rows
+
+    small, large, long = kept(batch_size=10), kept(batch_size=1000), kept(batch_size=10, max_length=48)
+    assert (small[1], large[1], long[1]) == (10, 1000, 10)
+    assert 90 < large[0] / small[0] <= 100
+    assert long[0] > 3.5 * small[0]  # four times the usual 12 tokens
+    assert kept(batch_size=100_000)[1] == 8551  # there are no more rows
+
+
+def test_readers_of_one_run_add_up_and_those_trained_alone_do_not():
+    ada = {"fusion": {"name": "ada_layers", "dim": 8}}
+    two = {"a": ada, "b": {**ada, "fusion": {"name": "ada_layers", "dim": 16}}}
+    given = {"model": "nobody/none", "architecture": BERT, "tasks": {"cola": {"preset": "cola", "readers": two}}}
+    together, apart = (estimate(parse_recipe({**given, "separately": alone})).kept_bytes for alone in (False, True))
+    assert together > 1.2 * apart
+
+
+def test_whole_models_are_not_counted():
+    found = estimate(tuned({"cola": {"preset": "cola"}}))
+    assert (found.kept_bytes, found.kept_rows) == (0, 0)
