@@ -99,12 +99,8 @@ def _show_estimate(cost: Estimate) -> None:
     )
     cache = f"; a cache of the states would take {readable(cost.cache_bytes)}B" if cost.cache_bytes else ""
     print(f"Weights, gradients and the optimizer's moments take up to {readable(cost.memory_bytes)}B{cache}.")
-    if cost.kept_rows:
-        kept = (
-            f"What readers keep for the gradients of {cost.kept_rows:,} rows takes up to {readable(cost.kept_bytes)}B"
-        )
-        print(f"{kept}; gradient_accumulation_steps with a smaller batch_size takes the same steps with less.")
-    for note in cost.notes:
+    kept = f"readers keep up to {readable(cost.kept_bytes)}B for the gradients of a batch of {cost.kept_rows:,} rows"
+    for note in [*([kept] if cost.kept_rows else []), *cost.notes]:
         print(f"({note})")
 
 

@@ -33,10 +33,7 @@ class KeptBytes(NamedTuple):
         return self.fixed + rows * self.row
 
     def accumulation(self, rows: int, free: int) -> int | None:
-        """Into how many batches of equal size `rows` rows must be parted to fit into `free` bytes; None if none fits.
-
-        The rows are parted evenly where they can be: 100 rows into 4 batches of 25, and not into 3.
-        """
+        """Into how many equal batches to part `rows` rows so that each fits into `free` bytes; None: no row does."""
         fit = (free - self.fixed) // max(1, self.row)
         if fit < 1:
             return None
@@ -45,7 +42,7 @@ class KeptBytes(NamedTuple):
 
 
 def saved_bytes(run: Callable[[], object], own: Iterable[Tensor] = ()) -> int:
-    """Bytes that autograd saves for the gradients of what `run` returns, each storage once, but for `own` tensors."""
+    """Bytes that autograd saves while `run` runs, which must hold its results; each storage once, but for `own`."""
     known = {tensor.untyped_storage()._cdata for tensor in own}
     sizes: dict[int, int] = {}
 
@@ -56,10 +53,8 @@ def saved_bytes(run: Callable[[], object], own: Iterable[Tensor] = ()) -> int:
         return tensor
 
     with saved_tensors_hooks(note, lambda tensor: tensor):
-        held = run()  # until all is counted, so that no storage comes twice
-    total = sum(sizes.values())
-    del held
-    return total
+        run()
+    return sum(sizes.values())
 
 
 def reader_memory(
@@ -85,15 +80,12 @@ def reader_memory(
     own += [*model.parameters()]
 
     def run(rows: int) -> list[Any]:
-        given = {} if labels is None else labels(rows)
-        held: list[Any] = []
+        given, held = {} if labels is None else labels(rows), []
         for stack in dict.fromkeys(stacks[name] for name in modules):
             members = {name: module for name, module in modules.items() if stacks[name] is stack}
             stack_pass = StackPass(model, stack, members, grad=True)
             for layer in stack_pass.layers:
-                device = next(members[next(iter(members))].parameters(), next(model.parameters())).device
-                state = torch.zeros(rows, tokens, stack.width, dtype=model.dtype, device=device)
-                stack_pass.take(layer, state)
+                stack_pass.take(layer, torch.zeros(rows, tokens, stack.width, dtype=model.dtype, device=model.device))
             outputs = stack_pass.finish(given)
             held += outputs.values()
             held += [members[name].loss(outputs[name].logits, given[name]) for name in members if name in given]
@@ -114,13 +106,7 @@ def reader_memory(
 class _EveryLayer(MetaValues):
     """Without values no weight of a layer counts as 0: every layer is read."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> object:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         if func in _VALUES and args[0].is_meta:
             return _VALUES[func](args[0].shape)
         return super().__torch_function__(func, types, args, kwargs)
