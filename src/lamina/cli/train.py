@@ -118,7 +118,8 @@ def _show_estimate(cost: Estimate) -> None:
     )
     cache = f"; a cache of the states would take {readable(cost.cache_bytes)}B" if cost.cache_bytes else ""
     print(f"Weights, gradients and the optimizer's moments take up to {readable(cost.memory_bytes)}B{cache}.")
-    for note in cost.notes:
+    kept = f"readers keep up to {readable(cost.kept_bytes)}B for the gradients of a batch of {cost.kept_rows:,} rows"
+    for note in [*([kept] if cost.kept_rows else []), *cost.notes]:
         print(f"({note})")
 
 

@@ -23,7 +23,7 @@ from lamina.tasks.base import PARTS
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from transformers import PretrainedConfig
 
@@ -50,6 +50,8 @@ class Estimate:
     tasks: list[dict[str, Any]]  # one row per task; readers of one run share their steps
     flops: dict[str, int]  # operations of the "base" that readers share, of the "runs", and "total"
     memory_bytes: int  # of weights, gradients and the optimizer's moments, in single precision
+    kept_bytes: int  # that readers keep for the gradients of one batch, of rows of `max_length` or else usual ones
+    kept_rows: int  # in that batch; 0 where whole models are trained, of which that is not counted
     cache_bytes: int  # of all states that are read, in half precision; 0 where there is no cache
     notes: list[str]  # what was assumed
 
@@ -76,6 +78,7 @@ def estimate(
         check_model(recipe, specs, {run.spec.name: run.model.model for run in planned}, tasks)
     passes = [] if recipe.methods else _passes(planned)
     base, runs = sum(shared.flops for shared in passes), sum(run.flops for run in planned)
+    kept = max((_kept(shared.runs) for shared in passes if shared.part == "train"), default=None)
     trained, parameters = recipe.train_base or bool(recipe.methods), planned[0].model.parameters
     return Estimate(
         model={"name": recipe.model, "parameters": parameters, "trained": trained, "config": source},
@@ -83,6 +86,8 @@ def estimate(
         tasks=[_task_row(name, [run for run in planned if run.spec.task == name], passes) for name in outlines],
         flops={"base": base, "runs": runs, "total": base + runs},
         memory_bytes=_memory(recipe, planned),
+        kept_bytes=kept.bytes if kept else 0,
+        kept_rows=kept.rows if kept else 0,
         cache_bytes=0 if recipe.train_base else sum(shared.cache_bytes for shared in passes),
         notes=notes,
     )
@@ -162,6 +167,22 @@ class _Pass(NamedTuple):
     steps: int
     flops: int  # of the base
     cache_bytes: int
+    runs: Sequence[_Planned]
+
+
+class _Kept(NamedTuple):
+    """What readers keep for the gradients of a batch of rows."""
+
+    bytes: int
+    rows: int
+
+
+def _kept(runs: Sequence[_Planned]) -> _Kept:
+    """Of readers that go through the same rows together."""
+    first, readers = runs[0], [run.reader for run in runs if run.reader is not None]
+    rows = min(first.options.batch_size, first.rows["train"])
+    kept = first.model.kept(readers, first.options.max_length or first.tokens)
+    return _Kept(kept.of(rows), rows)
 
 
 def _pass(part: str, runs: list[_Planned]) -> _Pass:
@@ -176,7 +197,7 @@ def _pass(part: str, runs: list[_Planned]) -> _Pass:
     times = TRAINING if part == "train" and first.recipe.train_base else FORWARD
     flops = times * rows * longest.tokens * longest.model.up_to(deepest)
     cache_bytes = 0 if part == "test" else first.rows[part] * first.tokens * sum(widths.values()) * CACHED_BYTES
-    return _Pass(part, first.spec.task, longest.steps, flops, cache_bytes)
+    return _Pass(part, first.spec.task, longest.steps, flops, cache_bytes, runs)
 
 
 def _passes(planned: Iterable[_Planned]) -> list[_Pass]:

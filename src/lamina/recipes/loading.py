@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from lamina.recipes.schema import Recipe, TaskRecipe
+
+logger = logging.getLogger(__name__)
 
 NOT_DATA = {"readers", "epochs", "learning_rate", "subsample"}  # keys of a task that do not change its data
 _MEASURED = 2000  # texts whose length is measured
@@ -73,7 +76,11 @@ def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:
     if sample is None:
         return [task]
     size: dict[str, Any] = sample.size().given()
-    return [task.subsample(**size, stratified=sample.stratified, seed=seed) for seed in range(sample.repeats)]
+    tasks = [task.subsample(**size, stratified=sample.stratified, seed=seed) for seed in range(sample.repeats)]
+    if sample.repeats > 1 and (rows := len(task.split("train"))) == len(tasks[0].split("train")):
+        what = "all %d rows are drawn, so its %d repeats have the same rows and differ in their seeds alone"
+        logger.warning(f"task %s: {what}", task.name, rows, sample.repeats)
+    return tasks
 
 
 def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, TaskOutline], dict[str, list[Task]]]:

@@ -19,13 +19,15 @@ from lamina.layers.discovery import same_stacks
 from lamina.layers.stack import by_path
 from lamina.recipes.edits import apply_edits
 from lamina.store.models import empty_model, name_classes
+from lamina.train.memory import reader_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
     from transformers import PretrainedConfig, PreTrainedModel
 
     from lamina.bank import Reader
+    from lamina.train.memory import KeptBytes
 
 _IN_PLACE = ("insert", "reinit", "freeze")  # edits after which the blocks are where they were
 
@@ -45,6 +47,7 @@ class ReaderSize(NamedTuple):
     stack: str
     layers: tuple[int, ...]
     width: int
+    module: ReaderModule  # without weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +61,7 @@ class ModelSize:
     parameters: int
     _edits: dict[str, EditSize] = field(default_factory=dict)
     _readers: dict[Reader, ReaderSize] = field(default_factory=dict)
+    _kept: dict[Hashable, KeptBytes] = field(default_factory=dict)
 
     @cached_property
     def blocks(self) -> dict[str, list[int]]:
@@ -118,8 +122,16 @@ class ModelSize:
             stack = default_stack(self.model, reader.stack, op="estimate")
             with torch.device("meta"):
                 module = ReaderModule(reader, stack, self.model)
-            self._readers[key] = ReaderSize(module.size(), stack.name, module.layers, stack.width)
+            self._readers[key] = ReaderSize(module.size(), stack.name, module.layers, stack.width, module)
         return self._readers[key]
+
+    def kept(self, readers: Sequence[ReaderSize], tokens: int) -> KeptBytes:
+        """What readers of one pass keep for the gradients of rows of so many tokens, without their losses."""
+        key = (tuple(id(reader.module) for reader in readers), tokens)
+        if key not in self._kept:
+            named = {str(at): (self._stacks[reader.stack], reader.module) for at, reader in enumerate(readers)}
+            self._kept[key] = reader_memory(self.model, named, tokens)
+        return self._kept[key]
 
 
 # Recipes share their architectures: each model is built, and its stacks are found, once per process.

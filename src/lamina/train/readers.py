@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -12,8 +14,11 @@ from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.train.identity import reader_settings, starting_weights
 from lamina.train.learner import BASE, Learner, reader_groups
+from lamina.train.memory import reader_memory
 from lamina.train.rates import parameter_groups
+from lamina.train.scoring import autocast
 from lamina.train.subjects import Subject, placed
+from lamina.utils import world_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
     from lamina.tasks.task import Task
+    from lamina.train.memory import KeptBytes
     from lamina.train.options import FitOptions
     from lamina.train.plan import Group, Plan
 
@@ -68,10 +74,10 @@ class BankSubject(Subject):
         return " ".join(fingerprint_of(self.bank.stacks[name]) for name in used)
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
-        """See that the states that some fusions keep fit in memory, and open the cache where it is asked for."""
+        """See that what is kept for gradients fits in memory, and open the cache where it is asked for."""
         for group in groups:
             if group.part == "train":
-                self._check_memory(group, options.batch_size)
+                self._check_memory(group, options)
         if options.cache == "off":
             return
         settings = CacheSettings(
@@ -89,30 +95,45 @@ class BankSubject(Subject):
         for group in groups:
             group.states = open_states(self.bank, group.inputs, group.names, fingerprints=marks, settings=settings)
 
-    def kept_bytes(self, names: Sequence[str], tokens: int) -> int:
-        """Bytes that the readers whose fusions need all states at once hold for one batch, at least.
+    def kept(self, group: Group, options: FitOptions) -> KeptBytes:
+        """What the group's readers keep for the gradients of rows as long as the longest."""
+        row, names, tokens = int(np.argmax(group.inputs.lengths)), group.names, int(max(group.inputs.lengths))
+        made = group.inputs.batch([row]).get("labels")
 
-        The states themselves are shared; while training every such reader also keeps what it computed from each.
-        `tokens` counts padding.
-        """
+        def labels(rows: int) -> dict[str, Tensor]:
+            of_inputs = None if made is None else made.expand(rows, -1)
+            return placed(group.labels([row] * rows, of_inputs, names), self.device)
+
+        readers = {name: (self.bank.stacks[self.bank[name].stack], self.bank[name]) for name in names}
+        with autocast(self, options):
+            kept = reader_memory(self.bank.model, readers, tokens, labels)
+        return kept._replace(row=max(kept.row, tokens * self._buffered_bytes(names)))
+
+    def _buffered_bytes(self, names: Sequence[str]) -> int:
+        """Bytes per token of the states that fusions which need all at once hold, those of several readers once."""
         bank = self.bank
         buffered = [bank[name] for name in names if not bank[name].config.fusion.streams]
         layers = {(reader.stack, layer) for reader in buffered for layer in reader.layers}
-        shared = sum(bank.stacks[stack].width for stack, _ in layers) * bank.model.dtype.itemsize
-        own = sum(len(reader.layers) * bank.stacks[reader.stack].width * 4 for reader in buffered)
-        return tokens * (shared + own)
+        return sum(bank.stacks[stack].width for stack, _ in layers) * bank.model.dtype.itemsize
 
-    def _check_memory(self, group: Group, batch_size: int) -> None:
-        lengths = group.inputs.lengths
-        count, longest = min(batch_size, len(lengths)), int(max(lengths))
-        needed, free = self.kept_bytes(group.names, count * longest), free_bytes(self.device)
-        if needed > free:
-            names = ", ".join(name for name in group.names if not self.bank[name].config.fusion.streams)
-            raise ConfigError(
-                f"{self.op}: the fusions of {names} need all layers' states at once, {needed / GIB:.1f} GiB for "
-                f"{count} windows of {longest} tokens; {free / GIB:.1f} GiB are free. Use a smaller batch_size or "
-                "max_length, fewer layers or readers, or a fusion that streams."
+    def _check_memory(self, group: Group, options: FitOptions) -> None:
+        """Raise ConfigError if what must be kept for the gradients of a batch is more than is free."""
+        rows = min(math.ceil(options.batch_size / world_size()), len(group.inputs.lengths))
+        kept, free, tokens = self.kept(group, options), free_bytes(self.device), int(max(group.inputs.lengths))
+        if kept.of(rows) <= free:
+            return
+        steps = kept.accumulation(options.step_size, free * world_size())
+        hint = "Not one row fits. Use a smaller max_length, fewer layers or fewer readers."
+        if steps is not None:
+            size = options.step_size // steps
+            hint = (
+                f"Use batch_size={size} with gradient_accumulation_steps={steps}, which makes the same steps, or a "
+                "smaller max_length, fewer layers or fewer readers."
             )
+        raise ConfigError(
+            f"{self.op}: the gradients of {', '.join(group.names)} keep {kept.of(rows) / GIB:.1f} GiB for {rows} rows "
+            f"of {tokens} tokens; {free / GIB:.1f} GiB are free. {hint}"
+        )
 
     def learners(
         self, tasks: Mapping[str, Task], plan: Plan, rates: Mapping[str, float], options: FitOptions

@@ -10,8 +10,8 @@ import pytest
 
 from lamina.errors import LaminaError
 from lamina.recipes.estimate import Estimate, estimate
-from lamina.recipes.expand import with_sweep
-from lamina.recipes.loading import load_task
+from lamina.recipes.expand import expand_recipe, with_sweep
+from lamina.recipes.loading import load_task, load_tasks
 from lamina.recipes.schema import Recipe, load_recipe, parse_recipe
 
 PAPERS = Path(__file__).parents[3] / "recipes" / "papers"
@@ -170,3 +170,87 @@ def test_single_texts_are_not_joined():
         LaminaError, match=r"tasks\.cola: 'pair_separator' is for pairs of texts; this task has one text"
     ):
         tuned({"cola": {"preset": "cola", "pair_separator": "\n"}})
+
+
+# Memory that training keeps
+
+
+def test_a_dry_run_says_what_the_gradients_keep():
+    """Every state that AdaLayers reads, and what else the readers of IMDB keep, at 1,200 rows of 512 tokens."""
+    found = tried("adalayers/imdb-roberta-large")
+    states = 24 * 1024 * 4 * 1200 * 512
+    assert found.kept_rows == 1200
+    assert found.kept_bytes > states > 60e9
+
+
+def test_the_batch_and_the_length_of_rows_decide_it():
+    def kept(**fit: Any) -> tuple[int, int]:
+        body = {"preset": "cola", "readers": {"ada": {"fusion": {"name": "ada_layers", "dim": 8}}}}
+        given = {"model": "nobody/none", "architecture": BERT, "tasks": {"cola": body}, "fit": fit}
+        found = estimate(parse_recipe(given))
+        return found.kept_bytes, found.kept_rows
+
+    small, large, long = kept(batch_size=10), kept(batch_size=1000), kept(batch_size=10, max_length=48)
+    assert (small[1], large[1], long[1]) == (10, 1000, 10)
+    assert 90 < large[0] / small[0] <= 100
+    assert long[0] > 3.5 * small[0]  # four times the usual 12 tokens
+    assert kept(batch_size=100_000)[1] == 8551  # there are no more rows
+
+
+def test_readers_of_one_run_add_up_and_those_trained_alone_do_not():
+    ada = {"fusion": {"name": "ada_layers", "dim": 8}}
+    two = {"a": ada, "b": {**ada, "fusion": {"name": "ada_layers", "dim": 16}}}
+    given = {"model": "nobody/none", "architecture": BERT, "tasks": {"cola": {"preset": "cola", "readers": two}}}
+    together, apart = (estimate(parse_recipe({**given, "separately": alone})).kept_bytes for alone in (False, True))
+    assert together > 1.2 * apart
+
+
+def test_whole_models_are_not_counted():
+    found = estimate(tuned({"cola": {"preset": "cola"}}))
+    assert (found.kept_bytes, found.kept_rows) == (0, 0)
+
+
+# Languages
+
+WIKIANN = {"en": 20000, "de": 20000, "fi": 20000, "tr": 20000, "af": 5000, "sw": 1000, "te": 1000, "am": 100, "ps": 100,
+           "ug": 100}  # training rows, as published  # fmt: skip
+
+
+def test_languages_fit_the_tiers_of_table_1():
+    tasks = recipe("dwatt/figures-8-and-9").tasks
+    tiers: dict[str, list[int]] = {}
+    for name, task in tasks.items():
+        tier, language = name.split("-")
+        assert task.preset == f"wikiann/{language}"
+        tiers.setdefault(tier, []).append(WIKIANN[language])
+    assert {tier: len(rows) for tier, rows in tiers.items()} == {"english": 1, "high": 3, "mid": 3, "low": 3}
+    assert set(tiers["high"]) == {20000}
+    assert all(1000 <= rows <= 5000 for rows in tiers["mid"])
+    assert set(tiers["low"]) == {100}
+
+
+def test_five_trials_have_other_rows_where_there_are_more_than_100_and_else_other_seeds():
+    found = recipe("dwatt/figures-8-and-9")
+    rows = {row["task"]: row for row in tried("dwatt/figures-8-and-9").tasks}
+    specs = expand_recipe(found, {})
+    for name, task in found.tasks.items():
+        own = [spec for spec in specs.values() if spec.task == name and spec.settings["method"] == "DWAtt"]
+        assert len({spec.settings["seed"] for spec in own}) == len(own) == 5
+        assert [rows[name]["rows"], rows[name]["repeats"]] == [100, 1 if name.startswith("low") else 5]
+        assert len({spec.repeat for spec in own}) == rows[name]["repeats"]
+        assert (task.subsample is None) == name.startswith("low")
+        assert {spec.reader and spec.reader.seed for spec in own} == {0, 1, 2, 3, 4}
+    counts = {(row["task"], row["method"]): row["count"] for row in tried("dwatt/figures-8-and-9").runs}
+    assert set(counts.values()) == {5}  # one row of the table each, of five runs
+
+
+def test_repeats_that_draw_every_row_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "t.tsv").write_text("sentence\tlabel\n" + "good\t1\nbad\t0\n" * 5, encoding="utf-8")
+    files = {"train": "t.tsv", "validation": "t.tsv"}
+    for count, warned in ((10, True), (9, False)):
+        caplog.clear()
+        body = {"files": files, "subsample": {"rows": count, "repeats": 3}}
+        tasks = load_tasks(tuned({"few": body}), tmp_path)["few"]
+        assert [len(task.split("train")) for task in tasks] == [count] * 3
+        message = "task few: all 10 rows are drawn, so its 3 repeats have the same rows and differ in their seeds alone"
+        assert (message in caplog.text) is warned

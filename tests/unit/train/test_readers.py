@@ -22,18 +22,11 @@ def bank_of(*layers: str) -> ReaderBank:
     return bank
 
 
-def test_states_are_counted_once_and_each_reader_beside():
-    bank = bank_of("1-", "2-")
-    shared, own = 3 * 16 * 4, (3 + 2) * 16 * 4
-    assert BankSubject(bank, "fit").kept_bytes(list(bank), 10) == 10 * (shared + own)
-    assert BankSubject(bank, "fit").kept_bytes(["streams"], 10) == 0
-
-
 def test_too_much_is_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch):
     bank = bank_of("1-")
     before = {key: value.clone() for key, value in bank.state_dict().items()}
     monkeypatch.setattr(readers, "free_bytes", lambda device: 1000)
-    with pytest.raises(ConfigError, match=r"the fusions of keeps-1- need all layers' states at once, 0\.0 GiB for 8"):
+    with pytest.raises(ConfigError, match=r"the gradients of streams, keeps-1- keep 0\.0 GiB for 8 rows of"):
         fit(bank, {"streams": yes_no(), "keeps-1-": yes_no()}, batch_size=8, epochs=1, progress=False)
     assert all((value == before[key]).all() for key, value in bank.state_dict().items())
 

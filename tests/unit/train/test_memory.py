@@ -1,0 +1,195 @@
+"""What training keeps for its gradients is measured: the count is that of a real step, whatever reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.support.masked import masked_bank, running
+from tests.support.training import LENGTH, names, tiny_bank, tiny_model, yes_no
+
+from lamina import (
+    AdaLayers,
+    Concat,
+    DWAtt,
+    ExtraLayers,
+    Head2Toe,
+    Reader,
+    ReaderBank,
+    ScalarMix,
+    SequenceClassification,
+    SingleLayer,
+    TokenClassification,
+    fit,
+)
+from lamina.errors import ConfigError
+from lamina.fusion import FUSIONS
+from lamina.train import readers as readers_module
+from lamina.train.memory import KeptBytes, reader_memory, saved_bytes
+from lamina.train.options import FitOptions
+from lamina.train.readers import BankSubject
+from lamina.train.run import groups_of
+
+LABELS = ("no", "yes")
+HEADS: dict[str, Any] = {
+    "pooled": SequenceClassification(LABELS, attention_heads=2, attention_dropout=0.2),
+    "first": SequenceClassification(LABELS, pooling="first"),
+}
+
+
+def readers_of(bank: ReaderBank) -> dict[str, Any]:
+    return {name: (bank.stacks[bank[name].stack], bank[name]) for name in bank}
+
+
+def really_saved(bank: ReaderBank, batch: dict[str, Any], labels: dict[str, Any]) -> int:
+    """What autograd saves in a training pass of the bank itself."""
+    own = [*bank.parameters(), *bank.buffers(), *bank.model.parameters()]
+    bank.train()
+    return saved_bytes(lambda: bank(**batch, labels=labels), own)
+
+
+@pytest.mark.parametrize("name", [name for name in FUSIONS.names() if name != "extra_layers"])
+@pytest.mark.parametrize("rows", [2, 7])
+def test_few_rows_tell_what_a_step_keeps(name: str, rows: int):
+    fusion = FUSIONS.get(name)()
+    pooling = "first" if name in ("head2toe", "pooled_layers") else "pooled"
+    bank = ReaderBank(tiny_model())
+    if name == "pooled_layers":
+        fusion = FUSIONS.get(name)(dim=8, heads=2)
+    for reader in ("a", "b"):
+        bank.add(reader, Reader(fusion, HEADS[pooling]))
+    ids = torch.ones(rows, 24, dtype=torch.long)
+    labels = dict.fromkeys(bank, torch.zeros(rows, dtype=torch.long))
+    kept = reader_memory(
+        bank.model, readers_of(bank), 24, lambda count: dict.fromkeys(bank, torch.zeros(count, dtype=torch.long))
+    )
+    saved = really_saved(bank, {"input_ids": ids, "attention_mask": ids}, labels)
+    assert kept.of(rows) == pytest.approx(saved, rel=0.01)
+    assert kept.row > 0
+
+
+def test_ada_layers_keep_the_activated_states_and_share_them():
+    """Of every token: gelu(z) of each layer, once for all readers; 16 random bits per feature, for each."""
+    bank, tokens, width, layers = ReaderBank(tiny_model()), 64, 16, 3
+    head = SequenceClassification(LABELS, pooling="first", dropout=0.0)
+    for count, names_of in ((1, ["a"]), (2, ["b"])):
+        for name in names_of:
+            bank.add(name, Reader(AdaLayers(dim=8, output_activation=False), head))
+        kept = reader_memory(bank.model, readers_of(bank), tokens)
+        shared, own = layers * width * 4, layers * 8 * 2
+        assert kept.row - tokens * (shared + count * own) <= count * 8 * 4 * tokens  # the head reads the features
+        assert kept.row >= tokens * (shared + count * own)
+
+
+def test_attention_with_dropout_grows_with_the_square_of_the_tokens():
+    bank = tiny_bank({"r": Reader(SingleLayer(dim=8), HEADS["pooled"])})
+    short, long = (reader_memory(bank.model, readers_of(bank), tokens).row for tokens in (512, 1024))
+    assert long > 3 * short
+
+
+def test_measuring_changes_nothing():
+    bank = ReaderBank(tiny_model())
+    bank.add("a", Reader(DWAtt(), HEADS["pooled"]))
+    bank.train()
+    before = {key: value.clone() for key, value in bank.state_dict().items()}
+    state, amounts, step = torch.get_rng_state(), bank["a"].fusion.amounts.clone(), bank["a"].step
+    reader_memory(bank.model, readers_of(bank), 8)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(bank["a"].fusion.amounts, amounts)
+    assert (bank["a"].step, bank.training, bank["a"].training) == (step, True, True)
+    assert all(torch.equal(value, before[key]) for key, value in bank.state_dict().items())
+    assert all(parameter.grad is None for parameter in bank.parameters())
+
+
+def test_without_weights_the_count_is_the_same():
+    """On the meta device, as estimates count; weights that are not there are not 0."""
+    for fusion in (AdaLayers(dim=8, cutoff=0.1), Concat(), ScalarMix(layer_dropout=0.2), DWAtt()):
+        bank = ReaderBank(tiny_model())
+        bank.add("a", Reader(fusion, HEADS["pooled"]))
+        real = reader_memory(bank.model, readers_of(bank), 16)
+        without = reader_memory(bank.model.to("meta"), readers_of(bank.to("meta")), 16)
+        assert without.of(100) == pytest.approx(real.of(100), rel=0.005)
+
+
+def test_blocks_that_need_the_model_s_pass_are_left_out():
+    bank = ReaderBank(tiny_model())
+    bank.add("a", Reader(ExtraLayers(), HEADS["first"]))
+    assert reader_memory(bank.model, readers_of(bank), 16) == KeptBytes(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "free", "expected"),
+    [
+        (1200, 1000 + 1200 * 10, 1),
+        (1200, 1000 + 600 * 10, 2),
+        (1200, 1000 + 55 * 10, 24),
+        (7, 1060, 7),
+        (7, 1005, None),
+    ],
+)
+def test_which_accumulation_fits(rows: int, free: int, expected: int | None):
+    kept = KeptBytes(1000, 10)
+    assert kept.accumulation(rows, free) == expected
+    if expected is not None:
+        assert kept.of(rows // expected) <= free
+        assert rows % expected == 0
+
+
+# Before a run
+
+
+def refused(bank: ReaderBank, tasks: Any, monkeypatch: pytest.MonkeyPatch, free: int, **options: Any) -> str:
+    monkeypatch.setattr(readers_module, "free_bytes", lambda device: free)
+    with pytest.raises(ConfigError) as info:
+        fit(bank, tasks, epochs=1, progress=False, **options)
+    return str(info.value)
+
+
+def test_streaming_readers_that_do_not_fit_are_refused_with_what_would(monkeypatch: pytest.MonkeyPatch):
+    task = yes_no(train=64)
+    bank = tiny_bank({"mood": Reader(AdaLayers(dim=8), HEADS["pooled"])})
+    subject = BankSubject(bank, "fit")
+    (group,) = groups_of(subject, {"mood": task}, "train", FitOptions())
+    kept, tokens = subject.kept(group, FitOptions()), int(max(group.inputs.lengths))
+    before = {key: value.clone() for key, value in bank.state_dict().items()}
+    message = refused(bank, {"mood": task}, monkeypatch, kept.of(16) + 10, batch_size=64)
+    assert f"fit: the gradients of mood keep 0.0 GiB for 64 rows of {tokens} tokens" in message
+    assert "Use batch_size=16 with gradient_accumulation_steps=4, which makes the same steps" in message
+    assert all(torch.equal(value, before[key]) for key, value in bank.state_dict().items())
+    fit(bank, {"mood": task}, epochs=1, progress=False, batch_size=16, gradient_accumulation_steps=4)
+
+
+def test_steps_that_were_accumulated_already_stay_the_same(monkeypatch: pytest.MonkeyPatch):
+    task = yes_no(train=64)
+    bank = tiny_bank({"mood": Reader(AdaLayers(dim=8), HEADS["pooled"])})
+    subject = BankSubject(bank, "fit")
+    (group,) = groups_of(subject, {"mood": task}, "train", FitOptions())
+    free = subject.kept(group, FitOptions()).of(8)
+    message = refused(bank, {"mood": task}, monkeypatch, free, batch_size=32, gradient_accumulation_steps=2)
+    assert "Use batch_size=8 with gradient_accumulation_steps=8, which" in message
+
+
+def test_a_row_that_does_not_fit(monkeypatch: pytest.MonkeyPatch):
+    bank = tiny_bank({"mood": Reader(AdaLayers(dim=8), HEADS["pooled"])})
+    message = refused(bank, {"mood": yes_no()}, monkeypatch, 1000, batch_size=8)
+    assert "Not one row fits. Use a smaller max_length, fewer layers or fewer readers" in message
+
+
+def test_rows_of_tags_and_of_hidden_tokens_are_measured(monkeypatch: pytest.MonkeyPatch):
+    task = names(train=20)
+    bank = tiny_bank({"who": Reader(Concat(), TokenClassification(task.labels, attention_heads=2))})
+    assert "gradients of who keep" in refused(bank, {"who": task}, monkeypatch, 1000)
+    assert f"gradients of m keep 0.0 GiB for 1 rows of {LENGTH} tokens" in refused(
+        masked_bank("m"), {"m": running()}, monkeypatch, 1000, batch_size=1
+    )
+
+
+def test_states_that_are_held_count_where_nothing_of_them_is_saved():
+    """Head2Toe has no parameters, so autograd saves none of the states that it waits for."""
+    task = yes_no(train=8)
+    bank = tiny_bank({"toe": Reader(Head2Toe(), HEADS["first"])})
+    subject = BankSubject(bank, "fit")
+    (group,) = groups_of(subject, {"toe": task}, "train", FitOptions())
+    kept, tokens = subject.kept(group, FitOptions()), int(max(group.inputs.lengths))
+    assert kept.row >= tokens * 4 * 16 * 4  # four states of width 16 in single precision
