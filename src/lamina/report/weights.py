@@ -190,12 +190,10 @@ def weight_maps(
         heading = altair.TitleParams(name, anchor="start", fontSize=13)
         bands.append(altair.hconcat(*panels, spacing=26, title=heading).resolve_scale(color="independent"))
     chart = altair.vconcat(*bands, spacing=22).resolve_scale(color="independent")
-    below = [f"{name}: {weight.projection} of {weight.stack} {weight.layer}" for name, weight in weights.items()]
-    below = list(dict.fromkeys(line.partition(": ")[2] for line in below))
+    places = (f"{weight.projection} of {weight.stack} block {weight.layer}" for weight in weights.values())
+    below = "; ".join(dict.fromkeys(places))
     heads = f", head {head}" if any(len(weight.trained) > 1 for weight in weights.values()) else ""
-    return save_chart(
-        styled(chart, title, [f"after {'; '.join(below)}{heads}; the first {most} rows and columns"]), path
-    )
+    return save_chart(styled(chart, title, [f"after {below}{heads}; the first {most} rows and columns"]), path)
 
 
 def _cells(name: str, weight: InsertedWeight, head: int, most: int) -> list[dict[str, Any]]:
@@ -218,7 +216,7 @@ def _panel(altair: Any, cells: list[dict[str, Any]], limit: float) -> Any:
     base = altair.Chart(altair.Data(values=cells)).encode(
         x=altair.X("column:O", axis=None), y=altair.Y("row:O", axis=None)
     )
-    scale = altair.Scale(domain=[-limit, 0, limit], range=list(DIVERGING))
+    scale = altair.Scale(domain=[-limit, 0, limit], range=list(DIVERGING), interpolate="rgb")  # else 0 is tinted
     legend = altair.Legend(title=None, tickCount=3, format=".2~g", gradientLength=120)
     tooltip = ["row:O", "column:O", altair.Tooltip("weight:Q", format=".4f")]
     drawn = base.mark_rect().encode(color=altair.Color("weight:Q", scale=scale, legend=legend), tooltip=tooltip)
