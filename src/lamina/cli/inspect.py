@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from lamina.cli.draw_inserted import draw_inserted
 from lamina.cli.options import JsonOption, ModelArgument
 from lamina.cli.output import print_json, print_table, text
 from lamina.errors import ConfigError, noted
@@ -41,8 +42,7 @@ def inspect(  # noqa: PLR0913
     """
     if inserted_weights is not None:
         chosen = {"layer": layer, "projection": projection, "stack": stack}
-        rows = _draw([model, *(beside or [])], inserted_weights, head, chosen)
-        print_json(rows) if as_json else _show_weights(rows, inserted_weights)
+        draw_inserted([model, *(beside or [])], inserted_weights, head, chosen, as_json=as_json)
         return
     if beside or layer is not None or projection or head or stack:
         raise ConfigError("inspect: what to draw was named, and no picture. Use --inserted-weights OUT.png.")
@@ -52,31 +52,12 @@ def inspect(  # noqa: PLR0913
         return
     kind = f"{facts['architecture']}, family {facts['model_type']}"
     print(f"{facts['model']}: {kind}, {text(facts['parameters'])} parameters")
-    for name, found in facts["stacks"].items():
-        blocks = f"{found['depth']} x {found['block']}" if found["block"] else f"{found['depth']} blocks"
-        title = f"\n{name}: {found['layers']} layers of width {found['width']}, {blocks}"
-        print_table(title, ("layer", "read at", "side", "made by", "parameters"), [_row(tap) for tap in found["taps"]])
-        if "fingerprint" in found:
-            print(f"fingerprint {found['fingerprint']}")
-
-
-def _draw(names: list[str], path: Path, head: int, chosen: dict[str, Any]) -> list[dict[str, Any]]:
-    """Draw one inserted layer of some models; the means of all their inserted layers."""
-    from lamina.report.weights import chosen_weight, diagonals, inserted_weights, weight_maps
-    from lamina.store import load, saved_class
-
-    found = {name: inserted_weights(load(name, saved_class(name))[0]) for name in dict.fromkeys(names)}
-    labels = [Path(name).name for name in found]
-    shown = dict(zip(found if len(set(labels)) < len(labels) else labels, found.values(), strict=True))
-    weight_maps({label: chosen_weight(weights, **chosen) for label, weights in shown.items()}, path, head=head)
-    return [{"model": label, **row} for label, weights in shown.items() for row in diagonals(weights)]
-
-
-def _show_weights(rows: list[dict[str, Any]], path: Path) -> None:
-    title = "Means of the inserted weights, on the diagonal and off it; of the change those of its absolute value"
-    columns = list(rows[0])
-    print_table(title, [column.replace("_", " ") for column in columns], [list(row.values()) for row in rows])
-    print(f"drawn in {path}")
+    for name, own in facts["stacks"].items():
+        blocks = f"{own['depth']} x {own['block']}" if own["block"] else f"{own['depth']} blocks"
+        title = f"\n{name}: {own['layers']} layers of width {own['width']}, {blocks}"
+        print_table(title, ("layer", "read at", "side", "made by", "parameters"), [_row(tap) for tap in own["taps"]])
+        if "fingerprint" in own:
+            print(f"fingerprint {own['fingerprint']}")
 
 
 def _row(tap: dict[str, Any]) -> tuple[object, ...]:

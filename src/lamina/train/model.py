@@ -14,7 +14,7 @@ from lamina.errors import ConfigError, LaminaError, first_line
 from lamina.store.models import load_processor
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.base import GenerationOptions, TaskOutline
-from lamina.tasks.image_size import size_problem
+from lamina.tasks.interpolation import size_problem
 from lamina.train.identity import starting_weights
 from lamina.train.learner import Learner
 from lamina.train.rates import parameter_groups

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError
-from lamina.tasks.image_size import size_arguments
+from lamina.tasks.interpolation import size_arguments
 from lamina.train.learner import BASE
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from lamina.editing.merge import merge_
 from lamina.editing.record import edits
 from lamina.editing.truncate import truncate_
 from lamina.errors import ConfigError, DataError, UnknownNameError
-from lamina.report.weights import STATES, chosen_weight, diagonals, inserted_weights, weight_maps
+from lamina.report.weight_maps import weight_maps
+from lamina.report.weights import STATES, chosen_weight, diagonals, inserted_weights
 from lamina.store import load, save
 
 
@@ -172,9 +173,10 @@ def test_a_row_per_model_with_start_trained_and_change(two: dict[str, list[Any]]
     assert texts.count("1.00") == 7  # the diagonal at the start,
     assert texts.count("1.25") >= 7  # and trained
     assert texts.count("0.25") >= 2 * 49 + 42  # the changes, and the rest of the unit matrix
-    cells = re.findall(r'aria-roledescription="rect mark"', svg)
+    cells = re.findall(r'<path aria-label="[^"]*"[^>]*aria-roledescription="rect mark"[^>]*fill="([^"]*)"', svg)
     assert len(cells) == 2 * 3 * 49
-    assert "after output.dense of main 1; the first 7 rows and columns" in texts
+    assert cells.count("rgb(255, 255, 255)") == 42  # the zeros of the unit matrix, in plain white
+    assert "after output.dense of main block 1; the first 7 rows and columns" in texts
 
 
 def test_large_weights_are_drawn_without_numbers(two: dict[str, list[Any]], tmp_path: Path):

@@ -21,7 +21,8 @@ from transformers import BitImageProcessor, CLIPProcessor, ConvNextImageProcesso
 from lamina.errors import ConfigError, DataError
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
-from lamina.tasks.image_classification import SCALE, ImageInputs, Target, middle_box, random_box, target_of
+from lamina.tasks.image_classification import SCALE, ImageInputs, middle_box, random_box
+from lamina.tasks.image_size import Target, target_of
 from lamina.tasks.images import LazyImage, image_column, image_split, read_images
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
