@@ -92,6 +92,9 @@ def _show(scores: dict[str, dict[str, Any]], tasks: dict[str, Task]) -> None:
     rows = [(reader, tasks[reader].name, *pair) for reader, values in scores.items() for pair in values.items()]
     print_table("", ("reader", "task", "metric", "value"), rows)
     for reader, table in tables.items():
+        if not table:
+            print(f"\n{reader}: numbers and running text have no classes")
+            continue
         print_table(f"\n{reader}", PER_CLASS, [[row.get(key) for key in PER_CLASS] for row in table])
     for reader, wrong in errors.items():
         print_errors(reader, wrong)

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lamina.bank import Reader, ReaderBank
 from lamina.cli.error_tables import marked, print_errors, shortened
+from lamina.cli.evaluate import _show
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.store import load, load_bank, save_bank
@@ -116,6 +118,13 @@ def test_what_is_printed_of_wrong_answers(capsys: pytest.CaptureFixture[str]):
     print_errors("many", [{"row": 0, "text": "[b]", "true": ["x", "y"], "predicted": [], "confidence": 0.5}])
     out = capsys.readouterr().out
     assert all(part in out for part in (" [b] ", " x, y ", " - ", "0.5000"))
+
+
+def test_numbers_have_no_table_per_class(capsys: pytest.CaptureFixture[str]):
+    _show({"near": {"pearson": 0.5, "per_class": []}}, {"near": SimpleNamespace(name="stsb")})  # pyright: ignore
+    out = capsys.readouterr().out
+    assert "near: numbers and running text have no classes" in out
+    assert "precision" not in out
 
 
 def test_a_whole_model_is_scored_on_files_with_its_own_labels(lamina, model_folder: Path, moods: Path):

@@ -60,7 +60,8 @@ def test_a_column_has_one_type(cells: list[Any], written: list[Any], tmp_path: P
 
 def test_a_table_without_rows_has_its_columns(tmp_path: Path):
     write_parquet([], tmp_path / "t.parquet", IMPORTANCES)
-    assert parquet.read_table(tmp_path / "t.parquet").column_names == ["reader", "epoch", "layer", "importance"]
+    assert parquet.read_table(tmp_path / "t.parquet").column_names == list(IMPORTANCES)
+    assert IMPORTANCES == ("reader", "epoch", "step", "layer", "importance")
 
 
 def test_a_write_that_ends_early_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
