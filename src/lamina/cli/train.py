@@ -10,7 +10,6 @@ from typer import Argument, Option
 from lamina.cli.options import DataOption, JsonOption
 from lamina.cli.output import print_json, print_table
 from lamina.cli.report import write as write_report
-from lamina.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from lamina.recipes.estimate import Estimate
@@ -33,7 +32,7 @@ def train(  # noqa: PLR0913
     """Train what a recipe names: readers, all in one pass of the model, or the model itself, once per method.
 
     With --sweep fusion.alpha=1,8,64 (or insert.layers, learning_rate ...) every combination of the values is trained.
-    Where the recipe names tables or figures, they are written at the end, as `lamina report` writes them.
+    Tables and figures that the recipe names, and importances of layers, are drawn at the end, as by `lamina report`.
     """
     from lamina.recipes.expand import read_sweeps, with_sweep
     from lamina.recipes.schema import load_recipe
@@ -58,9 +57,8 @@ def train(  # noqa: PLR0913
     if rank() != 0:
         return  # several processes share the run, and one of them tells
     drawn: list[str] = []
-    if loaded.model_fields_set & {"table", "figure"}:
+    if run.importances or loaded.model_fields_set & {"table", "figure"}:
         drawn = write_report(folder, ["png"]).files
-    pictures = _pictures(run, folder)
     if as_json:
         print_json({"table": run.table, "seconds": run.seconds, "steps": run.steps, "output": str(folder)})
         return
@@ -69,18 +67,6 @@ def train(  # noqa: PLR0913
         if count:
             print(f"{name}: {count} training texts were longer than the model reads; their ends were not seen")
     print(f"{run.steps} steps in {run.seconds:.0f} s; saved in {folder}" + (f", {', '.join(drawn)}" if drawn else ""))
-    print(pictures, end="")
-
-
-def _pictures(run: Run, folder: Path) -> str:
-    """Draw the importances of readers that mix layers; a line that says where they are, or what is missing to draw."""
-    from lamina.report.importance_figures import draw_importances
-
-    try:
-        drawn = draw_importances(run.importances, run.table, folder)
-    except MissingExtraError as error:
-        return f"the importances of layers are not drawn: {error}\n"
-    return f"importances of layers: {' and '.join(str(path) for path in drawn)}\n" if drawn else ""
 
 
 def _show(run: Run) -> None:

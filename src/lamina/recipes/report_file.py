@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 REPORT, MARKDOWN, LATEX = "report.json", "report.md", "report.tex"
 FORMAT = 1
-_Drawn = Annotated[str, StringConstraints(pattern=r"^(report\.(md|tex)|figure-\d+\.(png|svg|html))$")]
+_Drawn = Annotated[
+    str, StringConstraints(pattern=r"^(report\.(md|tex)|(figure-\d+|importance(-over-training)?)\.(png|svg|html))$")
+]
 _Number = FiniteFloat | int
 _Printed = dict[str, dict[str, _Number]]
 

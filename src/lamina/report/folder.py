@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lamina.errors import check_known
+from lamina.errors import check_known, foreign_errors
 from lamina.recipes.report_file import LATEX, MARKDOWN, REPORT, read_report_file, write_report_file
 from lamina.report.curves import draw
+from lamina.report.importance_figures import draw_importances
 from lamina.report.tables import latex, markdown
-from lamina.store.files import settle, staged
+from lamina.store.files import damaged, settle, staged
 from lamina.utils import is_dir, write_text
 
 if TYPE_CHECKING:
@@ -24,7 +26,8 @@ FORMATS = ("png", "svg", "html")
 def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, beside: Sequence[str | Path] = ()) -> Report:
     """Write what the recipe of a run named: `report.md`, `report.tex`, and each figure as `figure-1.png` and so on.
 
-    A figure that no run has given a point is left out.
+    A figure that no run has given a point is left out. Where readers mix layers, `importance.png` has a bar per layer,
+    and `importance-over-training.png` a line.
 
     Args:
         folder: The output folder of `lamina train` or `run_recipe`.
@@ -49,14 +52,28 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
     shown = {number: figure for number, figure in enumerate(joined, start=1) if figure.points}
     drawn = [(f"figure-{number}.{kind}", figure) for number, figure in shown.items() for kind in dict.fromkeys(formats)]
     images = [f"![{figure.title}](figure-{number}.{formats[0]})\n" for number, figure in shown.items() if formats]
-    written = replace(report, files=[MARKDOWN, LATEX, *(name for name, _ in drawn)])
+    importances, table = _importances(folder)
     with staged(folder, (REPORT, MARKDOWN, LATEX), report.files) as stage:
         for name, figure in drawn:
             draw(figure, stage / name)
+        pictures = [path.name for path in draw_importances(importances, table, stage, formats)]
+        images += [f"![Importance of layers]({name})\n" for name in pictures if name.endswith(f".{formats[0]}")]
+        written = replace(report, files=[MARKDOWN, LATEX, *(name for name, _ in drawn), *pictures])
         write_text(stage / MARKDOWN, "\n".join([*map(markdown, report.tables), *images]))
         write_text(stage / LATEX, "\n".join(map(latex, report.tables)))
         write_report_file(stage / REPORT, written)
     return written
+
+
+def _importances(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of a run's `importances.parquet` and `table.json`; none where a run wrote none."""
+    from pyarrow import parquet
+
+    rows, table = folder / "importances.parquet", folder / "table.json"
+    if not (rows.exists() and table.exists()):
+        return [], []
+    with foreign_errors(lambda reason: damaged(rows, f"cannot be read ({reason})")):
+        return parquet.read_table(rows).to_pylist(), json.loads(table.read_text(encoding="utf-8"))
 
 
 def _joined(number: int, figure: Curves, name: str, others: dict[str, list[Curves]]) -> Curves:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     Rows = Sequence[Mapping[str, Any]]
 
-FINAL, TRAINING = "importance.png", "importance-over-training.png"
+FINAL, TRAINING = "importance", "importance-over-training"
 WIDE, HIGH, COLUMNS = 380, 210, 2  # of a panel, and panels side by side
 FEW_POINTS = 12  # up to so many on a line, each is drawn
 NAMED = 3  # lines at most whose layer stands at their end
@@ -22,7 +22,9 @@ LEGEND_ROWS = 13  # more layers have a legend of two columns
 RAMP = ("#54398f", "#2f6db3", "#1f9aa8", "#3a9d4e", "#c2a01e", "#e0702f", "#b5263c")  # of the lowest layer to the top
 
 
-def draw_importances(importances: Rows, table: Rows, folder: Path | str) -> list[Path]:
+def draw_importances(
+    importances: Rows, table: Rows, folder: Path | str, formats: Sequence[str] = ("png",)
+) -> list[Path]:
     """Draw the importances of a recipe's run into a folder: `importance.png` and `importance-over-training.png`.
 
     The first has a bar per layer at the epoch that was kept; the second a line per layer over steps (where
@@ -33,6 +35,7 @@ def draw_importances(importances: Rows, table: Rows, folder: Path | str) -> list
         importances: `Run.importances`, or the rows of `importances.parquet`.
         table: `Run.table`, or the rows of `table.json`.
         folder: Where to.
+        formats: "png", "svg" and "html".
 
     Returns:
         The paths; none where nothing mixes layers.
@@ -54,8 +57,11 @@ def draw_importances(importances: Rows, table: Rows, folder: Path | str) -> list
         if row["epoch"] is not None and row["epoch"] <= (row["kept"] or row["epoch"]):
             last[row["run"]] = row["epoch"]
     final = _means([row for row in own if row["epoch"] == last.get(row["run"], -1)], ("reader", "layer"))
-    paths = [Path(folder) / FINAL, Path(folder) / TRAINING]
-    return [importance(final, paths[0]), importance_over_training(own, paths[1])]
+    drawn: list[Path] = []
+    for kind in dict.fromkeys(formats):
+        drawn.append(importance(final, Path(folder) / f"{FINAL}.{kind}"))
+        drawn.append(importance_over_training(own, Path(folder) / f"{TRAINING}.{kind}"))
+    return drawn
 
 
 def _runs(table: Rows) -> dict[str, dict[str, Any]]:

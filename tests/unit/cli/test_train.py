@@ -53,18 +53,18 @@ def test_importances_are_drawn_at_the_end(lamina: Lamina, recipe: Path, monkeypa
     out = recipe.parent / "out"
     ran = run(lamina, recipe)
     drawn = [out / "importance.png", out / "importance-over-training.png"]
-    assert ran.out.endswith(f"importances of layers: {drawn[0]} and {drawn[1]}\n")
+    assert ran.out.endswith(f"saved in {out}, report.md, report.tex, {drawn[0].name}, {drawn[1].name}\n")
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
     shutil.rmtree(out)
     monkeypatch.setitem(sys.modules, "altair", None)
     ran = run(lamina, recipe)
     assert ran.code == 0
-    assert "the importances of layers are not drawn: importance figure: needs the package 'altair'" in ran.out
+    assert "no figure was drawn; importance figure: needs the package 'altair'" in ran.err
     assert not drawn[0].exists()
     shutil.rmtree(out)
     recipe.write_text("\n".join(line for line in recipe.read_text().splitlines() if "Ada:" not in line))
     recipe.write_text(recipe.read_text().replace("*linear", "{pooling: mean}"))
-    assert "importances of layers" not in run(lamina, recipe).out
+    assert "importance.png" not in run(lamina, recipe).out
 
 
 def test_the_table(lamina: Lamina, recipe: Path):
