@@ -69,7 +69,7 @@ def test_a_recipe_that_fine_tunes(lamina: Lamina, recipe: Path):
     assert rows["no insertion", None]["mean"] == 1.0
     output = recipe.parent / "out"
     assert {path.name for path in output.iterdir()} == {
-        *("separate", "models", "table.json", "table.md", "table.parquet", "importances.parquet", "report.json")
+        *("separate", "models", "report.json", "table.json", "table.md", "table.parquet", "importances.parquet")
     }
     again = run(lamina, recipe, "--resume")
     assert again.code == 0
