@@ -88,7 +88,7 @@ def test_from_batches_to_scores_and_answers(letters: Any, tokenizer: Any):
     assert torch.equal(counts, targets.tensor(rows))
     results.add(rows, torch.eye(3)[counts])
     assert results.scores(task.metrics) == {"accuracy": 1.0, "f1": 1.0}
-    assert [row["label"] for row in results.per_class()] == ["never", "once", "often"]
+    assert [row["label"] for row in results.per_class()[:3]] == ["never", "once", "often"]
     examples = letters.examples(["z", "a b"], tokenizer)
     inputs = letters.encode(examples, tokenizer, EncodeOptions(part="predict", max_length=16))
     answers = letters.answers(task, examples, inputs, tokenizer)

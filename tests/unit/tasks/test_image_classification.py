@@ -291,7 +291,7 @@ def test_images_are_scored_and_answered(split: Split):
     results.add([2, 0], torch.eye(3)[[2, 1]])
     results.add([1], torch.eye(3)[[1]])
     assert results.scores(("accuracy",)) == {"accuracy": pytest.approx(2 / 3)}
-    assert [row["recall"] for row in results.per_class()] == [0.0, 1.0, 1.0]
+    assert [row["recall"] for row in results.per_class()[:3]] == [0.0, 1.0, 1.0]
     assert [answer["label"] for answer in results.predictions()] == ["cat", "cat", "frog"]
     shapes = [SimpleNamespace(logits=torch.zeros(shape)) for shape in ((2, 3), (2, 4), (2, 5, 3))]
     assert [KIND.output_problem(outputs, task) for outputs in shapes] == [
