@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import RobertaConfig, RobertaModel
 
-from lamina import AdaLayers, Reader, ReaderBank, SequenceClassification
+from lamina import AdaLayers, PooledLayers, Reader, ReaderBank, SequenceClassification
 from lamina.store import load
 
 if TYPE_CHECKING:
@@ -51,11 +51,13 @@ def tokens(model: PreTrainedModel, batch: int, length: int) -> dict[str, torch.T
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def ada_bank(model: PreTrainedModel, readers: int) -> ReaderBank:
-    """A bank of AdaLayers readers with k = 64, each with its attention head."""
-    bank = ReaderBank(model)
+def bank_of(model: PreTrainedModel, readers: int, fusion: str = "ada_layers") -> ReaderBank:
+    """A bank of readers of whole texts with k = 64: AdaLayers with its attention head, or PooledLayers."""
+    bank, labels = ReaderBank(model), ("no", "yes")
+    pooled = PooledLayers(dim=64), SequenceClassification(labels, pooling="first")
+    parts = {"ada_layers": (AdaLayers(dim=64), SequenceClassification(labels)), "pooled_layers": pooled}[fusion]
     for number in range(readers):
-        bank.add(f"r{number}", Reader(AdaLayers(dim=64), SequenceClassification(("no", "yes")), seed=number))
+        bank.add(f"r{number}", Reader(*parts, seed=number))
     return bank.eval()
 
 

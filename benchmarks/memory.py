@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 import torch
-from common import ada_bank, base, options, report, tokens
+from common import bank_of, base, options, report, tokens
 
 BATCH, LENGTH, READERS = 16, 128, 8
 VARIANTS = ("base", "readers", "all states")
@@ -25,7 +25,7 @@ VARIANTS = ("base", "readers", "all states")
 def peak(variant: str) -> int:
     """Peak resident bytes of one pass."""
     model = base("roberta-large")
-    bank = ada_bank(model, READERS)
+    bank = bank_of(model, READERS)
     inputs = tokens(model, BATCH, LENGTH)
     with torch.no_grad():
         if variant == "readers":
