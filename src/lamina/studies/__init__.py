@@ -1,0 +1,5 @@
+"""Studies: what each layer does, as a tidy table with its settings and figures; each is one function."""
+
+from lamina.studies.study import Figure, Study
+
+__all__ = ["Figure", "Study"]
