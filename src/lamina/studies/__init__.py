@@ -1,5 +1,6 @@
 """Studies: what each layer does, as a tidy table with its settings and figures; each is one function."""
 
+from lamina.studies.similarity import similarity
 from lamina.studies.study import Figure, Study
 
-__all__ = ["Figure", "Study"]
+__all__ = ["Figure", "Study", "similarity"]

@@ -92,7 +92,7 @@ class Study:
         check_known(f"study {self.name}", [figure], self.figures, "figure")
         rows = self.table
         for column, value in self.figures[figure].where.items():
-            rows = rows[rows[column] == value]
+            rows = rows.loc[rows[column] == value]
         return rows
 
     def save(self, folder: str | Path) -> None:

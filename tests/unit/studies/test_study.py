@@ -44,7 +44,7 @@ def test_a_figure_has_its_rows():
 
 
 def test_settings_are_json():
-    with pytest.raises(ConfigError, match="study x: .*not JSON serializable; settings hold text, numbers"):
+    with pytest.raises(ConfigError, match=r"study x: .*not JSON serializable; settings hold text, numbers"):
         Study("x", pd.DataFrame(), {"layers": {1}})
 
 
