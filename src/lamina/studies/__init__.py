@@ -1,6 +1,8 @@
 """Studies: what each layer does, as a tidy table with its settings and figures; each is one function."""
 
+from lamina.studies.drift import drift
 from lamina.studies.similarity import similarity
 from lamina.studies.study import Figure, Study
+from lamina.studies.variability import variability
 
-__all__ = ["Figure", "Study", "similarity"]
+__all__ = ["Figure", "Study", "drift", "similarity", "variability"]

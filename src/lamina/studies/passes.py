@@ -119,17 +119,17 @@ def group_batches(inputs: Inputs, rows: Sequence[int], batch_size: int) -> Group
 
 def batch_groups(batches: Iterable[Batch], size: int) -> Iterator[Group]:
     """Batches in the order they come, in groups of at least `size` rows; a smaller rest joins the last group."""
+    held: list[tuple[list[int], Batch]] = []
     group: list[tuple[list[int], Batch]] = []
-    before, rows, total = group, 0, 0
+    rows = total = 0
     for batch in batches:
-        if rows >= size:
-            if before:
-                yield before
-            before, group, rows = group, [], 0
         count = len(next(iter(batch.values())))
         group.append((list(range(total, total + count)), batch))
         rows, total = rows + count, total + count
-    if before is not group and rows >= size:
-        yield before
-        before = []
-    yield group if before is group else [*before, *group]
+        if rows >= size:
+            if held:
+                yield held
+            held, group, rows = group, [], 0
+    if not total:
+        raise ConfigError("study: there is no batch; at least one is needed.")
+    yield [*held, *group]

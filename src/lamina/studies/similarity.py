@@ -151,7 +151,7 @@ def _read(
         vectors = [layer for side, batches in zip(sides, group, strict=False) for layer in side.read(batches)]
         rows, device = len(vectors[0]), vectors[0].device
         if len({side.tokens for side in sides}) > 1:
-            raise ConfigError(f"{_OP}: the two models have other numbers of tokens for the same rows. Use per='text'.")
+            raise ConfigError(f"{_OP}: the two models have other numbers of tokens for the same rows; use per='text'.")
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(derive_seed(seed, "rows", number)))
         for part in order.tensor_split(max(1, rows // minibatch)):
             features = [layer.to(device)[part.to(device)] for layer in vectors]

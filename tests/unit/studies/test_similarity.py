@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from itertools import chain
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ from lamina.studies.cka import MinibatchCKA
 from lamina.studies.geometry import two_nn
 from lamina.studies.passes import LayerReader, batch_groups, row_groups
 
-WORDS = "the a film is good bad very not paris anna went to and slow fun .".split()
+WORDS = ["the", "a", "film", "is", "good", "bad", "very", "not", "paris", "anna", "went", "to", "and", "slow", "fun", "."]
 TEXTS = [
     " ".join(WORDS[i] for i in np.random.default_rng(seed).integers(0, len(WORDS), 3 + seed % 9)) for seed in range(41)
 ]
@@ -158,7 +159,7 @@ def test_what_cannot_be(model, tokenizer):
         call(texts=None)
     with pytest.raises(ConfigError, match="texts and batches are both given"):
         call(batches=[{}])
-    with pytest.raises(ConfigError, match="texts is one str. Give a list of texts"):
+    with pytest.raises(ConfigError, match=r"texts is one str\. Give a list of texts"):
         call(texts="the film")
     with pytest.raises(ConfigError, match="there is no text; at least one is needed"):
         call(texts=[])
@@ -172,12 +173,14 @@ def test_what_cannot_be(model, tokenizer):
         call(processor=None)
     with pytest.raises(ConfigError, match="it reads texts for another model, a row per text"):
         call(other_processor=tokenizer)
-    with pytest.raises(UnknownNameError, match="unknown measure 'ckas'; .* Did you mean 'cka'"):
+    with pytest.raises(UnknownNameError, match=r"unknown measure 'ckas'; .* Did you mean 'cka'"):
         call(measures=["ckas"])
     with pytest.raises(UnknownNameError, match="unknown kind of row 'tokens'"):
         call(per="tokens")
     with pytest.raises(LayerIndexError, match="similarity: layer 9 does not exist"):
         call(layers=9)
+    with pytest.raises(ConfigError, match="there is no batch; at least one is needed"):
+        call(texts=None, batches=[])
 
 
 def test_a_pass_that_does_not_come_to_a_layer():
@@ -190,13 +193,13 @@ def test_a_pass_that_does_not_come_to_a_layer():
 def test_models_of_other_tokens_have_no_tokens_in_common():
     batch = FAMILIES["vit"].inputs(model_of("vit"), batch=8)
     other = FAMILIES["deit"].build()
-    with pytest.raises(ConfigError, match="other numbers of tokens for the same rows. Use per='text'"):
+    with pytest.raises(ConfigError, match="other numbers of tokens for the same rows; use per='text'"):
         similarity(model_of("vit"), batches=[batch], other=other, per="token", minibatch=4)
 
 
 def test_rows_in_groups():
     groups = row_groups(23, 5, seed=1)
-    assert sorted(sum(groups, [])) == list(range(23))
+    assert sorted(chain.from_iterable(groups)) == list(range(23))
     assert [len(group) for group in groups] == [6, 6, 6, 5]
     assert groups != row_groups(23, 5, seed=2)
     assert row_groups(3, 5, seed=0)[0] != []
@@ -204,10 +207,17 @@ def test_rows_in_groups():
 
 @pytest.mark.parametrize(
     ("sizes", "grouped"),
-    [([3, 3], [6]), ([5, 5, 5], [5, 5, 5]), ([3, 3, 3, 3, 1], [6, 7]), ([2], [2]), ([9, 1], [10]), ([3, 3, 5, 2], [6, 7])],
+    [
+        ([3, 3], [6]),
+        ([5, 5, 5], [5, 5, 5]),
+        ([3, 3, 3, 3, 1], [6, 7]),
+        ([2], [2]),
+        ([9, 1], [10]),
+        ([3, 3, 5, 2], [6, 7]),
+    ],
 )
 def test_batches_in_groups(sizes: list[int], grouped: list[int]):
     batches = [{"x": torch.zeros(size)} for size in sizes]
     groups = [[number for numbers, _ in group for number in numbers] for group in batch_groups(batches, 5)]
     assert [len(group) for group in groups] == grouped
-    assert sum(groups, []) == list(range(sum(sizes)))
+    assert list(chain.from_iterable(groups)) == list(range(sum(sizes)))
