@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.layers.selectors import Selector
-    from lamina.studies.passes import Batch
     from lamina.tasks.base import Inputs
     from lamina.tasks.task import Task
 
@@ -82,15 +81,15 @@ def variability(  # noqa: PLR0913 the options of a public entry point
     """
     reader = LayerReader(model, layers, stack, op=_OP)
     named = dict(tasks) if isinstance(tasks, Mapping) else {tasks.name: tasks}
-    if processor is None and reader.model.name_or_path:
-        processor = load_processor(reader.model.name_or_path, reader.model)
+    where = reader.model.name_or_path
+    own: Any = load_processor(where, reader.model) if processor is None and where else processor
     labels = {name: _classes(task, name, split) for name, task in named.items()}
     rows: list[dict[str, Any]] = []
     for name, task in named.items():
-        limit = length_limit(reader.model, processor, max_length) if _reads_text(task) else 1
+        limit = length_limit(reader.model, own, max_length) if _reads_text(task) else 1
         options = EncodeOptions(part="predict", max_length=limit)
-        inputs = kind_of(task.kind).encode(task.split(split), processor, options)
-        scatter = _read(reader, inputs, labels[name], processor, batch_size, progress=progress)
+        inputs = kind_of(task.kind).encode(task.split(split), own, options)
+        scatter = _read(reader, inputs, labels[name], own, batch_size, progress=progress)
         facts = {"measure": "nu", "classes": len(set(labels[name])), "rows": len(labels[name])}
         rows += [
             {"task": name, "layer": layer, **facts, "score": layer_scatter.nu()}
@@ -136,7 +135,7 @@ def _read(
     for group in progress_bar(groups, show=progress, desc=_OP):
         for numbers, batch in group_batches(inputs, group.tolist(), batch_size):
             classes = torch.tensor([labels[number] for number in numbers])
-            own = own_tokens(batch, processor)
+            own = own_tokens(batch["input_ids"], processor) if "input_ids" in batch else None
 
             def take(layer: int, state: Tensor, real: Tensor, own: Any = own, classes: Tensor = classes) -> None:
                 counted = real if own is None else real & own.to(real.device)
@@ -147,17 +146,15 @@ def _read(
     return scatter
 
 
-def own_tokens(batch: Batch, processor: Any) -> Tensor | None:
-    """True at tokens that are not special ones; None where the model reads no tokens.
+def own_tokens(ids: Tensor, processor: Any) -> Tensor:
+    """True at tokens `[batch, tokens]` that are not special ones.
 
     A token that stands for an unknown word, or for a masked one, is one of the text.
     """
-    if "input_ids" not in batch:
-        return None
     tokenizer = tokenizer_of(processor)
     of_text = {tokenizer.unk_token_id, tokenizer.mask_token_id}
     special = [number for number in tokenizer.all_special_ids if number not in of_text]
-    return ~torch.isin(batch["input_ids"], torch.tensor(special, dtype=torch.long))
+    return ~torch.isin(ids, torch.tensor(special, dtype=torch.long))
 
 
 @final

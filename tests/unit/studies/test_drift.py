@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support.stored import tiny_model, tiny_tokenizer
-from tests.support.tiny import model_of
+from tests.support.tiny import Passing, model_of
 
 import lamina
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError, UnsupportedModelError
@@ -71,6 +71,13 @@ def test_a_family_without_a_row_has_all_its_linear_maps(monkeypatch: pytest.Monk
     expected = drift_of_all(model, other)
     assert table[2, "linear", "l2"] == pytest.approx(expected)
     assert set(table.index.get_level_values("role")) == {"linear"}
+
+
+def test_blocks_without_linear_maps(monkeypatch: pytest.MonkeyPatch, model):
+    monkeypatch.delitem(lamina.studies.drift.__globals__["ROLES"], "bert")
+    model.encoder.layer = torch.nn.ModuleList(Passing() for _ in range(3))
+    with pytest.raises(UnsupportedModelError, match="its blocks have no linear maps with weights"):
+        drift(model, model)
 
 
 def drift_of_all(model, other) -> float:

@@ -19,7 +19,7 @@ from lamina.studies.cka import MinibatchCKA
 from lamina.studies.geometry import two_nn
 from lamina.studies.passes import LayerReader, batch_groups, row_groups
 
-WORDS = ["the", "a", "film", "is", "good", "bad", "very", "not", "paris", "anna", "went", "to", "and", "slow", "fun", "."]
+WORDS = ["the", "a", "film", "is", "good", "bad", "very", "not", "paris", "anna", "went", "to", "and", "slow"]
 TEXTS = [
     " ".join(WORDS[i] for i in np.random.default_rng(seed).integers(0, len(WORDS), 3 + seed % 9)) for seed in range(41)
 ]
