@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lamina.errors import ConfigError, UnsupportedModelError, check_known
-from lamina.layers import LayerStack, default_stack, select
+from lamina.layers import default_stack, select
 from lamina.layers.adapters import check_plain
-from lamina.layers.roles import ROLES, Attention, family_of, has_path, modules_at
+from lamina.layers.roles import family_of
 from lamina.layers.wrappers import unwrapped
 from lamina.store.loading import load
-from lamina.studies.study import Figure, Study, library_versions, model_facts
+from lamina.studies.provenance import library_versions, model_facts
+from lamina.studies.study import Figure, Study
+from lamina.studies.weight_maps import weight_maps
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,11 +28,9 @@ if TYPE_CHECKING:
     Checkpoint = PreTrainedModel | str | Path
 
 _OP = "drift"
-ANY = "linear"  # the role of all linear maps of a block, where no row says what each is for
 _LARGEST_SVD = 1024  # the shorter side of a matrix up to which all singular values are computed
 _STEPS, _SETTLED = 200, 1e-7  # of the power iteration: at most, and the relative change at which it ends
 _MEASURES = ("l2", "relative", "spectral")
-_Maps = dict[str, dict[str, Tensor]]  # role -> name of a linear map in the block -> its weight [..., out, in]
 
 
 def drift(
@@ -118,7 +118,7 @@ class _Blocks:
             raise ConfigError(f"{_OP}: layer 0, the embeddings, is named; blocks are counted from 1.")
         if not self.stack.blocks:
             raise _unsupported(model, "it has no module per block")
-        self.maps = {layer: dict(_maps(model, self.stack, layer)) for layer in self.layers}
+        self.maps = {layer: dict(weight_maps(model, self.stack, layer, op=_OP)) for layer in self.layers}
         known = tuple(dict.fromkeys(role for maps in self.maps.values() for role in maps))
         if not known:
             raise _unsupported(model, "its blocks have no linear maps with weights")
@@ -150,42 +150,6 @@ def _named(others: Any) -> dict[str, Checkpoint]:
         came = "one of the others is named 'base'" if named else "there is no other checkpoint"
         raise ConfigError(f"{_OP}: {came}; each needs a name of its own.")
     return named
-
-
-def _maps(model: PreTrainedModel, stack: LayerStack, layer: int) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Role -> the linear maps of a block that serve it."""
-    block, family = stack.blocks[layer - 1], family_of(model)
-    paths = _role_paths(block, family) if family in ROLES else {}
-    for role, role_paths in paths.items():
-        weights: dict[str, Tensor] = {}
-        for path in role_paths:
-            for number, module in enumerate(modules_at(block, path, family=family, op=_OP)):
-                weights |= _weights(module, f"{path}[{number}]")
-        if weights:
-            yield role, weights
-    if not paths and (weights := _weights(block, "")):
-        yield ANY, weights
-
-
-def _role_paths(block: nn.Module, family: str) -> dict[str, tuple[str, ...]]:
-    row = ROLES[family]
-    paths: dict[str, tuple[str, ...]] = {}
-    for prefix, attention in (("", row.attention), ("cross_", row.cross)):
-        if isinstance(attention, Attention) and has_path(block, attention.output):
-            for path, served in attention.projections().items():
-                paths["+".join(f"{prefix}{role}" for role in served)] = (path,)
-            paths[f"{prefix}attention_output"] = (attention.output,)
-    return {**paths, "ffn_in": row.ffn_in, "ffn_out": (row.ffn_out,)}
-
-
-def _weights(module: nn.Module, name: str) -> dict[str, Tensor]:
-    """The linear maps in a module, itself included; experts keep several in one tensor of three axes."""
-    return {
-        ".".join(filter(None, (name, path, key))): value.detach()
-        for path, part in module.named_modules()
-        for key, value in part.named_parameters(recurse=False)
-        if not isinstance(part, nn.Embedding) and (value.ndim == 3 or (value.ndim == 2 and key.endswith("weight")))
-    }
 
 
 def _check_alike(base: _Blocks, other: _Blocks, name: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,10 +13,11 @@ from torch import Tensor
 from lamina.data.batches import tokenizer_of
 from lamina.errors import ConfigError, DataError
 from lamina.layers.isolation import evaluating
-from lamina.studies.output_head import OutputHead
+from lamina.studies.output_head import OutputHead, asked_states, in_parts, logits_in_parts
 from lamina.studies.passes import LayerReader, group_batches, text_inputs
-from lamina.studies.study import Figure, Study, library_versions, model_facts
-from lamina.studies.variability import own_tokens
+from lamina.studies.provenance import library_versions, model_facts
+from lamina.studies.study import Figure, Study
+from lamina.studies.vectors import own_tokens
 from lamina.utils import check_range, derive_seed, progress_bar
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from lamina.studies.passes import Batch
 
 _OP = "lens"
-_LOGITS = 2**23  # that are made at a time
 _MEASURES = ("probability", "loss", "rank", "accuracy")
 
 
@@ -88,8 +88,8 @@ def lens(  # noqa: PLR0913 the options of a public entry point
             if not len(truth):
                 continue
             count += len(truth)
-            for index, states in enumerate(_states(reader, head, asked, places)):
-                for logits, true in zip(_logits(head, states), _parts(truth, head), strict=True):
+            for index, states in enumerate(asked_states(reader, head, asked, places)):
+                for logits, true in zip(logits_in_parts(head, states), in_parts(truth, head), strict=True):
                     sums[index] += _scores(logits, true.to(logits.device))
     if not count:
         raise DataError(f"{_OP}: no text has a token to foretell; texts of two tokens or more are needed.")
@@ -111,66 +111,6 @@ def lens(  # noqa: PLR0913 the options of a public entry point
     titles = {measure: f"The true token by layer: {measure}" for measure in _MEASURES}
     figures = {name: Figure("line", x="layer", where={"measure": name}, title=title) for name, title in titles.items()}
     return Study(_OP, pd.DataFrame(rows), settings, figures)
-
-
-def lens_tokens(
-    model: PreTrainedModel, text: str, *, processor: Any = None, layers: Selector = "all", top: int = 5
-) -> Study:
-    """List what each layer would say at each token of one text: its likeliest tokens, through the model's own head.
-
-    A causal model says the next token. A masked one says the token itself, at the mask tokens in the text if there are
-    any, else at all of its tokens.
-
-    Args:
-        model: A causal or masked language model with its head; it is left as it is.
-        text: One text.
-        processor: The tokenizer; None: the one that belongs to `model.name_or_path`.
-        layers: Which layers.
-        top: How many tokens, at least 1.
-
-    Returns:
-        A study whose table has "layer", "position" (in the model's input), "token" (the one there), "place" (1 is the
-        likeliest), "predicted" and "score" (its probability).
-
-    Raises:
-        ConfigError: If the model has no language model head, or `top` is out of range.
-        UnsupportedModelError: As `lens`.
-
-    Source:
-        As `lens`.
-    """
-    reader = LayerReader(model, layers, op="lens_tokens")
-    head = OutputHead(reader.model, op="lens_tokens")
-    inputs = text_inputs(reader.model, [text], processor, None, op="lens_tokens")
-    check_range("lens_tokens", "top", top, 1, head.classes)
-    batch, tokenizer = inputs.batch([0]), tokenizer_of(inputs.processor)
-    ids = batch["input_ids"]
-    shown = ids == tokenizer.mask_token_id if tokenizer.mask_token_id is not None else torch.zeros_like(ids).bool()
-    if head.causal or not shown.any():
-        shown = torch.ones_like(shown)
-    places = shown.nonzero(as_tuple=True)
-    rows: list[dict[str, Any]] = []
-    with evaluating(reader.model), torch.no_grad():
-        for layer, states in zip(reader.layers, _states(reader, head, batch, places), strict=True):
-            likeliest = torch.cat([logits.float().softmax(-1).topk(top)[0] for logits in _logits(head, states)])
-            names = torch.cat([logits.topk(top)[1] for logits in _logits(head, states)])
-            for position, scores, predicted in zip(places[1].tolist(), likeliest.tolist(), names.tolist(), strict=True):
-                token = tokenizer.convert_ids_to_tokens(int(ids[0, position]))
-                for place, (score, number) in enumerate(zip(scores, predicted, strict=True), start=1):
-                    guess = tokenizer.convert_ids_to_tokens(number)
-                    said = {"place": place, "predicted": guess, "score": score}
-                    rows.append({"layer": layer, "position": position, "token": token, **said})
-    settings = {
-        "models": {"model": model_facts(reader.model)},
-        "layers": reader.layers,
-        "text": text,
-        "top": top,
-        "causal": head.causal,
-        "versions": library_versions(),
-    }
-    title = "The likeliest token of each layer"
-    figure = Figure("heat", x="position", y="layer", where={"place": 1}, title=title)
-    return Study("lens_tokens", pd.DataFrame(rows), settings, {"likeliest": figure})
 
 
 def _mask_token(processor: Any) -> int:
@@ -196,25 +136,6 @@ def _asked(
         hidden[row, np.random.default_rng(seed).permutation(tokens)[:many]] = True
     places = hidden.nonzero(as_tuple=True)
     return {**batch, "input_ids": ids.masked_fill(hidden, mask_token)}, (places[0], places[1]), ids[places]
-
-
-def _states(reader: LayerReader, head: OutputHead, batch: Batch, places: tuple[Tensor, ...]) -> Iterator[Tensor]:
-    """Per layer the states `[asked, width]`, those of the highest as the last block gives them."""
-    states: dict[int, Tensor] = {}
-    with head.last_states() as last:
-        reader.read(batch, lambda layer, state, _real: states.update({layer: state}))
-    if reader.stack.depth in states:
-        states[reader.stack.depth] = last[0]
-    rows, positions = (place.to(reader.model.device) for place in places)
-    return iter([state[rows, positions] for state in states.values()])
-
-
-def _parts(values: Tensor, head: OutputHead) -> Sequence[Tensor]:
-    return values.split(max(1, _LOGITS // head.classes))
-
-
-def _logits(head: OutputHead, states: Tensor) -> Iterator[Tensor]:
-    return (head.logits(part) for part in _parts(states, head) if len(part))
 
 
 def _scores(logits: Tensor, true: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, final
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from lamina.studies.passes import Batch, LayerReader
+
 _CLOSE = 1e-3  # relative to the largest logit; a norm that is left out or done twice is off by far more
+_LOGITS = 2**23  # that are made at a time
 _SAME = 1e-6  # the same for tokens that a later one cannot reach
 
 
@@ -122,3 +125,24 @@ class OutputHead:
             yield
         finally:
             handle.remove()
+
+
+def asked_states(reader: LayerReader, head: OutputHead, batch: Batch, places: tuple[Tensor, ...]) -> Iterator[Tensor]:
+    """Per layer the states `[asked, width]`, those of the highest as the last block gives them."""
+    states: dict[int, Tensor] = {}
+    with head.last_states() as last:
+        reader.read(batch, lambda layer, state, _real: states.update({layer: state}))
+    if reader.stack.depth in states:
+        states[reader.stack.depth] = last[0]
+    rows, positions = (place.to(reader.model.device) for place in places)
+    return iter([state[rows, positions] for state in states.values()])
+
+
+def in_parts(values: Tensor, head: OutputHead) -> Sequence[Tensor]:
+    """Rows in parts for which all logits fit into memory at a time."""
+    return values.split(max(1, _LOGITS // head.classes))
+
+
+def logits_in_parts(head: OutputHead, states: Tensor) -> Iterator[Tensor]:
+    """Logits of states, part by part, as `in_parts` divides them."""
+    return (head.logits(part) for part in in_parts(states, head) if len(part))

@@ -11,9 +11,11 @@ import torch
 
 from lamina.errors import ConfigError, check_known
 from lamina.studies.cka import FEWEST, MinibatchCKA
-from lamina.studies.geometry import MEASURES, BlockDistance, NeighbourSample
+from lamina.studies.geometry import MEASURES, BlockDistance
+from lamina.studies.neighbours import NeighbourSample
 from lamina.studies.passes import LayerReader, batch_groups, group_batches, row_groups, text_inputs
-from lamina.studies.study import Figure, Study, library_versions, model_facts
+from lamina.studies.provenance import library_versions, model_facts
+from lamina.studies.study import Figure, Study
 from lamina.studies.vectors import MOST_TOKENS, RowVectors
 from lamina.utils import check_range, derive_seed, progress_bar
 
@@ -93,8 +95,8 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
         UnsupportedModelError: If a model's layers cannot be read.
 
     Source:
-        Nguyen, Raghu and Kornblith 2021, arXiv:2010.15327, for CKA from minibatches; `lamina.studies.geometry` names
-        those of the other measures. A minibatch is a random sample of all texts here.
+        Nguyen, Raghu and Kornblith 2021, arXiv:2010.15327, for CKA from minibatches; a minibatch is a random sample of
+        all texts here. `lamina.studies.geometry` and `lamina.studies.neighbours` name those of the other measures.
     """
     chosen = list(_ALL if measures == "all" else measures)
     check_known(_OP, chosen, _ALL, "measure")

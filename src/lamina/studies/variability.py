@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from lamina.data.batches import tokenizer_of
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError, DataError
 from lamina.store.models import load_processor
+from lamina.studies.class_scatter import ClassScatter
 from lamina.studies.passes import LayerReader, group_batches
-from lamina.studies.study import Figure, Study, library_versions, model_facts
-from lamina.studies.vectors import mean_state
+from lamina.studies.provenance import library_versions, model_facts
+from lamina.studies.study import Figure, Study
+from lamina.studies.vectors import mean_state, own_tokens
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 from lamina.utils import progress_bar
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
     from transformers import PreTrainedModel
 
     from lamina.layers.selectors import Selector
@@ -144,54 +144,3 @@ def _read(
 
             reader.read(batch, take)
     return scatter
-
-
-def own_tokens(ids: Tensor, processor: Any) -> Tensor:
-    """True at tokens `[batch, tokens]` that are not special ones.
-
-    A token that stands for an unknown word, or for a masked one, is one of the text.
-    """
-    tokenizer = tokenizer_of(processor)
-    of_text = {tokenizer.unk_token_id, tokenizer.mask_token_id}
-    special = [number for number in tokenizer.all_special_ids if number not in of_text]
-    return ~torch.isin(ids, torch.tensor(special, dtype=torch.long))
-
-
-@final
-class ClassScatter:
-    """Sums of one layer's vectors by class; `counts` says how many rows each class has."""
-
-    def __init__(self, counts: Mapping[int, int]) -> None:
-        self._place = {number: place for place, number in enumerate(sorted(counts))}
-        self._counts = torch.tensor([counts[number] for number in sorted(counts)], dtype=torch.float64)
-        self._shift: Tensor | None = None
-        self._sums = self._squares = torch.empty(0)
-
-    def add(self, vectors: Float[Tensor, "rows width"], classes: Tensor) -> None:
-        """Take in rows of known classes `[rows]`."""
-        exact = vectors.double().cpu()
-        if self._shift is None:  # near the mean, so that squares and means do not cancel
-            self._shift = exact.mean(0)
-            width = len(self._shift)
-            self._sums = torch.zeros(len(self._counts), width, dtype=torch.float64)
-            self._squares = torch.zeros(width, width, dtype=torch.float64)
-        places = torch.tensor([self._place[int(number)] for number in classes])
-        shifted = exact - self._shift
-        self._sums.index_add_(0, places, shifted)
-        self._squares += (shifted / self._counts[places].unsqueeze(1)).T @ shifted
-
-    def nu(self) -> float:
-        """`tr(S_w S_b^+) / C`, from the singular vectors of the centred class means: no inverse is taken."""
-        classes = len(self._counts)
-        means = self._sums / self._counts.unsqueeze(1)
-        within = (self._squares - means.T @ means) / classes
-        _, sizes, directions = torch.linalg.svd(means - means.mean(0), full_matrices=False)
-        scale = float(means.norm())
-        kept = sizes > max(means.shape) * torch.finfo(torch.float32).eps * max(
-            scale, float(within.trace().clamp(0)) ** 0.5
-        )
-        if not kept.any():
-            return float("inf")
-        directions, sizes = directions[kept], sizes[kept]
-        spread = ((directions @ within) * directions).sum(1)
-        return float((spread / sizes**2).sum())

@@ -1,14 +1,15 @@
-"""One vector per text or token from each layer's states, in one pass of the model."""
+"""One vector per text or token from each layer's states, in one pass of the model; which tokens count."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lamina.data.batches import tokenizer_of
 from lamina.utils import derive_seed
 
 if TYPE_CHECKING:
@@ -82,3 +83,14 @@ def draw_tokens(
         rows += [row] * len(drawn)
         places += tokens[drawn].tolist()
     return torch.tensor(rows, device=real.device), torch.tensor(places, device=real.device)
+
+
+def own_tokens(ids: Tensor, processor: Any) -> Tensor:
+    """True at tokens `[batch, tokens]` that are not special ones.
+
+    A token that stands for an unknown word, or for a masked one, is one of the text.
+    """
+    tokenizer = tokenizer_of(processor)
+    of_text = {tokenizer.unk_token_id, tokenizer.mask_token_id}
+    special = [number for number in tokenizer.all_special_ids if number not in of_text]
+    return ~torch.isin(ids, torch.tensor(special, dtype=torch.long))

@@ -12,6 +12,7 @@ from tests.support.tiny import Passing, model_of
 
 import lamina
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError, UnsupportedModelError
+from lamina.layers.roles import ROLES
 from lamina.studies import drift
 from lamina.studies.drift import spectral_norm
 
@@ -65,7 +66,7 @@ def test_a_head_does_not_matter():
 
 
 def test_a_family_without_a_row_has_all_its_linear_maps(monkeypatch: pytest.MonkeyPatch, model):
-    monkeypatch.delitem(lamina.studies.drift.__globals__["ROLES"], "bert")
+    monkeypatch.delitem(ROLES, "bert")
     other = changed(model)
     table = drift(model, other).table.set_index(["layer", "role", "measure"])["score"]
     expected = drift_of_all(model, other)
@@ -74,7 +75,7 @@ def test_a_family_without_a_row_has_all_its_linear_maps(monkeypatch: pytest.Monk
 
 
 def test_blocks_without_linear_maps(monkeypatch: pytest.MonkeyPatch, model):
-    monkeypatch.delitem(lamina.studies.drift.__globals__["ROLES"], "bert")
+    monkeypatch.delitem(ROLES, "bert")
     model.encoder.layer = torch.nn.ModuleList(Passing() for _ in range(3))
     with pytest.raises(UnsupportedModelError, match="its blocks have no linear maps with weights"):
         drift(model, model)

@@ -13,7 +13,7 @@ from tests.support.stored import tiny_model, tiny_tokenizer
 from lamina import Task
 from lamina.errors import ConfigError, DataError, LayerIndexError, UnknownNameError
 from lamina.studies import variability
-from lamina.studies.variability import ClassScatter
+from lamina.studies.class_scatter import ClassScatter
 
 RNG = np.random.default_rng(0)
 WORDS = ["the", "a", "film", "is", "good", "bad", "very", "paris", "anna", "to", "and", "slow", "fun", "zebra"]
