@@ -19,6 +19,8 @@ __all__ = list(_WHERE)  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> object:
     if name not in _WHERE:
         raise AttributeError(f"module 'lamina' has no attribute '{name}'; it has {', '.join(__all__)}")
+    if _WHERE[name] == __name__:  # a room of its own, as `lamina.studies`
+        return import_module(f"{__name__}.{name}")
     return getattr(import_module(_WHERE[name]), name)
 
 

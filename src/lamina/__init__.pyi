@@ -1,5 +1,6 @@
 """The public names of Lamina, and where they are: what type checkers read, and what loads them."""
 
+from lamina import studies as studies
 from lamina.bank import Reader as Reader
 from lamina.bank import ReaderBank as ReaderBank
 from lamina.editing.freeze import freeze_ as freeze_

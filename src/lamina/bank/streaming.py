@@ -72,7 +72,7 @@ class StackPass:
         self._taken.append(layer)
         _check_taken("bank", self.stack, self.layers[: len(self._taken)], self._taken)
         if self._real is None:
-            self._real = self._real_tokens(state)
+            self._real = real_tokens(self.mask, state, self.model)
         view = LayerView(state, self._real)
         with torch.set_grad_enabled(self._grad):
             for stream, index in self._takers[layer]:
@@ -102,20 +102,6 @@ class StackPass:
                     stacked = torch.stack([features[name] for name in names])
                     logits |= zip(names, heads[0].many(heads, stacked, real), strict=True)
         return {name: ReaderOutput(logits[name], real) for name in self.readers}
-
-    def _real_tokens(self, state: Float[Tensor, "batch tokens width"]) -> Bool[Tensor, "batch tokens"]:
-        """True at real tokens; a row without any keeps its first, so that its result is defined."""
-        shape, device, mask = state.shape[:2], state.device, self.mask
-        if mask is None:
-            return torch.ones(shape, dtype=torch.bool, device=device)
-        if len(mask) == shape[0] and mask.shape[1] != shape[1]:
-            mask = _frame_mask(mask, shape[1], self.model)
-        if mask.shape != shape:
-            came = f"the attention mask is {tuple(mask.shape)}; the states have batch and tokens {tuple(shape)}"
-            raise ConfigError(f"bank: {came}. Give a mask [batch, tokens] of the tokens that the model reads.")
-        real = mask.to(device).bool().clone()
-        real[:, 0] |= ~real.any(1)
-        return real
 
 
 @contextmanager
@@ -204,6 +190,27 @@ def listening(model: PreTrainedModel, passes: Sequence[StackPass]) -> Iterator[B
             hooks.add(module.register_forward_pre_hook, before, with_kwargs=True, prepend=True)
             hooks.add(module.register_forward_hook, lambda ran, *_: calls[get_ident()].pop(ran, None), always_call=True)
         yield heard
+
+
+def real_tokens(
+    mask: Tensor | None, state: Float[Tensor, "batch tokens width"], model: PreTrainedModel
+) -> Bool[Tensor, "batch tokens"]:
+    """True at real tokens of a state, by what `token_mask` gave; a row without any keeps its first.
+
+    Raises:
+        ConfigError: If the mask has another shape.
+    """
+    shape, device = state.shape[:2], state.device
+    if mask is None:
+        return torch.ones(shape, dtype=torch.bool, device=device)
+    if len(mask) == shape[0] and mask.shape[1] != shape[1]:
+        mask = _frame_mask(mask, shape[1], model)
+    if mask.shape != shape:
+        came = f"the attention mask is {tuple(mask.shape)}; the states have batch and tokens {tuple(shape)}"
+        raise ConfigError(f"bank: {came}. Give a mask [batch, tokens] of the tokens that the model reads.")
+    real = mask.to(device).bool().clone()
+    real[:, 0] |= ~real.any(1)
+    return real
 
 
 def _frame_mask(mask: Tensor, frames: int, model: PreTrainedModel) -> Tensor:

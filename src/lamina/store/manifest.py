@@ -17,7 +17,9 @@ MANIFEST, CARD, READERS, BASE = "lamina.json", "README.md", "readers", "base"
 READER, WEIGHTS, RECORD = "reader.json", "model.safetensors", "lamina_edits.json"
 
 
-class _Facts(BaseModel):
+class SavedFacts(BaseModel):
+    """Fields of a JSON file, none missing and no other; those with a `format` are read in this version's only."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @classmethod
@@ -47,7 +49,7 @@ class _Facts(BaseModel):
         raise damaged(path, f"has {str(problem['input'])[:40]!r} as '{where}'; {problem['msg'].lower()}")
 
 
-class StackFacts(_Facts):
+class StackFacts(SavedFacts):
     """One stack of the base."""
 
     layers: int
@@ -55,7 +57,7 @@ class StackFacts(_Facts):
     fingerprint: str  # of its weights
 
 
-class BaseFacts(_Facts):
+class BaseFacts(SavedFacts):
     """The base that the readers were trained on."""
 
     id: str | None  # None for a model that was never saved
@@ -66,7 +68,7 @@ class BaseFacts(_Facts):
     trained: bool = False  # along with the readers: the folder carries it, and `id` is what it was before
 
 
-class Manifest(_Facts):
+class Manifest(SavedFacts):
     """`lamina.json`: the base, facts about the bank, and the names of its readers."""
 
     format: int
@@ -76,7 +78,7 @@ class Manifest(_Facts):
     readers: list[str]
 
 
-class ReaderFacts(_Facts):
+class ReaderFacts(SavedFacts):
     """`reader.json`: what to build, where it attaches, and facts about its training."""
 
     fusion: dict[str, Any]
@@ -89,7 +91,7 @@ class ReaderFacts(_Facts):
     borrowed: str | None = None  # fingerprint of what the head uses of the base besides its states
 
 
-class EditsRecord(_Facts):
+class EditsRecord(SavedFacts):
     """`lamina_edits.json`: the class of the model that was saved, and its edits."""
 
     format: int

@@ -1,0 +1,22 @@
+"""Studies: what each layer does, as a tidy table with its settings and figures; each is one function."""
+
+from lamina.studies.contributions import contributions
+from lamina.studies.drift import drift
+from lamina.studies.importance import importance
+from lamina.studies.lens import lens
+from lamina.studies.lens_tokens import lens_tokens
+from lamina.studies.similarity import similarity
+from lamina.studies.study import Figure, Study
+from lamina.studies.variability import variability
+
+__all__ = [
+    "Figure",
+    "Study",
+    "contributions",
+    "drift",
+    "importance",
+    "lens",
+    "lens_tokens",
+    "similarity",
+    "variability",
+]

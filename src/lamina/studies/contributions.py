@@ -1,0 +1,107 @@
+"""What each layer adds to a reader's features at each token of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from lamina.data.batches import tokenizer_of
+from lamina.errors import ConfigError
+from lamina.fusion.base import LayerView, WeightedSum
+from lamina.fusion.gated import InputWeighted
+from lamina.layers.isolation import evaluating
+from lamina.studies.passes import text_inputs
+from lamina.studies.provenance import library_versions, model_facts
+from lamina.studies.study import Figure, Study
+
+if TYPE_CHECKING:
+    from lamina.bank import ReaderBank
+
+
+def contributions(bank: ReaderBank, text: Any, *, readers: Sequence[str] | None = None) -> Study:
+    """Measure what each layer adds to a reader's features at each token of one text.
+
+    Where a fusion weighs layers anew for each token (Gated, DWAtt), it is the size of the weight; where it adds up
+    weighted states (ScalarMix, Elementwise, Mean), the length of each layer's term.
+
+    Args:
+        bank: Trained readers, with their processor; left as they are.
+        text: A text, or a pair of texts.
+        readers: Which readers; None: all that can say.
+
+    Returns:
+        A study whose table has "reader", "position" (in the model's input), "token", "layer", "measure"
+        ("contribution") and "score", a share: those of a token sum to 1.
+
+    Raises:
+        ConfigError: If a reader that was asked for, or every one, has a fusion that cannot say.
+        UnknownNameError: If there is no such reader.
+    """
+    inputs = text_inputs(bank.model, [text], bank.processor, None, op="contributions")
+    batch = {name: value.to(bank.device) for name, value in inputs.batch([0]).items()}
+    tokens = tokenizer_of(inputs.processor).convert_ids_to_tokens(batch["input_ids"][0].tolist())
+    rows: list[dict[str, Any]] = []
+    silent: list[str] = []
+    for name in bank if readers is None else readers:
+        with evaluating(bank), torch.no_grad():
+            amounts = _amounts(bank, name, batch)
+        if amounts is None:
+            silent.append(f"'{name}' ({type(bank[name].config.fusion).__name__})")
+            continue
+        for layer, shares in zip(bank[name].layers, amounts / amounts.sum(0), strict=True):
+            for position, (token, share) in enumerate(zip(tokens, shares.tolist(), strict=True)):
+                place = {"reader": name, "position": position, "token": token, "layer": layer}
+                rows.append({**place, "measure": "contribution", "score": share})
+    if silent and (readers is not None or not rows):
+        rule = "fusions that weigh states can: Gated, DWAtt, ScalarMix, Elementwise, Mean"
+        raise ConfigError(f"contributions: {', '.join(silent)} cannot say what a layer adds at a token; {rule}.")
+    settings = {
+        "models": {"model": model_facts(bank.model)},
+        "text": text,
+        "left_out": silent,
+        "versions": library_versions(),
+    }
+    figures = {
+        name: Figure("heat", x="position", y="layer", where={"reader": name}, title=f"What each layer adds: {name}")
+        for name in dict.fromkeys(row["reader"] for row in rows)
+    }
+    return Study("contributions", pd.DataFrame(rows), settings, figures)
+
+
+def _amounts(bank: ReaderBank, name: str, batch: Mapping[str, Tensor]) -> Tensor | None:
+    """How much each layer adds `[layers, tokens]` in the one text of a batch; None if the fusion cannot say."""
+    reader = bank[name]
+    if isinstance(reader.fusion, InputWeighted):
+        with _observed(reader.fusion) as weights:
+            bank(**batch, readers=[name])
+        return weights[0][:, 0].float().abs()
+    if not isinstance(reader.fusion.stream([reader.fusion]), WeightedSum):
+        return None
+    states = bank.record_states({reader.stack: reader.layers}, batch)[reader.stack]
+    terms: list[Tensor] = []
+    for index, state in enumerate(states.values()):
+        stream, mask = reader.fusion.stream([reader.fusion]), torch.ones(state.shape[:2], dtype=torch.bool)
+        stream.step(index, LayerView(state, mask.to(state.device)))
+        terms.append(stream.finish(mask.to(state.device))[0][0].float().norm(dim=-1))
+    return torch.stack(terms)
+
+
+@contextmanager
+def _observed(fusion: InputWeighted) -> Iterator[list[Tensor]]:
+    """The weights `[layers, batch, tokens]` that a fusion gives out, which do not count for its importances."""
+    seen: list[Tensor] = []
+
+    def observe(weights: Tensor, mask: Tensor) -> None:
+        del mask
+        seen.append(weights.detach())
+
+    fusion.observe = observe
+    try:
+        yield seen
+    finally:
+        del fusion.observe

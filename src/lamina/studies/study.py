@@ -1,0 +1,141 @@
+"""What a study found: a tidy table, how it is drawn, and the exact settings; saved and loaded as a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, final
+
+from lamina.errors import ConfigError, StoreError, check_known, foreign_errors
+from lamina.store.files import damaged, read_steady, staged, write_json
+from lamina.store.manifest import FORMAT, SavedFacts
+from lamina.studies.provenance import library_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pandas import DataFrame
+
+STUDY, PARQUET, CSV = "lamina_study.json", "table.parquet", "table.csv"
+
+
+@final
+@dataclass(frozen=True)
+class Figure:
+    """Which rows of a study's table are drawn, and how.
+
+    Attributes:
+        kind: "line" (a curve over `x`), "heat" (a cell per `x` and `y`, coloured by `value`) or "bar".
+        x: Column along the bottom.
+        value: Column of the numbers.
+        y: Column up the side of a "heat" figure.
+        colour: Column that tells curves or bars apart; None: there is one.
+        where: Column -> the value of the rows that are drawn.
+        title: Written above.
+    """
+
+    kind: Literal["line", "heat", "bar"]
+    x: str
+    value: str = "score"
+    y: str | None = None
+    colour: str | None = None
+    where: Mapping[str, Any] = field(default_factory=dict)
+    title: str = ""
+
+
+class _StudyFacts(SavedFacts):
+    """`lamina_study.json`."""
+
+    format: int
+    lamina: str
+    name: str
+    settings: dict[str, Any]
+    figures: dict[str, dict[str, Any]]
+    table: str  # SHA-256 of the Parquet file
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Study:
+    """What a study found.
+
+    Attributes:
+        name: Of the study, such as "similarity".
+        table: One row per measured number; "score" is the number, the other columns say of what.
+        settings: All options as they were used, "versions" of the libraries, and under "models" the name, class and
+            fingerprints of each model; JSON-ready.
+        figures: Name -> how it is drawn; `rows` gives what it is drawn from.
+
+    Raises:
+        ConfigError: If the settings hold something that JSON does not have.
+    """
+
+    name: str
+    table: DataFrame
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        own = "settings hold text, numbers, lists and mappings"
+        with foreign_errors(lambda reason: ConfigError(f"study {self.name}: {reason}; {own}.")):
+            object.__setattr__(self, "settings", json.loads(json.dumps(self.settings)))
+
+    def rows(self, figure: str) -> DataFrame:
+        """The rows of the table that a figure is drawn from; UnknownNameError if there is no such figure."""
+        check_known(f"study {self.name}", [figure], self.figures, "figure")
+        rows = self.table
+        for column, value in self.figures[figure].where.items():
+            rows = rows.loc[rows[column] == value]
+        return rows
+
+    def save(self, folder: str | Path) -> None:
+        """Write the table as Parquet and CSV and the settings as JSON: all of it, or nothing.
+
+        Args:
+            folder: Where to; made if it is not there. A study that is there is replaced, other files stay.
+
+        Raises:
+            StoreError: If the folder cannot be written, or holds such files that are no study's.
+        """
+        with staged(Path(folder), [STUDY, PARQUET, CSV]) as stage:
+            self.table.to_parquet(stage / PARQUET, index=False)
+            self.table.to_csv(stage / CSV, index=False)
+            facts = _StudyFacts(
+                format=FORMAT,
+                lamina=library_versions()["lamina"],
+                name=self.name,
+                settings=dict(self.settings),
+                figures={name: asdict(figure) for name, figure in self.figures.items()},
+                table=hashlib.sha256((stage / PARQUET).read_bytes()).hexdigest(),
+            )
+            write_json(stage / STUDY, facts.model_dump())
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Study:
+        """Read a study that `save` wrote.
+
+        Raises:
+            StoreError: If there is none in the folder, it is damaged, or another version of lamina wrote it.
+            UnknownNameError: If its settings file has a key that no study has.
+        """
+        folder = Path(folder)
+        with foreign_errors(lambda reason: damaged(folder, f"cannot be loaded ({reason})")):
+            return read_steady(folder, STUDY, partial(_load, folder))
+
+
+def _load(folder: Path) -> Study:
+    import pandas as pd
+
+    if not (folder / STUDY).exists():
+        raise StoreError(f"load: {folder} holds no study: there is no {STUDY}. Give a folder that Study.save wrote.")
+    facts, path = _StudyFacts.read(folder / STUDY), folder / PARQUET
+    if not path.exists():
+        raise damaged(path, "is not there; the folder is incomplete")
+    if hashlib.sha256(path.read_bytes()).hexdigest() != facts.table:
+        raise damaged(path, f"is not the table that {STUDY} was saved with")
+    with foreign_errors(lambda reason: damaged(folder / STUDY, f"has a figure that cannot be understood ({reason})")):
+        figures = {name: Figure(**figure) for name, figure in facts.figures.items()}
+    return Study(facts.name, pd.read_parquet(path), facts.settings, figures)

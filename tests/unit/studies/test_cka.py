@@ -1,0 +1,84 @@
+"""Debiased CKA: what it must be for known data, and against the estimator written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lamina.errors import ConfigError
+from lamina.studies.cka import MinibatchCKA
+
+
+def hsic_1(x: torch.Tensor, y: torch.Tensor) -> float:
+    """The unbiased estimator as Song et al. 2012 print it."""
+    n, (k, el) = len(x), (x @ x.T, y @ y.T)
+    k, el = k - torch.diag(k.diagonal()), el - torch.diag(el.diagonal())
+    ones = torch.ones(n, dtype=k.dtype)
+    middle = (ones @ k @ ones) * (ones @ el @ ones) / ((n - 1) * (n - 2))
+    return float(torch.trace(k @ el) + middle - 2 / (n - 2) * (ones @ k @ el @ ones)) / (n * (n - 3))
+
+
+def direct(x: torch.Tensor, y: torch.Tensor, parts: int = 1) -> float:
+    pairs = [(a.double(), b.double()) for a, b in zip(x.tensor_split(parts), y.tensor_split(parts), strict=True)]
+    cross, left, right = (sum(hsic_1(p[i], p[j]) for p in pairs) for i, j in ((0, 1), (0, 0), (1, 1)))
+    return float(cross / np.sqrt(left * right))
+
+
+def estimate(*layers: torch.Tensor, parts: int = 1) -> torch.Tensor:
+    cka = MinibatchCKA()
+    for minibatch in zip(*(layer.tensor_split(parts) for layer in layers), strict=True):
+        cka.add(minibatch)
+    return cka.cka()
+
+
+@pytest.fixture
+def x():
+    return torch.randn(200, 24) * torch.linspace(0.1, 3, 24) + 5
+
+
+def test_rotation_scale_and_shift_change_nothing(x: torch.Tensor):
+    rotation = torch.linalg.qr(torch.randn(24, 24, dtype=torch.float64)).Q.float()
+    rescaled = estimate(x, x @ rotation, -7.5 * x, x + 100)
+    assert (rescaled - 1).abs().max() < 1e-6
+    assert (estimate(x, x @ rotation, -7.5 * x, x + 100, parts=5) - 1).abs().max() < 1e-6
+
+
+def test_it_is_the_estimator_written_out(x: torch.Tensor):
+    y = x[:, -9:] @ torch.randn(9, 40) + torch.randn(200, 40)
+    for parts in (1, 3, 8):
+        found = estimate(x, y, parts=parts)
+        assert found[0, 1] == pytest.approx(direct(x, y, parts), abs=1e-9)
+        assert found[1, 0] == found[0, 1]
+        assert found.diagonal().tolist() == pytest.approx([1, 1], abs=1e-12)
+    assert 0.2 < found[0, 1] < 0.95
+
+
+def test_independent_data_are_near_0_where_the_biased_number_is_not():
+    x, y = torch.randn(2, 256, 300)
+    centred = [z - z.mean(0) for z in (x, y)]
+    biased = torch.linalg.norm(centred[0].T @ centred[1]) ** 2
+    biased /= torch.linalg.norm(centred[0].T @ centred[0]) * torch.linalg.norm(centred[1].T @ centred[1])
+    assert biased > 0.4
+    assert abs(float(estimate(x, y, parts=4)[0, 1])) < 0.02
+
+
+def test_the_size_of_minibatches_does_not_shift_it(x: torch.Tensor):
+    """Biased estimates grow as minibatches shrink; this one only scatters."""
+    x = torch.randn(3000, 12)
+    y = x + 2 * torch.randn(3000, 12)
+    whole = float(estimate(x, y)[0, 1])
+    for parts in (6, 30, 150):
+        assert float(estimate(x, y, parts=parts)[0, 1]) == pytest.approx(whole, abs=0.02)
+
+
+def test_a_layer_that_does_not_vary_has_no_cka(x: torch.Tensor):
+    found = estimate(x, torch.ones(200, 3))
+    assert found.isnan().tolist() == [[False, True], [True, True]]
+
+
+def test_too_little():
+    with pytest.raises(ConfigError, match="a minibatch has 3 rows; the unbiased estimate needs at least 4"):
+        MinibatchCKA().add([torch.randn(3, 2)])
+    with pytest.raises(ConfigError, match="no minibatch came"):
+        MinibatchCKA().cka()

@@ -1,0 +1,120 @@
+"""Distances of weights, written out; and what cannot be compared says what differs."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.stored import tiny_model, tiny_tokenizer
+from tests.support.tiny import Passing, model_of
+
+import lamina
+from lamina.errors import ConfigError, LayerIndexError, UnknownNameError, UnsupportedModelError
+from lamina.layers.roles import ROLES
+from lamina.studies import drift
+from lamina.studies.drift import spectral_norm
+
+
+@pytest.fixture
+def model():
+    return tiny_model()
+
+
+def changed(model, layer: int = 2, amount: float = 0.1):
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        weight = other.encoder.layer[layer - 1].output.dense.weight
+        weight += amount * torch.randn_like(weight)
+    return other
+
+
+def test_distances_written_out(model):
+    other = changed(model)
+    study = drift(model, {"run": other})
+    table = study.table.set_index(["layer", "role", "measure"])["score"]
+    before, after = (side.encoder.layer[1].output.dense.weight.detach().double() for side in (model, other))
+    assert table[2, "ffn_out", "l2"] == pytest.approx(float((after - before).norm()))
+    assert table[2, "ffn_out", "relative"] == pytest.approx(float((after - before).norm() / before.norm()))
+    assert table[2, "ffn_out", "spectral"] == pytest.approx(float(torch.linalg.svdvals(after - before)[0]))
+    others = table.drop(index=[(2, "ffn_out", measure) for measure in ("l2", "relative", "spectral")])
+    assert (others == 0).all()
+    assert set(study.table["role"]) == {"query", "key", "value", "attention_output", "ffn_in", "ffn_out"}
+    assert set(study.table["layer"]) == {1, 2, 3}
+    assert study.settings["spectral_by"] == "svd"
+    assert study.rows("l2 run")["measure"].unique().tolist() == ["l2"]
+
+
+def test_several_runs_from_folders(model, tmp_path: Path):
+    lamina.save(model, tmp_path / "base", tiny_tokenizer())
+    lamina.save(changed(model), tmp_path / "a", tiny_tokenizer())
+    study = drift(tmp_path / "base", [tmp_path / "a", changed(model, 1)], roles="ffn_out", layers=[1, 2])
+    moved = study.table[(study.table["score"] > 0) & (study.table["measure"] == "l2")]
+    assert moved[["run", "layer"]].to_numpy().tolist() == [["1", 2], ["2", 1]]
+    assert set(study.table["role"]) == {"ffn_out"}
+    assert list(study.settings["models"]) == ["base", "1", "2"]
+
+
+def test_one_projection_of_several_roles():
+    model = model_of("gpt2")
+    assert set(drift(model, model).table["role"]) == {"query+key+value", "attention_output", "ffn_in", "ffn_out"}
+
+
+def test_a_head_does_not_matter():
+    assert (drift(model_of("roberta"), model_of("roberta-MaskedLM").roberta).table["score"] >= 0).all()
+
+
+def test_a_family_without_a_row_has_all_its_linear_maps(monkeypatch: pytest.MonkeyPatch, model):
+    monkeypatch.delitem(ROLES, "bert")
+    other = changed(model)
+    table = drift(model, other).table.set_index(["layer", "role", "measure"])["score"]
+    expected = drift_of_all(model, other)
+    assert table[2, "linear", "l2"] == pytest.approx(expected)
+    assert set(table.index.get_level_values("role")) == {"linear"}
+
+
+def test_blocks_without_linear_maps(monkeypatch: pytest.MonkeyPatch, model):
+    monkeypatch.delitem(ROLES, "bert")
+    model.encoder.layer = torch.nn.ModuleList(Passing() for _ in range(3))
+    with pytest.raises(UnsupportedModelError, match="its blocks have no linear maps with weights"):
+        drift(model, model)
+
+
+def drift_of_all(model, other) -> float:
+    pairs = zip(model.encoder.layer[1].parameters(), other.encoder.layer[1].parameters(), strict=True)
+    return float(torch.cat([(a - b).detach().flatten() for a, b in pairs]).double().norm())
+
+
+def test_the_power_iteration_finds_the_largest_singular_value():
+    matrix = torch.randn(60, 40, dtype=torch.float64)
+    exact = float(torch.linalg.svdvals(matrix)[0])
+    assert spectral_norm(matrix, largest_svd=8) == pytest.approx(exact, rel=1e-4)
+    assert spectral_norm(torch.zeros(60, 40), largest_svd=8) == 0
+
+
+def test_other_shapes_say_what_differs(model):
+    with pytest.raises(ConfigError, match=r"depth is 3 in the base and 2 in '1'; .*only models of one shape"):
+        drift(model, tiny_model(num_hidden_layers=2), layers=[1, 2])
+    with pytest.raises(
+        ConfigError,
+        match=r"layer 1 ffn_in intermediate.dense\[0\]\.weight is \(48, 32\) in the base and \(64, 32\) in 'wide'",
+    ):
+        drift(model, {"wide": tiny_model(intermediate_size=64)})
+    with pytest.raises(ConfigError, match="family is bert in the base and roberta in '1'"):
+        drift(model, model_of("roberta"))
+
+
+def test_what_cannot_be(model):
+    with pytest.raises(ConfigError, match="layer 0, the embeddings, is named"):
+        drift(model, model, layers="all")
+    with pytest.raises(LayerIndexError, match="drift: layer 7"):
+        drift(model, model, layers=7)
+    with pytest.raises(UnknownNameError, match="unknown role 'ffn'; known: query"):
+        drift(model, model, roles=["ffn"])
+    with pytest.raises(ConfigError, match="there is no other checkpoint"):
+        drift(model, [])
+    with pytest.raises(ConfigError, match="one of the others is named 'base'"):
+        drift(model, {"base": model})
+    with pytest.raises(UnsupportedModelError, match="it has no module per block"):
+        drift(model_of("xlm"), model_of("xlm"))

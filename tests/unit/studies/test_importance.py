@@ -1,0 +1,110 @@
+"""Learned layer weights as a table, and what layers add at each token, written out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.support.stored import TEXTS, tiny_model, tiny_tokenizer
+
+from lamina import (
+    AdaLayers,
+    DWAtt,
+    Elementwise,
+    Gated,
+    Reader,
+    ReaderBank,
+    Routing,
+    ScalarMix,
+    SequenceClassification,
+    SingleLayer,
+)
+from lamina.errors import ConfigError, UnknownNameError
+from lamina.studies import contributions, importance
+
+HEAD = SequenceClassification(("no", "yes"))
+
+
+def bank_of(**fusions) -> ReaderBank:
+    bank = ReaderBank(tiny_model(), tiny_tokenizer())
+    for name, fusion in fusions.items():
+        torch.manual_seed(len(name))
+        reader = bank.add(name, Reader(fusion, HEAD, seed=len(name)))
+        with torch.no_grad():
+            for parameter in reader.fusion.parameters():
+                parameter += 0.3 * torch.randn_like(parameter)
+    return bank.eval()
+
+
+def test_shares_of_several_runs():
+    banks = {
+        "first": bank_of(mix=ScalarMix(), top=SingleLayer(3)),
+        "second": bank_of(mix=ScalarMix(), ada=AdaLayers(8)),
+    }
+    study = importance(banks)
+    table = study.table
+    assert table.groupby(["run", "reader"])["layer"].apply(list).to_dict() == {
+        ("first", "mix"): [0, 1, 2, 3],
+        ("second", "mix"): [0, 1, 2, 3],
+        ("second", "ada"): [1, 2, 3],
+    }
+    scores = banks["first"]["mix"].fusion.scores.softmax(0).tolist()
+    assert table.query("run == 'first'")["score"].tolist() == pytest.approx(scores)
+    assert table.query("reader == 'ada'")[["fusion", "seed"]].drop_duplicates().to_numpy().tolist() == [
+        ["AdaLayers", 3]
+    ]
+    assert list(study.figures) == ["first", "second"]
+
+
+def test_readers_that_weigh_anew_need_texts():
+    bank = bank_of(gated=Gated(8))
+    with pytest.raises(ConfigError, match=r"reader 'gated' weighs layers anew for each token, .* Give texts"):
+        importance(bank)
+    found = importance(bank, TEXTS).table["score"].tolist()
+    assert found == pytest.approx(bank["gated"].fusion.importance().tolist())
+    assert importance(bank, TEXTS, batch_size=1).table["score"].tolist() == pytest.approx(found, abs=1e-6)
+    assert len(set(found)) > 1
+
+
+def test_a_bank_without_weights():
+    with pytest.raises(ConfigError, match="importance: no reader weighs layers"):
+        importance(bank_of(top=SingleLayer(3)))
+
+
+@torch.no_grad()
+def test_contributions_are_the_lengths_of_terms():
+    bank = bank_of(mix=ScalarMix(layers=[1, 3]), each=Elementwise())
+    study = contributions(bank, TEXTS[0])
+    states = bank.model(**bank.processor(TEXTS[0], return_tensors="pt"), output_hidden_states=True).hidden_states
+    weights = bank["mix"].fusion.scores.softmax(0)
+    terms = torch.stack([weight * states[layer][0].norm(dim=-1) for weight, layer in zip(weights, (1, 3), strict=True)])
+    expected = (terms / terms.sum(0)).flatten().tolist()
+    table = study.table[study.table["reader"] == "mix"]
+    assert table["score"].tolist() == pytest.approx(expected, abs=1e-5)
+    assert table["layer"].unique().tolist() == [1, 3]
+    assert table["token"].tolist()[:3] == ["[CLS]", "the", "film"]
+    sums = study.table.groupby(["reader", "position"])["score"].sum()
+    assert sums.to_numpy().tolist() == pytest.approx([1.0] * len(sums))
+
+
+def test_contributions_are_the_weights_of_fusions_that_weigh_anew():
+    bank = bank_of(gated=Gated(8), dwatt=DWAtt())
+    importance(bank, TEXTS)
+    before = {name: bank[name].fusion.importance().tolist() for name in bank}
+    table = contributions(bank, TEXTS[0]).table
+    assert {name: bank[name].fusion.importance().tolist() for name in bank} == before
+    for name in bank:
+        alone = bank_of(gated=Gated(8), dwatt=DWAtt())
+        importance(alone, [TEXTS[0]])
+        mean = table[table["reader"] == name].groupby("layer")["score"].mean().tolist()
+        assert len(mean) == len(before[name])
+        if name == "dwatt":  # its weights sum to 1 at each token, so shares are their means
+            assert mean == pytest.approx(alone[name].fusion.importance().tolist(), abs=1e-5)
+
+
+def test_fusions_that_cannot_say():
+    bank = bank_of(routing=Routing(8, vectors=4), mix=ScalarMix())
+    assert contributions(bank, TEXTS[0]).settings["left_out"] == ["'routing' (Routing)"]
+    with pytest.raises(ConfigError, match=r"contributions: 'routing' \(Routing\) cannot say what a layer adds"):
+        contributions(bank, TEXTS[0], readers=["routing"])
+    with pytest.raises(UnknownNameError, match="unknown reader 'mixed'"):
+        contributions(bank, TEXTS[0], readers=["mixed"])

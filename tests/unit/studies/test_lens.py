@@ -1,0 +1,134 @@
+"""The logit lens: the last layer says what the model says, lower ones what its norm and head make of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.support.tiny import model_of
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from lamina.errors import ConfigError, DataError, LayerIndexError, UnsupportedModelError
+from lamina.studies import lens, lens_tokens
+from lamina.studies.output_head import OutputHead
+
+TEXTS = ["the film is good .", "anna was very slow", "ben and anna", "a bad film and a good film in paris"]
+
+
+@pytest.fixture(scope="module")
+def llama():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=20, **sizes, max_position_embeddings=32)).eval()
+    with torch.no_grad():
+        model.model.norm.weight.uniform_(0.5, 2)
+        model.lm_head.weight.normal_(std=0.3)
+    return model
+
+
+@pytest.fixture(scope="module")
+def bert():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    return BertForMaskedLM(BertConfig(vocab_size=20, **sizes, max_position_embeddings=32)).eval()
+
+
+def by_layer(study, measure: str) -> list[float]:
+    return study.table[study.table["measure"] == measure]["score"].tolist()
+
+
+@torch.no_grad()
+def test_a_causal_model_foretells_next_tokens(llama, words):
+    study = lens(llama, TEXTS, processor=words, batch_size=3)
+    losses, ranks = [[] for _ in range(4)], [[] for _ in range(4)]
+    for text in TEXTS:
+        inputs = words(text, return_tensors="pt")
+        del inputs["token_type_ids"]
+        states = list(llama(**inputs, output_hidden_states=True).hidden_states)
+        ids = inputs["input_ids"][0]
+        for layer, state in enumerate(states):  # the last of these is after the norm
+            logits = llama.lm_head(state if layer == 3 else llama.model.norm(state))[0, :-2]  # not [SEP]
+            chances = logits.log_softmax(-1)
+            said = chances[torch.arange(len(chances)), ids[1:-1]]
+            losses[layer] += (-said).tolist()
+            ranks[layer] += [1 + int((row > value).sum()) for row, value in zip(chances, said, strict=True)]
+    assert study.settings["causal"] is True
+    assert set(study.table["tokens"]) == {len(losses[0])}
+    assert by_layer(study, "loss") == pytest.approx([sum(values) / len(values) for values in losses], abs=1e-5)
+    assert by_layer(study, "rank") == pytest.approx([sum(values) / len(values) for values in ranks])
+    assert by_layer(study, "accuracy") == pytest.approx([values.count(1) / len(values) for values in ranks])
+
+
+@torch.no_grad()
+def test_a_masked_model_foretells_hidden_tokens(bert, words):
+    study = lens(bert, TEXTS, processor=words, mask_share=1.0)
+    losses = [[] for _ in range(3)]
+    for text in TEXTS:
+        inputs = words(text, return_tensors="pt")
+        truth = inputs["input_ids"].clone()[0, 1:-1]
+        inputs["input_ids"][0, 1:-1] = words.mask_token_id
+        for layer, state in enumerate(bert(**inputs, output_hidden_states=True).hidden_states):
+            chances = bert.cls(state)[0, 1:-1].log_softmax(-1)
+            losses[layer] += (-chances[torch.arange(len(truth)), truth]).tolist()
+    assert study.settings["causal"] is False
+    assert by_layer(study, "loss") == pytest.approx([sum(values) / len(values) for values in losses], abs=1e-5)
+    few = lens(bert, TEXTS, processor=words)
+    assert few.table["tokens"].unique().tolist() == [4]
+    assert by_layer(lens(bert, TEXTS, processor=words, batch_size=1), "loss") == pytest.approx(by_layer(few, "loss"))
+
+
+@torch.no_grad()
+def test_the_likeliest_tokens_of_one_text(llama, bert, words):
+    study = lens_tokens(llama, TEXTS[0], processor=words, top=3, layers=[1, -1])
+    assert study.table.groupby(["layer", "position"])["place"].apply(list).tolist() == [[1, 2, 3]] * 2 * 7
+    inputs = words(TEXTS[0], return_tensors="pt")
+    own = llama(input_ids=inputs["input_ids"]).logits[0].softmax(-1)
+    last = study.table[(study.table["layer"] == 3) & (study.table["place"] == 1)]
+    assert last["predicted"].tolist() == words.convert_ids_to_tokens(own.argmax(-1).tolist())
+    assert last["score"].tolist() == pytest.approx(own.max(-1).values.tolist(), abs=1e-5)
+    assert last["token"].tolist()[1] == "the"
+    masked = lens_tokens(bert, "the [MASK] is good", processor=words)
+    assert masked.table["position"].unique().tolist() == [2]
+    assert len(masked.table) == 3 * 5
+
+
+def test_the_model_is_left_as_it_was(llama, words):
+    hooks = [len(block._forward_hooks) for block in llama.model.layers]
+    llama.train()
+    lens(llama, TEXTS, processor=words)
+    assert llama.training
+    assert hooks == [len(block._forward_hooks) for block in llama.model.layers]
+    llama.eval()
+
+
+def test_models_of_other_norms():
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=32, n_embd=16, n_layer=1, n_head=2)).eval()
+    assert OutputHead(model, op="lens").causal
+
+
+def test_what_cannot_be(llama, bert, words):
+    with pytest.raises(ConfigError, match=r"LlamaModel has no output over a vocabulary\. Load it with"):
+        lens(llama.model, TEXTS, processor=words)
+    with pytest.raises(UnsupportedModelError, match="it is no single stack with a module per block"):
+        lens(model_of("bart-Seq2SeqLM"), TEXTS, processor=words)
+    with pytest.raises(DataError, match="no text has a token to foretell"):
+        lens(llama, [""], processor=words)
+    with pytest.raises(LayerIndexError, match="lens: layer 8"):
+        lens(llama, TEXTS, processor=words, layers=8)
+    with pytest.raises(ConfigError, match="mask_share is 2; it must be at least 0 and at most 1"):
+        lens(bert, TEXTS, processor=words, mask_share=2)
+    with pytest.raises(ConfigError, match="top is 0; it must be at least 1"):
+        lens_tokens(llama, TEXTS[0], processor=words, top=0)
+
+
+def test_a_masked_model_needs_a_mask_token(bert):
+    from tests.support.stored import tiny_tokenizer
+
+    with pytest.raises(ConfigError, match="its tokenizer has no mask token"):
+        lens(bert, TEXTS, processor=tiny_tokenizer())
+
+
+def test_more_than_a_head_after_the_last_block(llama, monkeypatch: pytest.MonkeyPatch):
+    forward = llama.lm_head.forward
+    monkeypatch.setattr(llama.lm_head, "forward", lambda states: forward(states) + states.shape[1])
+    with pytest.raises(UnsupportedModelError, match="after its last block is not done token by token"):
+        OutputHead(llama, op="lens")

@@ -1,0 +1,118 @@
+"""A study comes back as it was saved, and a folder that holds none, or a damaged one, says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from tests.support.tiny import model_of
+
+from lamina.errors import ConfigError, StoreError, UnknownNameError
+from lamina.studies.provenance import library_versions, model_facts
+from lamina.studies.study import Figure, Study
+
+
+def study(name: str = "drift") -> Study:
+    table = pd.DataFrame(
+        {
+            "run": ["a", "a", "b"],
+            "layer": pd.array([1, 2, 1], dtype="Int64"),
+            "other": pd.array([None, 1, None], dtype="Int64"),
+            "score": [0.5, float("nan"), 2.0],
+        }
+    )
+    figures = {"by run": Figure("line", x="layer", colour="run", where={"run": "a"}, title="Drift")}
+    return Study(name, table, {"layers": (1, 2), "versions": library_versions()}, figures)
+
+
+def test_what_is_saved_comes_back(tmp_path: Path):
+    saved = study()
+    saved.save(tmp_path / "deep" / "drift")
+    loaded = Study.load(tmp_path / "deep" / "drift")
+    pd.testing.assert_frame_equal(loaded.table, saved.table)
+    assert (loaded.name, loaded.settings, loaded.figures) == (saved.name, saved.settings, saved.figures)
+    assert loaded.settings["layers"] == [1, 2]
+    csv = pd.read_csv(tmp_path / "deep" / "drift" / "table.csv")
+    assert csv["score"].tolist()[::2] == [0.5, 2.0]
+
+
+def test_a_figure_has_its_rows():
+    assert study().rows("by run")["layer"].tolist() == [1, 2]
+    with pytest.raises(UnknownNameError, match="study drift: unknown figure 'by task'; known: by run"):
+        study().rows("by task")
+
+
+def test_settings_are_json():
+    with pytest.raises(ConfigError, match=r"study x: .*not JSON serializable; settings hold text, numbers"):
+        Study("x", pd.DataFrame(), {"layers": {1}})
+
+
+def test_a_second_study_takes_the_place_of_the_first_and_foreign_files_are_refused(tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("mine")
+    study("drift").save(tmp_path)
+    study("lens").save(tmp_path)
+    assert Study.load(tmp_path).name == "lens"
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "table.csv").write_text("a,b\n")
+    with pytest.raises(StoreError, match=r"holds table\.csv but no lamina_study\.json; .* is not overwritten"):
+        study().save(foreign)
+    assert [path.name for path in foreign.iterdir()] == ["table.csv"]
+
+
+def test_a_table_that_cannot_be_written_changes_nothing(tmp_path: Path):
+    study().save(tmp_path)
+    mixed = Study("mixed", pd.DataFrame({"score": [1, "two", {3: 4}]}))
+    with pytest.raises(StoreError, match="nothing in it was changed"):
+        mixed.save(tmp_path)
+    assert Study.load(tmp_path).name == "drift"
+
+
+def test_a_folder_without_a_study(tmp_path: Path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(StoreError, match=r"holds no study: there is no lamina_study\.json"):
+            Study.load(folder)
+
+
+def changed(folder: Path, **fields: object) -> None:
+    facts = json.loads((folder / "lamina_study.json").read_text())
+    (folder / "lamina_study.json").write_text(json.dumps(facts | fields))
+
+
+def test_a_study_of_another_version(tmp_path: Path):
+    study().save(tmp_path)
+    changed(tmp_path, format=2)
+    with pytest.raises(StoreError, match="has format 2; this version of lamina reads format 1"):
+        Study.load(tmp_path)
+
+
+def test_damage(tmp_path: Path):
+    study().save(tmp_path)
+    table = (tmp_path / "table.parquet").read_bytes()
+    (tmp_path / "table.parquet").write_bytes(table[:-9])
+    with pytest.raises(StoreError, match=r"is not the table that lamina_study\.json was saved with"):
+        Study.load(tmp_path)
+    (tmp_path / "table.parquet").unlink()
+    with pytest.raises(StoreError, match=r"table\.parquet is not there; the folder is incomplete"):
+        Study.load(tmp_path)
+    (tmp_path / "table.parquet").write_bytes(table)
+    changed(tmp_path, figures={"by run": {"shape": "round"}})
+    with pytest.raises(StoreError, match="has a figure that cannot be understood"):
+        Study.load(tmp_path)
+    (tmp_path / "lamina_study.json").write_text('{"format": 1')
+    with pytest.raises(StoreError, match="is not JSON"):
+        Study.load(tmp_path)
+    study().save(tmp_path)
+    changed(tmp_path, mood="good")
+    with pytest.raises(UnknownNameError, match="unknown key 'mood'"):
+        Study.load(tmp_path)
+
+
+def test_facts_of_a_model_tell_models_apart():
+    facts = model_facts(model_of("bert")), model_facts(model_of("roberta"))
+    assert [fact["family"] for fact in facts] == ["bert", "roberta"]
+    assert facts[0]["fingerprints"]["main"] != facts[1]["fingerprints"]["main"]
+    assert len(facts[0]["fingerprints"]["main"]) == 64
