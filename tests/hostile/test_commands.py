@@ -206,7 +206,7 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         "task": of(EVALUATE, "train.tsv"),
         "data": of(("evaluate", "bank", "--task", "mood=glue/sst2", "--data", "data"), "data"),
         "model": of((*EVALUATE, "--model", "moods"), "moods/config.json"),
-        **dict.fromkeys(("split", "text", "pair", "label", "per_class", "device", "batch_size")),
+        **dict.fromkeys(("split", "text", "pair", "label", "per_class", "errors", "device", "batch_size")),
     },
     "predict": {
         "bank_or_model": [

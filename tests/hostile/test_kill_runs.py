@@ -476,9 +476,9 @@ def test_bulk_prediction_holds_one_chunk_at_a_time(tmp_path: Path, monkeypatch: 
     alive, most = weakref.WeakSet[Answer](), dict[int, int]()
     plain = Predictor._answers
 
-    def counted(self: Predictor, names: Any, splits: Any) -> dict[str, Any]:
+    def counted(self: Predictor, names: Any, splits: Any, **how: Any) -> dict[str, Any]:
         gc.collect()
-        answers = {name: [Answer(row) for row in rows] for name, rows in plain(self, names, splits).items()}
+        answers = {name: [Answer(row) for row in rows] for name, rows in plain(self, names, splits, **how).items()}
         alive.update(answer for rows in answers.values() for answer in rows)
         most[size] = max(most.get(size, 0), len(alive))
         return answers

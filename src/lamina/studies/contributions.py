@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def contributions(bank: ReaderBank, text: Any, *, readers: Sequence[str] | None = None) -> Study:
     """Measure what each layer adds to a reader's features at each token of one text.
 
-    Where a fusion weighs layers anew for each token (Gated, DWAtt), it is the size of the weight; where it adds up
-    weighted states (ScalarMix, Elementwise, Mean), the length of each layer's term.
+    Where a fusion weighs layers anew for each token (Gated, DWAtt), it is the size of the weight; of Routing that of
+    the token's credit; where it adds up weighted states (ScalarMix, Elementwise, Mean), the length of each layer's term.
 
     Args:
         bank: Trained readers, with their processor; left as they are.
@@ -58,7 +58,7 @@ def contributions(bank: ReaderBank, text: Any, *, readers: Sequence[str] | None 
                 place = {"reader": name, "position": position, "token": token, "layer": layer}
                 rows.append({**place, "measure": "contribution", "score": share})
     if silent and (readers is not None or not rows):
-        rule = "fusions that weigh states can: Gated, DWAtt, ScalarMix, Elementwise, Mean"
+        rule = "fusions that weigh states can: Gated, DWAtt, Routing, ScalarMix, Elementwise, Mean"
         raise ConfigError(f"contributions: {', '.join(silent)} cannot say what a layer adds at a token; {rule}.")
     settings = {
         "models": {"model": model_facts(bank.model)},

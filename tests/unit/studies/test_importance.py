@@ -101,10 +101,22 @@ def test_contributions_are_the_weights_of_fusions_that_weigh_anew():
             assert mean == pytest.approx(alone[name].fusion.importance().tolist(), abs=1e-5)
 
 
+def test_routing_says_by_its_credit():
+    bank = bank_of(routing=Routing(8, vectors=4))
+    table = contributions(bank, TEXTS[0]).table
+    batch = bank.processor(TEXTS[0], return_tensors="pt")
+    states = bank.record_states({"main": bank["routing"].layers}, batch)["main"]
+    with torch.no_grad():
+        credit = bank["routing"].fusion.credit(torch.stack(list(states.values())), batch["attention_mask"].bool())
+    amounts = credit.abs().sum(-1)[0]  # [layers, tokens]
+    shares = table.pivot_table(index="layer", columns="position", values="score").to_numpy(copy=True)
+    assert torch.allclose(torch.from_numpy(shares).float(), amounts / amounts.sum(0), atol=1e-5)
+
+
 def test_fusions_that_cannot_say():
-    bank = bank_of(routing=Routing(8, vectors=4), mix=ScalarMix())
-    assert contributions(bank, TEXTS[0]).settings["left_out"] == ["'routing' (Routing)"]
-    with pytest.raises(ConfigError, match=r"contributions: 'routing' \(Routing\) cannot say what a layer adds"):
-        contributions(bank, TEXTS[0], readers=["routing"])
+    bank = bank_of(ada=AdaLayers(dim=8), mix=ScalarMix())
+    assert contributions(bank, TEXTS[0]).settings["left_out"] == ["'ada' (AdaLayers)"]
+    with pytest.raises(ConfigError, match=r"contributions: 'ada' \(AdaLayers\) cannot say what a layer adds"):
+        contributions(bank, TEXTS[0], readers=["ada"])
     with pytest.raises(UnknownNameError, match="unknown reader 'mixed'"):
         contributions(bank, TEXTS[0], readers=["mixed"])

@@ -135,7 +135,7 @@ def test_words_are_scored_by_their_first_sub_token_either_way(byte_pairs: Any):
             logits = torch.randn(1, int(length), len(task.labels), generator=torch.Generator().manual_seed(row))
             results.add([row], logits)
         scores.append(results.scores(task.metrics))
-        assert sum(row["count"] for row in results.per_class()) == 3  # spans, not sub-tokens
+        assert sum(row["count"] for row in results.per_class()[:-3]) == 3  # spans, not sub-tokens
     assert scores[0] == scores[1]
 
 
