@@ -27,7 +27,7 @@ def contributions(bank: ReaderBank, text: Any, *, readers: Sequence[str] | None 
     """Measure what each layer adds to a reader's features at each token of one text.
 
     Where a fusion weighs layers anew for each token (Gated, DWAtt), it is the size of the weight; of Routing that of
-    the token's credit; where it adds up weighted states (ScalarMix, Elementwise, Mean), the length of each layer's term.
+    the token's credit; where it adds up weighted states (ScalarMix, Elementwise, Mean), the length of a layer's term.
 
     Args:
         bank: Trained readers, with their processor; left as they are.
