@@ -231,7 +231,7 @@ class _Session:
                 Checkpoints(checkpoints, "recipe").clear()
             joined.rows.extend(own["rows"])
             joined.importances.extend(own["importances"])
-            joined.history.extend(own.get("history", []))  # which earlier versions did not note
+            joined.history.extend(own["history"])
             joined.truncated.update(own["truncated"])
             joined = replace(joined, steps=joined.steps + own["steps"], seconds=joined.seconds + own["seconds"])
         table = self._table(joined.rows, specs)
