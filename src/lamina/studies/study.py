@@ -28,22 +28,33 @@ class Figure:
     """Which rows of a study's table are drawn, and how.
 
     Attributes:
-        kind: "line" (a curve over `x`), "heat" (a cell per `x` and `y`, coloured by `value`) or "bar".
+        kind: "line" (a curve over `x`), "heat" (a cell per `x` and `y`, coloured by `value`), "bar", or "scatter" (a
+            point per row).
         x: Column along the bottom.
         value: Column of the numbers.
         y: Column up the side of a "heat" figure.
-        colour: Column that tells curves or bars apart; None: there is one.
+        colour: Column that tells curves, bars or points apart; None: there is one.
+        facet: Column with one panel per value; None: there is one panel.
         where: Column -> the value of the rows that are drawn.
         title: Written above.
+        x_title: Of the axis along the bottom, with its unit; "": the column's name.
+        value_title: What the numbers are, with their unit; "": the column's name.
+        note: What to see in it, in a sentence.
+
+    Rows that differ in column "seed" alone are drawn as their mean, with the 95 % t interval over seeds.
     """
 
-    kind: Literal["line", "heat", "bar"]
+    kind: Literal["line", "heat", "bar", "scatter"]
     x: str
     value: str = "score"
     y: str | None = None
     colour: str | None = None
+    facet: str | None = None
     where: Mapping[str, Any] = field(default_factory=dict)
     title: str = ""
+    x_title: str = ""
+    value_title: str = ""
+    note: str = ""
 
 
 class _StudyFacts(SavedFacts):
@@ -54,6 +65,7 @@ class _StudyFacts(SavedFacts):
     name: str
     settings: dict[str, Any]
     figures: dict[str, dict[str, Any]]
+    conclusions: list[str]
     table: str  # SHA-256 of the Parquet file
 
 
@@ -68,6 +80,7 @@ class Study:
         settings: All options as they were used, "versions" of the libraries, and under "models" the name, class and
             fingerprints of each model; JSON-ready.
         figures: Name -> how it is drawn; `rows` gives what it is drawn from.
+        conclusions: What may be concluded, a sentence each, most important first.
 
     Raises:
         ConfigError: If the settings hold something that JSON does not have.
@@ -77,6 +90,7 @@ class Study:
     table: DataFrame
     settings: Mapping[str, Any] = field(default_factory=dict)
     figures: Mapping[str, Figure] = field(default_factory=dict)
+    conclusions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         own = "settings hold text, numbers, lists and mappings"
@@ -109,6 +123,7 @@ class Study:
                 name=self.name,
                 settings=dict(self.settings),
                 figures={name: asdict(figure) for name, figure in self.figures.items()},
+                conclusions=list(self.conclusions),
                 table=hashlib.sha256((stage / PARQUET).read_bytes()).hexdigest(),
             )
             write_json(stage / STUDY, facts.model_dump())
@@ -138,4 +153,4 @@ def _load(folder: Path) -> Study:
         raise damaged(path, f"is not the table that {STUDY} was saved with")
     with foreign_errors(lambda reason: damaged(folder / STUDY, f"has a figure that cannot be understood ({reason})")):
         figures = {name: Figure(**figure) for name, figure in facts.figures.items()}
-    return Study(facts.name, pd.read_parquet(path), facts.settings, figures)
+    return Study(facts.name, pd.read_parquet(path), facts.settings, figures, tuple(facts.conclusions))

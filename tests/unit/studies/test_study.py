@@ -23,8 +23,11 @@ def study(name: str = "drift") -> Study:
             "score": [0.5, float("nan"), 2.0],
         }
     )
-    figures = {"by run": Figure("line", x="layer", colour="run", where={"run": "a"}, title="Drift")}
-    return Study(name, table, {"layers": (1, 2), "versions": library_versions()}, figures)
+    figures = {
+        "by run": Figure("line", x="layer", colour="run", where={"run": "a"}, title="Drift", note="Higher is further.")
+    }
+    settings = {"layers": (1, 2), "versions": library_versions()}
+    return Study(name, table, settings, figures, ("Layer 2 moved most.", "Layer 1 did not move."))
 
 
 def test_what_is_saved_comes_back(tmp_path: Path):
@@ -33,6 +36,7 @@ def test_what_is_saved_comes_back(tmp_path: Path):
     loaded = Study.load(tmp_path / "deep" / "drift")
     pd.testing.assert_frame_equal(loaded.table, saved.table)
     assert (loaded.name, loaded.settings, loaded.figures) == (saved.name, saved.settings, saved.figures)
+    assert loaded.conclusions == saved.conclusions
     assert loaded.settings["layers"] == [1, 2]
     csv = pd.read_csv(tmp_path / "deep" / "drift" / "table.csv")
     assert csv["score"].tolist()[::2] == [0.5, 2.0]
