@@ -3,8 +3,10 @@
 from lamina.studies.contributions import contributions
 from lamina.studies.drift import drift
 from lamina.studies.importance import importance
+from lamina.studies.insertion import insertion
 from lamina.studies.lens import lens
 from lamina.studies.lens_tokens import lens_tokens
+from lamina.studies.reinit import reinit
 from lamina.studies.removal import removal
 from lamina.studies.similarity import similarity
 from lamina.studies.study import Figure, Study
@@ -16,8 +18,10 @@ __all__ = [
     "contributions",
     "drift",
     "importance",
+    "insertion",
     "lens",
     "lens_tokens",
+    "reinit",
     "removal",
     "similarity",
     "variability",

@@ -52,7 +52,8 @@ def named_tasks(tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:
     """Tasks by name, each with a train and a validation part: an UnknownNameError if one has none."""
     named = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks or {})
     for task in named.values():
-        task.split("train"), task.split("validation")
+        for part in ("train", "validation"):
+            task.split(part)
     return named
 
 

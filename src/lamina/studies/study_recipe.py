@@ -29,6 +29,8 @@ STUDIES = Registry(
         "lens_tokens": "lamina.studies.lens_tokens:lens_tokens",
         "importance": "lamina.studies.importance:importance",
         "contributions": "lamina.studies.contributions:contributions",
+        "reinit": "lamina.studies.reinit:reinit",
+        "insertion": "lamina.studies.insertion:insertion",
         "removal": "lamina.studies.removal:removal",
     },
 )  # name -> the function; the recipe has its parameters

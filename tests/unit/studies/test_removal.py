@@ -103,7 +103,9 @@ def test_block_influence_is_that_of_the_states_around_the_run():
         for text in TEXTS:
             states = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states
             cosines.append([torch.cosine_similarity(states[i], states[i + 2], dim=-1).mean().item() for i in (0, 1)])
-    np.testing.assert_allclose(rows.sort_values("layer")["predicted"].astype(float), 1 - np.mean(cosines, 0), atol=2e-7)  # float32 near 1
+    np.testing.assert_allclose(
+        rows.sort_values("layer")["predicted"].astype(float), 1 - np.mean(cosines, 0), atol=2e-7
+    )  # float32 near 1
 
 
 def test_cells_of_a_model_by_name_resume(tmp_path):
