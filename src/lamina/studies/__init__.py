@@ -1,5 +1,6 @@
 """Studies: what each layer does, as a tidy table with its settings and figures; each is one function."""
 
+from lamina.studies.advise import advise
 from lamina.studies.contributions import contributions
 from lamina.studies.drift import drift
 from lamina.studies.importance import importance
@@ -15,6 +16,7 @@ from lamina.studies.variability import variability
 __all__ = [
     "Figure",
     "Study",
+    "advise",
     "contributions",
     "drift",
     "importance",

@@ -32,6 +32,7 @@ STUDIES = Registry(
         "reinit": "lamina.studies.reinit:reinit",
         "insertion": "lamina.studies.insertion:insertion",
         "removal": "lamina.studies.removal:removal",
+        "advise": "lamina.studies.advise:advise",
     },
 )  # name -> the function; the recipe has its parameters
 SHARED = ("model", "base", "tasks", "texts")  # parameters that the recipe gives to every study that has them
