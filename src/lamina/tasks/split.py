@@ -93,6 +93,14 @@ class Split:
         """The rows named, in the order named."""
         return Split(derived(self.rows.select(rows), self.rows), self._open_text)
 
+    def with_labels(self, labels: Sequence[Any]) -> Split:
+        """The same examples with other labels; -100 stands for a class that is not told."""
+        cells = pa.array([list(label) if isinstance(label, tuple) else label for label in labels])
+        rows = self.rows.remove_columns("label").add_column("label", cells)  # pyright: ignore[reportArgumentType]
+        changed = Split(derived(rows, self.rows), self._open_text)
+        changed.key = self.key
+        return changed
+
     def without_labels(self, *, rows: bool = False) -> Split:
         """The texts alone, those of a pair one after the other, or with `rows` as they are; blank ones are left out."""
         sides = ((text, (text,) if isinstance(text, str) else text) for text in self.texts)
