@@ -5,6 +5,7 @@ from lamina.studies.drift import drift
 from lamina.studies.importance import importance
 from lamina.studies.lens import lens
 from lamina.studies.lens_tokens import lens_tokens
+from lamina.studies.probe import probe
 from lamina.studies.similarity import similarity
 from lamina.studies.study import Figure, Study
 from lamina.studies.variability import variability
@@ -17,6 +18,7 @@ __all__ = [
     "importance",
     "lens",
     "lens_tokens",
+    "probe",
     "similarity",
     "variability",
 ]

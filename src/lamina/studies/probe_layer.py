@@ -47,7 +47,7 @@ class _ProbeStream(Stream):
         self._members, self._config = members, members[0].config
         self._state: Tensor | None = None
 
-    def step(self, index: int, view: LayerView) -> None:
+    def step(self, index: int, view: LayerView) -> None:  # noqa: ARG002
         state = view.normed.float()
         if self._config.pooled:
             weights = view.mask.to(state.dtype) / view.mask.sum(1, keepdim=True)

@@ -88,8 +88,8 @@ def paired_bootstrap(
     counted one higher, so that it is never 0.
 
     Args:
-        first: What the first method scores, `[rows]`, or `[seeds, rows]`; or counts `[seeds, rows, counts]` of rows that
-            `metric` makes a score of.
+        first: What the first method scores, `[rows]` or `[seeds, rows]`; or counts of rows `[seeds, rows, counts]`
+            that `metric` makes a score of.
         second: The same of the second method, on the same rows with the same seeds.
         metric: Sums of the rows' counts `[..., counts]` -> scores `[...]`; None: the mean of the rows.
         names: What to call the two.
