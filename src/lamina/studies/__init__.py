@@ -2,6 +2,7 @@
 
 from lamina.studies.contributions import contributions
 from lamina.studies.drift import drift
+from lamina.studies.errors import errors
 from lamina.studies.importance import importance
 from lamina.studies.lens import lens
 from lamina.studies.lens_tokens import lens_tokens
@@ -15,6 +16,7 @@ __all__ = [
     "Study",
     "contributions",
     "drift",
+    "errors",
     "importance",
     "lens",
     "lens_tokens",

@@ -14,6 +14,7 @@ import pandas as pd
 from lamina.errors import ConfigError, DataError, check_known
 from lamina.layers import default_stack, select
 from lamina.layers.wrappers import unwrapped
+from lamina.store import load
 from lamina.store.models import load_processor
 from lamina.studies.baselines import baseline_guesses
 from lamina.studies.probe_cell import MLP, ProbeSettings, plain_metric, probe_rows
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 def probe(  # noqa: PLR0913 the options of a public entry point
-    model: PreTrainedModel,
+    model: PreTrainedModel | str,
     tasks: Mapping[str, Task] | Task,
     *,
     processor: Any = None,
@@ -60,6 +61,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     output: str | Path | None = None,
     resume: bool = False,
     progress: bool = True,
+    ray: str | None = None,
 ) -> Study:
     """Train probes on every layer of a frozen model, all in the same passes, and say what their scores are worth.
 
@@ -73,7 +75,8 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     that is scored was learnt from, so that their control is chance; code length tells what probes find easily there.
 
     Args:
-        model: A transformers model of any family that can be read; it is left as it is.
+        model: A transformers model of any family that can be read, which is left as it is; or its hub id or folder,
+            from which the workers of Ray load it.
         tasks: Name -> a task with classes, tags or numbers, or such a task alone.
         processor: Tokenizer or image processor; None: the one that belongs to `model.name_or_path`.
         split: The part that is scored.
@@ -94,6 +97,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
         output: Folder to write the study and its cells into; None: nothing is written.
         resume: Take the cells, a task with a seed each, that ended in that folder before.
         progress: Show a progress bar.
+        ray: Where to run cells as tasks of Ray; see `lamina.studies.runner.run_cells`.
 
     Returns:
         A study whose table has "task", "seed", "layer", "site" ("output"), "probe", "measure", "metric", "rows" and
@@ -112,7 +116,8 @@ def probe(  # noqa: PLR0913 the options of a public entry point
         Hewitt and Liang 2019, arXiv:1909.03368 (controls); Voita and Titov 2020, arXiv:2003.12298 (codes). Theirs are
         trained until the loss stops falling; here for `epochs`, so that codes are upper bounds.
     """
-    source, named = unwrapped(model), dict(tasks) if isinstance(tasks, Mapping) else {tasks.name: tasks}
+    source, found = load(model) if isinstance(model, str) else (unwrapped(model), None)
+    named = dict(tasks) if isinstance(tasks, Mapping) else {tasks.name: tasks}
     check_known("probe", probes, PROBES, "probe")
     if not probes or not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError(f"probe: probes are {list(probes)}, seeds {list(seeds)}; one of each is needed, none twice.")
@@ -121,7 +126,8 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     chosen = select(layers, used.layers, op="probe")
     missing = {name: check_task(name, task, split) for name, task in named.items()}
     where = source.name_or_path
-    own: Any = load_processor(where, source) if processor is None and where else processor
+    own: Any = found if processor is None else processor
+    own = load_processor(where, source) if own is None and where else own
     training = {"epochs": epochs, "batch_size": batch_size, "max_length": max_length}
     training |= {"add_prefix_space": add_prefix_space, "cache": cache, "augment": False, "progress": False}
     how = ProbeSettings(
@@ -137,13 +143,14 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     )
     settings = {**asdict(how), "baselines": baselines, "seeds": list(seeds), "versions": library_versions()}
     settings["models"] = {"model": model_facts(source)}
-    cells = _cells(source, own, named, how, seeds=seeds, baselines=baselines)
+    read = model if isinstance(model, str) and ray is not None else source
+    cells = _cells(read, own, named, how, seeds=seeds, baselines=baselines)
     folder = None if output is None else Path(output)
     kept = {name: value for name, value in settings.items() if name not in ("seeds", "baselines")}
-    rows, failures = run_cells(cells, settings=kept, output=folder, resume=resume, progress=progress)
+    rows, failures = run_cells(cells, settings=kept, output=folder, resume=resume, progress=progress, ray=ray)
     if rows.empty:
         raise ConfigError(f"probe: no cell gave rows; the first ended with: {failures[0].error}")
-    settings["failures"] = [{"cell": dict(failure.key), "error": failure.error} for failure in failures]
+    settings["failures"] = [{"key": dict(failure.key), "error": failure.error} for failure in failures]
     study = _study(rows, named, settings, missing)
     if folder is not None:
         study.save(folder)
@@ -152,27 +159,32 @@ def probe(  # noqa: PLR0913 the options of a public entry point
 
 def check_task(name: str, task: Task, split: str) -> list[str]:
     """Classes that no row to learn from has; an error unless there are labels of two classes, or numbers."""
-    train, kind = task.split("train"), kind_of(task.kind)
+    kind = kind_of(task.kind)
     task.split(split)
     if not kind.has_classes:
         came = f"task '{name}' is of kind {task.kind}, which has no labels to probe for"
         raise ConfigError(f"probe: {came}; classes, tags or numbers are needed.")
     if task.problem_type == "regression":
         return []
-    several = task.problem_type == "multi_label"
-    seen: set[int] = set()
-    for label in train.labels:
-        if several:
-            seen.update(number for number, is_set in enumerate(label) if is_set)
-        else:
-            seen.update(label if kind.tags_words else [label])
+    classes, several = _classes(task, "train"), task.problem_type == "multi_label"
+    seen = {number for row in classes for number in row}
     if len(seen) < 2 and not several:
         which = ", ".join(f"'{task.labels[number]}'" for number in seen) or "none"
         raise DataError(f"probe: the rows of task '{name}' (train) are of one class only ({which}); 2 are needed.")
+    if kind.tags_words:  # I-x comes with every B-x, whether or not any word has it
+        seen |= set(range(len(task.labels))) - {number for row in _classes(task, split) for number in row}
     never = [label for number, label in enumerate(task.labels) if number not in seen]
     if never:
         logger.warning("probe: no row of task '%s' (train) is of class '%s'", name, "', '".join(never))
     return never
+
+
+def _classes(task: Task, part: str) -> list[tuple[int, ...]]:
+    """The numbers of the classes that each row of a part has."""
+    labels = task.split(part).labels
+    if task.problem_type == "multi_label":
+        return [tuple(number for number, is_set in enumerate(row) if is_set) for row in labels]
+    return [row if isinstance(row, tuple) else (row,) for row in labels]
 
 
 def baseline_rows(task: Task, split: str) -> list[dict[str, Any]]:
@@ -190,7 +202,7 @@ def baseline_rows(task: Task, split: str) -> list[dict[str, Any]]:
 
 
 def _cells(
-    model: PreTrainedModel,
+    model: PreTrainedModel | str,
     processor: Any,
     tasks: Mapping[str, Task],
     how: ProbeSettings,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, final
 
@@ -14,6 +15,7 @@ from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.layers.isolation import evaluating
 from lamina.layers.wrappers import unwrapped
+from lamina.store import load
 from lamina.studies.controls import LabelBits, code_blocks, code_length, control_task, only_rows
 from lamina.studies.probe_layer import ProbeLayer
 from lamina.tasks import kind_of
@@ -92,8 +94,32 @@ def probe_bank(
                 parameter.requires_grad_(flag)
 
 
+class Trained:
+    """Probes of a bank that were trained on their tasks, none of them chosen by a score."""
+
+    def __init__(self, bank: ReaderBank, tasks: Mapping[str, Task], options: FitOptions, split: str) -> None:
+        self._bank, self._options, self._encodings = bank, options, dict[Any, Any]()
+        train(bank, _without_scores(tasks, split), options, op="probe", encodings=self._encodings)
+
+    def run(self, tasks: Mapping[str, Task], part: str, make: Callable[[str, Group], Results]) -> dict[str, Results]:
+        """Run probes over a part of their tasks, into what `make` gives each; none of no tasks."""
+        results: dict[str, Results] = {}
+        if tasks:
+            subject = open_subject(self._bank, tasks, "probe", None, self._options)
+            for group in groups_of(subject, tasks, part, self._options, self._encodings):
+                own = {name: make(name, group) for name in group.names}
+                collect(subject, group, own, self._options)
+                results |= own
+        return results
+
+
+@lru_cache(maxsize=1)
+def _loaded(source: str) -> PreTrainedModel:
+    return load(source)[0]
+
+
 def probe_rows(
-    model: PreTrainedModel, processor: Any, task: Task, how: ProbeSettings, seed: int
+    model: PreTrainedModel | str, processor: Any, task: Task, how: ProbeSettings, seed: int
 ) -> list[dict[str, Any]]:
     """The rows of one seed; those of measure "score" have the "guesses" that it is of."""
     probes = {f"layer{layer}-{probe}": (layer, probe) for probe in how.probes for layer in how.layers}
@@ -107,21 +133,12 @@ def probe_rows(
     rates = {name: how.rates[probe] for name, (_, probe) in shapes.items()}
     own = {"learning_rate": rates, "seed": seed, "keep": "last", "max_grad_norm": 0.0}
     options = FitOptions.of({**how.training, **own}, "probe")
-    encodings: dict[Any, Any] = {}
+    model = _loaded(model) if isinstance(model, str) else model
     with probe_bank(model, processor, task, shapes, how, seed) as bank:
-        train(bank, _without_scores(learnt, how.split), options, op="probe", encodings=encodings)
-
-        def run(tasks: Mapping[str, Task], part: str, make: Callable[[str, Group], Results]) -> dict[str, Results]:
-            subject, results = open_subject(bank, tasks, "probe", processor, options), {}
-            for group in groups_of(subject, tasks, part, options, encodings):
-                own = {name: make(name, group) for name in group.names}
-                collect(subject, group, own, options)
-                results |= own
-            return results
-
-        scored = run({name: own for name, own in learnt.items() if "-code" not in name}, how.split, results_of)
+        trained = Trained(bank, learnt, options, how.split)
+        scored = trained.run({name: own for name, own in learnt.items() if "-code" not in name}, how.split, results_of)
         asked = {f"{name}-code{number}": part for name in probes for number, part in enumerate(codes.asked)}
-        bits = run(asked, "train", lambda name, group: LabelBits(group.targets[name])) if asked else {}
+        bits = trained.run(asked, "train", lambda name, group: LabelBits(group.targets[name]))
     rows: list[dict[str, Any]] = []
     for name, (layer, probe) in probes.items():
         facts = {"layer": layer, "site": "output", "probe": probe}

@@ -29,6 +29,8 @@ STUDIES = Registry(
         "lens_tokens": "lamina.studies.lens_tokens:lens_tokens",
         "importance": "lamina.studies.importance:importance",
         "contributions": "lamina.studies.contributions:contributions",
+        "errors": "lamina.studies.errors:errors",
+        "probe": "lamina.studies.probe:probe",
     },
 )  # name -> the function; the recipe has its parameters
 SHARED = ("model", "base", "tasks", "texts")  # parameters that the recipe gives to every study that has them

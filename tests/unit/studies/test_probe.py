@@ -205,13 +205,14 @@ def test_the_model_is_left_as_it_is(tokenizer, mood):
 
 
 def test_tags(model, tokenizer, tags):
-    study = probe(model, tags, processor=tokenizer, seeds=[0, 1], learning_rate=0.02, **{**FAST, "epochs": 5})
+    study = probe(model, tags, processor=tokenizer, seeds=[0, 1], learning_rate=0.05, **{**FAST, "epochs": 8})
     assert {"score", "accuracy", "control", "selectivity", "compression"} <= set(study.table["measure"])
     assert set(study.table.query("measure == 'score'")["metric"]) == {"span_f1"}
     assert set(study.table.query("measure == 'selectivity'")["metric"]) == {"accuracy"}
     assert values(study, "score", probe="bag_of_words")[0] > 0.5
     assert values(study, "score", probe="majority") == [0.0]
-    assert max(values(study, "accuracy", probe="linear")) > values(study, "accuracy", probe="majority")[0]
+    assert max(values(study, "accuracy")) > values(study, "accuracy", probe="majority")[0] + 0.05
+    assert not any("no row to learn from" in sentence for sentence in study.conclusions)  # of I-X, which nothing has
 
 
 def test_pairs_and_numbers(model, tokenizer):
@@ -260,7 +261,7 @@ def test_a_cell_that_fails_is_recorded(model, tokenizer, mood, monkeypatch):
     options = {"controls": False, "code_length": False, "baselines": False, **FAST}
     study = probe(model, {"mood": mood}, processor=tokenizer, seeds=[0, 1], **options)
     assert set(study.table["seed"].dropna()) == {0}
-    assert study.settings["failures"] == [{"cell": {"task": "mood", "seed": 1}, "error": "RuntimeError: no room"}]
+    assert study.settings["failures"] == [{"key": {"task": "mood", "seed": 1}, "error": "RuntimeError: no room"}]
     with pytest.raises(ConfigError, match="no cell gave rows; the first ended with: RuntimeError: no room"):
         probe(model, {"mood": mood}, processor=tokenizer, seeds=[1], **options)
 
