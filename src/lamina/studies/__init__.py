@@ -3,10 +3,12 @@
 from lamina.studies.advise import advise
 from lamina.studies.contributions import contributions
 from lamina.studies.drift import drift
+from lamina.studies.errors import errors
 from lamina.studies.importance import importance
 from lamina.studies.insertion import insertion
 from lamina.studies.lens import lens
 from lamina.studies.lens_tokens import lens_tokens
+from lamina.studies.probe import probe
 from lamina.studies.reinit import reinit
 from lamina.studies.removal import removal
 from lamina.studies.similarity import similarity
@@ -19,10 +21,12 @@ __all__ = [
     "advise",
     "contributions",
     "drift",
+    "errors",
     "importance",
     "insertion",
     "lens",
     "lens_tokens",
+    "probe",
     "reinit",
     "removal",
     "similarity",

@@ -33,6 +33,8 @@ STUDIES = Registry(
         "insertion": "lamina.studies.insertion:insertion",
         "removal": "lamina.studies.removal:removal",
         "advise": "lamina.studies.advise:advise",
+        "errors": "lamina.studies.errors:errors",
+        "probe": "lamina.studies.probe:probe",
     },
 )  # name -> the function; the recipe has its parameters
 SHARED = ("model", "base", "tasks", "texts")  # parameters that the recipe gives to every study that has them
