@@ -14,7 +14,7 @@ READY := .venv/.ready
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[demo,report,tensorboard,bench,test,check]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[demo,report,tensorboard,ray,bench,test,check]'
 	touch $@
 
 demo: $(READY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -32,10 +33,13 @@ METHOD = ("train", "method.yaml", "--data", ".", "-o", "tuned")
 FILE = ("predict", "bank", "--file", "texts.jsonl", "-o", "answers.jsonl")
 EDIT = ("edit", "base", "--freeze", "1", "-o", "edited")
 EVALUATE = ("evaluate", "bank", "--task", "mood=train.tsv")
+STUDY = ("study", "similarity", "study.yaml", "--data", ".", "--no-progress", "-o", "seen")
+CELLS = ("study", "removal", "study.yaml", "--data", ".", "--no-progress", "-o", "cells")
 REPORT = ("report", "out")
 DEMO = ("demo", "-o", "demo", "--rows", "48", "--epochs", "1")
 ENTRY = f"cache/{'0' * 32}"
 ROWS = "sentence\tlabel\n" + "the film is bad .\tbad\nthe film is good .\tgood\n" * 2
+CELL = hashlib.blake2b(json.dumps({"seed": 0, "task": "film"}).encode(), digest_size=16).hexdigest()
 RECIPE = "model: base\nfit: {epochs: 1, batch_size: 8, progress: false}\ntasks:\n  film:\n    text: sentence\n"
 RECIPE += "    files: {train: train.tsv, validation: train.tsv}\n"
 
@@ -57,6 +61,9 @@ def make(folder: Path) -> None:
         f"{figure}{RECIPE}    readers: {{a: {{fusion: last_layer, head: {{pooling: mean}}}}}}\n"
     )
     (folder / "method.yaml").write_text(f"{RECIPE}methods: {{plain: {{}}}}\n")
+    tasks = RECIPE.partition("\n")[2].partition("\n")[2]
+    options = "studies: {similarity: {minibatch: 4}, removal: {seeds: [0], epochs: 1}}\n"
+    (folder / "study.yaml").write_text(f"model: base\ntexts: {{task: film}}\n{options}{tasks}")
     (folder / "texts.txt").write_text("the film\nbad\n")
     (folder / "texts.csv").write_text('text\n"the film"\n')
     (folder / "texts.jsonl").write_text('{"text": "the film"}\n{"text": "bad"}\n')
@@ -75,7 +82,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     transformers_logging.disable_progress_bar()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for arguments in (TRAIN, METHOD, FILE):
+        for arguments in (TRAIN, METHOD, FILE, STUDY, CELLS):
             assert run(*arguments).code == 0
         run(*FILE[:-1], "bad.jsonl", "--file", "ended.jsonl")
     yield folder
@@ -241,6 +248,16 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
             ("kernel", "freeze", "train_inserted", "merge", "stack", "seed", "head", "new_weights", "dry_run", "force")
         ),
     },
+    "study": {
+        "recipe": of(STUDY, "study.yaml"),
+        "data": of(STUDY, "train.tsv", "base/config.json"),
+        "output": [
+            *of(STUDY, "seen", passes={"missing", "folder"}),
+            *of(STUDY, "seen/table.csv", passes=AFRESH),
+            *of((*CELLS, "--resume"), f"cells/cells/{CELL}.json", passes=NOTHING),
+        ],
+        **dict.fromkeys(("name", "resume", "ray", "dry_run", "progress")),
+    },
     "report": {
         "folder": [
             *of(REPORT, "out/report.json"),
@@ -309,6 +326,7 @@ GOOD = {
     "evaluate": EVALUATE,
     "predict": (*FILE[:-1], "json.csv"),
     "edit": EDIT,
+    "study": STUDY,
     "report": REPORT,
     "cache": ("cache", "--cache-dir", "cache"),
     "demo": DEMO,
@@ -393,6 +411,9 @@ def test_streams_that_are_not_utf_8():
         (*TRAIN[:-1], "x" * 300),
         (*TRAIN[:-1], "x" * 300, "--dry-run"),
         (*EDIT[:-1], "x" * 300),
+        ("study", "similarity", "x" * 300),
+        ("study", "x" * 300, "study.yaml"),
+        (*STUDY[:-1], "x" * 300),
         ("report", "x" * 300),
         ("cache", "--cache-dir", "train.tsv"),
         (*DEMO[:2], "x" * 300),

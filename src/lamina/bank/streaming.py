@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import ChainMap, defaultdict
+from collections import ChainMap, Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -87,21 +87,38 @@ class StackPass:
             features: dict[str, Tensor] = {}
             for names, stream in self._streams:
                 features |= zip(names, stream.finish(real), strict=True)
-            groups: dict[object, list[str]] = defaultdict(list)
-            together = self._grad or real.is_cuda  # on a CPU without gradients, heads one by one stay in its caches
             for name in features:
-                head = self.readers[name].head
-                group = head.group() if together else None
-                groups[name if group is None else (type(head), group, features[name].dtype)].append(name)
+                if self.readers[name].head.reads_first and features[name].stride(1) == 0:
+                    features[name] = features[name][:, :1]  # of a whole text, said to every token: one says it all
             logits: dict[str, Tensor] = {}
-            for names in groups.values():
+            for names in self._head_groups(features):
                 first, heads = names[0], [self.readers[name].head for name in names]
+                mask = real if features[first].shape[1] == real.shape[1] else real.new_ones(len(real), 1)
                 if len(heads) == 1:
-                    logits[first] = self.readers[first].logits(features[first], real, (labels or {}).get(first))
+                    logits[first] = self.readers[first].logits(features[first], mask, (labels or {}).get(first))
                 else:
-                    stacked = torch.stack([features[name] for name in names])
-                    logits |= zip(names, heads[0].many(heads, stacked, real), strict=True)
+                    given = _stacked([features[name] for name in names])
+                    logits |= zip(names, heads[0].many(heads, given, mask), strict=True)
         return {name: ReaderOutput(logits[name], real) for name in self.readers}
+
+    def _head_groups(self, features: Mapping[str, Tensor]) -> list[list[str]]:
+        """Names of readers whose heads run as one; those that read the same features are apart from the others."""
+        together = self._grad or next(iter(features.values())).is_cuda  # one by one, heads stay in a CPU's caches
+        shared = Counter(map(id, features.values()))
+        groups: dict[object, list[str]] = defaultdict(list)
+        for name, given in features.items():
+            head = self.readers[name].head
+            group = head.group() if together else None
+            same = id(given) if shared[id(given)] > 1 else None
+            groups[name if group is None else (type(head), group, given.shape, given.dtype, same)].append(name)
+        return list(groups.values())
+
+
+def _stacked(parts: Sequence[Tensor]) -> Float[Tensor, "readers batch tokens dim"]:
+    """Features of several readers as one; those that all read are not copied."""
+    if all(part is parts[0] for part in parts):
+        return parts[0].expand(len(parts), *parts[0].shape)
+    return torch.stack(list(parts))
 
 
 @contextmanager

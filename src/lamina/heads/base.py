@@ -56,6 +56,11 @@ class Head(nn.Module, ABC):
     def outputs(self) -> int:
         """Number of scores per position: labels, or entries of a vocabulary."""
 
+    @property
+    def reads_first(self) -> bool:
+        """Whether it reads the features of the first real token alone."""
+        return False
+
     def count(self, labels: Tensor) -> Tensor:
         """What `loss` divides by: how many labels are given, or their weight."""
         return counted(labels, None)

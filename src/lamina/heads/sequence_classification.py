@@ -88,6 +88,11 @@ class SequenceClassificationHead(LabelHead):
             parts["attention"] = SelfAttention(config.kind, dim, config.attention_heads, config.attention_dropout)
         super().__init__(config, dim, **parts)
 
+    @property
+    def reads_first(self) -> bool:
+        """Where that is the pooling."""
+        return self.config.pooling == "first"
+
     def many(
         self, heads: list[Any], features: Float[Tensor, "heads batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "heads batch classes"]:

@@ -173,6 +173,10 @@ class Results(Protocol):
         """Per example a JSON-ready answer."""
         return []
 
+    def guesses(self) -> list[Any]:
+        """Per example what is to be compared with its label in the split, in the same form."""
+        return []
+
 
 def cells_of(rows: datasets.Dataset, column: str, spec: ColumnSpec) -> Any:
     """A column of a data set; ids become names where the column has names for them that are all among the labels."""

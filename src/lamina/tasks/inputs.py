@@ -145,6 +145,14 @@ class ClassResults(Results):
         wrong = wrong_answers(self._logits, torch.from_numpy(label_array(self._split)), self._task)
         return error_rows(wrong, self._split.texts, count)
 
+    def guesses(self) -> list[Any]:
+        """Class ids, numbers, or zeros and ones."""
+        if self._task.problem_type == "regression":
+            return self._logits[:, 0].tolist()
+        if self._task.problem_type == "multi_label":
+            return [tuple(row) for row in (self._logits > 0).long().tolist()]
+        return self._logits.argmax(-1).tolist()
+
     def predictions(self) -> list[Any]:
         """Per example its "label", "score" and "probabilities", "labels" and "probabilities", or "value"."""
         return [_to_prediction(logits, self._task) for logits in self._logits]

@@ -29,10 +29,16 @@ class Split:
     """Examples with their labels, in Arrow: a row each, as `Split.of` makes them.
 
     `open_text` makes what stands for an example's text of the cells in columns "text" and "row"; None: "text" itself.
+    `labels` has a column "label" in place of that of `rows`.
     """
 
-    def __init__(self, rows: datasets.Dataset, open_text: Callable[[Any, int], Any] | None = None) -> None:
-        self.rows, self._open_text = rows, open_text
+    def __init__(
+        self,
+        rows: datasets.Dataset,
+        open_text: Callable[[Any, int], Any] | None = None,
+        labels: datasets.Dataset | None = None,
+    ) -> None:
+        self.rows, self._open_text, self._labels = rows, open_text, rows if labels is None else labels
 
     @classmethod
     def of(
@@ -54,7 +60,7 @@ class Split:
     @cached_property
     def labels(self) -> Column:
         """Per text a class id, a number, zeros and ones (multi-label), a class id per word, text to write, or None."""
-        return Column(self.rows, ["label"], _as_tuple)
+        return Column(self._labels, ["label"], _as_tuple)
 
     @cached_property
     def words(self) -> Column | None:
@@ -69,7 +75,7 @@ class Split:
     @property
     def labelled(self) -> bool:
         """Whether examples have labels."""
-        return not pa.types.is_null(self.rows.features.arrow_schema.field("label").type)
+        return not pa.types.is_null(self._labels.features.arrow_schema.field("label").type)
 
     @cached_property
     def key(self) -> str:
@@ -91,7 +97,14 @@ class Split:
 
     def take(self, rows: Sequence[int]) -> Split:
         """The rows named, in the order named."""
-        return Split(derived(self.rows.select(rows), self.rows), self._open_text)
+        labels = None if self._labels is self.rows else derived(self._labels.select(rows), self._labels)
+        return Split(derived(self.rows.select(rows), self.rows), self._open_text, labels)
+
+    def with_labels(self, labels: Sequence[Any]) -> Split:
+        """The same examples with other labels; -100 stands for a class that is not told."""
+        changed = Split(self.rows, self._open_text, dataset_of([pa.table({"label": pa.array(labels)})]))
+        changed.key = self.key
+        return changed
 
     def without_labels(self, *, rows: bool = False) -> Split:
         """The texts alone, those of a pair one after the other, or with `rows` as they are; blank ones are left out."""

@@ -142,14 +142,16 @@ class _TagResults(Results):
     def _per_text(self, values: Tensor) -> list[Tensor]:
         return list(values.split(self._counts))
 
+    def guesses(self) -> list[Any]:
+        return [tuple(tags.tolist()) for tags in self._per_text(self._logits.argmax(-1))]
+
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        guesses = [tags.tolist() for tags in self._per_text(self._logits.argmax(-1))]
-        return score_tags(metrics, guesses, list(self._split.labels), self._task.labels)
+        return score_tags(metrics, self.guesses(), list(self._split.labels), self._task.labels)
 
     def per_class(self) -> list[dict[str, Any]]:
         labels, truths, guesses = self._task.labels, list(self._split.labels), self._logits.argmax(-1)
         if marks_spans(labels):
-            return span_table([tags.tolist() for tags in self._per_text(guesses)], truths, labels)
+            return span_table(self.guesses(), truths, labels)
         return class_table(guesses, torch.tensor([tag for row in truths for tag in row]), labels)
 
     def errors(self, count: int) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from lamina.recipes.located import read_yaml
 from lamina.recipes.schema import Recipe, load_recipe, parse_recipe
 
 ROOT = Path(__file__).parents[3] / "recipes"
-PATHS = sorted(path for path in ROOT.rglob("*.yaml") if path.name != "published.yaml")
+PATHS = sorted(path for path in ROOT.rglob("*.yaml") if path.name != "published.yaml" and path.parent.name != "studies")
 ADA, DWATT, INSERTION, REINIT = (
     ROOT / "papers" / name for name in ("adalayers", "dwatt", "insertion", "partial-reinit")
 )

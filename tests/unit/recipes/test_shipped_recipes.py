@@ -12,7 +12,11 @@ from lamina.recipes.estimate import Estimate, estimate
 from lamina.recipes.schema import Recipe, load_recipe
 
 ROOT = Path(__file__).parents[3]
-FILES = [path.relative_to(ROOT / "recipes") for path in (ROOT / "recipes").rglob("*.yaml")]
+FILES = [
+    path.relative_to(ROOT / "recipes")
+    for path in (ROOT / "recipes").rglob("*.yaml")
+    if path.parent.name != "studies"  # those of `lamina study` are another kind
+]
 PATHS = sorted(path.as_posix() for path in FILES if path.name != "published.yaml")
 ADA, DWATT, INSERTION, REINIT = "papers/adalayers", "papers/dwatt", "papers/insertion", "papers/partial-reinit"
 LINEAR = 1024 * 9 + 9  # the head of every reader of CoNLL-2003 in the second paper

@@ -156,3 +156,14 @@ def test_what_is_no_split_is_not_equal():
     assert Split.of(["a"]) != ["a"]
     assert Split.of(["a"]).texts != "a"
     assert repr(Split.of("abcd").texts) == "Column(['a', 'b', 'c', ...], 4 rows)"
+
+
+def test_other_labels_for_the_same_examples():
+    split = Split.of(("a", "b c", "d"), ((0,), (1, 0), (1,)), (((0, 1),), ((0, 1), (2, 3)), ((0, 1),)))
+    changed = split.with_labels([(-100,), (1, 1), (0,)])
+    assert changed.labels == ((-100,), (1, 1), (0,))
+    assert (changed.texts, changed.words, changed.key) == (split.texts, split.words, split.key)
+    assert changed.take([2, 1]).labels == ((0,), (1, 1))
+    assert changed.with_labels([0, 1, 2]).take([1]).labels == (1,)
+    assert split.labels == ((0,), (1, 0), (1,))
+    assert changed.labelled

@@ -1,0 +1,74 @@
+"""What probes of all layers cost, with their controls: over one probe of the top layer, which runs the same passes.
+
+    python benchmarks/probe.py [--json]
+
+The whole of `lamina.studies.probe` is timed (tokenising, training, scoring), over sentences that the demo's generator
+writes, four to a text, on MiniLM: 3 epochs, batch 32, without baselines and without a cache. "all" has linear probes
+and MLPs of all 7 layers, each with a control: 28 readers. Budget: at most 1.5 x one probe. Online codes train more
+probes in the same passes; their cost is printed, and has no budget.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from common import base, options, report, synchronise
+
+from lamina import Task
+from lamina.demo.corpus import write
+from lamina.demo.timing import in_turn, ratio
+from lamina.store import load
+from lamina.studies import probe
+
+ROWS, BUDGET = 320, 1.5
+
+
+def texts(rows: int) -> Task:
+    """Texts of four sentences, with the sentiment of the first."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = write(Path(folder), rows=8 * rows)["train"]
+        lines = [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
+    together = [lines[start : start + 4] for start in range(0, 4 * (rows + rows // 4), 4)]
+    made = [{"sentence": " ".join(row["text"] for row in four), "label": four[0]["sentiment"]} for four in together]
+    return Task.from_dataset("sequence_classification", {"train": made[:rows], "validation": made[rows:]})
+
+
+def main() -> None:
+    """Measure and print."""
+    asked = options(__doc__ or "", repeats=5)
+    logging.getLogger("lamina").setLevel(logging.ERROR)
+    model, processor = base("minilm").to(asked.device), load("minilm")[1]
+    task = texts(ROWS)
+    plain: dict[str, Any] = {"controls": False, "code_length": False}
+    given: dict[str, dict[str, Any]] = {
+        "one probe": {"layers": -1, "probes": ["linear"], **plain},
+        "all, without controls": plain,
+        "all": {"code_length": False},
+        "all, with codes": {},
+    }
+
+    def run(name: str) -> None:
+        how = {"seeds": [0], "epochs": 3, "baselines": False, "progress": False}
+        probe(model, task, processor=processor, **how, **given[name])
+        synchronise()
+
+    taken = in_turn({name: lambda name=name: run(name) for name in given}, repeats=asked.repeats)
+    rows = [
+        {
+            "run": name,
+            "seconds": statistics.median(taken[name]),
+            "ratio": ratio(taken, name, to="one probe"),
+            "budget": BUDGET if name == "all" else "",
+        }
+        for name in given
+    ]
+    report(rows, as_json=asked.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""`lamina study NAME RECIPE`: see what every layer does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Exit, Option
+
+from lamina.cli.options import DataOption, JsonOption
+from lamina.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from lamina.studies.study import Study
+    from lamina.studies.study_recipe import StudyRecipe
+
+SHOWN = 20  # rows of a table
+_NAME = "Of the study, such as similarity; an unknown one lists those there are."
+_RAY = "Run cells as tasks of Ray: on this machine (local), on the cluster that runs here (auto), or at HOST:PORT."
+_OUTPUT = "Where to save; by default out/<recipe>/<study>."
+
+
+def study(  # noqa: PLR0913
+    name: Annotated[str, Argument(metavar="NAME", help=_NAME)],
+    recipe: Annotated[Path, Argument(metavar="RECIPE", help="YAML file with the model, tasks, texts and options.")],
+    data: DataOption = None,
+    output: Annotated[Path | None, Option("--output", "-o", help=_OUTPUT)] = None,
+    resume: Annotated[bool, Option("--resume", help="Run no cell again that has ended in the output.")] = False,
+    ray: Annotated[str | None, Option(metavar="local|auto|ADDRESS", help=_RAY)] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Read the recipe and its data, and say what would run.")] = False,
+    progress: Annotated[bool, Option(help="Show a progress bar.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Run one study of a recipe, and save its table, figures and settings.
+
+    A study of several cells (such as one per task and seed) writes them as they end. A cell that fails is listed, the
+    others go on, and the command ends with 1.
+    """
+    from lamina.studies.study_recipe import load_study_recipe
+
+    loaded = load_study_recipe(recipe)
+    options = loaded.options(name)
+    folder = output or Path("out") / recipe.stem / name
+    if dry_run:
+        _show_plan(_plan(name, loaded, options, data, folder), as_json=as_json)
+        return
+    from lamina.studies.run_study import run_study
+
+    found = run_study(name, loaded, data=data, output=folder, resume=resume, progress=progress, ray=ray)
+    _show(found, folder, as_json=as_json)
+    failures = found.settings.get("failures") or []
+    for failure in failures:
+        print(f"failed: {failure['key']}: {failure['error']}", file=sys.stderr)
+    if failures:
+        raise Exit(1)
+
+
+def _show(found: Study, folder: Path, *, as_json: bool) -> None:
+    failures = found.settings.get("failures") or []
+    if as_json:
+        rows = found.table.to_dict("records")
+        facts = {"study": found.name, "conclusions": found.conclusions, "failures": failures, "output": str(folder)}
+        print_json({**facts, "table": rows})
+        return
+    shown = found.table.head(SHOWN).astype(object)
+    rows = shown.where(shown.notna(), None).to_numpy().tolist()
+    print_table(f"Study: {found.name}", list(found.table.columns), rows)
+    if (left := len(found.table) - SHOWN) > 0:
+        print(f"and {left} rows more, in table.csv")
+    for sentence in found.conclusions:
+        print(f"- {sentence}")
+    print(f"saved in {folder}")
+
+
+def _plan(name: str, recipe: StudyRecipe, options: dict[str, Any], data: Path | None, folder: Path) -> dict[str, Any]:
+    """What would run."""
+    from lamina.studies.run_study import load_tasks, load_texts, source_of
+    from lamina.studies.study_recipe import CONTROLS, parameters_of
+
+    tasks = load_tasks(recipe, data)
+    defaults = {key: given.default for key, given in parameters_of(name).items() if given.default is not given.empty}
+    known = {key: value for key, value in defaults.items() if value is not None and key not in CONTROLS}
+    return {
+        "study": name,
+        "model": source_of(recipe.model, data),
+        "tasks": {task: {part: len(rows) for part, rows in own.splits.items()} for task, own in tasks.items()},
+        "texts": len(load_texts(recipe, tasks, data)),
+        "options": {**known, **options},
+        "output": str(folder),
+    }
+
+
+def _show_plan(plan: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(plan)
+        return
+    print(f"{plan['study']} of {plan['model']}, to be saved in {plan['output']}")
+    rows = [
+        (name, ", ".join(f"{part}: {count:,}" for part, count in own.items())) for name, own in plan["tasks"].items()
+    ]
+    print_table("Tasks", ("task", "rows"), rows)
+    print(f"{plan['texts']} texts")
+    print_table("Options", ("option", "value"), [(key, str(value)) for key, value in plan["options"].items()])

@@ -1,0 +1,267 @@
+"""Advice per task: which layers to read and where to cut; done, measured again, and written."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+
+from lamina.bank import Reader, ReaderBank
+from lamina.editing.checks import chosen_blocks
+from lamina.editing.truncate import truncate_
+from lamina.errors import ConfigError
+from lamina.fusion.scalar_mix import ScalarMix
+from lamina.layers.isolation import evaluating
+from lamina.recipes.schema import slug
+from lamina.store.bank import save_bank
+from lamina.store.edited import save
+from lamina.studies.advice import Proposal, proposals, sentence
+from lamina.studies.lens import lens
+from lamina.studies.runner import Cell, run_cells
+from lamina.studies.sources import finished, linear_reader, named_tasks, opened, source_facts, task_facts
+from lamina.studies.study import Figure
+from lamina.tasks import kind_of
+from lamina.tasks.base import EncodeOptions
+from lamina.train.evaluate import evaluate
+from lamina.train.fit import fit
+from lamina.utils import check_range
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lamina.studies.runner import Failure
+    from lamina.studies.study import Study
+    from lamina.tasks.task import Task
+
+_OP = "advise"
+_TIMED_ROWS, _TIMES = 32, 5
+Row = dict[str, Any]
+
+
+def advise(  # noqa: PLR0913 the options of a public entry point
+    model: PreTrainedModel | str | Path,
+    tasks: Mapping[str, Task] | Task,
+    texts: Iterable[Any] | None = None,
+    *,
+    processor: Any = None,
+    tolerance: float = 0.01,
+    seeds: Sequence[int] = (0, 1, 2),
+    epochs: int = 3,
+    batch_size: int = 32,
+    learning_rate: float = 1e-3,
+    max_length: int | None = None,
+    stack: str | None = None,
+    output: Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+    ray: str | None = None,
+) -> Study:
+    """Propose for each task which layers to read and how many blocks to keep; do it, and measure again.
+
+    First a linear reader of every layer is trained, all in one pass of the frozen model. The lowest layer whose mean
+    score is within `tolerance` of the best tells how many blocks stay; the readers' layers are those up to there that
+    come as close to it. Then the model is cut, a linear reader of a scalar mix of those layers is trained, and held
+    against one of all layers of the whole model, seed by seed. A model with an output over a vocabulary is asked for
+    the tokens of `texts` too, whole and cut. The conclusions say what was lost, and whether the interval allows it.
+
+    Args:
+        model: A folder or name, which each cell loads itself (as Ray needs), or a model.
+        tasks: Name -> task, with train and validation parts.
+        texts: For perplexity.
+        processor: Tokenizer or image processor; None: the one of the name.
+        tolerance: How much of a task's score may be lost.
+        seeds: Of the readers' start and the order of rows; one allows no conclusion.
+        epochs: Of the readers' training.
+        batch_size: Rows per step.
+        learning_rate: Of the readers.
+        max_length: Tokens of a text; None: what the model reads.
+        stack: Which stack; None: the only one, or the encoder.
+        output: Folder for the cells that ended (in "layers" and "cut"), and for each task that is cut its model (in
+            "models") and the bank with its reader, of the first seed (in "readers"); None: nothing is written.
+        resume: Run no cell again that ended there.
+        progress: Show a progress bar.
+        ray: See `lamina.studies.runner.run_cells`.
+
+    Returns:
+        A study whose table has "task", "phase" ("layers", "whole" or "cut"), "layer", "blocks" (that stay), "seed",
+        "measure" (the task's metric; "perplexity", "parameters" and "speedup", how many times as fast a pass of the cut
+        model is) and "score". `settings["proposals"]` has "keep" and "read" of each task.
+
+    Raises:
+        ConfigError: If `tolerance` is negative, there is no task or no seed, or all cells failed.
+
+    Source:
+        The probe by cutting of Singh and Giovanardi 2020, figure 2, turned into a decision.
+    """
+    named, listed = named_tasks(tasks), list(texts or ())
+    check_range(_OP, "tolerance", tolerance, 0)
+    if not named or not seeds:
+        raise ConfigError(f"{_OP}: there is no {'seed' if named else 'task'}; at least one is needed.")
+    edited, _ = chosen_blocks(opened(model, processor)[0], "all", stack, _OP)
+    training = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
+    settings: dict[str, Any] = {
+        "models": {"model": source_facts(model)},
+        "tasks": task_facts(named),
+        "texts": len(listed),
+        "tolerance": tolerance,
+        "seeds": list(seeds),
+        **training,
+        "stack": edited.name,
+    }
+    how: dict[str, Any] = {"resume": resume, "progress": progress, "ray": ray}
+    first = [
+        Cell(
+            {"task": name, "phase": "layers", "seed": seed},
+            partial(_layers, model, processor, task, stack, seed, training),
+        )
+        for name, task in named.items()
+        for seed in seeds
+    ]
+    probed, failures = run_cells(first, settings=settings, output=output and output / "layers", **how)
+    found = {} if probed.empty else proposals(probed, {name: task.metric for name, task in named.items()}, tolerance)
+    settings["proposals"] = {
+        name: {"keep": proposal.keep, "read": list(proposal.read)} for name, proposal in found.items()
+    }
+    cut = {name: proposal for name, proposal in found.items() if proposal.keep < edited.depth}
+    second = [
+        Cell(
+            {"task": name, "phase": phase, "seed": seed},
+            partial(_cut, model, processor, named[name], plan, seed, training),
+        )
+        for name, proposal in cut.items()
+        for phase, plan in (("whole", _whole(proposal, edited.depth)), ("cut", proposal))
+        for seed in seeds
+    ]
+    second += [
+        Cell(
+            {"task": name, "phase": "cut", "seed": None},
+            partial(_costs, model, processor, named[name], proposal, listed),
+        )
+        for name, proposal in cut.items()
+    ]
+    measured, more = run_cells(second, settings=settings, output=output and output / "cut", **how)
+    if output is not None:
+        for name, proposal in cut.items():
+            bank, reader = _trained(model, processor, named[name], proposal, seeds[0], training)
+            _write(bank, reader, output, slug(name))
+    return _study(probed, measured, [*failures, *more], settings, found, edited.depth, named)
+
+
+def _study(
+    probed: Any,
+    measured: Any,
+    failures: list[Failure],
+    settings: Row,
+    found: Mapping[str, Proposal],
+    depth: int,
+    named: Any,
+) -> Study:
+    columns = ["task", "phase", "layer", "blocks", "seed", "measure", "score"]
+    table = pd.concat([part for part in (probed, measured) if len(part)] or [probed]).reindex(columns=columns)
+    table = table.astype(dict.fromkeys(("layer", "blocks", "seed"), "Int64")).reset_index(drop=True)
+    metrics = {name: task.metric for name, task in named.items()}
+    tolerance = settings["tolerance"]
+    sentences = [sentence(name, found[name], depth, table, metrics[name], tolerance) for name in found]
+    figures = {
+        metric: Figure(
+            "line",
+            x="layer",
+            colour="task",
+            where={"measure": metric, "phase": "layers"},
+            title="What a linear reader of each layer scores",
+            value_title=metric,
+            note="Where the curve is level, the blocks above can go.",
+        )
+        for metric in dict.fromkeys(metrics.values())
+    }
+    return finished(_OP, table, failures, settings, figures, sentences)
+
+
+def _whole(proposal: Proposal, depth: int) -> Proposal:
+    return Proposal(depth, tuple(range(1, depth + 1)), proposal.stack)
+
+
+def _layers(
+    model: Any, processor: Any, task: Task, stack: str | None, seed: int, training: Mapping[str, Any]
+) -> list[Row]:
+    """A linear reader of every layer, in one pass."""
+    own, reader = opened(model, processor)
+    bank, used = ReaderBank(own, reader), chosen_blocks(own, "all", stack, _OP)[0]
+    names = {f"layer{layer}": layer for layer in range(used.layers)}
+    for name, layer in names.items():
+        bank.add(name, _reader(task, [layer], used.name, seed))
+    fit(bank, dict.fromkeys(names, task), seed=seed, progress=False, **training)
+    scores = evaluate(bank, dict.fromkeys(names, task))
+    facts = {"measure": task.metric, "stack": used.name}
+    return [{"layer": layer, **facts, "score": scores[name][task.metric]} for name, layer in names.items()]
+
+
+def _reader(task: Task, layers: Sequence[int], stack: str, seed: int) -> Reader:
+    plain = linear_reader(task, stack=stack, seed=seed)
+    return Reader(ScalarMix(layers=list(layers)), plain.head, stack, seed)
+
+
+def _trained(
+    model: Any, processor: Any, task: Task, plan: Proposal, seed: int, training: Mapping[str, Any]
+) -> tuple[ReaderBank, Any]:
+    own, reader = opened(model, processor)
+    truncate_(own, plan.keep, plan.stack)
+    bank = ReaderBank(own, reader)
+    bank.add("task", _reader(task, plan.read, plan.stack, seed))
+    fit(bank, {"task": task}, seed=seed, progress=False, **training)
+    return bank, reader
+
+
+def _cut(model: Any, processor: Any, task: Task, plan: Proposal, seed: int, training: Mapping[str, Any]) -> list[Row]:
+    bank, _ = _trained(model, processor, task, plan, seed, training)
+    score = evaluate(bank, {"task": task})["task"][task.metric]
+    return [{"blocks": plan.keep, "measure": task.metric, "score": score}]
+
+
+def _costs(model: Any, processor: Any, task: Task, plan: Proposal, texts: list[Any]) -> list[Row]:
+    """Parameters, time and perplexity of the whole model and the cut one."""
+    whole, reader = opened(model, processor)
+    cut, _ = opened(model, processor)
+    depth = chosen_blocks(whole, "all", plan.stack, _OP)[0].depth
+    truncate_(cut, plan.keep, plan.stack)
+    sides = {"whole": (whole, depth), "cut": (cut, plan.keep)}
+    rows: list[Row] = []
+    for phase, (own, blocks) in sides.items():
+        place = {"phase": phase, "blocks": blocks}
+        rows.append({**place, "measure": "parameters", "score": own.num_parameters()})
+        if texts and own.get_output_embeddings() is not None:
+            table = lens(own, texts, processor=reader, layers=[blocks]).table.set_index("measure")
+            rows.append({**place, "measure": "perplexity", "score": math.exp(min(700.0, table.loc["loss", "score"]))})
+    options = EncodeOptions(part="predict", max_length=128)
+    part = task.split("validation")
+    count = min(len(part), _TIMED_ROWS)
+    inputs = kind_of(task.kind).encode(part.take(range(count)), reader, options)
+    batch = {key: value for key, value in inputs.batch(list(range(count))).items() if key != "labels"}
+    ratios = []
+    for _ in range(_TIMES):
+        took = [_seconds(own, batch) for own, _ in sides.values()]
+        ratios.append(took[0] / took[1])
+    return [*rows, {"blocks": plan.keep, "measure": "speedup", "score": median(ratios)}]
+
+
+@torch.no_grad()
+def _seconds(model: PreTrainedModel, batch: Mapping[str, Any]) -> float:
+    with evaluating(model):
+        start = time.perf_counter()
+        model.base_model(**batch)
+        return time.perf_counter() - start
+
+
+def _write(bank: ReaderBank, processor: Any, output: Path, name: str) -> None:
+    """The cut model, and the bank with its reader, which names that folder as its base."""
+    where = output / "models" / name
+    save(bank.model, where, processor)
+    bank.model.name_or_path = str(where.absolute())
+    save_bank(bank, output / "readers" / name)

@@ -1,0 +1,136 @@
+"""What a probing study allows to conclude: which layers beat what the text alone gives away, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lamina.studies.row_scores import row_counts
+from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from lamina.tasks.task import Task
+
+REPEATS = 5000  # draws per comparison
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The probes of one task: their scores by layer and kind, and how far each is ahead of the best baseline."""
+
+    metric: str
+    rows_scored: int
+    scores: dict[tuple[int, str], list[float]]  # over seeds
+    baseline: tuple[str, float] | None  # the best one that reads the text alone
+    ahead: dict[tuple[int, str], Difference]  # of that baseline
+    of_embeddings: Difference | None  # the best probe, ahead of the same probe at layer 0
+
+    @property
+    def best(self) -> tuple[int, str]:
+        """Layer and kind of the probe with the best mean score."""
+        return max(self.scores, key=lambda key: float(np.mean(self.scores[key])))
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Rows of measure "ahead"."""
+        for (layer, probe), own in self.ahead.items():
+            numbers = {
+                "score": own.value,
+                "low": own.low,
+                "high": own.high,
+                "p": own.p if own.holm is None else own.holm,
+            }
+            if own.seeds < 2:  # no interval is claimed
+                numbers |= dict.fromkeys(("low", "high", "p"), float("nan"))
+            facts = {"layer": layer, "site": "output", "probe": probe, "measure": "ahead", "metric": self.metric}
+            yield {**facts, "rows": own.rows, **numbers}
+
+
+def compared(rows: DataFrame, task: Task, split: str) -> Compared:
+    """Compare the probes of one task with each other and with the baselines, on the same rows."""
+    truths = list(task.split(split).labels)
+    scored = rows[rows["measure"] == "score"]
+    reads_layer = scored["layer"].notna() if "layer" in scored else scored["seed"].notna()
+    of_probes, of_text = scored[reads_layer], scored[~reads_layer]
+    keyed = {(int(layer), str(probe)): own for (layer, probe), own in of_probes.groupby(["layer", "probe"], sort=False)}
+    scores = {key: own["score"].tolist() for key, own in keyed.items()}
+    _, metric = row_counts(task, task.metric, truths, truths)
+
+    def counts(guesses: Sequence[Any]) -> Any:
+        return row_counts(task, task.metric, guesses, truths)[0]
+
+    def probe_counts(key: tuple[int, str]) -> Any:
+        return np.stack([counts(guesses) for guesses in keyed[key]["guesses"]])
+
+    text = None if of_text.empty else of_text.loc[of_text["score"].idxmax()]
+    ahead: dict[tuple[int, str], Difference] = {}
+    if text is not None:
+        base = counts(text["guesses"])
+        for key in keyed:
+            own = probe_counts(key)
+            names = title(key), str(text["probe"])
+            same = np.broadcast_to(base, own.shape)
+            ahead[key] = paired_bootstrap(own, same, metric=metric, names=names, repeats=REPEATS)
+        ahead = dict(zip(ahead, corrected(list(ahead.values())), strict=True))
+    baseline = None if text is None else (str(text["probe"]), float(text["score"]))
+    found = Compared(task.metric, len(truths), scores, baseline, ahead, None)
+    if not scores or (0, found.best[1]) not in scores or found.best[0] == 0:
+        return found
+    first = (0, found.best[1])
+    pair = {"metric": metric, "names": (title(found.best), title(first)), "repeats": REPEATS}
+    of_embeddings = paired_bootstrap(probe_counts(found.best), probe_counts(first), **pair)
+    return Compared(task.metric, len(truths), scores, baseline, ahead, of_embeddings)
+
+
+def title(key: tuple[int, str]) -> str:
+    """What a sentence calls a probe."""
+    return f"layer {key[0]} ({key[1]})"
+
+
+def conclusions(task: str, found: Compared) -> list[str]:
+    """Sentences, the most important first."""
+    if not found.scores:
+        return []
+    best = found.scores[found.best]
+    over = f", 95 % over {len(best)} seeds" if len(best) > 1 else ""
+    score = f"{found.metric} {mean_and_interval(best)}{over}, n = {found.rows_scored} rows"
+    said = [f"{task}: {title(found.best)} has the best score of {len(found.scores)} probes: {score}."]
+    if found.baseline is not None:
+        name, value = found.baseline
+        against = f"the best baseline that reads the text alone, {name} ({found.metric} {value:.3f})"
+        said.append(f"{task}: {_beating(found, against)}")
+        said.append(f"{task}: {found.ahead[found.best]}")
+    if found.of_embeddings is not None:
+        said.append(f"{task}: {found.of_embeddings}")
+    return said
+
+
+def _beating(found: Compared, against: str) -> str:
+    """Which probes beat the baseline."""
+    if max(map(len, found.scores.values())) < 2:
+        return f"with one seed no probe can be said to beat {against}."
+    beating: dict[str, list[int]] = {}
+    values: list[float] = []
+    for (layer, probe), own in found.ahead.items():
+        if own.conclusive and own.value > 0:
+            beating.setdefault(probe, []).append(layer)
+            values.append(own.value)
+    if not beating:
+        return f"no probe is shown to beat {against}; such probes have found nothing that the words do not tell."
+    who = " and ".join(f"{probe} probes of layers {_ranges(layers)}" for probe, layers in beating.items())
+    return f"{who} beat {against}, by {min(values):.3f} to {max(values):.3f}; the others have found nothing."
+
+
+def _ranges(layers: Sequence[int]) -> str:
+    """As "1, 3-5"."""
+    parts: list[list[int]] = []
+    for layer in sorted(layers):
+        if parts and layer == parts[-1][-1] + 1:
+            parts[-1].append(layer)
+        else:
+            parts.append([layer])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)

@@ -1,0 +1,253 @@
+"""What a model loses with each block, or run of blocks: measured, beside what cheap proxies foretold."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lamina.bank import ReaderBank
+from lamina.data.encode import length_limit
+from lamina.editing.checks import chosen_blocks
+from lamina.errors import ConfigError
+from lamina.studies.lens import lens
+from lamina.studies.passes import row_groups, text_inputs
+from lamina.studies.removal_table import with_predictions
+from lamina.studies.runner import Cell, run_cells
+from lamina.studies.similarity import similarity
+from lamina.studies.skipped_blocks import skipping
+from lamina.studies.sources import finished, linear_reader, named_tasks, opened, source_facts, task_facts
+from lamina.studies.study import Figure
+from lamina.studies.variability import variability
+from lamina.tasks import kind_of
+from lamina.tasks.base import EncodeOptions
+from lamina.train.evaluate import evaluate
+from lamina.train.fit import fit
+from lamina.utils import check_range
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lamina.layers import LayerStack
+    from lamina.studies.study import Study
+    from lamina.tasks.base import Inputs
+    from lamina.tasks.task import Task
+
+_OP = "removal"
+LANGUAGE = "language model"  # the task of a model's own output head
+_PROXY_ROWS = 512  # that proxies are measured on
+Row = dict[str, Any]
+
+
+def removal(  # noqa: PLR0913 the options of a public entry point
+    model: PreTrainedModel | str | Path,
+    tasks: Mapping[str, Task] | Task | None = None,
+    texts: Iterable[Any] | None = None,
+    *,
+    processor: Any = None,
+    runs: Sequence[int] = (1,),
+    seeds: Sequence[int] = (0, 1, 2),
+    epochs: int = 3,
+    batch_size: int = 32,
+    learning_rate: float = 1e-3,
+    max_length: int | None = None,
+    stack: str | None = None,
+    output: Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+    ray: str | None = None,
+) -> Study:
+    """Take each block, and each run of n blocks, out of a model, and measure what is lost.
+
+    For each task and seed a linear reader of the last layer is trained once, on the whole frozen model, and scored with
+    each run of blocks left out; nothing is trained again. A model with an output over a vocabulary is asked for the
+    tokens of `texts` too (of a masked model hidden ones). Nothing is known of the family: a block that is out hands on
+    the state that it was given.
+
+    Measures: the task's metric or "perplexity" of the whole model (blocks 0) and without a run; "drop", what is lost
+    (for perplexity the rise of its logarithm), beside what each proxy foretold of it in "predicted"; and
+    "rank_correlation" (Spearman) of the two over all runs, by the means of the seeds. Proxies, from before the first to
+    after the last block of a run: "block_influence", 1 - the mean cosine of tokens' states; "cka_distance", 1 - CKA of
+    the rows' vectors; "nu", by how much the variability within classes falls, for tasks of one class per row.
+
+    Args:
+        model: A model; or a folder or name, which each cell loads itself (as Ray needs).
+        tasks: Name -> task, with train and validation parts.
+        texts: For perplexity.
+        processor: Tokenizer or image processor; None: the one of the name.
+        runs: Lengths of the runs of blocks that are taken out.
+        seeds: Of the readers' start and the order of rows.
+        epochs: Of the readers' training.
+        batch_size: Of training; scores do not depend on it.
+        learning_rate: Of the readers.
+        max_length: Tokens of a text; None: what the model reads.
+        stack: Which stack; None: the only one, or the encoder.
+        output: Folder for the cells that ended; None: memory alone.
+        resume: Run no cell again that ended there.
+        progress: Show a progress bar.
+        ray: See `lamina.studies.runner.run_cells`.
+
+    Returns:
+        A study whose table has "task", "seed", "layer" (the first block that is out; 0: none), "blocks" (how many),
+        "measure", "proxy", "predicted", "n" (runs of blocks, of a correlation), "p" and "score".
+
+    Raises:
+        ConfigError: If there is neither a task nor text, a run is not from 1 to the depth less 1, or all cells failed.
+
+    Source:
+        Men et al. 2024, "ShortGPT", arXiv:2403.03853, for block influence, and Gromov et al. 2024, arXiv:2403.17887,
+        for runs of blocks: both cut by the proxy; here it is held against what was measured. Xie et al. 2022,
+        arXiv:2210.10041, for nu.
+    """
+    named, listed = named_tasks(tasks), list(texts or ())
+    if not named and not listed:
+        raise ConfigError(f"{_OP}: there is no task and no text; at least one is needed to measure by.")
+    edited = _stack(opened(model, processor)[0], stack)
+    for length in runs:
+        check_range(_OP, "runs", length, 1, edited.depth - 1)
+    spans = [(first, length) for length in runs for first in range(1, edited.depth - length + 2)]
+    training = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
+    base = partial(_Cell, model, processor, stack, spans, max_length)
+    cells = [
+        Cell({"task": name, "seed": seed}, partial(_trained, base, task, seed, training))
+        for name, task in named.items()
+        for seed in seeds
+    ]
+    cells += [Cell({"task": name, "seed": None}, partial(_proxies, base, task)) for name, task in named.items()]
+    if listed:
+        cells.append(Cell({"task": LANGUAGE, "seed": None}, partial(_language, base, listed)))
+    settings = {
+        "models": {"model": source_facts(model)},
+        "tasks": task_facts(named),
+        "texts": len(listed),
+        "runs": list(runs),
+        "seeds": list(seeds),
+        **training,
+        "stack": edited.name,
+    }
+    table, failures = run_cells(cells, settings=settings, output=output, resume=resume, progress=progress, ray=ray)
+    conclusions: list[str] = []
+    if len(table):
+        table, conclusions = with_predictions(table)
+    return finished(_OP, table, failures, settings, _figures(), conclusions)
+
+
+def _stack(model: PreTrainedModel, name: str | None) -> LayerStack:
+    return chosen_blocks(model, "all", name, _OP)[0]
+
+
+class _Cell:
+    """What every cell begins with: the model, and its runs of blocks."""
+
+    def __init__(
+        self, model: Any, processor: Any, stack: str | None, spans: list[tuple[int, int]], max_length: int | None
+    ) -> None:
+        self.model, self.processor = opened(model, processor)
+        self.stack, self.spans, self.max_length = _stack(self.model, stack), spans, max_length
+
+    def without(self, measure: Any) -> list[Row]:
+        """What `measure` gives of the whole model, and without each run of blocks."""
+        rows = [{"layer": 0, "blocks": 0, **measure()}]
+        said = logging.getLogger("lamina.train")
+        level = said.level
+        said.setLevel(logging.ERROR)  # what there is to warn of was told of the whole model
+        try:
+            for first, length in self.spans:
+                with skipping(self.model, self.stack, range(first, first + length), op=_OP):
+                    rows.append({"layer": first, "blocks": length, **measure()})
+        finally:
+            said.setLevel(level)
+        return rows
+
+    def proxies(self, inputs: Inputs, count: int) -> list[Row]:
+        """Block influence and CKA of each run, on rows in random batches."""
+        groups = row_groups(count, 32, 0)
+        batches = [{k: v for k, v in inputs.batch(group).items() if k != "labels"} for group in groups]
+        read = partial(similarity, self.model, batches=batches, stack=self.stack.name)
+        cka = read(measures=["cka"], minibatch=64).table.set_index(["layer", "other_layer"])["score"]
+        rows: list[Row] = []
+        for length in dict.fromkeys(length for _, length in self.spans):
+            for phase in range(length):
+                layers = list(range(phase, self.stack.layers, length))
+                if len(layers) > 1:
+                    moved = read(measures=["block_influence"], layers=layers).table
+                    pairs = zip(moved["other_layer"], moved["layer"], moved["score"], strict=True)
+                    for below, above, score in pairs:
+                        place = {"layer": int(below) + 1, "blocks": length}
+                        rows.append({**place, "measure": "block_influence", "score": score})
+                        rows.append({**place, "measure": "cka_distance", "score": 1 - cka[above, below]})
+        return rows
+
+
+def _trained(base: Any, task: Task, seed: int, training: Mapping[str, Any]) -> list[Row]:
+    cell: _Cell = base()
+    bank = ReaderBank(cell.model, cell.processor)
+    bank.add("task", linear_reader(task, seed=seed, stack=cell.stack.name))
+    fit(bank, {"task": task}, seed=seed, progress=False, **training)
+
+    def measure() -> Row:
+        return {"measure": task.metric, "score": evaluate(bank, {"task": task})["task"][task.metric]}
+
+    return cell.without(measure)
+
+
+def _proxies(base: Any, task: Task) -> list[Row]:
+    cell: _Cell = base()
+    kind = kind_of(task.kind)
+    text = kind.processor == "tokenizer"
+    limit = length_limit(cell.model, cell.processor, cell.max_length) if text else 1
+    part = task.split("validation")
+    part = part.take(range(min(len(part), _PROXY_ROWS)))
+    inputs = kind.encode(part, cell.processor, EncodeOptions(part="predict", max_length=limit))
+    rows = cell.proxies(inputs, len(part))
+    if kind.single_label(task.problem_type):
+        given = {"processor": cell.processor, "stack": cell.stack.name, "max_length": cell.max_length}
+        nu = variability(cell.model, task, **given).table.set_index("layer")["score"]
+        for first, length in cell.spans:
+            falls = nu[first - 1] - nu[first + length - 1]
+            rows.append({"layer": first, "blocks": length, "measure": "nu", "score": falls})
+    return rows
+
+
+def _language(base: Any, texts: list[Any]) -> list[Row]:
+    cell: _Cell = base()
+    if cell.model.get_output_embeddings() is None:
+        return []
+    given = {"processor": cell.processor, "layers": [cell.stack.depth], "max_length": cell.max_length}
+
+    def measure() -> Row:
+        table = lens(cell.model, texts, **given).table.set_index("measure")
+        return {"measure": "perplexity", "score": math.exp(min(700.0, table.loc["loss", "score"]))}
+
+    inputs = text_inputs(cell.model, texts, cell.processor, cell.max_length, op=_OP)
+    return [*cell.without(measure), *cell.proxies(inputs, len(texts))]
+
+
+def _figures() -> dict[str, Figure]:
+    return {
+        "predicted and measured": Figure(
+            "scatter",
+            x="predicted",
+            colour="task",
+            facet="proxy",
+            where={"measure": "drop"},
+            title="What was lost without blocks, by what a proxy foretold",
+            x_title="predicted by the proxy",
+            value_title="measured drop (of perplexity: rise of its logarithm)",
+            note="A proxy to cut by would give a rising line.",
+        ),
+        "drop": Figure(
+            "line",
+            x="layer",
+            colour="task",
+            facet="blocks",
+            where={"measure": "drop", "proxy": "block_influence"},
+            title="What is lost without each run of blocks",
+            x_title="first block that is out",
+            value_title="drop",
+            note="Low: the blocks that this task needs least.",
+        ),
+    }

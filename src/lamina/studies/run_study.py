@@ -1,0 +1,133 @@
+"""Run one study of a recipe: load what it reads, call its function, and save what it found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lamina.data.read import read_chunks
+from lamina.errors import ConfigError, noted
+from lamina.recipes.loading import load_task, repeats
+from lamina.store import load, load_bank
+from lamina.store.models import saved_class
+from lamina.studies.study_recipe import STUDIES, parameters_of
+from lamina.utils import is_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lamina.studies.study import Study
+    from lamina.studies.study_recipe import StudyRecipe
+    from lamina.tasks.task import Task
+
+
+def run_study(
+    name: str,
+    recipe: StudyRecipe,
+    *,
+    data: str | Path | None = None,
+    output: Path | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    ray: str | None = None,
+) -> Study:
+    """Run a study of a recipe.
+
+    Args:
+        name: Of the study, such as "similarity".
+        recipe: From `load_study_recipe`.
+        data: Folder with one subfolder per preset, that files and models may be relative to; None: presets come from
+            the hub.
+        output: Folder for the study, and for the cells of one that has cells; None: nothing is written.
+        resume: Run no cell of that folder again that has ended.
+        progress: Show a progress bar.
+        ray: Where a study of cells runs them; see `lamina.studies.runner.run_cells`.
+
+    Returns:
+        The study; its settings have the recipe, and cells that failed under "failures".
+
+    Raises:
+        UnknownNameError: If there is no such study.
+        ConfigError: If the recipe lacks what the study needs, or `resume` or `ray` is given to one without cells.
+    """
+    options = recipe.options(name)
+    parameters = parameters_of(name)
+    given = {"output": output, "resume": resume, "progress": progress, "ray": ray}
+    for key in ("resume", "ray"):
+        if given[key] and key not in parameters:
+            raise ConfigError(f"study {name}: {key} is given; the study is one pass and has no cells. Leave it out.")
+    controls = {key: value for key, value in given.items() if key in parameters}
+    study = STUDIES.get(name)(**{**_inputs(name, recipe, data), **_opened(name, options, data), **controls})
+    used = recipe.model_copy(update={"studies": {name: options}}).model_dump(exclude_unset=True)
+    study = replace(study, settings={**study.settings, "recipe": used})
+    if output is not None:
+        study.save(output)
+    return study
+
+
+def _inputs(name: str, recipe: StudyRecipe, data: str | Path | None) -> dict[str, Any]:
+    """The model, tasks and texts of a recipe, as far as the study takes them."""
+    parameters, inputs = parameters_of(name), dict[str, Any]()
+    tasks = load_tasks(recipe, data)
+    if "texts" in parameters and recipe.texts:
+        inputs["texts"] = load_texts(recipe, tasks, data)
+    if "tasks" in parameters and tasks:
+        inputs["tasks"] = tasks
+    where = source_of(recipe.model, data)
+    if "base" in parameters:
+        inputs["base"] = where
+    if "model" in parameters and "str" in str(parameters["model"].annotation):
+        inputs["model"] = where  # the study loads it itself, cell by cell
+    elif "model" in parameters:
+        inputs["model"], processor = load(where, recipe.head or saved_class(where))
+        inputs |= {"processor": processor} if "processor" in parameters else {}
+    return inputs
+
+
+def load_tasks(recipe: StudyRecipe, data: str | Path | None) -> dict[str, Task]:
+    """The tasks of a recipe with their data."""
+    return {name: repeats(body, load_task(name, body, data))[0] for name, body in recipe.tasks.items()}
+
+
+def load_texts(recipe: StudyRecipe, tasks: Mapping[str, Task], data: str | Path | None) -> list[Any]:
+    """The texts of a recipe, or pairs of texts."""
+    texts = recipe.texts
+    if texts is None or texts.lines is not None:
+        return [] if texts is None else list(texts.lines or ())[: texts.limit]
+    if texts.task is not None:
+        return list(islice(tasks[texts.task].split(texts.part).texts, texts.limit))
+    chunks = read_chunks(Path(data or ".") / str(texts.file), columns=[texts.column])
+    return list(islice((text for chunk in chunks for text in chunk.column(texts.column)), texts.limit))
+
+
+def source_of(name: str, data: str | Path | None) -> str:
+    """Where a model is: a folder in the data folder, one here, in full so that workers find it too, or a hub id."""
+    places = [Path(name)] if data is None else [Path(data) / name, Path(name)]
+    return next((str(place.absolute()) for place in places if is_dir(place)), name)
+
+
+def _opened(name: str, options: dict[str, Any], data: str | Path | None) -> dict[str, Any]:
+    """Options that name a model or a bank, with that in place of the name."""
+    opened = dict(options)
+    for key, value in options.items():
+        annotation = str(parameters_of(name)[key].annotation)
+        if value is None or not any(kind in annotation for kind in ("PreTrainedModel", "ReaderBank", "Checkpoint")):
+            continue
+
+        with noted(f"studies.{name}.{key}"):
+            if isinstance(value, dict):
+                opened[key] = {own: _open(where, annotation, data) for own, where in value.items()}
+            elif isinstance(value, list):
+                opened[key] = [_open(where, annotation, data) for where in value]
+            else:
+                opened[key] = _open(value, annotation, data)
+    return opened
+
+
+def _open(name: str, annotation: str, data: str | Path | None) -> Any:
+    where = source_of(name, data)
+    if "ReaderBank" in annotation:
+        return load_bank(where)
+    return load(where, saved_class(where))[0] if "PreTrainedModel" in annotation else where

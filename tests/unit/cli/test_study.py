@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamina.studies import Study
+
+Lamina = Callable[..., Any]
+RECIPE = """\
+model: {base}
+tasks:
+  film: {{files: {{train: film.tsv, validation: film.tsv}}}}
+  tiny: {{files: {{train: film.tsv, validation: tiny.tsv}}}}
+studies:
+  variability: {{batch_size: 4}}
+  removal: {{seeds: [0], epochs: 1}}
+"""
+ROWS = "the film is good\tyes\nthe film is bad\tno\n"
+
+
+@pytest.fixture
+def recipe(base: Path, tmp_path: Path) -> Path:
+    (tmp_path / "film.tsv").write_text("sentence\tlabel\n" + ROWS * 3)
+    (tmp_path / "tiny.tsv").write_text("sentence\tlabel\n" + ROWS)
+    (tmp_path / "films.yaml").write_text(RECIPE.format(base=base))
+    return tmp_path / "films.yaml"
+
+
+def test_a_study_is_printed_and_saved(lamina: Lamina, recipe: Path):
+    ran = lamina("study", "variability", recipe, "--data", recipe.parent, "-o", recipe.parent / "out", "--no-progress")
+    assert (ran.code, ran.err) == (0, "")
+    assert "Study: variability" in ran.out
+    assert ran.out.splitlines()[-1] == f"saved in {recipe.parent / 'out'}"
+    assert len(Study.load(recipe.parent / "out").table) == 2 * 4
+
+
+def test_without_an_output_it_goes_to_a_folder_of_the_recipe_and_study(lamina, recipe, monkeypatch):
+    monkeypatch.chdir(recipe.parent)
+    ran = lamina("study", "variability", recipe, "--data", recipe.parent, "--json", "--no-progress")
+    assert json.loads(ran.out)["output"] == "out/films/variability"
+    assert Study.load("out/films/variability").name == "variability"
+
+
+def test_a_dry_run_says_what_would_run(lamina: Lamina, recipe: Path):
+    ran = lamina("study", "removal", recipe, "--data", recipe.parent, "--dry-run", "--json")
+    plan = json.loads(ran.out)
+    assert plan["tasks"]["film"] == {"train": 6, "validation": 6}
+    assert (plan["options"]["epochs"], plan["options"]["runs"]) == (1, [1])
+    shown = lamina("study", "removal", recipe, "--data", recipe.parent, "--dry-run")
+    assert shown.code == 0
+    assert "epochs" in shown.out
+    assert not (recipe.parent / "out").exists()
+
+
+def test_a_cell_that_fails_is_told_and_the_command_ends_with_1(lamina: Lamina, recipe: Path):
+    arguments = ("study", "removal", recipe, "--data", recipe.parent, "-o", recipe.parent / "out", "--no-progress")
+    ran = lamina(*arguments)  # two rows of "tiny" are too few for CKA
+    assert ran.code == 1
+    (line,) = [line for line in ran.err.splitlines() if line.startswith("failed: ")]
+    assert "'task': 'tiny'" in line
+    assert "film: least is lost without block" in ran.out
+    again = lamina(*arguments, "--resume", "--json")
+    assert again.code == 1
+    assert len(json.loads(again.out)["failures"]) == 1
+    assert "n" in json.loads(again.out)["table"][0]
+
+
+def test_an_unknown_study_is_one_sentence(lamina: Lamina, recipe: Path):
+    ran = lamina("study", "removals", recipe)
+    assert ran.code == 2
+    assert "unknown name 'removals'" in ran.err
+    assert "Did you mean 'removal'?" in ran.err

@@ -1,0 +1,112 @@
+"""Re-initialised and inserted blocks, fine-tuned cell by cell."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tests.support.masked import masked_model, masking_tokenizer
+from tests.support.stored import save_base, tiny_model, tiny_tokenizer
+from transformers import BertForSequenceClassification
+
+import lamina
+from lamina import Task
+from lamina.errors import ConfigError, UnknownNameError
+from lamina.studies import insertion, reinit
+from lamina.studies.finetuned import compared, finetuned
+
+ROWS = [
+    {"sentence": f"the {noun} is {word}", "label": int(word in ("good", "fun"))}
+    for noun in ("film", "paris", "anna", "zebra")
+    for word in ("good", "bad", "fun", "slow")
+]
+QUICK = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3}
+
+
+def task() -> Task:
+    return Task.from_dataset("sequence_classification", {"train": ROWS, "validation": ROWS})
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> str:
+    save_base(folder := tmp_path_factory.mktemp("base"))
+    return str(folder)
+
+
+def test_every_count_fraction_and_seed_is_a_cell(base):
+    study = reinit(base, {"mood": task()}, counts=[0, 3], fractions=[1.0, 0.5], seeds=[0, 1], **QUICK)
+    rows = study.rows("accuracy")
+    assert len(rows) == 2 * 2 * 2
+    assert rows[["fraction", "reinitialised", "seed"]].drop_duplicates().shape[0] == 8
+    assert set(study.table["measure"]) == set(task().metrics)
+    assert rows["score"].between(0, 1).all()
+    assert len(study.conclusions) == 2
+    assert study.conclusions[0].startswith("mood, 100% of the rows: accuracy with the top 3 blocks re-initialised")
+
+
+def test_a_cell_gives_what_editing_and_fine_tuning_by_hand_give():
+    model = tiny_model(3, BertForSequenceClassification)
+    before = copy.deepcopy(model.state_dict())
+    edits = [("truncate", {"keep": 2})]
+    rows = finetuned(model, tiny_tokenizer(), task(), edits, 5, {**QUICK, "max_length": 8}, start=True)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    mine = copy.deepcopy(model)
+    lamina.truncate_(mine, 2)
+    start = lamina.evaluate(mine, {"a": task()}, processor=tiny_tokenizer(), max_length=8)["a"]
+    end = lamina.finetune(
+        mine, task(), processor=tiny_tokenizer(), max_length=8, seed=5, keep="last", progress=False, **QUICK
+    ).best
+    scores = {(row["stage"], row["measure"]): row["score"] for row in rows}
+    assert scores["start", "accuracy"] == start["accuracy"]
+    assert scores["trained", "accuracy"] == next(iter(end.values()))["accuracy"]
+
+
+def test_the_identity_start_changes_nothing_and_the_other_does():
+    hidden = task().masked_lm(rows=True)
+    model, tokenizer = masked_model(), masking_tokenizer()
+    study = insertion(model, {"words": hidden}, processor=tokenizer, counts=[0, 2], position="ffn", seeds=[0], **QUICK)
+    table = study.table[study.table["measure"] == "perplexity"]
+    start = table[table["stage"] == "start"].set_index(["end", "start"])["score"]
+    assert len(start) == 5  # none, and two ends with two starts
+    for end in ("top", "bottom"):
+        assert start[end, "identity"] == pytest.approx(start["none", "none"], rel=1e-4)
+        assert start[end, "xavier"] != pytest.approx(start["none", "none"], rel=1e-2)
+    assert set(table["stage"]) == {"start", "trained"}
+    assert {"perplexity", "accuracy"} <= set(study.table["measure"])
+    assert len(study.conclusions) == 4
+    assert "one seed; no interval is claimed" in study.conclusions[0]
+
+
+@pytest.mark.parametrize(
+    ("run", "options", "kind", "told"),
+    [
+        (reinit, {"counts": [4]}, ConfigError, "reinit: counts is 4; it must be at least 0 and at most 3"),
+        (reinit, {"fractions": [2]}, ConfigError, "reinit: fractions is 2; it must be at least 0 and at most 1"),
+        (reinit, {"seeds": []}, ConfigError, "reinit: there is no seed"),
+        (insertion, {"counts": [4]}, ConfigError, "insertion: counts is 4; it must be at least 0 and at most 3"),
+        (insertion, {"seeds": []}, ConfigError, "insertion: there is no seed"),
+        (insertion, {"ends": ["middle"]}, UnknownNameError, "insertion: unknown end 'middle'; known: top, bottom"),
+        (insertion, {"starts": ["zero"]}, UnknownNameError, "insertion: unknown start 'zero'"),
+    ],
+)
+def test_options_out_of_range_are_refused(run, options, kind, told):
+    with pytest.raises(kind, match=told):
+        run(tiny_model(3, BertForSequenceClassification), {"mood": task()}, processor=tiny_tokenizer(), **options)
+
+
+def test_a_fraction_without_rows_fails_its_cells_only(base):
+    study = reinit(base, {"mood": task()}, counts=[0], fractions=[1.0, 0.001], seeds=[0], **QUICK)
+    (failure,) = study.settings["failures"]
+    assert failure["key"]["fraction"] == 0.001
+    assert set(study.table["fraction"]) == {1.0}
+    assert "nothing to compare it with; its cells failed" in study.conclusions[1]
+
+
+def test_what_may_be_concluded_of_paired_seeds():
+    assert compared("a", {0: 0.5}, {0: 0.4}) == "a: 0.500, +0.100 (one seed; no interval is claimed)."
+    same = compared("a", {0: 0.5, 1: 0.4}, {0: 0.4, 1: 0.5})
+    assert same.endswith("2 seeds): no difference can be concluded.")
+    ahead = compared("a", {0: 0.5, 1: 0.6, 2: 0.7}, {0: 0.4, 1: 0.5, 2: 0.61})
+    assert ahead.startswith("a: 0.600, +0.097 (95 % +0.082 to +0.111, 3 seeds)")
+    assert ahead.endswith("a difference.")

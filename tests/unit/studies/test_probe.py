@@ -1,0 +1,365 @@
+"""Probes of all layers on a tiny model: scores, controls, codes, baselines, and what may be concluded."""
+
+from __future__ import annotations
+
+import logging
+import math
+import pickle
+from copy import deepcopy
+from importlib import import_module
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tests.support.stored import tiny_model, tiny_tokenizer
+
+import lamina
+from lamina.errors import ConfigError, DataError, LayerIndexError, UnknownNameError
+from lamina.studies.baselines import baseline_guesses
+from lamina.studies.controls import code_blocks, code_length, control_task, only_rows
+from lamina.studies.probe import probe
+from lamina.studies.probe_cell import ProbeSettings, probe_rows
+from lamina.studies.probe_conclusions import compared, conclusions
+from lamina.studies.study import Study
+from lamina.tasks.task import Task
+
+RNG = np.random.default_rng(0)
+GOOD, BAD, REST = ["good", "fun", "very"], ["bad", "slow", "not"], ["the", "a", "film", "is", "paris", "anna", "to"]
+FAST = {"epochs": 2, "batch_size": 16, "progress": False}
+
+
+def sentence(label: int) -> str:
+    words = [*RNG.choice(REST, 4), *RNG.choice(GOOD if label else BAD, 2)]
+    return " ".join(RNG.permutation(words))
+
+
+def texts(count: int) -> list[dict]:
+    return [{"sentence": sentence(row % 2), "label": ("bad", "good")[row % 2]} for row in range(count)]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model(hidden_size=16, num_hidden_layers=2)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def mood() -> Task:
+    parts = {"train": texts(32), "validation": texts(24)}
+    return Task.from_dataset("sequence_classification", parts, name="mood")
+
+
+@pytest.fixture(scope="module")
+def tags() -> Task:
+    def rows(count: int) -> list[dict]:
+        sentences = [sentence(row % 2).split() for row in range(count)]
+        return [{"w": words, "t": ["B-X" if word in GOOD else "O" for word in words]} for words in sentences]
+
+    parts = {"train": rows(20), "validation": rows(10)}
+    return Task.from_dataset("token_classification", parts, text="w", label="t", name="tags")
+
+
+@pytest.fixture(scope="module")
+def study(model, tokenizer, mood) -> Study:
+    return probe(model, {"mood": mood}, processor=tokenizer, seeds=[0, 1], learning_rate=0.02, **{**FAST, "epochs": 8})
+
+
+def values(study: Study, measure: str, **where) -> list[float]:
+    rows = study.table[study.table["measure"] == measure]
+    for column, value in where.items():
+        rows = rows[rows[column] == value]
+    return rows["score"].tolist()
+
+
+def test_the_table_has_every_probe_with_its_control_and_code(study):
+    assert study.name == "probe"
+    probes = study.table[study.table["layer"].notna() & study.table["seed"].notna()]
+    assert set(probes["layer"]) == {0, 1, 2}
+    assert set(probes["probe"]) == {"linear", "mlp"}
+    measures = {"score", "control", "selectivity", "code_length", "compression"}
+    counts = probes.groupby("measure").size().to_dict()
+    assert counts == dict.fromkeys(measures, 3 * 2 * 2)
+    assert set(probes["rows"]) == {24}
+    assert set(probes["site"]) == {"output"}
+    assert "guesses" not in study.table
+
+
+def test_probes_find_what_words_say_and_controls_do_not(study):
+    assert np.mean(values(study, "score", layer=2)) > 0.75
+    assert np.mean(values(study, "control")) == pytest.approx(0.5, abs=0.2)
+    score, control = values(study, "score", layer=1), values(study, "control", layer=1)
+    assert values(study, "selectivity", layer=1) == pytest.approx(np.subtract(score, control).tolist())
+
+
+def test_labels_that_a_layer_shows_have_a_shorter_code(model, tokenizer, study, mood):
+    bits, ratio = values(study, "code_length"), values(study, "compression")
+    assert ratio == pytest.approx([32 / own for own in bits])
+    noise = control_task(mood, ("train", "validation"), seed=0)
+    options = {"processor": tokenizer, "seeds": [0, 1], "controls": False, "learning_rate": 0.02, "baselines": False}
+    other = probe(model, noise, **options, **{**FAST, "epochs": 8})
+    assert np.mean(values(other, "compression")) < np.mean(ratio) - 0.1
+
+
+def test_the_baselines_stand_beside_the_probes(study):
+    baselines = study.table[study.table["layer"].isna()]
+    assert baselines["probe"].tolist() == ["majority", "length", "bag_of_words", "tfidf"]
+    assert baselines["seed"].isna().all()
+    assert values(study, "score", probe="majority") == [0.5]
+    assert values(study, "score", probe="bag_of_words") == [1.0]
+
+
+def test_what_may_be_concluded(study):
+    assert study.conclusions[0].startswith("mood: layer ")
+    assert "n = 24 rows" in study.conclusions[0]
+    assert "no probe is shown to beat the best baseline" in study.conclusions[1]
+    ahead = study.table[study.table["measure"] == "ahead"]
+    assert len(ahead) == 6
+    assert (ahead["low"] <= ahead["high"]).all()
+    assert set(study.figures) == {"score", "selectivity", "compression"}
+    assert len(study.rows("score")) == 12 + 4
+
+
+def test_the_study_comes_back(study, tmp_path):
+    study.save(tmp_path)
+    assert Study.load(tmp_path).table.equals(study.table)
+
+
+def test_probes_that_read_noise_have_found_nothing(model, tokenizer, mood):
+    task = control_task(mood, ("train", "validation"), seed=0)
+    study = probe(model, task, processor=tokenizer, seeds=[0, 1], probes=["linear"], code_length=False, **FAST)
+    assert "no probe is shown to beat the best baseline" in study.conclusions[1]
+    assert "have found nothing" in study.conclusions[1]
+
+
+def test_probes_that_beat_the_text_alone():
+    """Four of five rows right with either seed, and a baseline that has half of them right."""
+    truths = RNG.integers(0, 2, 200)
+    parts = {"train": texts(8), "validation": [{"sentence": "a", "label": ("bad", "good")[own]} for own in truths]}
+    task = Task.from_dataset("sequence_classification", parts)
+    rows = [{"task": "t", "seed": None, "layer": None, "probe": "tfidf", "measure": "score", "guesses": [0] * 200}]
+    for layer, share in ((0, 0.5), (1, 0.8), (2, 0.9)):
+        for seed in (0, 1):
+            guesses = np.where(RNG.random(200) < share, truths, 1 - truths).tolist()
+            facts = {"task": "t", "seed": seed, "layer": layer, "probe": "linear", "measure": "score"}
+            rows.append({**facts, "guesses": guesses})
+    for row in rows:
+        row["score"] = float(np.mean(np.array(row["guesses"]) == truths))
+    found = compared(pd.DataFrame(rows), task, "validation")
+    said = conclusions("t", found)
+    assert said[0].startswith("t: layer 2 (linear) has the best score of 3 probes: accuracy 0.")
+    assert said[1].startswith("t: linear probes of layers 1-2 beat the best baseline that reads the text alone, tfidf")
+    assert said[2].startswith("t: layer 2 (linear) is ahead of tfidf by 0.")
+    assert said[3].startswith("t: layer 2 (linear) is ahead of layer 0 (linear) by 0.")
+    assert all("200 rows, 2 seeds" in sentence for sentence in said[2:])
+    ahead = list(found.rows())
+    assert [row["layer"] for row in ahead] == [0, 1, 2]
+    assert ahead[2]["low"] > 0.2
+
+
+def test_one_seed_claims_no_interval(model, tokenizer, mood):
+    study = probe(model, mood, processor=tokenizer, seeds=[3], code_length=False, controls=False, **FAST)
+    assert "(one seed)" in study.conclusions[0]
+    assert all("95 %" not in sentence for sentence in study.conclusions)
+    assert "with one seed no probe can be said to beat" in study.conclusions[1]
+    ahead = study.table[study.table["measure"] == "ahead"]
+    assert ahead["low"].isna().all()
+    assert set(study.table["measure"]) == {"score", "ahead"}
+
+
+def test_cutting_the_model_gives_the_same_numbers(model, tokenizer, mood, tags):
+    """Truncate, freeze and train the same head on the last layer (partial re-initialisation, Algorithm 2)."""
+    for task in (mood, tags):
+        options = {"processor": tokenizer, "seeds": [0], "controls": False, "code_length": True, "baselines": False}
+        whole = probe(model, task, **options, **FAST)
+        for layer in (1, 2):
+            cut = deepcopy(model)
+            lamina.truncate_(cut, layer)
+            own = probe(cut, task, layers=-1, **options, **FAST)
+            expected = whole.table[whole.table["layer"] == layer]["score"].tolist()
+            assert own.table["score"].tolist() == pytest.approx(expected, rel=1e-4), (task.name, layer)
+
+
+def test_a_probe_does_not_depend_on_its_neighbours(model, tokenizer, mood):
+    options = {"processor": tokenizer, "seeds": [0], "baselines": False, **FAST}
+    beside = probe(model, mood, **options).table
+    alone = probe(model, mood, layers=1, probes=["mlp"], **options).table
+    both = beside[(beside["layer"] == 1) & (beside["probe"] == "mlp")]
+    assert alone["measure"].tolist() == both["measure"].tolist()
+    assert alone["score"].tolist() == pytest.approx(both["score"].tolist(), rel=1e-4)
+
+
+def test_the_model_is_left_as_it_is(tokenizer, mood):
+    model = tiny_model(hidden_size=16, num_hidden_layers=2).train()
+    next(model.parameters()).requires_grad_(False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    flags = [parameter.requires_grad for parameter in model.parameters()]
+    probe(model, mood, processor=tokenizer, seeds=[0], controls=False, code_length=False, **FAST)
+    assert model.training
+    assert [parameter.requires_grad for parameter in model.parameters()] == flags
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_tags(model, tokenizer, tags):
+    study = probe(model, tags, processor=tokenizer, seeds=[0, 1], learning_rate=0.05, **{**FAST, "epochs": 8})
+    assert {"score", "accuracy", "control", "selectivity", "compression"} <= set(study.table["measure"])
+    assert set(study.table.query("measure == 'score'")["metric"]) == {"span_f1"}
+    assert set(study.table.query("measure == 'selectivity'")["metric"]) == {"accuracy"}
+    assert values(study, "score", probe="bag_of_words")[0] > 0.5
+    assert values(study, "score", probe="majority") == [0.0]
+    assert max(values(study, "accuracy")) > values(study, "accuracy", probe="majority")[0] + 0.05
+    assert not any("no row to learn from" in sentence for sentence in study.conclusions)  # of I-X, which nothing has
+
+
+def test_pairs_and_numbers(model, tokenizer):
+    rows = [{"a": sentence(n % 2), "b": sentence(n // 2 % 2), "y": float(n % 2) + 0.5} for n in range(32)]
+    parts = {"train": rows, "validation": rows}
+    task = Task.from_dataset("sequence_classification", parts, text="a", text_pair="b", label="y")
+    study = probe(model, task, processor=tokenizer, seeds=[0], layers=[1], **FAST)
+    assert set(study.table["metric"]) == {"pearson"}
+    assert set(study.table["measure"]) == {"score", "control", "selectivity", "ahead"}  # numbers have no code
+    assert set(study.table["layer"].dropna()) == {0, 1}
+    assert values(study, "score", probe="majority") == [0.0]
+    assert values(study, "score", probe="tfidf")[0] > 0.5
+
+
+def test_several_labels_of_a_text(model, tokenizer):
+    rows = [{"sentence": sentence(n % 2), "label": (["x"] if n % 2 else []) + ["y"]} for n in range(24)]
+    task = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows}, problem_type="multi_label")
+    study = probe(model, task, processor=tokenizer, seeds=[0], probes=["linear"], layers=[2], **FAST)
+    assert values(study, "score", probe="bag_of_words") == [1.0]
+    assert "code_length" not in set(study.table["measure"])
+
+
+def test_a_study_goes_on_where_it_was(model, tokenizer, mood, tmp_path, monkeypatch):
+    options = {"processor": tokenizer, "controls": False, "code_length": False, "probes": ["linear"], **FAST}
+    first = probe(model, {"mood": mood}, seeds=[0], output=tmp_path, **options)
+    ran: list[int] = []
+
+    def counted(*given):
+        ran.append(given[-1])
+        return probe_rows(*given)
+
+    monkeypatch.setattr(import_module("lamina.studies.probe"), "probe_rows", counted)
+    both = probe(model, {"mood": mood}, seeds=[0, 1], output=tmp_path, resume=True, **options)
+    assert ran == [1]
+    assert values(both, "score", seed=0) == values(first, "score", seed=0)
+    assert Study.load(tmp_path).table.equals(both.table)
+
+
+def test_a_cell_that_fails_is_recorded(model, tokenizer, mood, monkeypatch):
+    def failing(*given):
+        if given[-1] == 1:
+            raise RuntimeError("no room")
+        return probe_rows(*given)
+
+    monkeypatch.setattr(import_module("lamina.studies.probe"), "probe_rows", failing)
+    options = {"controls": False, "code_length": False, "baselines": False, **FAST}
+    study = probe(model, {"mood": mood}, processor=tokenizer, seeds=[0, 1], **options)
+    assert set(study.table["seed"].dropna()) == {0}
+    assert study.settings["failures"] == [{"key": {"task": "mood", "seed": 1}, "error": "RuntimeError: no room"}]
+    with pytest.raises(ConfigError, match="no cell gave rows; the first ended with: RuntimeError: no room"):
+        probe(model, {"mood": mood}, processor=tokenizer, seeds=[1], **options)
+
+
+# What cannot be probed
+
+
+def test_one_class_is_not_enough(model, tokenizer):
+    rows = [{"sentence": "good", "label": "yes"}] * 4
+    task = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows})
+    with pytest.raises(DataError, match=r"rows of task 'task' \(train\) are of one class only \('yes'\); 2 are needed"):
+        probe(model, task, processor=tokenizer)
+
+
+def test_a_class_that_no_row_has(model, tokenizer, caplog):
+    parts = {"train": texts(12), "validation": texts(6)}
+    task = Task.from_dataset("sequence_classification", parts, labels=["bad", "good", "odd"])
+    options = {"controls": False, "code_length": False, "baselines": False, "probes": ["linear"]}
+    with caplog.at_level(logging.WARNING):
+        study = probe(model, task, processor=tokenizer, seeds=[0], **options, **FAST)
+    assert "no row of task 'task' (train) is of class 'odd'" in caplog.text
+    assert "no row to learn from is of class odd, which no probe can find" in study.conclusions[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"layers": [7]}, LayerIndexError, "probe: layer 7 does not exist"),
+        ({"probes": ["linaer"]}, UnknownNameError, "unknown probe 'linaer'"),
+        ({"probes": []}, ConfigError, "one of each is needed"),
+        ({"seeds": [1, 1]}, ConfigError, "none twice"),
+        ({"split": "test"}, UnknownNameError, "unknown split 'test'"),
+        ({"stack": "decoder"}, UnknownNameError, "unknown stack 'decoder'"),
+        ({"hidden": 0}, ConfigError, "hidden is 0"),
+    ],
+)
+def test_what_does_not_exist(model, tokenizer, mood, options, error, match):
+    with pytest.raises(error, match=match):
+        probe(model, mood, processor=tokenizer, **options)
+
+
+def test_a_task_without_labels(model, tokenizer, mood):
+    with pytest.raises(ConfigError, match="is of kind masked_lm, which has no labels to probe for"):
+        probe(model, mood.masked_lm(), processor=tokenizer)
+
+
+# Controls, codes, baselines
+
+
+def test_a_control_has_one_label_per_word_type(tags):
+    control = control_task(tags, ("train", "validation"), seed=1)
+    seen: dict[str, set[int]] = {}
+    for part in ("train", "validation"):
+        split = control.split(part)
+        for text, words, labels in zip(split.texts, split.words, split.labels, strict=True):
+            for (start, end), label in zip(words, labels, strict=True):
+                seen.setdefault(text[start:end], set()).add(label)
+    assert len(seen) > 8
+    assert all(len(labels) == 1 for labels in seen.values())
+    assert set.union(*seen.values()) <= {tag for row in tags.split("train").labels for tag in row}
+    other = control_task(tags, ("train",), seed=2)
+    assert list(other.split("train").labels) != list(control.split("train").labels)
+
+
+def test_a_control_has_one_label_per_distinct_text(mood):
+    rows = [{"sentence": f"text {row % 30}", "label": ("a", "b")[row % 2]} for row in range(120)]
+    task = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows})
+    labels = list(control_task(task, ("train",), seed=0).split("train").labels)
+    assert labels[:30] == labels[30:60] == labels[90:]
+    assert set(labels) == {0, 1}
+
+
+def test_the_blocks_of_a_code_share_all_rows(mood):
+    blocks = code_blocks(1000, seed=0)
+    assert [len(block) for block in blocks] == [1, 1, 2, 4, 8, 16, 31, 62, 125, 250, 500]
+    assert sorted(row for block in blocks for row in block) == list(range(1000))
+    assert all(code_blocks(5, seed=0))
+    labels = list(only_rows(mood, [1, 3]).labels)
+    assert [row for row, label in enumerate(labels) if label != -100] == [1, 3]
+
+
+def test_the_length_of_a_code(mood):
+    blocks = code_blocks(32, seed=0)
+    bits = [0.5 * len(block) for block in blocks[1:]]
+    total, compression = code_length(bits, mood, blocks)
+    assert total == pytest.approx(len(blocks[0]) + 0.5 * (32 - len(blocks[0])))
+    assert compression == pytest.approx(32 / total)
+    assert math.isclose(code_length([float(len(block)) for block in blocks[1:]], mood, blocks)[1], 1.0)
+
+
+def test_baselines_of_texts_without_words(tokenizer):
+    rows = [{"sentence": "", "label": row % 2} for row in range(6)]
+    task = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows})
+    assert {name: len(guesses) for name, guesses in baseline_guesses(task, "validation")} == dict.fromkeys(
+        ("majority", "length", "bag_of_words", "tfidf"), 6
+    )
+
+
+def test_settings_are_plain_data():
+    settings = ProbeSettings((0,), "main", ("linear",), "validation", 8, {"linear": 1.0}, True, True, {"epochs": 1})
+    assert pickle.loads(pickle.dumps(settings)) == settings

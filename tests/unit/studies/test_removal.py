@@ -1,0 +1,162 @@
+"""Blocks that are left out: what a pass then gives, what is lost, and what proxies foretold of it."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tests.support.masked import masked_model, masking_tokenizer
+from tests.support.stored import save_base, tiny_model, tiny_tokenizer
+from tests.support.tiny import READABLE, model_of
+from transformers import BertForMaskedLM
+
+from lamina import Task, tap, truncate_
+from lamina.errors import ConfigError, UnsupportedModelError
+from lamina.layers import stacks
+from lamina.studies import removal
+from lamina.studies.lens import lens
+from lamina.studies.removal_table import with_predictions
+from lamina.studies.skipped_blocks import skipping
+
+ROWS = [
+    {"sentence": f"the {noun} is {word}", "label": int(word in ("good", "fun"))}
+    for noun in ("film", "paris", "anna", "zebra")
+    for word in ("good", "bad", "fun", "slow")
+]
+TEXTS = [row["sentence"] for row in ROWS]
+
+
+def task() -> Task:
+    return Task.from_dataset("sequence_classification", {"train": ROWS, "validation": ROWS})
+
+
+@pytest.mark.parametrize("name", [name for name, family in READABLE.items() if family.blocks])
+@torch.no_grad()
+def test_a_block_that_is_out_hands_on_its_input(name: str):
+    family, model = READABLE[name], model_of(name)
+    inputs = family.inputs(model)
+    for stack_name in family.stacks:
+        stack = stacks(model)[stack_name]
+        with tap(model, "all", stack=stack_name) as before:
+            whole = model(**inputs)
+        first = list(before.values())
+        try:
+            with skipping(model, stack, [1], op="removal"), tap(model, "all", stack=stack_name) as states:
+                model(**inputs)
+        except UnsupportedModelError as error:
+            assert name in ("swin", "swinv2", "donut-swin", "maskformer-swin", "pvt_v2", "hiera"), error  # noqa: PT017
+            continue
+        assert torch.equal(states[1], states[0]) or torch.allclose(states[1], first[0], atol=1e-5)
+        if stack.depth > 1:
+            assert not torch.equal(states[2], first[2])
+        again = model(**inputs)
+        assert torch.equal(again[0], whole[0])
+
+
+@torch.no_grad()
+def test_without_the_top_block_a_model_is_the_truncated_one():
+    model = tiny_model(3, BertForMaskedLM)
+    cut = copy.deepcopy(model)
+    truncate_(cut, 2)
+    batch = tiny_tokenizer()(TEXTS, return_tensors="pt", padding=True)
+    with skipping(model, stacks(model)["main"], [3], op="removal"):
+        torch.testing.assert_close(model(**batch).logits, cut(**batch).logits, rtol=0, atol=0)
+
+
+def test_the_task_and_the_perplexity_are_measured_beside_what_was_foretold():
+    model, tokenizer = masked_model(), masking_tokenizer()
+    before = copy.deepcopy(model.state_dict())
+    study = removal(model, {"mood": task()}, TEXTS, processor=tokenizer, runs=[1, 2], seeds=[0, 1], epochs=2)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    table = study.table
+    scores = table[table["measure"] == "accuracy"]
+    assert scores.groupby("seed").size().tolist() == [6, 6]  # whole, 3 single blocks, 2 runs of 2
+    drops = table[table["measure"] == "drop"]
+    assert set(drops["proxy"]) == {"block_influence", "cka_distance", "nu"}
+    one = scores[(scores["seed"] == 1) & (scores["layer"] == 2) & (scores["blocks"] == 2)]["score"].iloc[0]
+    whole = scores[(scores["seed"] == 1) & (scores["blocks"] == 0)]["score"].iloc[0]
+    mood = drops[(drops["task"] == "mood") & (drops["proxy"] == "nu")]
+    drop = mood[(mood["seed"] == 1) & (mood["layer"] == 2) & (mood["blocks"] == 2)]["score"].iloc[0]
+    assert drop == pytest.approx(whole - one)
+
+    cut = copy.deepcopy(model)
+    truncate_(cut, 2)
+    loss = lens(cut, TEXTS, processor=tokenizer, layers=[2]).table.set_index("measure").loc["loss", "score"]
+    spoken = table[(table["task"] == "language model") & (table["measure"] == "perplexity")]
+    assert spoken[spoken["layer"] == 3]["score"].iloc[0] == pytest.approx(math.exp(loss), rel=1e-5)
+    assert len(table[table["measure"] == "rank_correlation"]) == 3 + 2  # nu is of classes alone
+    assert any(sentence.startswith("mood: least is lost without block") for sentence in study.conclusions)
+    assert len(study.rows("predicted and measured")) == 2 * 5 * 3 + 5 * 2
+
+
+def test_block_influence_is_that_of_the_states_around_the_run():
+    model, tokenizer = tiny_model(3), tiny_tokenizer()
+    study = removal(model, {"mood": task()}, processor=tokenizer, runs=[2], seeds=[0], epochs=1)
+    rows = study.table.query("proxy == 'block_influence' and measure == 'drop'")
+    cosines = []
+    with torch.no_grad():
+        for text in TEXTS:
+            states = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states
+            cosines.append([torch.cosine_similarity(states[i], states[i + 2], dim=-1).mean().item() for i in (0, 1)])
+    np.testing.assert_allclose(
+        rows.sort_values("layer")["predicted"].astype(float), 1 - np.mean(cosines, 0), atol=2e-7
+    )  # float32 near 1
+
+
+def test_cells_of_a_model_by_name_resume(tmp_path):
+    save_base(tmp_path / "base")
+    options = {"runs": [1], "seeds": [0], "epochs": 1, "output": tmp_path / "out"}
+    first = removal(str(tmp_path / "base"), {"mood": task()}, **options)
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "cells").iterdir()}
+    again = removal(str(tmp_path / "base"), {"mood": task()}, resume=True, **options)
+    pd.testing.assert_frame_equal(again.table, first.table)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "cells").iterdir()} == stamps
+    other = Task.from_dataset("sequence_classification", {"train": ROWS[::-1], "validation": ROWS})
+    with pytest.raises(ConfigError, match="is of a study with tasks"):
+        removal(str(tmp_path / "base"), {"mood": other}, resume=True, **options)
+
+
+def test_a_model_without_an_output_head_has_no_perplexity():
+    study = removal(tiny_model(3), {"mood": task()}, TEXTS, processor=tiny_tokenizer(), seeds=[0], epochs=1)
+    assert set(study.table["task"]) == {"mood"}
+
+
+def test_what_cannot_be_measured_is_refused():
+    model, tokenizer = tiny_model(3), tiny_tokenizer()
+    with pytest.raises(ConfigError, match="removal: there is no task and no text"):
+        removal(model, processor=tokenizer)
+    with pytest.raises(ConfigError, match="removal: runs is 3; it must be at least 1 and at most 2"):
+        removal(model, {"mood": task()}, processor=tokenizer, runs=[3])
+
+
+def test_a_cell_that_fails_is_in_the_settings_and_all_of_them_an_error():
+    model, tokenizer = tiny_model(3), tiny_tokenizer()
+    one = Task.from_dataset("sequence_classification", {"train": ROWS, "validation": [ROWS[0]]})
+    study = removal(model, {"mood": one}, processor=tokenizer, seeds=[0], epochs=1)
+    (failure,) = study.settings["failures"]  # CKA needs four rows
+    assert failure["key"] == {"task": "mood", "seed": None}
+    assert "rows" in failure["error"]
+    assert set(study.table["measure"]) == {"accuracy"}
+    with pytest.raises(ConfigError, match="removal: all 2 cells failed; the first"):
+        removal(model, {"mood": task()}, processor=tokenizer, seeds=[0], learning_rate=-1.0, max_length=-3)
+
+
+def test_a_proxy_without_spread_is_not_said_to_foretell_anything():
+    rows = [{"task": "a", "seed": 0, "layer": 0, "blocks": 0, "measure": "accuracy", "score": 0.9}]
+    for layer in (1, 2, 3, 4):
+        place = {"task": "a", "seed": 0, "layer": layer, "blocks": 1}
+        rows.append({**place, "measure": "accuracy", "score": 0.9 - layer / 10})
+        rows.append({**place, "seed": None, "measure": "cka_distance", "score": float(layer)})
+        rows.append({**place, "seed": None, "measure": "block_influence", "score": 1.0})
+    table, conclusions = with_predictions(pd.DataFrame(rows))
+    found = table[table["measure"] == "rank_correlation"].set_index("proxy")["score"]
+    assert found["cka_distance"] == pytest.approx(1)
+    assert math.isnan(found["block_influence"])
+    assert "a: cka distance foretells the measured drop (rank correlation 1.00" in " ".join(conclusions)
+    assert "a: whether block influence foretells the measured drop cannot be said (n = 4" in " ".join(conclusions)
+    assert "least is lost without block 1, a drop of 0.100 (one value; no interval)" in conclusions[0]

@@ -1,0 +1,170 @@
+"""Cells: one table whatever ended when and where, resumed without doing one twice, failures recorded."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from functools import partial
+
+import pandas as pd
+import pytest
+from tests.support.cells import cells, runs
+
+from lamina.errors import ConfigError, MissingExtraError, StoreError
+from lamina.studies import ray_tasks
+from lamina.studies.runner import Cell, Failure, run_cells
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra 'ray')")
+quiet = partial(run_cells, progress=False)
+
+
+def test_rows_have_the_keys_of_their_cells_in_the_order_of_the_cells(tmp_path):
+    table, failures = quiet(cells(tmp_path, 3))
+    assert failures == []
+    assert list(table.columns) == ["task", "seed", "layer", "score", "loss"]
+    assert table["seed"].tolist() == [0, 0, 1, 1, 2, 2]
+    assert table["score"].dtype == float
+    assert table["loss"].isna().all()
+    assert table["score"].nunique() == 6  # each cell draws from a random state of its own
+
+
+def test_no_cell_gives_an_empty_table():
+    table, failures = quiet([])
+    assert (len(table), failures) == (0, [])
+
+
+def test_a_cell_gives_the_same_alone_and_after_others(tmp_path):
+    table, _ = quiet(cells(tmp_path, 3))
+    (*_, last) = cells(tmp_path, 3)
+    alone, _ = quiet([last])
+    pd.testing.assert_frame_equal(alone, table.query("seed == 2").reset_index(drop=True))
+
+
+def test_a_cell_that_fails_is_recorded_and_the_others_go_on(tmp_path):
+    table, (failure,) = quiet(cells(tmp_path, 3, fails=1), output=tmp_path / "out")
+    assert table["seed"].tolist() == [0, 0, 2, 2]
+    assert isinstance(failure, Failure)
+    assert (failure.key, failure.error) == ({"task": "toy", "seed": 1}, "ValueError: number 1 is odd")
+    (noted,) = json.loads((tmp_path / "out" / "failures.json").read_text())
+    assert noted["error"] == failure.error
+    assert "_work" in noted["traceback"]
+
+
+def test_resume_runs_no_cell_twice_and_gives_the_same_table(tmp_path):
+    whole, _ = quiet(cells(tmp_path / "x", 0) or cells(tmp_path))
+    (second := tmp_path / "second").mkdir()
+
+    def interrupted() -> list[dict[str, object]]:
+        raise KeyboardInterrupt
+
+    killed = [*cells(second)[:2], Cell({"task": "toy", "seed": 2}, interrupted), cells(second)[3]]
+    with pytest.raises(KeyboardInterrupt):
+        quiet(killed, output=tmp_path / "out", settings={"model": "m"})
+    assert runs(second) == {0: 1, 1: 1}
+    again, failures = quiet(cells(second), output=tmp_path / "out", settings={"model": "m"}, resume=True)
+    assert runs(second) == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert failures == []
+    pd.testing.assert_frame_equal(again, whole)
+
+
+def test_resume_runs_what_failed_again_and_clears_the_record(tmp_path):
+    quiet(cells(tmp_path, 2, fails=1), output=tmp_path / "out")
+    table, failures = quiet(cells(tmp_path, 2), output=tmp_path / "out", resume=True)
+    assert (len(table), failures) == (4, [])
+    assert runs(tmp_path) == {0: 1, 1: 2}
+    assert json.loads((tmp_path / "out" / "failures.json").read_text()) == []
+
+
+def test_a_study_resumes_under_its_own_settings_only(tmp_path):
+    quiet(cells(tmp_path, 1), output=tmp_path / "out", settings={"epochs": 1})
+    with pytest.raises(ConfigError, match=r"is of a study with epochs 1, here 2; a study goes on as it began"):
+        quiet(cells(tmp_path, 1), output=tmp_path / "out", settings={"epochs": 2}, resume=True)
+
+
+def test_a_damaged_cell_is_refused_with_its_file(tmp_path):
+    quiet(cells(tmp_path, 1), output=tmp_path / "out")
+    (path,) = (tmp_path / "out" / "cells").iterdir()
+    path.write_text(path.read_text().replace('"layer": 1', '"layer": 7'))
+    with pytest.raises(StoreError, match=rf"study: .*{path.name} cannot be used .*checksum differs.* Remove it"):
+        quiet(cells(tmp_path, 1), output=tmp_path / "out", resume=True)
+
+
+def test_two_cells_of_one_key_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"two cells have the key \{'task': 'toy', 'seed': 0\}"):
+        quiet([*cells(tmp_path, 1), *cells(tmp_path, 1)])
+
+
+def test_resume_needs_an_output(tmp_path):
+    with pytest.raises(ConfigError, match="resume is True, but there is no output"):
+        quiet(cells(tmp_path, 1), resume=True)
+
+
+def test_progress_says_how_many_cells_ended_and_the_time_left(tmp_path, capsys):
+    run_cells(cells(tmp_path, 2))
+    shown = capsys.readouterr().err
+    assert "cells" in shown
+    assert "2/2" in shown
+
+
+def test_without_ray_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"study: needs the package 'ray'.*lamina\[ray\]"):
+        quiet(cells(tmp_path, 1), ray="local")
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("auto", r"no cluster of Ray answers at 'auto'.*ray start --head"),
+        ("127.0.0.1:1", r"no cluster of Ray answers at '127.0.0.1:1' \(.*refused\)"),
+        ("somewhere", "ray is 'somewhere'; it must be 'local', 'auto' or an address"),
+    ],
+)
+def test_an_address_without_a_cluster_is_refused_at_once(tmp_path, address, told):
+    with pytest.raises(ConfigError, match=told):
+        quiet(cells(tmp_path, 1), ray=address)
+
+
+@pytest.fixture(scope="module")
+def two_workers():
+    ray = pytest.importorskip("ray")
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 27)
+    yield
+    ray.shutdown()
+
+
+@needs_ray
+def test_a_cell_whose_worker_was_killed_is_tried_again_and_the_table_is_the_same(tmp_path, two_workers):
+    (here := tmp_path / "here").mkdir()
+    (there := tmp_path / "there").mkdir()
+    table, _ = quiet(cells(here, 6))
+    spread, failures = quiet(cells(there, 6, dies=3), ray="auto", output=tmp_path / "out")
+    assert failures == []
+    assert runs(there) == {0: 1, 1: 1, 2: 1, 3: 2, 4: 1, 5: 1}
+    workers = {pid for path in there.glob("*.runs") for pid in path.read_text().split()}
+    assert str(os.getpid()) not in workers
+    pd.testing.assert_frame_equal(spread, table)
+    resumed, _ = quiet(cells(there, 6), output=tmp_path / "out", resume=True)
+    pd.testing.assert_frame_equal(resumed, table)
+
+
+@needs_ray
+def test_a_cell_that_kills_every_worker_or_raises_is_recorded_as_failed(tmp_path, two_workers, monkeypatch):
+    monkeypatch.setattr(ray_tasks, "RETRIES", 1)
+    table, failures = quiet(cells(tmp_path, 3, fails=0, dies=1, always=True), ray="auto")
+    assert [failure.key["seed"] for failure in failures] == [0, 1]
+    assert failures[0].error == "ValueError: number 0 is odd"
+    assert "its worker died 2 times" in failures[1].error
+    assert table["seed"].tolist() == [2, 2]
+    assert runs(tmp_path) == {0: 1, 1: 2, 2: 1}  # what raises is not tried again
+
+
+@needs_ray
+def test_a_cell_that_does_not_pickle_is_refused(tmp_path, two_workers):
+    held = (tmp_path / "held").open("w")
+    with pytest.raises(ConfigError, match=r"study: a cell cannot be sent to a worker .*functools.partial"):
+        quiet([Cell({"seed": 0}, lambda: [{"score": held.fileno()}])], ray="auto")
+    held.close()

@@ -1,0 +1,127 @@
+"""Intervals, paired bootstrap, Holm's correction and the sentence that they allow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from lamina.errors import ConfigError
+from lamina.studies.statistics import Difference, corrected, holm, mean_and_interval, over_seeds, paired_bootstrap
+
+RNG = np.random.default_rng(0)
+
+
+def test_the_interval_of_paired_rows_is_that_of_scipy():
+    first = RNG.integers(0, 2, 300).astype(float)
+    second = np.where(RNG.random(300) < 0.2, 1 - first, first)
+    ours = paired_bootstrap(first, second)
+    theirs = stats.bootstrap((first - second,), np.mean, n_resamples=10_000, method="percentile", rng=1)
+    assert ours.value == pytest.approx((first - second).mean())
+    assert (ours.low, ours.high) == pytest.approx(tuple(theirs.confidence_interval), abs=0.004)
+    assert (ours.rows, ours.seeds) == (300, 1)
+
+
+def test_rows_are_paired():
+    """Scores that vary wildly from row to row, and by the same small step everywhere: the step is certain."""
+    rows = RNG.normal(size=400) * 10
+    ahead = paired_bootstrap(rows + 0.1, rows)
+    assert ahead.low == pytest.approx(0.1)
+    assert ahead.high == pytest.approx(0.1)
+    assert ahead.p == pytest.approx(2 / 10_001)
+
+
+def test_equal_methods_are_not_told_apart():
+    rows = RNG.random((3, 50))
+    same = paired_bootstrap(rows, rows)
+    assert (same.value, same.low, same.high, same.p) == (0, 0, 0, 1)
+    assert not same.conclusive
+    assert "cannot be told apart" in str(same)
+
+
+def test_seeds_that_disagree_widen_the_interval():
+    base = np.zeros((4, 200))
+    agree = base + 0.1
+    differ = base + np.array([[-0.2], [0.4], [-0.1], [0.3]])
+    assert paired_bootstrap(agree, base).high - paired_bootstrap(agree, base).low == pytest.approx(0)
+    wide = paired_bootstrap(differ, base)
+    assert wide.value == pytest.approx(0.1)
+    assert wide.low < 0 < wide.high
+
+
+def test_a_metric_of_counts():
+    """F1 from counts of right, guessed and true per row."""
+    counts = RNG.integers(0, 3, (2, 80, 3)).astype(float)
+    other = counts + np.array([0.0, 1, 0])
+
+    def f1(totals):
+        return 2 * totals[..., 0] / (totals[..., 1] + totals[..., 2])
+
+    ahead = paired_bootstrap(counts, other, metric=f1)
+    expected = np.mean([f1(counts[s].sum(0)) - f1(other[s].sum(0)) for s in range(2)])
+    assert ahead.value == pytest.approx(expected)
+    assert 0 < ahead.low < ahead.value < ahead.high
+
+
+def test_draws_in_parts_are_draws(monkeypatch):
+    monkeypatch.setattr("lamina.studies.statistics._AT_ONCE", 100)
+    rows = RNG.normal(size=40)
+    ahead = paired_bootstrap(rows, np.zeros(40), repeats=1000)
+    assert ahead.low < rows.mean() < ahead.high
+
+
+@pytest.mark.parametrize(
+    ("second", "options", "match"),
+    [
+        (np.zeros(3), {}, "shapes"),
+        (np.zeros(2), {"repeats": 5}, "repeats is 5"),
+        (np.zeros(2), {"confidence": 1.0}, "confidence is 1.0"),
+    ],
+)
+def test_what_cannot_be_compared(second, options, match):
+    with pytest.raises(ConfigError, match=match):
+        paired_bootstrap(np.zeros(2), second, **options)
+
+
+def test_holm_is_that_of_the_paper():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def _difference(value: float, low: float, high: float, p: float, seeds: int = 3) -> Difference:
+    return Difference("A", "B", value, low, high, p, 872, seeds)
+
+
+def test_the_sentence_says_who_is_ahead():
+    first, second = corrected([_difference(0.012, 0.003, 0.021, 0.005), _difference(-0.02, -0.03, -0.01, 0.0002)])
+    assert str(first) == "A is ahead of B by 0.012 (95 % 0.003 to 0.021, n = 872 rows, 3 seeds, Holm p = 0.005)."
+    assert str(second) == "B is ahead of A by 0.020 (95 % 0.010 to 0.030, n = 872 rows, 3 seeds, Holm p < 0.001)."
+    assert corrected([first]) == [first]
+
+
+def test_the_sentence_says_what_is_not_known():
+    unsure = _difference(0.012, -0.003, 0.021, 0.2)
+    facts = "(95 % -0.003 to 0.021, n = 872 rows, 3 seeds, p = 0.20)"
+    assert str(unsure) == f"A and B cannot be told apart: the difference is 0.012 {facts}."
+    many = corrected([_difference(0.012, 0.003, 0.021, 0.04), _difference(0.01, 0.001, 0.02, 0.04)])
+    assert [one.conclusive for one in many] == [False, False]
+
+
+def test_one_seed_claims_no_interval():
+    one = _difference(-0.012, -0.03, -0.001, 0.001, seeds=1)
+    assert not one.conclusive
+    assert str(one) == "A is 0.012 below B (n = 872 rows); with one seed no interval is claimed."
+    assert mean_and_interval([0.5]) == "0.500 (one seed)"
+
+
+def test_intervals_over_seeds():
+    table = pd.DataFrame(
+        {"layer": [0, 0, 0, 1], "seed": [0, 1, 2, 0], "score": [0.5, 0.6, 0.7, 0.9], "site": ["output"] * 4}
+    )
+    rows = over_seeds(table, ["layer", "site"]).to_dict("records")
+    half = stats.t.ppf(0.975, 2) * 0.1 / 3**0.5
+    assert rows[0] == pytest.approx({"layer": 0, "site": "output", "score": 0.6, "interval": half, "seeds": 3})
+    assert np.isnan(rows[1]["interval"])
+    assert mean_and_interval([0.5, 0.6, 0.7]) == f"0.600 +- {half:.3f}"
