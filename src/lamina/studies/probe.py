@@ -225,8 +225,9 @@ def _study(
 ) -> Study:
     said: list[str] = []
     ahead: list[dict[str, Any]] = []
+    records: Any = rows.astype(object).where(rows.notna(), None).to_dict("records")
     for name, task in tasks.items():
-        own = rows[rows["task"] == name]
+        own = [row for row in records if row["task"] == name]
         found = compared(own, task, settings["split"])
         ahead += [{"task": name, **row} for row in found.rows()]
         said += conclusions(name, found)
