@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 RATES = {"linear": 3e-3, MLP: 1e-3}
 """The highest learning rate of each kind of probe, where none is given."""
 PROBES = tuple(RATES)
+COLUMNS = ("task", "seed", "layer", "site", "probe", "measure", "metric", "rows", "score", "low", "high", "p")
 logger = logging.getLogger(__name__)
 
 
@@ -225,17 +226,17 @@ def _study(
 ) -> Study:
     said: list[str] = []
     ahead: list[dict[str, Any]] = []
+    records: Any = rows.astype(object).where(rows.notna(), None).to_dict("records")
     for name, task in tasks.items():
-        own = rows[rows["task"] == name]
+        own = [row for row in records if row["task"] == name]
         found = compared(own, task, settings["split"])
         ahead += [{"task": name, **row} for row in found.rows()]
         said += conclusions(name, found)
         if never := missing[name]:
             said.append(f"{name}: no row to learn from is of class {', '.join(never)}, which no probe can find.")
     table = pd.concat([rows.drop(columns="guesses", errors="ignore"), pd.DataFrame(ahead)], ignore_index=True)
-    for column in ("seed", "layer"):
-        if column in table:
-            table[column] = table[column].astype("Int64")
+    table = table.reindex(columns=[column for column in COLUMNS if column in table])
+    table = table.astype({column: "Int64" for column in ("seed", "layer") if column in table})
     return Study("probe", table, settings, _figures(table), tuple(said))
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeVar, cast, final
 
 from lamina.bank import Reader, ReaderBank
 from lamina.heads.base import HeadConfig, ProblemType
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.heads.base import Head
-    from lamina.tasks.base import Results
+    from lamina.tasks.base import Results, Targets
     from lamina.tasks.task import Task
     from lamina.train.plan import Group
 
 MLP = "mlp"
+Collected = TypeVar("Collected", bound="Results")
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Trained:
 
     def run(self, tasks: Mapping[str, Task], part: str, make: Callable[[str, Group], Results]) -> dict[str, Results]:
         """Run probes over a part of their tasks, into what `make` gives each; none of no tasks."""
-        results: dict[str, Results] = {}
+        results: dict[str, Collected] = {}
         if tasks:
             subject = open_subject(self._bank, tasks, "probe", None, self._options)
             for group in groups_of(subject, tasks, part, self._options, self._encodings):
@@ -138,7 +139,7 @@ def probe_rows(
         trained = Trained(bank, learnt, options, how.split)
         scored = trained.run({name: own for name, own in learnt.items() if "-code" not in name}, how.split, results_of)
         asked = {f"{name}-code{number}": part for name in probes for number, part in enumerate(codes.asked)}
-        bits = trained.run(asked, "train", lambda name, group: LabelBits(group.targets[name]))
+        bits = trained.run(asked, "train", lambda name, group: LabelBits(cast("Targets", group.targets[name])))
     rows: list[dict[str, Any]] = []
     for name, (layer, probe) in probes.items():
         facts = {"layer": layer, "site": "output", "probe": probe}

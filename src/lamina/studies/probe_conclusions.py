@@ -12,10 +12,9 @@ from lamina.studies.row_scores import row_counts
 from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from lamina.tasks.task import Task
 
+Row = dict[str, Any]  # of the table, with "guesses"
 REPEATS = 5000  # draws per comparison
 
 
@@ -50,39 +49,43 @@ class Compared:
             yield {**facts, "rows": own.rows, **numbers}
 
 
-def compared(rows: DataFrame, task: Task, split: str) -> Compared:
+def compared(rows: Sequence[Row], task: Task, split: str) -> Compared:
     """Compare the probes of one task with each other and with the baselines, on the same rows."""
     truths = list(task.split(split).labels)
-    scored = rows[rows["measure"] == "score"]
-    reads_layer = scored["layer"].notna() if "layer" in scored else scored["seed"].notna()
-    of_probes, of_text = scored[reads_layer], scored[~reads_layer]
-    keyed = {(int(layer), str(probe)): own for (layer, probe), own in of_probes.groupby(["layer", "probe"], sort=False)}
-    scores = {key: own["score"].tolist() for key, own in keyed.items()}
+    keyed: dict[tuple[int, str], list[Row]] = {}
+    of_text: list[Row] = []
+    for row in rows:
+        if row["measure"] == "score" and row.get("seed") is None:
+            of_text.append(row)
+        elif row["measure"] == "score":
+            keyed.setdefault((int(row["layer"]), row["probe"]), []).append(row)
+    scores = {key: [row["score"] for row in own] for key, own in keyed.items()}
     _, metric = row_counts(task, task.metric, truths, truths)
 
     def counts(guesses: Sequence[Any]) -> Any:
         return row_counts(task, task.metric, guesses, truths)[0]
 
     def probe_counts(key: tuple[int, str]) -> Any:
-        return np.stack([counts(guesses) for guesses in keyed[key]["guesses"]])
+        return np.stack([counts(row["guesses"]) for row in keyed[key]])
 
-    text = None if of_text.empty else of_text.loc[of_text["score"].idxmax()]
+    text = max(of_text, key=lambda row: row["score"], default=None)
     ahead: dict[tuple[int, str], Difference] = {}
     if text is not None:
         base = counts(text["guesses"])
         for key in keyed:
             own = probe_counts(key)
-            names = title(key), str(text["probe"])
+            names = title(key), text["probe"]
             same = np.broadcast_to(base, own.shape)
             ahead[key] = paired_bootstrap(own, same, metric=metric, names=names, repeats=REPEATS)
         ahead = dict(zip(ahead, corrected(list(ahead.values())), strict=True))
-    baseline = None if text is None else (str(text["probe"]), float(text["score"]))
+    baseline = None if text is None else (text["probe"], text["score"])
     found = Compared(task.metric, len(truths), scores, baseline, ahead, None)
     if not scores or (0, found.best[1]) not in scores or found.best[0] == 0:
         return found
     first = (0, found.best[1])
-    pair = {"metric": metric, "names": (title(found.best), title(first)), "repeats": REPEATS}
-    of_embeddings = paired_bootstrap(probe_counts(found.best), probe_counts(first), **pair)
+    names = title(found.best), title(first)
+    both = probe_counts(found.best), probe_counts(first)
+    of_embeddings = paired_bootstrap(*both, metric=metric, names=names, repeats=REPEATS)
     return Compared(task.metric, len(truths), scores, baseline, ahead, of_embeddings)
 
 

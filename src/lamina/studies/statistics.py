@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 
 from lamina.errors import ConfigError
-from lamina.train.results import Summary, summarise
+from lamina.train.results import summarise
 from lamina.utils import check_range
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Metric = Callable[[Array], Array]
@@ -162,33 +159,12 @@ def corrected(differences: Sequence[Difference]) -> list[Difference]:
     return [replace(difference, holm=p) for difference, p in zip(differences, values, strict=True)]
 
 
-def over_seeds(table: DataFrame, by: Sequence[str], *, confidence: float = 0.95) -> DataFrame:
-    """Column "score" of a study's table over its seeds, a row per group of equal values in the columns `by`.
-
-    Returns:
-        The columns `by` and "score" (the mean), "interval" (half the width of the t interval; NaN for one seed) and
-        "seeds".
-    """
-    import pandas as pd
-
-    rows = []
-    for values, group in table.groupby(list(by), sort=False, dropna=False):
-        summary = summarise(group["score"].tolist(), confidence=confidence)
-        rows.append({**dict(zip(by, values, strict=True)), **_facts(summary)})
-    return pd.DataFrame(rows)
-
-
 def mean_and_interval(values: Sequence[float]) -> str:
     """Scores of several seeds as "0.853 +- 0.012" (95 % t interval), of one as "0.853 (one seed)"."""
     summary = summarise(values)
     if summary.interval is None:
         return f"{_number(summary.mean)} (one seed)"
     return f"{_number(summary.mean)} +- {_number(summary.interval)}"
-
-
-def _facts(summary: Summary) -> dict[str, Any]:
-    interval = float("nan") if summary.interval is None else summary.interval
-    return {"score": summary.mean, "interval": interval, "seeds": summary.count}
 
 
 def _number(value: float) -> str:

@@ -6,10 +6,10 @@ import logging
 import math
 import pickle
 from copy import deepcopy
+from functools import partial
 from importlib import import_module
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from tests.support.stored import tiny_model, tiny_tokenizer
@@ -149,7 +149,7 @@ def test_probes_that_beat_the_text_alone():
             rows.append({**facts, "guesses": guesses})
     for row in rows:
         row["score"] = float(np.mean(np.array(row["guesses"]) == truths))
-    found = compared(pd.DataFrame(rows), task, "validation")
+    found = compared(rows, task, "validation")
     said = conclusions("t", found)
     assert said[0].startswith("t: layer 2 (linear) has the best score of 3 probes: accuracy 0.")
     assert said[1].startswith("t: linear probes of layers 1-2 beat the best baseline that reads the text alone, tfidf")
@@ -264,6 +264,22 @@ def test_a_cell_that_fails_is_recorded(model, tokenizer, mood, monkeypatch):
     assert study.settings["failures"] == [{"key": {"task": "mood", "seed": 1}, "error": "RuntimeError: no room"}]
     with pytest.raises(ConfigError, match="no cell gave rows; the first ended with: RuntimeError: no room"):
         probe(model, {"mood": mood}, processor=tokenizer, seeds=[1], **options)
+
+
+def test_a_cell_travels_and_loads_its_model_itself(model, tokenizer, mood, tmp_path):
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    options = {"seeds": [0], "layers": [1], "controls": False, "baselines": False, **FAST}
+    here = probe(model, mood, processor=tokenizer, **options)
+    found = probe(str(tmp_path), mood, **options)
+    assert found.table["score"].tolist() == here.table["score"].tolist()
+    rates = dict.fromkeys(("linear", "mlp"), 1e-3)
+    training = {"epochs": 1, "progress": False}
+    how = ProbeSettings((1,), "main", ("linear",), "validation", 8, rates, True, True, training)
+    cell = partial(probe_rows, str(tmp_path), tokenizer, mood, how, 0)
+    sent = pickle.loads(pickle.dumps(cell))()
+    assert sent == probe_rows(model, tokenizer, mood, how, 0)
+    assert {row["measure"] for row in sent} == {"score", "control", "selectivity", "code_length", "compression"}
 
 
 # What cannot be probed
