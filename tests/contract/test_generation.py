@@ -278,23 +278,23 @@ def test_the_next_text_is_heard_after_a_clear():
 
 
 @torch.no_grad()
-def test_memory_is_that_of_the_features_not_of_the_states():
-    """While a text is written, a reader whose fusion is token-wise holds its features and the states of a few tokens."""
+def test_a_token_wise_reader_holds_features_and_the_states_of_a_few_tokens():
     bank, inputs = bank_of("gpt2"), prompt_of("gpt2")
-    held: list[int] = []
-    transcripts: list[Transcript] = []
-    handle = bank.model.register_forward_hook(lambda *_: held.append(max(map(waiting, transcripts), default=0)))
+    held: list[tuple[int, int]] = []
+    texts: list[Transcript] = []
+    begin = Transcript.start
 
-    def waiting(transcript: Transcript) -> int:
-        return sum(part.shape[1] for parts in transcript._waiting.values() for part in parts[:1])
+    def start(text: Transcript, *given: Any) -> None:
+        texts.append(text)
+        waiting, features = list(text._waiting.values()), text._features["tokens"]
+        held.append((max([0, *map(len, waiting)]), sum(part.shape[1] for part in features)))
+        begin(text, *given)
 
     with pytest.MonkeyPatch.context() as patch, bank.listen(["tokens", "text"], over="both") as heard:
-        start = Transcript.start
-        patch.setattr(Transcript, "start", lambda self, *given: (transcripts.append(self), start(self, *given)))
+        patch.setattr(Transcript, "start", start)
         generate("gpt2", inputs, max_new_tokens=50, eos_token_id=98)
-    handle.remove()
-    (transcript,) = set(transcripts)
     assert heard["tokens"].mask.shape[1] == 57
-    assert not transcript._states
-    assert sum(part.shape[1] for part in transcript._features["tokens"]) == 57
-    assert max(len(parts) for parts in transcript._waiting.values()) <= 16 if transcript._waiting else True
+    assert len(set(texts)) == 1
+    assert not texts[0]._states
+    assert max(waiting for waiting, _ in held) == 15
+    assert held[-1][1] == 3 * 16  # of the 57 that were read

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import ChainMap, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, final, get_args
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 def listening(model: PreTrainedModel, passes: Sequence[StackPass], over: Over) -> Iterator[BankOutput]:
     """Read the model's own passes, one per stack, for as long as the context lasts; the output fills as it runs."""
     listener = _Listener(model, passes, over)
-    with uncompiled(), following(model, listener.follow), ContextHooks() as hooks:
+    with uncompiled(), _alone(listener), following(model, listener.follow), ContextHooks() as hooks:
         for stack_pass in passes:
             take, start = partial(listener.take, stack_pass), partial(listener.start, stack_pass)
             hooks.enter_context(stack_pass.hooked(take, start))
@@ -40,13 +41,30 @@ def listening(model: PreTrainedModel, passes: Sequence[StackPass], over: Over) -
         yield listener.heard
 
 
+@contextmanager
+def _alone(listener: _Listener) -> Iterator[None]:
+    """Raise ConfigError if a reader that is to hear what `generate` writes is listening in this context already."""
+    for other in _present.get():
+        twice = [name for name, reader in other.readers.items() if listener.readers.get(name) is reader]
+        if twice and {listener.over, other.over} != {"prompt"}:
+            came = f"reader '{twice[0]}' is listening already"
+            raise ConfigError(f"bank.listen: {came}; a text is heard once. Leave the context around this one first.")
+    _present.set((*_present.get(), listener))
+    try:
+        yield
+    finally:
+        _present.set(tuple(other for other in _present.get() if other is not listener))
+
+
 @final
 class _Listener:
     """What is under way, by thread, since tasks of one context may run the model at once."""
 
     def __init__(self, model: PreTrainedModel, passes: Sequence[StackPass], over: Over) -> None:
         self.heard = BankOutput()
-        self._model, self._passes, self._over = model, passes, over
+        self._model, self._passes = model, passes
+        self.over: Over = over
+        self.readers = {name: reader for template in passes for name, reader in template.readers.items()}
         # what the modules around a stack, outermost first, are being called with
         self._calls: dict[int, dict[nn.Module, dict[str, object]]] = defaultdict(dict)
         # the present pass of each stack, none where its readers have heard one already
@@ -76,13 +94,13 @@ class _Listener:
             return
         if not self.heard.readers.keys().isdisjoint(template.readers):
             return
-        if decodes(template, self._model) and self._over != "prompt":
+        if decodes(template, self._model) and self.over != "prompt":
             if past_tokens(inputs_of(template, batch, args, kwargs)):
                 raise ConfigError(
                     "bank.listen: a pass goes on from a cache of tokens, and not in a call of generate; what is "
                     "written in another way is not followed. Use over='prompt'."
                 )
-            if self._over == "output":
+            if self.over == "output":
                 self._miss(template, "the model was called, which writes no output; only generate does")
                 return
         self._running[thread, template] = begun = StackPass(self._model, template.stack, template.readers, grad=False)
@@ -107,12 +125,12 @@ class _Listener:
         """Around a call of `generate`: read the steps of each decoder stack whose readers have heard no text yet."""
         thread, heard = get_ident(), self.heard.readers
         decoders = [template for template in self._passes if decodes(template, self._model)]
-        if self._over == "prompt" and not call.in_pieces:  # the first pass is the prompt
+        if self.over == "prompt" and not call.in_pieces:  # the first pass is the prompt
             decoders = []
         waiting = [template for template in decoders if heard.keys().isdisjoint(template.readers)]
         if waiting:
             call.check()
-        texts = {(thread, t): Transcript(t, call, self._over) if t in waiting else None for t in decoders}
+        texts = {(thread, t): Transcript(t, call, self.over) if t in waiting else None for t in decoders}
         self._texts.update(texts)
 
         def hear(sequences: Tensor, rows: Tensor | None) -> None:
@@ -128,6 +146,9 @@ class _Listener:
         finally:
             for key in texts:
                 del self._texts[key]
+
+
+_present: ContextVar[tuple[_Listener, ...]] = ContextVar("present", default=())
 
 
 def decodes(stack_pass: StackPass, model: PreTrainedModel) -> bool:

@@ -38,7 +38,7 @@ class Transcript:
         self._skipped = call.prompt_width()[0] if over == "output" else 0  # positions that no reader wants
         self._token_wise = {name: r for name, r in template.readers.items() if r.fusion.is_token_wise()}
         self._whole = {name: r for name, r in template.readers.items() if name not in self._token_wise}
-        self._read = 0  # positions that were read
+        self._read = self._past = 0  # positions that were read, and those that the cache of a pass holds
         self._standing: list[int] = []  # for each of them after those skipped, which of the columns below it is
         self._columns = 0  # that were taken, drafts included
         self._ids: list[Tensor] = []  # [rows, columns]; -1 where the pass was given no ids
@@ -53,6 +53,8 @@ class Transcript:
     def start(self, batch: Mapping[str, Any], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """A pass begins; `batch` is what the modules around the stack were called with, the rest what the stack was."""
         self._taken, self._given = [], (batch, args, kwargs)
+        if self.call.assisted or not self._read:  # before the first block adds to the cache
+            self._past = past_tokens(inputs_of(self._template, batch, args, kwargs))
 
     def take(self, layer: int, state: Tensor) -> None:
         """Take one state `[rows, tokens, width]` of the present pass."""
@@ -76,11 +78,10 @@ class Transcript:
         if "past_key_values" not in batch and self._read < count:
             count -= self._read  # without a cache every pass reads all anew
         elif self.call.assisted or not self._read:
-            past = past_tokens(batch)
-            if past > self._read:
-                came = f"generate goes on from a cache of {past} tokens, whose states are not computed again"
+            if self._past > self._read:
+                came = f"generate goes on from a cache of {self._past} tokens, whose states are not computed again"
                 raise ConfigError(f"bank.listen: {came}. Generate without it, or listen to none.")
-            self._read = past
+            self._read = self._past
         begin, self._read = self._read, self._read + count
         self._fresh = fresh = min(count, max(0, self._read - self._skipped))
         del self._standing[max(0, begin - self._skipped) :]
@@ -88,8 +89,9 @@ class Transcript:
         self._columns += fresh
         if fresh:
             ids = batch.get("decoder_input_ids" if self._template.stack.name == "decoder" else "input_ids")
-            known = isinstance(ids, Tensor) and ids.shape[1] >= fresh
-            self._ids.append(ids[:, -fresh:] if known else state.new_full((rows, fresh), -1, dtype=torch.long))
+            if not isinstance(ids, Tensor) or ids.shape[1] < fresh:
+                ids = state.new_full((rows, fresh), -1, dtype=torch.long)
+            self._ids.append(ids[:, -fresh:])
             self._masks.append(self._real(state, begin + count - fresh, fresh))
 
     def _real(self, state: Tensor, begin: int, fresh: int) -> Tensor:
