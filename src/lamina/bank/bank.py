@@ -12,8 +12,10 @@ import torch
 from huggingface_hub import ModelCard, ModelHubMixin
 from torch import Tensor, nn
 
+from lamina.bank.listening import check_over, listening
 from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
-from lamina.bank.streaming import StackPass, States, attach, listening, recording
+from lamina.bank.streaming import StackPass, States, attach, recording
+from lamina.bank.transcript import Over
 from lamina.errors import ConfigError, NotFiniteError, UnknownNameError
 from lamina.layers import LayerStack, stacks
 from lamina.layers.adapters import check_plain
@@ -268,23 +270,45 @@ class ReaderBank(nn.Module, ModelHubMixin):
         return out
 
     @contextmanager
-    def listen(self, readers: Sequence[str] | None = None) -> Iterator[BankOutput]:
+    def listen(self, readers: Sequence[str] | None = None, over: Over = "prompt") -> Iterator[BankOutput]:
         """Read from the main job's own passes: `model(...)` and `model.generate(...)` run as if nobody listened.
 
-        Each reader hears the first pass over its stack (in generation: the text that is read, not the steps that
-        follow); `heard.clear()` makes it ready for the next. Passes are heard in the thread or task that listens, and
-        in tasks and `asyncio.to_thread` calls it starts. Meanwhile the readers are in eval mode.
+        Each reader hears the first pass over its stack, or, in what is `over` an output, the first call of `generate`;
+        `heard.clear()` makes it ready for the next. What is heard is what the bank would say of the same text in one
+        plain pass. Passes are heard in the thread or task that listens, and in tasks and `asyncio.to_thread` calls it
+        starts. Meanwhile the readers are in eval mode.
+
+        In generation the readers of a decoder take the states of each step as it runs: those whose fusion is
+        token-wise keep one vector of features per token, the others (`Routing`, `Head2Toe`, `PooledLayers`, positions)
+        the states of their layers. What belongs to which sequence is told by `generate` itself: its sequences, its end
+        tokens, and of beams its `beam_indices`, which say for each step in which row the winner was; a state depends on
+        the tokens before it alone, and a row's cache is that of its own beam. The tokens that were read are compared to
+        those that came out. A sequence's last token is read by no step, so nothing is heard of it. There is one row per
+        sequence that is returned; rows that ended early are masked from there (a sequence that ended at once has no
+        answer over its output: NaN). Sampling, beams, unequal prompts, several return sequences, pieces of a prompt
+        (`prefill_chunk_size`) and assisted decoding are followed.
 
         Args:
             readers: Which readers listen; None: all. UnknownNameError if one is not in the bank.
+            over: What the readers of a decoder hear in `generate`: "prompt" (in one pass, a row per beam or sample, as
+                the model reads it), "output", the tokens that are written, or "both". Readers of an encoder hear its
+                pass in any case.
 
         Yields:
-            One output per reader that heard a pass, filled while the model runs.
+            One output per reader that heard a pass, filled while the model runs; `heard[name].tokens` has the ids that
+            belong to the columns of a generated text.
+
+        Raises:
+            ConfigError: If the model does not generate, a reader's fusion must run along with the base's own pass
+                (`ExtraLayers`), or the bank listens to a generation already. While `generate` runs, if it decodes in a
+                way whose states cannot be told apart; at `heard[name]`, if that reader heard nothing, with the reason.
         """
         names = self._known("bank.listen", readers)
+        passes = self._passes(names, grad=False)
+        check_over(self.model, passes, over)
         with (
             evaluating(self, *([self.model] if self.train_base else [])),
-            listening(self.model, self._passes(names, grad=False)) as heard,
+            listening(self.model, passes, over) as heard,
         ):
             yield heard
 

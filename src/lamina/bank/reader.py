@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor, nn
 
-from lamina.errors import UnknownNameError
+from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.base import FusionConfig
 from lamina.heads.base import IGNORE, HeadConfig
 from lamina.layers import LayerStack, select
@@ -112,6 +112,7 @@ class ReaderOutput:
     logits: Tensor  # [batch, classes] or [batch, tokens, classes]
     mask: Tensor  # [batch, tokens], True at real tokens
     loss: Tensor | None = None  # where labels were given
+    tokens: Tensor | None = None  # [batch, tokens], the ids, where `generate` was listened to
 
 
 @dataclass
@@ -121,6 +122,7 @@ class BankOutput:
     readers: dict[str, ReaderOutput] = field(default_factory=dict)
     loss: Tensor | None = None  # the sum of the readers'; None without labels
     main: Any = None  # the model's own output, if it was wanted
+    unheard: dict[str, str] = field(default_factory=dict)  # under `bank.listen`: why a reader has nothing to say yet
 
     def clear(self) -> None:
         """Forget everything; under `bank.listen`, the readers then hear the model's next pass."""
@@ -128,6 +130,8 @@ class BankOutput:
         self.loss = self.main = None
 
     def __getitem__(self, name: str) -> ReaderOutput:
+        if name not in self.readers and name in self.unheard:
+            raise ConfigError(f"bank.listen: reader '{name}' heard nothing: {self.unheard[name]}.")
         if name not in self.readers:
             raise UnknownNameError(op="output", got=name, known=self.readers, what="reader")
         return self.readers[name]

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections import ChainMap, Counter, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import zip_longest
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lamina.bank.reader import BankOutput, ReaderModule, ReaderOutput
+from lamina.bank.reader import ReaderModule, ReaderOutput
 from lamina.errors import ConfigError
 from lamina.fusion.base import LayerView, Stream, fed
 from lamina.layers import LayerStack, select
-from lamina.layers.hooks import ContextHooks, OnStart, OnState, arguments, token_mask, watch
-from lamina.layers.wrappers import uncompiled
+from lamina.layers.hooks import OnStart, OnState, token_mask, watch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -70,7 +68,7 @@ class StackPass:
     def take(self, layer: int, state: Tensor) -> bool:
         """Hand one state on; True once the last layer that anyone needs was taken."""
         self._taken.append(layer)
-        _check_taken("bank", self.stack, self.layers[: len(self._taken)], self._taken)
+        check_taken("bank", self.stack, self.layers[: len(self._taken)], self._taken)
         if self._real is None:
             self._real = real_tokens(self.mask, state, self.model)
         view = LayerView(state, self._real)
@@ -79,39 +77,64 @@ class StackPass:
                 stream.step(index, view)
         return len(self._taken) == len(self.layers)
 
-    def finish(self, labels: Mapping[str, Tensor] | None = None) -> dict[str, ReaderOutput]:
-        """What each reader says, by name; alike heads run as one, some for the positions that have labels alone."""
-        _check_taken("bank", self.stack, self.layers, self._taken)
-        real = fed(self._real)
+    def features(self) -> dict[str, Tensor]:
+        """What each reader's fusion makes of the states that were taken, by name."""
+        check_taken("bank", self.stack, self.layers, self._taken)
+        features: dict[str, Tensor] = {}
         with torch.set_grad_enabled(self._grad):
-            features: dict[str, Tensor] = {}
             for names, stream in self._streams:
-                features |= zip(names, stream.finish(real), strict=True)
-            for name in features:
-                if self.readers[name].head.reads_first and features[name].stride(1) == 0:
-                    features[name] = features[name][:, :1]  # of a whole text, said to every token: one says it all
-            logits: dict[str, Tensor] = {}
-            for names in self._head_groups(features):
-                first, heads = names[0], [self.readers[name].head for name in names]
-                mask = real if features[first].shape[1] == real.shape[1] else real.new_ones(len(real), 1)
-                if len(heads) == 1:
-                    logits[first] = self.readers[first].logits(features[first], mask, (labels or {}).get(first))
-                else:
-                    given = _stacked([features[name] for name in names])
-                    logits |= zip(names, heads[0].many(heads, given, mask), strict=True)
-        return {name: ReaderOutput(logits[name], real) for name in self.readers}
+                features |= zip(names, stream.finish(fed(self._real)), strict=True)
+        return features
 
-    def _head_groups(self, features: Mapping[str, Tensor]) -> list[list[str]]:
-        """Names of readers whose heads run as one; those that read the same features are apart from the others."""
-        together = self._grad or next(iter(features.values())).is_cuda  # one by one, heads stay in a CPU's caches
-        shared = Counter(map(id, features.values()))
-        groups: dict[object, list[str]] = defaultdict(list)
-        for name, given in features.items():
-            head = self.readers[name].head
-            group = head.group() if together else None
-            same = id(given) if shared[id(given)] > 1 else None
-            groups[name if group is None else (type(head), group, given.shape, given.dtype, same)].append(name)
-        return list(groups.values())
+    def finish(self, labels: Mapping[str, Tensor] | None = None) -> dict[str, ReaderOutput]:
+        """What each reader says, by name."""
+        features = self.features()
+        return run_heads(self.readers, features, fed(self._real), labels or {}, grad=self._grad)
+
+
+def run_heads(
+    readers: Mapping[str, ReaderModule],
+    features: Mapping[str, Tensor],
+    real: Bool[Tensor, "batch tokens"],
+    labels: Mapping[str, Tensor],
+    *,
+    grad: bool,
+) -> dict[str, ReaderOutput]:
+    """What readers say of features, by name; alike heads run as one, some for the positions that have labels alone."""
+    given = {name: _said_once(readers[name], part) for name, part in features.items()}
+    logits: dict[str, Tensor] = {}
+    with torch.set_grad_enabled(grad):
+        for names in _head_groups(readers, given, together=grad or real.is_cuda):
+            first, heads = names[0], [readers[name].head for name in names]
+            mask = real if given[first].shape[1] == real.shape[1] else real.new_ones(len(real), 1)
+            if len(heads) == 1:
+                logits[first] = readers[first].logits(given[first], mask, labels.get(first))
+            else:
+                stacked = _stacked([given[name] for name in names])
+                logits |= zip(names, heads[0].many(heads, stacked, mask), strict=True)
+    return {name: ReaderOutput(logits[name], real) for name in readers}
+
+
+def _said_once(reader: ReaderModule, features: Float[Tensor, "batch tokens dim"]) -> Tensor:
+    """Features, of a whole text where they are said to every token alike: one token's say it all."""
+    return features[:, :1] if reader.head.reads_first and features.stride(1) == 0 else features
+
+
+def _head_groups(
+    readers: Mapping[str, ReaderModule], features: Mapping[str, Tensor], *, together: bool
+) -> list[list[str]]:
+    """Names of readers whose heads run as one; those that read the same features are apart from the others.
+
+    On a CPU without gradients heads run one by one, which keeps them in its caches.
+    """
+    shared = Counter(map(id, features.values()))
+    groups: dict[object, list[str]] = defaultdict(list)
+    for name, given in features.items():
+        head = readers[name].head
+        group = head.group() if together else None
+        same = id(given) if shared[id(given)] > 1 else None
+        groups[name if group is None else (type(head), group, given.shape, given.dtype, same)].append(name)
+    return list(groups.values())
 
 
 def _stacked(parts: Sequence[Tensor]) -> Float[Tensor, "readers batch tokens dim"]:
@@ -158,55 +181,15 @@ def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -
             hooks.enter_context(watch(stack, chosen, partial(take, stack.name)))
         yield states
     for stack, chosen in wanted:
-        _check_taken("bank.record_states", stack, chosen, list(states[stack.name]))
+        check_taken("bank.record_states", stack, chosen, list(states[stack.name]))
 
 
-def _check_taken(op: str, stack: LayerStack, needed: Sequence[int], taken: Sequence[int]) -> None:
+def check_taken(op: str, stack: LayerStack, needed: Sequence[int], taken: Sequence[int]) -> None:
     """Raise ConfigError unless the layers that a pass came to are those that are needed, in their order."""
     if list(needed) != list(taken):
         layer = next(at if layer is None else layer for layer, at in zip_longest(needed, taken) if layer != at)
         came = f"layer {layer} of the stack '{stack.name}' did not run in its turn"
         raise ConfigError(f"{op}: {came}; it is needed. Run the whole model, with the blocks that were found in it.")
-
-
-@contextmanager
-def listening(model: PreTrainedModel, passes: Sequence[StackPass]) -> Iterator[BankOutput]:
-    """Read the model's own passes, one per stack, for as long as the context lasts; the output fills as it runs."""
-    heard = BankOutput()
-    # by thread, since tasks of one context may run the model at once: what the modules around a stack, outermost first,
-    # are being called with; the present pass of each stack, none where its readers have heard one already
-    calls: dict[int, dict[nn.Module, dict[str, object]]] = defaultdict(dict)
-    running: dict[tuple[int, StackPass], StackPass] = {}
-
-    def before(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        given = arguments(module, args, kwargs)
-        calls[get_ident()][module] = {name: value for name, value in given.items() if value is not None}
-
-    def start(template: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        running.pop((get_ident(), template), None)
-        if heard.readers.keys().isdisjoint(template.readers):
-            running[get_ident(), template] = begun = StackPass(model, template.stack, template.readers, grad=False)
-            begun.mask = token_mask(template.stack, ChainMap(*calls[get_ident()].values()), args, kwargs)
-
-    def take(template: StackPass, layer: int, state: Tensor) -> None:
-        begun = running.get((get_ident(), template))
-        if begun is not None and begun.take(layer, state):
-            heard.readers.update(running.pop((get_ident(), template)).finish() | heard.readers)
-
-    def end(template: StackPass, *_: object) -> None:
-        if begun := running.pop((get_ident(), template), None):
-            begun.finish()  # tells which layer is missing
-
-    with uncompiled(), ContextHooks() as hooks:
-        for stack_pass in passes:
-            hooks.enter_context(stack_pass.hooked(partial(take, stack_pass), partial(start, stack_pass)))
-            hooks.add(stack_pass.stack.scope.register_forward_hook, partial(end, stack_pass))
-        paths = [stack_pass.stack.scope_path.split(".") for stack_pass in passes]
-        for around in dict.fromkeys(".".join(path[:count]) for path in paths for count in range(len(path))):
-            module = model.get_submodule(around)
-            hooks.add(module.register_forward_pre_hook, before, with_kwargs=True, prepend=True)
-            hooks.add(module.register_forward_hook, lambda ran, *_: calls[get_ident()].pop(ran, None), always_call=True)
-        yield heard
 
 
 def real_tokens(

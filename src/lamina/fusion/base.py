@@ -82,6 +82,7 @@ class Fusion(nn.Module, ABC):
     """Hidden states -> features. Calling it on stacked states runs the same stream that a bank runs."""
 
     generator: torch.Generator | None = None  # source of dropout's random numbers; None is torch's own
+    token_wise: ClassVar[bool] = False  # see `is_token_wise`
     stream_of: ClassVar[type[Any] | None] = None  # the class of a `Stream` that takes any number of members
 
     def __init_subclass__(cls, config: type[FusionConfig] | None = None) -> None:
@@ -114,6 +115,10 @@ class Fusion(nn.Module, ABC):
     def active_layers(self) -> tuple[int, ...]:
         """Indices of the states that can change the features now; the others (and their gradients) may be skipped."""
         return tuple(range(self.layers))
+
+    def is_token_wise(self) -> bool:
+        """Whether a token's features come of its own states alone, so that a text may be read piece by piece."""
+        return self.token_wise
 
     def regularization(self, head: nn.Module | None = None) -> Tensor | None:
         """A scalar to add to the loss, or None; `head`, which reads the features, may be regularized too."""

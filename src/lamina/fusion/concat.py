@@ -72,6 +72,7 @@ class _ConcatStream(Stream):
 class ConcatFusion(Fusion, config=Concat):
     """The module of `Concat`: `projection [layers, dim, width]`, and `bias [dim]` or None."""
 
+    token_wise: ClassVar = True
     stream_of: ClassVar = _ConcatStream
 
     def __init__(self, config: Concat, *, layers: int, width: int) -> None:

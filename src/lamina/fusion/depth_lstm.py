@@ -69,6 +69,7 @@ class _DepthLSTMStream(Stream):
 class DepthLSTMFusion(Fusion, config=DepthLSTM):
     """The module of `DepthLSTM`: `cell`, an `nn.LSTMCell` (its parameters, one start and one order of gates)."""
 
+    token_wise: ClassVar = True
     stream_of: ClassVar = _DepthLSTMStream
 
     def __init__(self, config: DepthLSTM, *, layers: int, width: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,7 @@ def _bottleneck(width: int, size: int) -> nn.Sequential:
 class DWAttFusion(InputWeighted, config=DWAtt):
     """The module of `DWAtt`: `query`, `values`, `norms`, `keys` (W_K) and the fixed `places [layers, position_dim]`."""
 
+    token_wise: ClassVar = True
     places: Tensor
 
     def __init__(self, config: DWAtt, *, layers: int, width: int) -> None:

@@ -42,6 +42,7 @@ class _ElementwiseStream(WeightedSum):
 class ElementwiseFusion(Fusion, config=Elementwise):
     """The module of `Elementwise`: `scales [layers, width]`."""
 
+    token_wise: ClassVar = True
     stream_of: ClassVar = _ElementwiseStream
 
     def __init__(self, config: Elementwise, *, layers: int, width: int) -> None:

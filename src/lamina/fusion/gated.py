@@ -99,6 +99,7 @@ class _GatedStream(WeightedSum):
 class GatedFusion(InputWeighted, config=Gated):
     """The module of `Gated`: the linear maps `inner` (V, a) and `outer` (U, b)."""
 
+    token_wise: ClassVar = True
     stream_of: ClassVar = _GatedStream
 
     def __init__(self, config: Gated, *, layers: int, width: int) -> None:

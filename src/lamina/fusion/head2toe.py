@@ -86,6 +86,10 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         """Layers of which a feature is kept."""
         return tuple(self.kept.view(self.layers, -1).any(1).nonzero().flatten().tolist())
 
+    def is_token_wise(self) -> bool:
+        """Where the config says so."""
+        return self.config.per_token
+
     def importance(self) -> Float[Tensor, " layers"]:
         """Share of each layer in the features that are kept; before that, in their scores after the last epoch."""
         return self.shares.clone()

@@ -22,6 +22,8 @@ class LastLayer(FusionConfig):
 class LastLayerFusion(Fusion, config=LastLayer):
     """The module of `LastLayer`; of several states it reads the last."""
 
+    token_wise: ClassVar = True
+
     def active_layers(self) -> tuple[int, ...]:
         """The last state."""
         return (self.layers - 1,)

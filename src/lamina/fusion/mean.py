@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 
@@ -26,6 +26,8 @@ class Mean(FusionConfig):
 @final
 class MeanFusion(Fusion, config=Mean):
     """The module of `Mean`."""
+
+    token_wise: ClassVar = True
 
     def importance(self) -> Float[Tensor, " layers"]:
         """The same share for each layer; sums to 1."""

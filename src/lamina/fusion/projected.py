@@ -116,6 +116,10 @@ class ProjectedFusion(Fusion):
         config = self.config
         return (super().group(), self.training, config.dropout, config.positions, config.output_activation)
 
+    def is_token_wise(self) -> bool:
+        """Not with positions, which are counted over the text."""
+        return not self.config.positions
+
     def active_layers(self) -> tuple[int, ...]:
         """Layers whose weight is not zero."""
         return tuple(self.weights().detach().nonzero().flatten().tolist())

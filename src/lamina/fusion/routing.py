@@ -76,6 +76,10 @@ class RoutingFusion(InputWeighted, config=Routing):
         self.observe((amounts / whole.clamp(min=torch.finfo(amounts.dtype).tiny)).movedim(1, 0), mask)
         return features
 
+    def is_token_wise(self) -> bool:
+        """Where the config says so."""
+        return self.config.per_token
+
     def importance(self) -> Float[Tensor, " layers"]:
         """Each layer's part of the absolute `credit`, over tokens and outputs; each text (or token) counts as one.
 

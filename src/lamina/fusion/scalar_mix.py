@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,8 @@ class ScalarMix(FusionConfig):
 @final
 class ScalarMixFusion(Fusion, config=ScalarMix):
     """The module of `ScalarMix`: `scores [layers]`, `scale []`."""
+
+    token_wise: ClassVar = True
 
     def __init__(self, config: ScalarMix, *, layers: int, width: int) -> None:
         super().__init__(config, layers=layers, width=width)

@@ -8,12 +8,12 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import product
 from threading import get_ident
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
-from lamina.errors import UnsupportedModelError, check_known, first_line
+from lamina.errors import ConfigError, UnsupportedModelError, check_known, first_line
 from lamina.layers.adapters import adapted_layers
 from lamina.layers.hooks import watch
 from lamina.layers.isolation import MetaValues, main_device, preserve_model
@@ -21,6 +21,7 @@ from lamina.layers.matching import find_blocks, find_run, find_scope, places
 from lamina.layers.probe_input import NoInputError, Probe, probe_input
 from lamina.layers.roles import family_of
 from lamina.layers.selectors import Selector, select
+from lamina.layers.sites import Site, at_site
 from lamina.layers.stack import LayerStack, TapPoint, alike, by_path
 from lamina.layers.trace import Event, Trace, traced
 from lamina.layers.wrappers import uncompiled, unwrapped
@@ -71,25 +72,35 @@ def pick_stack(by_name: Mapping[str, LayerStack], name: str | None, *, op: str) 
 
 
 @contextmanager
-def tap(model: nn.Module, layers: Selector = "all", stack: str | None = None) -> Generator[dict[int, Tensor]]:
+def tap(
+    model: nn.Module, layers: Selector = "all", stack: str | None = None, site: Site = "output"
+) -> Generator[dict[int, Tensor]]:
     """Collect states as the model runs.
 
     Args:
         model: The model; what it returns stays the same, bit for bit. Compiled ones run uncompiled meanwhile.
         layers: Which layers, as a selector.
         stack: Name of the stack; None is the only one, or the encoder.
+        site: "output", the layers' states; "attention" or "ffn", what that part of block i adds to its state, before
+            the sum (layers 1 and up: the embeddings have neither). It is found by looking; see `layers.sites.at_site`.
 
     Yields:
         Layer -> its state `[batch, tokens, width]`, filled as the model runs and emptied when a new pass over the
         stack begins, so after `generate` it holds the last pass. States carry gradients if the pass does.
 
     Raises:
-        UnsupportedModelError: If the model's layers cannot be read.
-        UnknownNameError: If it has no such stack.
+        UnsupportedModelError: If the model's layers cannot be read, or not at that site.
+        UnknownNameError: If it has no such stack, or there is no such site.
         LayerIndexError: If it has no such layer.
-        ConfigError: If `layers` is no selector.
+        ConfigError: If `layers` is no selector, or names layer 0 for a site inside the blocks.
     """
+    model = unwrapped(model)
+    check_known("tap", [site], get_args(Site), "site")
     source = default_stack(model, stack, op="tap")
+    chosen = select("1-" if layers == "all" and site != "output" else layers, source.layers, op="tap")
+    if site != "output" and 0 in chosen:
+        raise ConfigError(f"tap: layer 0 is the embeddings; they have no {site}. Use layers from 1.")
+    source = at_site(model, source, site)
     states: dict[int, Tensor] = {}
     latest: list[int] = []  # the thread of the latest pass, for tasks of this context that run the model at once
 
@@ -101,7 +112,7 @@ def tap(model: nn.Module, layers: Selector = "all", stack: str | None = None) ->
         if latest == [get_ident()]:
             states[layer] = state
 
-    with uncompiled(), watch(source, select(layers, source.layers, op="tap"), take, start):
+    with uncompiled(), watch(source, chosen, take, start):
         yield states
 
 

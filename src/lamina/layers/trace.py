@@ -55,6 +55,7 @@ class Trace:
     calls: list[Call] = field(default_factory=list[Call])
     events: list[Event] = field(default_factory=list[Event])
     counts: Counter[str] = field(default_factory=Counter[str])  # path -> how often the module was called
+    copies: list[Tensor] = field(default_factory=list[Tensor])  # of what was seen, where it is kept
 
     def seen_as(self, state: Tensor) -> Seen:
         """Find where a state was seen."""
@@ -65,9 +66,17 @@ class Trace:
 
 
 @contextmanager
-def traced(model: nn.Module) -> Generator[Trace]:
-    """Record every module's calls while the model runs."""
+def traced(model: nn.Module, *, keep: bool = False) -> Generator[Trace]:
+    """Record every module's calls while the model runs; `keep` copies the values, to be had afterwards."""
     trace, open_calls = Trace(), list[Call]()
+    copies: list[Tensor] = trace.copies
+
+    def copied(value: object) -> object:
+        if not keep or not isinstance(value, Tensor):
+            return value
+        copies.append(value.clone())
+        return copies[-1]
+
     clock = itertools.count()
     paths = {module: path for path, module in by_path(model).items()}
 
@@ -80,7 +89,7 @@ def traced(model: nn.Module) -> Generator[Trace]:
         trace.calls.append(call)
         open_calls.append(call)
         for index, value in (*enumerate(args), *kwargs.items()):
-            _note(trace, call, "input", index, value, call.started)
+            _note(trace, call, "input", index, copied(value), call.started)
 
     def after(module: nn.Module, _args: tuple[object, ...], output: object) -> None:
         call = open_calls.pop()
@@ -88,7 +97,7 @@ def traced(model: nn.Module) -> Generator[Trace]:
             call = open_calls.pop()
         call.ended = next(clock)
         for index, value in _parts(output):
-            _note(trace, call, "output", index, value, call.ended)
+            _note(trace, call, "output", index, copied(value), call.ended)
 
     with ExitStack() as handles:
         for module in paths:

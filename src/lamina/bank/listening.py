@@ -1,0 +1,176 @@
+"""Readers that listen: they take part in the model's own passes, whoever runs them, and in calls of `generate`."""
+
+from __future__ import annotations
+
+from collections import ChainMap, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from threading import get_ident
+from typing import TYPE_CHECKING, final, get_args
+
+from torch import Tensor, nn
+
+from lamina.bank.generation import GenerateCall, following
+from lamina.bank.reader import BankOutput
+from lamina.bank.streaming import StackPass
+from lamina.bank.transcript import Over, Transcript, inputs_of, past_tokens
+from lamina.errors import ConfigError, check_known
+from lamina.layers.hooks import ContextHooks, arguments, token_mask
+from lamina.layers.wrappers import uncompiled
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@contextmanager
+def listening(model: PreTrainedModel, passes: Sequence[StackPass], over: Over) -> Iterator[BankOutput]:
+    """Read the model's own passes, one per stack, for as long as the context lasts; the output fills as it runs."""
+    listener = _Listener(model, passes, over)
+    with uncompiled(), _alone(listener), following(model, listener.follow), ContextHooks() as hooks:
+        for stack_pass in passes:
+            take, start = partial(listener.take, stack_pass), partial(listener.start, stack_pass)
+            hooks.enter_context(stack_pass.hooked(take, start))
+            hooks.add(stack_pass.stack.scope.register_forward_hook, partial(listener.end, stack_pass))
+        paths = [stack_pass.stack.scope_path.split(".") for stack_pass in passes]
+        for around in dict.fromkeys(".".join(path[:count]) for path in paths for count in range(len(path))):
+            module = model.get_submodule(around)
+            hooks.add(module.register_forward_pre_hook, listener.before, with_kwargs=True, prepend=True)
+            hooks.add(module.register_forward_hook, listener.after, always_call=True)
+        yield listener.heard
+
+
+@contextmanager
+def _alone(listener: _Listener) -> Iterator[None]:
+    """Raise ConfigError if a reader that is to hear what `generate` writes is listening in this context already."""
+    for other in _present.get():
+        twice = [name for name, reader in other.readers.items() if listener.readers.get(name) is reader]
+        if twice and {listener.over, other.over} != {"prompt"}:
+            came = f"reader '{twice[0]}' is listening already"
+            raise ConfigError(f"bank.listen: {came}; a text is heard once. Leave the context around this one first.")
+    _present.set((*_present.get(), listener))
+    try:
+        yield
+    finally:
+        _present.set(tuple(other for other in _present.get() if other is not listener))
+
+
+@final
+class _Listener:
+    """What is under way, by thread, since tasks of one context may run the model at once."""
+
+    def __init__(self, model: PreTrainedModel, passes: Sequence[StackPass], over: Over) -> None:
+        self.heard = BankOutput()
+        self._model, self._passes = model, passes
+        self.over: Over = over
+        self.readers = {name: reader for template in passes for name, reader in template.readers.items()}
+        # what the modules around a stack, outermost first, are being called with
+        self._calls: dict[int, dict[nn.Module, dict[str, object]]] = defaultdict(dict)
+        # the present pass of each stack, none where its readers have heard one already
+        self._running: dict[tuple[int, StackPass], StackPass] = {}
+        # the text that each decoder stack reads, while `generate` runs; None where its readers have heard one already
+        self._texts: dict[tuple[int, StackPass], Transcript | None] = {}
+        for template in passes:
+            self._miss(template, f"no pass of the stack '{template.stack.name}' ran while the bank listened")
+
+    def _miss(self, template: StackPass, why: str) -> None:
+        self.heard.unheard.update(dict.fromkeys(template.readers, why))
+
+    def before(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        given = arguments(module, args, kwargs)
+        self._calls[get_ident()][module] = {name: value for name, value in given.items() if value is not None}
+
+    def after(self, module: nn.Module, *_: object) -> None:
+        self._calls[get_ident()].pop(module, None)
+
+    def start(self, template: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        thread = get_ident()
+        batch = ChainMap(*self._calls[thread].values())
+        self._running.pop((thread, template), None)
+        if (thread, template) in self._texts:
+            if text := self._texts[thread, template]:
+                text.start(batch, args, kwargs)
+            return
+        if not self.heard.readers.keys().isdisjoint(template.readers):
+            return
+        if decodes(template, self._model) and self.over != "prompt":
+            if past_tokens(inputs_of(template, batch, args, kwargs)):
+                raise ConfigError(
+                    "bank.listen: a pass goes on from a cache of tokens, and not in a call of generate; what is "
+                    "written in another way is not followed. Use over='prompt'."
+                )
+            if self.over == "output":
+                self._miss(template, "the model was called, which writes no output; only generate does")
+                return
+        self._running[thread, template] = begun = StackPass(self._model, template.stack, template.readers, grad=False)
+        begun.mask = token_mask(template.stack, batch, args, kwargs)
+
+    def take(self, template: StackPass, layer: int, state: Tensor) -> None:
+        key = get_ident(), template
+        if text := self._texts.get(key):
+            text.take(layer, state)
+        elif (begun := self._running.get(key)) is not None and begun.take(layer, state):
+            self.heard.readers.update(self._running.pop(key).finish() | self.heard.readers)
+
+    def end(self, template: StackPass, *_: object) -> None:
+        key = get_ident(), template
+        if text := self._texts.get(key):
+            text.end()
+        elif begun := self._running.pop(key, None):
+            begun.finish()  # tells which layer is missing
+
+    @contextmanager
+    def follow(self, call: GenerateCall) -> Iterator[Callable[[Tensor, Tensor | None], None]]:
+        """Around a call of `generate`: read the steps of each decoder stack whose readers have heard no text yet."""
+        thread, heard = get_ident(), self.heard.readers
+        decoders = [template for template in self._passes if decodes(template, self._model)]
+        if self.over == "prompt" and not call.in_pieces:  # the first pass is the prompt
+            decoders = []
+        waiting = [template for template in decoders if heard.keys().isdisjoint(template.readers)]
+        if waiting:
+            call.check()
+        texts = {(thread, t): Transcript(t, call, self.over) if t in waiting else None for t in decoders}
+        self._texts.update(texts)
+
+        def hear(sequences: Tensor, rows: Tensor | None) -> None:
+            for (_, template), text in texts.items():
+                said = text.finish(sequences, rows) if text is not None else {}
+                if isinstance(said, str):
+                    self._miss(template, said)
+                else:
+                    heard.update(said | heard)
+
+        try:
+            yield hear
+        finally:
+            for key in texts:
+                del self._texts[key]
+
+
+_present: ContextVar[tuple[_Listener, ...]] = ContextVar("present", default=())
+
+
+def decodes(stack_pass: StackPass, model: PreTrainedModel) -> bool:
+    """Whether a stack reads what `generate` writes."""
+    return stack_pass.stack.name == "decoder" or (stack_pass.stack.name == "main" and generates(model))
+
+
+def generates(model: PreTrainedModel) -> bool:
+    """Whether a model has `generate`."""
+    return bool(getattr(model, "can_generate", bool)())
+
+
+def check_over(model: PreTrainedModel, passes: Sequence[StackPass], over: str) -> None:
+    """Raise ConfigError if readers cannot hear what `over` says."""
+    check_known("bank.listen", [over], get_args(Over), "over")
+    if over == "prompt":
+        return
+    if not generates(model):
+        came = f"over is '{over}', but {type(model).__name__} has no head that generates text"
+        raise ConfigError(f"bank.listen: {came}. Load it with one, or use over='prompt'.")
+    for stack_pass in passes:
+        for name, reader in stack_pass.readers.items():
+            if decodes(stack_pass, model) and reader.config.fusion.needs_block_inputs:
+                came = f"over is '{over}', and the fusion of reader '{name}' runs along with the model's own blocks"
+                raise ConfigError(f"bank.listen: {came}, not from one token to the next. Use over='prompt'.")

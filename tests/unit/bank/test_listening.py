@@ -1,0 +1,238 @@
+"""Listening to `generate`: what is refused, what is said of silence, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from tests.support.tiny import FAMILIES
+from torch import Tensor
+from transformers import GenerationMixin
+
+from lamina.bank import Reader, ReaderBank
+from lamina.errors import ConfigError, UnknownNameError
+from lamina.fusion.ada_layers import AdaLayers
+from lamina.fusion.extra_layers import ExtraLayers
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.layers import tap
+
+TWO = SequenceClassification(("a", "b"))
+SHORT: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": 98}
+
+
+def bank_of(name: str, stack: str | None = None, fusion: Any = None) -> ReaderBank:
+    bank = ReaderBank(FAMILIES[name].build())
+    bank.add("r", Reader(fusion or AdaLayers(dim=8), TWO, stack))
+    return bank.eval()
+
+
+def prompt(bank: ReaderBank, batch: int = 2, tokens: int = 5, seed: int = 0) -> dict[str, Tensor]:
+    ids = torch.randint(5, 90, (batch, tokens), generator=torch.Generator().manual_seed(seed))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def traces(model: torch.nn.Module) -> tuple[int, Any, set[str]]:
+    hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+    return hooks, GenerationMixin.generate, set(vars(model))
+
+
+def test_an_encoder_has_no_decoder_to_read():
+    bank = ReaderBank(FAMILIES["bert"].build())
+    with pytest.raises(UnknownNameError, match="bank: unknown stack 'decoder'; known: main"):
+        bank.add("r", Reader(AdaLayers(dim=8), TWO, "decoder"))
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "bart"])
+def test_a_model_that_writes_nothing_has_no_output(name: str):
+    bank = bank_of(name)
+    told = rf"bank\.listen: over is 'output', but {type(bank.model).__name__} has no head that generates text"
+    with pytest.raises(ConfigError, match=told), bank.listen(over="output"):
+        pass
+
+
+def test_another_word_for_over_is_refused():
+    bank: Any = bank_of("gpt2-CausalLM")
+    told = "unknown over 'outputs'; known: prompt, output, both"
+    with pytest.raises(UnknownNameError, match=told), bank.listen(over="outputs"):
+        pass
+
+
+def test_blocks_that_run_along_are_refused():
+    bank = bank_of("gpt2-CausalLM", fusion=ExtraLayers())
+    told = "the fusion of reader 'r' runs along with the model's own blocks"
+    with pytest.raises(ConfigError, match=told), bank.listen(over="both"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"custom_generate": lambda *_, **__: None}, "custom_generate=.* which decodes by a loop of its own"),
+        ({"guidance_scale": 1.5}, "guidance_scale=1.5, which runs the model on a second prompt"),
+        ({"token_healing": True}, "token_healing=True, which writes a text before"),
+        ({"assistant_early_exit": 1}, "assistant_early_exit=1, which drafts with the lower layers"),
+        ({"cache_implementation": "paged"}, "cache_implementation='paged', which puts several texts"),
+    ],
+)
+def test_ways_to_decode_whose_states_would_be_wrong_are_refused(options: dict[str, Any], told: str):
+    bank = bank_of("gpt2-CausalLM")
+    before = traces(bank.model)
+    with pytest.raises(ConfigError, match=told), bank.listen(over="both") as heard:
+        bank.model.generate(**prompt(bank), **SHORT, **options)
+    assert len(heard) == 0
+    assert traces(bank.model) == before
+
+
+def test_a_model_that_drafts_for_itself_is_refused():
+    bank = bank_of("gpt2-CausalLM")
+    with pytest.raises(ConfigError, match="the model drafts for itself"), bank.listen(over="output"):
+        bank.model.generate(**prompt(bank, 1), **SHORT, assistant_model=bank.model)
+
+
+@torch.no_grad()
+def test_a_cache_that_holds_a_text_already_is_refused():
+    bank = bank_of("gpt2-CausalLM")
+    batch = prompt(bank, 1)
+    first = bank.model.generate(**batch, **SHORT, return_dict_in_generate=True)
+    more = {"input_ids": first.sequences, "past_key_values": first.past_key_values}
+    with pytest.raises(ConfigError, match="generate goes on from a cache of 8 tokens"), bank.listen(over="both"):
+        bank.model.generate(**more, attention_mask=torch.ones_like(first.sequences), **SHORT)
+
+
+@torch.no_grad()
+def test_a_loop_of_ones_own_is_not_taken_for_a_whole_text():
+    bank = bank_of("gpt2-CausalLM")
+    batch = prompt(bank)
+    with bank.listen(over="both") as heard:
+        out = bank.model(**batch, use_cache=True)
+        assert torch.equal(heard["r"].logits, bank(**batch)["r"].logits)
+        heard.clear()
+        with pytest.raises(ConfigError, match="a pass goes on from a cache of tokens, and not in a call of generate"):
+            bank.model(input_ids=batch["input_ids"][:, :1], past_key_values=out.past_key_values)
+
+
+@torch.no_grad()
+def test_silence_says_why():
+    bank, other = bank_of("gpt2-CausalLM"), bank_of("gpt2-CausalLM")
+    batch = prompt(bank)
+    with bank.listen(over="output") as heard:
+        with pytest.raises(ConfigError, match=r"reader 'r' heard nothing: no pass of the stack 'main' ran"):
+            heard["r"]
+        other.model.generate(**batch, **SHORT)
+        assert "r" not in heard
+        bank.model(**batch)
+        with pytest.raises(ConfigError, match="heard nothing: the model was called, which writes no output"):
+            heard["r"]
+        bank.model.generate(**batch, **{**SHORT, "max_new_tokens": 1})
+        with pytest.raises(ConfigError, match="heard nothing: generate wrote one token, and no step reads the last"):
+            heard["r"]
+        bank.model.generate(**batch, **SHORT)
+        assert heard["r"].mask.shape == (2, 3)
+    with bank.listen() as heard:
+        pass
+    with pytest.raises(ConfigError, match="no pass of the stack 'main' ran while the bank listened"):
+        heard["r"]
+    with pytest.raises(UnknownNameError, match="unknown reader 's'"):
+        heard["s"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda text: text[:, :-2], None),
+        (lambda text: text.roll(1, 1), "the tokens that the stack read are not those that generate returned"),
+        (lambda text: torch.cat([text, text], dim=1), "the stack read fewer tokens than generate returned"),
+    ],
+)
+@torch.no_grad()
+def test_what_was_read_is_compared_to_what_came_out(change: Callable[[Tensor], Tensor], told: str | None):
+    bank = bank_of("gpt2-CausalLM")
+    sample = type(bank.model)._sample
+
+    def changed(*args: Any, **kwargs: Any) -> Tensor:
+        return change(sample(*args, **kwargs))
+
+    with pytest.MonkeyPatch.context() as patch, bank.listen(over="output") as heard:
+        patch.setattr(type(bank.model), "_sample", changed)
+        bank.model.generate(**prompt(bank), **SHORT)
+    if told is None:
+        assert heard["r"].mask.shape == (2, 1)
+    else:
+        with pytest.raises(ConfigError, match=f"heard nothing: {told}"):
+            heard["r"]
+
+
+def test_listening_within_listening():
+    """The same readers hear a text once; those of another bank hear it as well."""
+    bank = bank_of("gpt2-CausalLM")
+    other = ReaderBank(bank.model)
+    other.add("r", Reader(AdaLayers(dim=8), TWO)).eval()
+    before = traces(bank.model)
+    for over in ("prompt", "output"):
+        twice = pytest.raises(ConfigError, match="reader 'r' is listening already; a text is heard once")
+        with twice, bank.listen(over="both"), bank.listen(over=over):
+            pass
+        assert traces(bank.model) == before
+    with bank.listen(over="both") as outer, other.listen(over="both") as inner:
+        bank.model.generate(**prompt(bank), **SHORT)
+    assert torch.equal(outer["r"].logits, inner["r"].logits)
+    assert traces(bank.model) == before
+
+
+def test_nothing_stays_behind():
+    bank = bank_of("bart-Seq2SeqLM", "decoder")
+    before = traces(bank.model)
+    with bank.listen(over="both"):
+        bank.model.generate(**prompt(bank), **SHORT, num_beams=2)
+        assert traces(bank.model) != before
+    assert traces(bank.model) == before
+    with pytest.raises(IndexError), bank.listen(over="both"):
+        bank.model.generate(input_ids=torch.tensor([[10**6]]), **SHORT)
+    assert traces(bank.model) == before
+    stop = ZeroDivisionError()
+
+    def criterion(*_: Any, **__: Any) -> Any:
+        raise stop
+
+    with bank.listen(over="both") as heard:
+        with pytest.raises(ZeroDivisionError):
+            bank.model.generate(**prompt(bank), **SHORT, stopping_criteria=[criterion])
+        assert len(heard) == 0
+        text = bank.model.generate(**prompt(bank), **SHORT)  # the next is heard
+        assert torch.equal(heard["r"].tokens, text[:, :-1])
+    assert traces(bank.model) == before
+
+
+def test_threads_hear_their_own_text():
+    """Threads that listen, threads that only generate, and one context that ends while others go on."""
+    bank = bank_of("gpt2-CausalLM")
+    options = [{}, {"num_beams": 2}]
+    jobs = [(prompt(bank, 2, 4 + number, number), options[number % 2]) for number in range(6)]
+
+    def texts(number: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        batch, more = jobs[number % 6]
+        if number % 3 == 2:
+            return bank.model.generate(**batch, **SHORT, **more), None, None
+        with bank.listen(over="both") as heard, tap(bank.model):
+            text = bank.model.generate(**batch, **SHORT, **more)
+        return text, heard["r"].logits, heard["r"].tokens
+
+    before, alone = traces(bank.model), [texts(number) for number in range(6)]
+    with ThreadPoolExecutor(4) as pool:
+        for number, got in enumerate(pool.map(texts, range(24))):
+            for value, expected in zip(got, alone[number % 6], strict=True):
+                assert value is expected is None or torch.equal(value, expected)
+    assert traces(bank.model) == before
+
+
+def test_a_thread_that_only_generates_is_not_heard():
+    bank = bank_of("gpt2-CausalLM")
+    with bank.listen(over="both") as heard:
+        thread = threading.Thread(target=bank.model.generate, kwargs={**prompt(bank), **SHORT})
+        thread.start()
+        thread.join()
+        assert len(heard) == 0
