@@ -31,7 +31,9 @@ def missing() -> str:
         import selenium  # noqa: F401
     except ImportError:
         absent.append("selenium")
-    return f"needs a browser, and {' and '.join(absent)} cannot be found (apt-get install chromium-driver)" * bool(absent)
+    return f"needs a browser, and {' and '.join(absent)} cannot be found (apt-get install chromium-driver)" * bool(
+        absent
+    )
 
 
 @contextmanager

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from lamina.recipes.report_file import PivotTable, Report
 
 _RUNS = "Output folders of `lamina train` and `lamina study`; several only with -o."
-_OUTPUT = "Write one HTML page of all runs, which opens from disk; its charts and tables go as files beside it."
+_OUTPUT = "Write one HTML page of all runs, which opens from disk; needs no network."
+_FILES = "Write each chart and table of the page as files beside it too: PNG, SVG, Markdown and LaTeX."
 _FORMAT = 'Of the figures: "png", "svg" or "html"; may be given several times.'
 _BESIDE = "Output folder of another run, to draw its figures into those of this one; may be given several times."
 
@@ -27,6 +28,7 @@ def report(
     runs: Annotated[list[Path], Argument(metavar="RUN...", help=_RUNS)],
     output: Annotated[Path | None, Option("--output", "-o", metavar="PAGE.html", help=_OUTPUT)] = None,
     title: Annotated[str | None, Option(help="Of the page.")] = None,
+    files: Annotated[bool, Option("--files", help=_FILES)] = False,
     image_format: Annotated[list[str] | None, Option("--format", help=_FORMAT)] = None,
     beside: Annotated[list[Path] | None, Option(metavar="FOLDER", help=_BESIDE)] = None,
     as_json: JsonOption = False,
@@ -38,11 +40,13 @@ def report(
     """
     if output is not None:
         if image_format or beside:
-            raise ConfigError("report: --format and --beside are for figures in a run's folder; with -o give more RUNs.")
-        _write_page(runs, output, title, as_json=as_json)
+            raise ConfigError(
+                "report: --format and --beside are for figures in a run's folder; with -o give more RUNs."
+            )
+        _write_page(runs, output, title, files=files, as_json=as_json)
         return
-    if len(runs) > 1 or title is not None:
-        what = f"{len(runs)} runs are" if len(runs) > 1 else "--title is"
+    if len(runs) > 1 or title is not None or files:
+        what = f"{len(runs)} runs are" if len(runs) > 1 else "--files is" if files else "--title is"
         raise ConfigError(f"report: {what} given without a page. Add -o page.html.")
     written = write(runs[0], image_format or ["png"], beside or [])
     if as_json:
@@ -53,14 +57,16 @@ def report(
     print(f"{runs[0]}: {', '.join(written.files)}")
 
 
-def _write_page(runs: Sequence[Path], output: Path, title: str | None, *, as_json: bool) -> None:
+def _write_page(runs: Sequence[Path], output: Path, title: str | None, *, files: bool, as_json: bool) -> None:
     from lamina.report.page import write_page
 
-    page = write_page(runs, output, **({} if title is None else {"title": title}))
+    page = write_page(runs, output, as_files=files, **({} if title is None else {"title": title}))
     if as_json:
         print_json(page)
         return
-    print(f"{page.path}: {page.charts} charts of {len(page.runs)} runs; as files in {page.folder}")
+    beside = f"; {len(page.files)} files in {page.files[0].parent}" if page.files else ""
+    many = f"{len(page.runs)} run{'s' * (len(page.runs) > 1)}"
+    print(f"{page.path}: {page.charts} chart{'s' * (page.charts > 1)} of {many}{beside}")
 
 
 def write(folder: Path, formats: list[str], beside: Sequence[Path] = ()) -> Report:

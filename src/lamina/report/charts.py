@@ -18,7 +18,7 @@ FEW_TICKS = 26  # values of x up to which each has its tick
 FEW_SERIES = 8  # colours that can be told apart; more are shades
 NUMBERED = 13  # columns of a heat map up to which its numbers are written into it
 HIGH = 260  # of a chart that is no heat map
-_TEXT, _NUMBER, _CELL = 62, 34, 12  # the narrowest cells of a heat map: with a text, a number, nothing
+_TEXT, _NUMBER, _CELL = 62, 32, 12  # the narrowest cells of a heat map: with a text, a number, nothing
 
 
 def spec_of(drawing: Drawing, domain: Domain | None = None) -> dict[str, Any]:
@@ -39,6 +39,8 @@ def spec_of(drawing: Drawing, domain: Domain | None = None) -> dict[str, Any]:
         panels = in_order(drawing.rows, "facet")
         panel = altair.Facet("facet:N", title=None, sort=panels)
         chart = chart.properties(width=280).facet(facet=panel, columns=min(3, len(panels)), spacing=24)
+        if drawing.apart:
+            chart = chart.resolve_scale(**{"x" if _down(drawing) else "y": "independent"})
     said = " ".join(filter(None, (f"{drawing.title}.", drawing.note, drawing.remark)))
     return chart.properties(description=said).to_dict()
 
@@ -59,9 +61,14 @@ def _height(drawing: Drawing) -> int:
     if drawing.kind == "heat":
         rows = len(in_order(drawing.rows, "y"))
         return rows * max(16, min(34, 460 // max(1, rows)))
-    if drawing.kind == "bar" and not _numeric(drawing.rows, "x"):
+    if _down(drawing):
         return max(60, 26 * len({(row["x"], row.get("colour")) for row in drawing.rows}))
     return HIGH
+
+
+def _series(drawing: Drawing) -> bool:
+    """Whether there are several series to be told apart."""
+    return len({row.get("colour") for row in drawing.rows}) > 1
 
 
 def _numeric(rows: Sequence[Any], key: str) -> bool:
@@ -81,7 +88,14 @@ def _tooltip(altair: ModuleType, drawing: Drawing) -> list[Any]:
     return found
 
 
+def _down(drawing: Drawing) -> bool:
+    """Whether names stand down the side, and values run along the bottom."""
+    return drawing.kind == "bar" and not _numeric(drawing.rows, "x")
+
+
 def _value_scale(altair: ModuleType, drawing: Drawing, domain: Domain | None, *, zero: bool = False) -> Any:
+    if drawing.apart:
+        return altair.Scale(zero=zero)
     ends = [row[key] for row in drawing.rows for key in ("low", "value", "high") if key in row]
     low, high = domain or (min(ends, default=0.0), max(ends, default=1.0))
     if zero:
@@ -91,23 +105,25 @@ def _value_scale(altair: ModuleType, drawing: Drawing, domain: Domain | None, *,
 
 def _colour(altair: ModuleType, drawing: Drawing, *, shape: bool = False) -> dict[str, Any]:
     """Colour (and shape, which needs no colours to be seen) by series; clicking the legend picks one."""
-    if not any("colour" in row for row in drawing.rows):
+    if not _series(drawing):
         return {}
     names = in_order(drawing.rows, "colour")
     shades = _numeric(drawing.rows, "colour") or len(names) > FEW_SERIES
     kind = "O" if shades else "N"
     title, names = drawing.titles.get("colour"), sorted(names) if _numeric(drawing.rows, "colour") else names
-    found = {"color": altair.Color(f"colour:{kind}", sort=names, title=title)}
+    about = {"title": title, "scale": altair.Scale(domain=names), "legend": altair.Legend(symbolOpacity=1)}
+    found = {"color": altair.Color(f"colour:{kind}", **about)}
     if shape and not shades:
-        found["shape"] = altair.Shape("colour:N", sort=names, title=title)
+        found["shape"] = altair.Shape(f"colour:{kind}", **about)
     return found
 
 
 def _picked(altair: ModuleType, drawing: Drawing) -> tuple[Any, Any]:
     """The series that was clicked in the legend, and how visible a series is."""
     picked = altair.selection_point(name="picked", fields=["colour"], bind="legend")
-    there = any("colour" in row for row in drawing.rows)
-    return (picked if there else None), (lambda seen: altair.condition(picked, altair.value(seen), altair.value(0.08)))
+    return (picked if _series(drawing) else None), (
+        lambda seen: altair.condition(picked, altair.value(seen), altair.value(0.08))
+    )
 
 
 def _x_axis(altair: ModuleType, drawing: Drawing) -> Any:
@@ -152,7 +168,7 @@ def _bar(altair: ModuleType, base: Any, drawing: Drawing, domain: Domain | None)
     scale = _value_scale(altair, drawing, domain, zero=True)
     opacity = seen(1) if picked is not None else altair.value(1)
     title, names = drawing.titles.get("value"), in_order(drawing.rows, "x")
-    upright = _numeric(drawing.rows, "x")
+    upright = not _down(drawing)
     (place, offset, value, low, high), (Place, Offset, Value) = (
         (("x", "xOffset", "y", "y", "y2"), (altair.X, altair.XOffset, altair.Y))
         if upright
@@ -161,11 +177,13 @@ def _bar(altair: ModuleType, base: Any, drawing: Drawing, domain: Domain | None)
     axis = altair.Axis(labelAngle=0, labelOverlap=True) if upright else altair.Axis(labelLimit=150)
     title_x = drawing.titles.get("x") if upright else None
     along: dict[str, Any] = {place: Place("x:O", sort=sorted(names) if upright else names, title=title_x, axis=axis)}
-    if any("colour" in row for row in drawing.rows):
+    if _series(drawing):
         along[offset] = Offset("colour:N", sort=in_order(drawing.rows, "colour"))
     base = base.encode(**along, opacity=opacity)
     bars = base.mark_bar(cornerRadiusEnd=2).encode(
-        **{value: Value("value:Q", title=title, scale=scale)}, tooltip=_tooltip(altair, drawing), **_colour(altair, drawing)
+        **{value: Value("value:Q", title=title, scale=scale)},
+        tooltip=_tooltip(altair, drawing),
+        **_colour(altair, drawing),
     )
     if any("low" in row for row in drawing.rows):
         ends = {low: Value("low:Q", title=title, scale=scale), high: "high:Q"}
@@ -199,7 +217,12 @@ def _heat(altair: ModuleType, base: Any, drawing: Drawing, domain: Domain | None
         scale, both = altair.Scale(domain=[low, high]), False
     columns = in_order(rows, "x")
     names = {row["x"]: row["x_label"] for row in rows if "x_label" in row}
-    axis: dict[str, Any] = {"labelAngle": -45 if names else 0, "labelOverlap": not names, "domain": False, "ticks": False}
+    axis: dict[str, Any] = {
+        "labelAngle": -45 if names else 0,
+        "labelOverlap": not names,
+        "domain": False,
+        "ticks": False,
+    }
     if names:
         axis["labelExpr"] = _named(names)
     order = sorted(in_order(rows, "y"), reverse=True) if _numeric(rows, "y") else in_order(rows, "y")
@@ -212,7 +235,7 @@ def _heat(altair: ModuleType, base: Any, drawing: Drawing, domain: Domain | None
     labelled = any("label" in row for row in rows)
     if not labelled and len(columns) > NUMBERED:
         return cells
-    text = altair.Text("label:N") if labelled else altair.Text("value:Q", format=".2~f" if high < 1000 else ".2~s")
+    text = altair.Text("label:N") if labelled else altair.Text("value:Q", format=".2f" if high < 100 else ".3~s")
     light = f"abs(datum.value) < {0.6 * high}" if both else f"datum.value > {low + 0.55 * (high - low)}"
     ink = altair.condition(light, altair.value("#14171a"), altair.value("#ffffff"))
     return cells + base.mark_text(fontSize=11, limit=_TEXT if labelled else 0).encode(text=text, color=ink)

@@ -11,7 +11,8 @@ from lamina.report.tables import escaped, markdown_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pandas import DataFrame
+    from lamina.report.points import Frame
+
 
 @final
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class DataTable:
         return all(isinstance(row[at], int | float | None) for row in self.rows)
 
 
-def tables_of(frame: DataFrame, title: str) -> list[DataTable]:
+def tables_of(frame: Frame, title: str) -> list[DataTable]:
     """A study's table; before it the means over seeds, if there are several."""
     whole = _of_frame(frame, title)
     if "seed" not in frame or "score" not in frame or frame["seed"].nunique() < 2:
@@ -72,9 +73,11 @@ def tables_of(frame: DataFrame, title: str) -> list[DataTable]:
     return [_of_frame(means[[*keys, "mean", "low", "high", "seeds"]], f"{title}: means over seeds", note), whole]
 
 
-def _of_frame(frame: DataFrame, title: str, note: str = "") -> DataTable:
+def _of_frame(frame: Frame, title: str, note: str = "") -> DataTable:
     cells = frame.astype(object).where(frame.notna(), None).to_numpy().tolist()
-    return DataTable(title, [str(name) for name in frame.columns], [[plain(cell) for cell in row] for row in cells], note)
+    return DataTable(
+        title, [str(name) for name in frame.columns], [[plain(cell) for cell in row] for row in cells], note
+    )
 
 
 def _packed(cells: Sequence[Any]) -> dict[str, Any]:

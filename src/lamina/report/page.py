@@ -42,28 +42,30 @@ class Page:
 
     Attributes:
         path: Of the page.
-        folder: Beside it, with every chart as PNG and SVG and every table as Markdown and LaTeX.
-        files: Names of the files in the folder.
+        files: Charts and tables that were written beside it.
         runs: What the runs are called on the page.
         charts: How many there are.
     """
 
     path: Path
-    folder: Path
-    files: list[str]
+    files: list[Path]
     runs: list[str]
     charts: int
 
 
-def write_page(runs: Iterable[str | Path], path: str | Path, *, title: str = "Lamina report") -> Page:
+def write_page(
+    runs: Iterable[str | Path], path: str | Path, *, title: str = "Lamina report", as_files: bool = False
+) -> Page:
     """Write one HTML page about studies and training runs, which needs no network and nothing beside it.
 
     Charts of one kind from several runs stand side by side, on one scale.
 
     Args:
         runs: Folders of `Study.save`, `lamina study` or `lamina train`.
-        path: Of the page; ends in `.html`. "page.html" has its charts and tables as files in "page_files".
+        path: Of the page; ends in `.html`. Its charts can be saved from it as PNG and SVG, its tables as CSV, Markdown
+            and LaTeX.
         title: Written above.
+        as_files: Write all of these beside it too: those of "page.html" into the folder "page_files".
 
     Returns:
         What was written.
@@ -84,13 +86,9 @@ def write_page(runs: Iterable[str | Path], path: str | Path, *, title: str = "La
     if not charts:
         raise DataError(f"report: {', '.join(map(str, folders))}: there is no figure that can be drawn.")
     html = _rendered(title, sections, charts)
-    beside = path.with_name(f"{path.stem}_files")
-    old = read_json(beside / MARK).get("files", []) if is_file(beside / MARK) else []
-    with staged(beside, [MARK], [str(name) for name in old]) as stage:
-        names = [*_write_charts(charts, stage), *_write_tables(sections, stage)]
-        write_text(stage / MARK, json.dumps({"page": path.name, "files": names}, indent=1))
+    written = _write_files(path, sections, charts) if as_files else []
     write_text(path, html)
-    return Page(path, beside, names, [section.label for section in sections], len(charts))
+    return Page(path, written, [section.label for section in sections], len(charts))
 
 
 def _check_packages() -> None:
@@ -108,10 +106,10 @@ def _labels(folders: Sequence[Path]) -> dict[str, Path]:
     if not whole or len(set(whole)) < len(whole):
         twice = next((str(path) for path in folders if whole.count(path.resolve()) > 1), "")
         raise ConfigError(f"report: {f'{twice} is given twice' if twice else 'no run is given'}.")
-    for parts in range(1, max(len(path.parts) for path in whole) + 1):
+    parts, names = 1, [path.name for path in whole]
+    while len(set(names)) < len(names):
+        parts += 1
         names = ["/".join(path.parts[-parts:]) for path in whole]
-        if len(set(names)) == len(names):
-            break
     return dict(zip(names, folders, strict=True))
 
 
@@ -184,7 +182,7 @@ def _rendered(title: str, sections: Sequence[Section], charts: Sequence[_Chart])
     templates = files("lamina.report") / "templates"
     read = {name: (templates / name).read_text(encoding="utf-8") for name in ("page.html.j2", "page.css", "page.js")}
     scripts = {"early": (templates / "theme.js").read_text(encoding="utf-8"), "own": read["page.js"]}
-    scripts["vega"] = vl_convert.javascript_bundle()
+    scripts["vega"] = vl_convert.javascript_bundle(None)
     tables = [(section, table) for section in sections for table in section.tables]
     data = {
         "charts": [{"spec": chart.spec, "layout": chart.layout, "file": chart.file} for chart in charts],
@@ -220,6 +218,16 @@ def _embedded(data: Any) -> str:
 def _file_name(number: int, *parts: str) -> str:
     words = "-".join(filter(None, (_NO_NAME.sub("-", part.lower()).strip("-")[:60] for part in parts)))
     return f"{number:02d}-{words}" if number else words or "run"
+
+
+def _write_files(path: Path, sections: Sequence[Section], charts: Sequence[_Chart]) -> list[Path]:
+    """Every chart and table as files in a folder beside the page, all at once or none."""
+    beside = path.with_name(f"{path.stem}_files")
+    old = read_json(beside / MARK).get("files", []) if is_file(beside / MARK) else []
+    with staged(beside, [MARK], [str(name) for name in old]) as stage:
+        names = [*_write_charts(charts, stage), *_write_tables(sections, stage)]
+        write_text(stage / MARK, json.dumps({"page": path.name, "files": names}, indent=1))
+    return [beside / name for name in names]
 
 
 def _write_charts(charts: Sequence[_Chart], folder: Path) -> list[str]:

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, final
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    from pandas import DataFrame, Series
+    from collections.abc import Sequence
 
     from lamina.studies.study import Figure, Study
 
+Frame = Any  # of pandas, whose types say less than they ask for
 LAYER = "layer (0 = embeddings)"
 COUNTS = {"rows": "rows", "tokens": "tokens", "texts": "texts", "n": "rows"}  # column or setting -> what it counts
 MOST_SCATTERED = 4000  # points of a scatter; a sample of more is drawn
@@ -31,6 +30,7 @@ class Drawing:
         note: What to see in it.
         remark: What a point is: of how many seeds and rows, and what the interval is.
         log_x: Whether the axis of x is logarithmic.
+        apart: Whether each panel has a scale of its own, as those of different metrics.
     """
 
     kind: Literal["line", "heat", "bar", "scatter"]
@@ -40,6 +40,7 @@ class Drawing:
     note: str = ""
     remark: str = ""
     log_x: bool = False
+    apart: bool = False
 
 
 def drawing_of(study: Study, name: str) -> Drawing:
@@ -66,7 +67,7 @@ def drawing_of(study: Study, name: str) -> Drawing:
     return Drawing(figure.kind, points, figure.title or name, titles, figure.note, remark[:1].upper() + remark[1:])
 
 
-def with_interval(rows: DataFrame, keys: Sequence[str], value: str) -> DataFrame:
+def with_interval(rows: Frame, keys: Sequence[str], value: str) -> Frame:
     """The mean of `value` over seeds for all rows that share the keys, and its 95 % t interval.
 
     Returns:
@@ -84,7 +85,7 @@ def with_interval(rows: DataFrame, keys: Sequence[str], value: str) -> DataFrame
     return found.assign(low=found["value"] - half, high=found["value"] + half).drop(columns="spread")
 
 
-def _means(rows: DataFrame, value: str, columns: dict[str, str]) -> tuple[list[dict[str, Any]], list[str]]:
+def _means(rows: Frame, value: str, columns: dict[str, str]) -> tuple[list[dict[str, Any]], list[str]]:
     keys = list(dict.fromkeys(columns.values()))
     means = with_interval(rows, keys, value)
     found = means[["value", "low", "high", "seeds"]].assign(**{part: means[name] for part, name in columns.items()})
@@ -100,7 +101,7 @@ def _means(rows: DataFrame, value: str, columns: dict[str, str]) -> tuple[list[d
     return _records(found), said + _averaged(rows, [*keys, *(["seed"] if "seed" in rows else [])], value)
 
 
-def _averaged(rows: DataFrame, keys: list[str], value: str) -> list[str]:
+def _averaged(rows: Frame, keys: list[str], value: str) -> list[str]:
     """The columns over which rows of one seed were averaged."""
     groups = rows.groupby(keys, dropna=False, sort=False, observed=True)
     if not len(rows) or groups.size().max() == 1:
@@ -110,9 +111,7 @@ def _averaged(rows: DataFrame, keys: list[str], value: str) -> list[str]:
     return [f"averaged over {', '.join(over)}" if over else "averaged over rows that are alike"]
 
 
-def _scattered(
-    rows: DataFrame, figure: Figure, columns: dict[str, str]
-) -> tuple[list[dict[str, Any]], list[str]]:
+def _scattered(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[list[dict[str, Any]], list[str]]:
     shown = rows if len(rows) <= MOST_SCATTERED else rows.sample(MOST_SCATTERED, random_state=0)
     found = shown[[]].assign(value=shown[figure.value], **{part: shown[name] for part, name in columns.items()})
     used = {figure.value, *columns.values(), *figure.where}
@@ -124,13 +123,13 @@ def _scattered(
     return _records(found), said + ([f"{len(shown):,} drawn at random are shown"] if len(shown) < len(rows) else [])
 
 
-def _records(found: DataFrame) -> list[dict[str, Any]]:
+def _records(found: Frame) -> list[dict[str, Any]]:
     """Rows as JSON holds them, without what is missing."""
     rows = found.astype(object).where(found.notna(), None).to_dict("records")
     return [{str(key): plain(cell) for key, cell in row.items() if cell is not None} for row in rows]
 
 
-def plain(cell: Hashable | Any) -> Any:
+def plain(cell: Any) -> Any:
     """A cell as JSON holds it: a number of at most 6 digits that count, a truth value, or a text."""
     cell = cell.tolist() if hasattr(cell, "tolist") else cell
     if isinstance(cell, float):
@@ -138,7 +137,7 @@ def plain(cell: Hashable | Any) -> Any:
     return cell if isinstance(cell, bool | int | str | None) else str(cell)
 
 
-def _counts(rows: DataFrame, settings: Any) -> list[str]:
+def _counts(rows: Frame, settings: Any) -> list[str]:
     """How many rows, tokens or texts the numbers are of, as far as the table or the settings say so."""
     for name, what in COUNTS.items():
         if name in rows and len(rows):
@@ -149,7 +148,7 @@ def _counts(rows: DataFrame, settings: Any) -> list[str]:
     return []
 
 
-def _whole(column: Series) -> list[int]:
+def _whole(column: Any) -> list[int]:
     return sorted({int(count) for count in column.dropna()})
 
 
@@ -161,7 +160,7 @@ def _title(column: str) -> str:
     return LAYER if column == "layer" else column.replace("_", " ")
 
 
-def _value_title(rows: DataFrame, figure: Figure) -> str:
+def _value_title(rows: Frame, figure: Figure) -> str:
     """What the numbers are: their measure, if it is one only."""
     measures = list(rows["measure"].unique()) if figure.value == "score" and "measure" in rows else []
     return str(measures[0] if len(measures) == 1 else figure.value).replace("_", " ")

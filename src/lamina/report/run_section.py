@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.errors import foreign_errors
 from lamina.recipes.report_file import read_report_file
+from lamina.recipes.summary import plus_minus
 from lamina.report.curves import rows_of
 from lamina.report.data_tables import DataTable
-from lamina.report.importance_figures import averaged_importances
 from lamina.report.folder import read_importances
+from lamina.report.importance_figures import averaged_importances
 from lamina.report.points import LAYER, Drawing
 from lamina.report.sections import Section
 from lamina.report.tables import PAPER, chosen, grid, heads, remarks
@@ -68,7 +69,9 @@ def _conclusions(table: Rows) -> list[str]:
     """A sentence per task: the best method, and whether its lead over the next may be claimed."""
     found = []
     for task in dict.fromkeys(row["task"] for row in table):
-        ranked = sorted((row for row in table if row["task"] == task), key=lambda row: sort_key(row["metric"], row["mean"]))
+        ranked = sorted(
+            (row for row in table if row["task"] == task), key=lambda row: sort_key(row["metric"], row["mean"])
+        )
         best: dict[str, Mapping[str, Any]] = {}
         for row in ranked:
             best.setdefault(row["method"], row)
@@ -77,29 +80,23 @@ def _conclusions(table: Rows) -> list[str]:
 
 
 def _conclusion(task: str, ranked: Rows) -> str:
+    """What may be said of the two best, from the differences of their runs with one seed."""
     first = ranked[0]
-    half = "" if first["interval"] is None else f" ± {first['interval']:.3f}"
-    said = f"{task}: {_name(first)} has {first['metric']} {first['mean']:.3f}{half} over {_seeds(first)}"
     if len(ranked) == 1:
-        return f"{said}; it is the only method."
+        return f"{task}: {_name(first)} reaches {first['metric']} {plus_minus(first)} over {len(first['runs'])} runs."
     second = ranked[1]
-    ahead = f"{abs(first['mean'] - second['mean']):.3f} better than {_name(second)}, the next of {len(ranked)} methods"
-    return f"{said}, {ahead}. {_verdict(first, second)}"
-
-
-def _verdict(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
-    """What may be said of a lead: from the differences of runs with one seed, as each seed draws both alike."""
     scores = [{(run.get("seed"), run.get("repeat")): run["score"] for run in row["runs"]} for row in (first, second)]
-    differences = [score - scores[1][key] for key, score in scores[0].items() if key in scores[1]]
-    if len(differences) < 2:
-        return "One seed does not say whether that holds."
-    summary = summarise(differences)
-    half = summary.interval or 0.0
-    ends = f"{summary.mean - half:+.3f} to {summary.mean + half:+.3f}"
-    what = f"The 95 % interval of the difference is {ends} over {len(differences)} seeds"
-    if summary.mean - half > 0 or summary.mean + half < 0:
-        return f"{what}: the lead holds for other seeds."
-    return f"{what} and includes 0: which of the two is better cannot be said."
+    pairs = [(score, scores[1][key]) for key, score in scores[0].items() if key in scores[1]]
+    names = f"{_name(first)} and {_name(second)}"
+    measured = f"{first['metric']} {plus_minus(first)} against {plus_minus(second)} over {_runs(first)}"
+    if len(pairs) < 2:
+        return f"{task}: whether {names} differ cannot be said from one seed: {measured}."
+    found = summarise([score - other for score, other in pairs])
+    low, high = (found.mean + sign * (found.interval or 0.0) for sign in (-1, 1))
+    apart = f"95 % interval of the difference {low:+.3f} to {high:+.3f}"
+    if low <= 0 <= high:
+        return f"{task}: which of {names} is better cannot be said: {measured}; {apart}."
+    return f"{task}: use {_name(first)} rather than {_name(second)}: {measured}; {apart}."
 
 
 def _name(row: Mapping[str, Any]) -> str:
@@ -107,39 +104,40 @@ def _name(row: Mapping[str, Any]) -> str:
     return f"{row['method']} ({settings})" if settings else str(row["method"])
 
 
-def _seeds(row: Mapping[str, Any]) -> str:
-    return f"{len(row['runs'])} runs" if len(row["runs"]) > 1 else "1 run"
+def _runs(row: Mapping[str, Any]) -> str:
+    return f"{len(row['runs'])} runs each" if len(row["runs"]) > 1 else "1 run each"
 
 
 def _curves(curves: Curves) -> Drawing:
     """A figure of the recipe."""
+    kept = ("facet", "series", "x", "mean", "runs")
     names = {"series": "colour", "mean": "value", "runs": "seeds"}
-    single = not any(row["facet"] for row in rows_of(curves))
     rows = []
     for row in rows_of(curves):
-        kept = {names.get(key, key): row[key] for key in ("facet", "series", "x", "mean", "runs")}
-        kept |= {"low": row["low"], "high": row["high"]} if row["interval"] is not None else {}
-        rows.append({key: value for key, value in kept.items() if key != "facet" or not single} | _flag(row["across"]))
-    metrics = " or ".join(dict.fromkeys(point.metric for point in curves.points))
-    note = "A dashed line is a method that has no value along the bottom." if any("across" in row for row in rows) else ""
+        ends = ("low", "high") if row["interval"] is not None else ()
+        drawn = {key: row[key] for key in (*kept, *ends) if row[key] != ""}
+        rows.append(_renamed(drawn, **names) | ({"across": True} if row["across"] else {}))
+    metrics = list(dict.fromkeys(point.metric for point in curves.points))
+    metric = metrics[0] if len(metrics) == 1 else "score"
+    note = (
+        "A dashed line is a method that has no value along the bottom." if any("across" in row for row in rows) else ""
+    )
     said = " ".join([note, *(f"{text.rstrip('.')}." for text in (curves.source, *curves.notes) if text)]).strip()
-    titles = {"x": curves.x_title, "value": f"{metrics} ({curves.part}){_times(curves.scale)}", "colour": "method"}
-    return Drawing("line", rows, curves.title, titles, said, _remark(curves.points), log_x=curves.log_x)
-
-
-def _flag(across: bool) -> dict[str, bool]:
-    return {"across": True} if across else {}
+    titles = {"x": curves.x_title, "value": f"{metric} ({curves.part}){_times(curves.scale)}", "colour": "method"}
+    return Drawing(
+        "line", rows, curves.title, titles, said, _remark(curves.points), log_x=curves.log_x, apart=len(metrics) > 1
+    )
 
 
 def _bars(table: PivotTable) -> Drawing:
     """The measured cells of a table, a panel per column."""
-    rows = []
+    rows, metrics = [], {cell.metric for cell in table.cells}
     for cell in table.cells:
         ends = {} if cell.interval is None else {"low": cell.mean - cell.interval, "high": cell.mean + cell.interval}
         name = cell.column if cell.metric in cell.column else f"{cell.column} ({cell.metric})"
         rows.append({"facet": name, "x": cell.row, "value": cell.mean, "seeds": cell.runs, **ends})
     titles = {"x": "method", "value": f"score ({table.part}){_times(table.scale)}"}
-    return Drawing("bar", rows, table.title, titles, "", _remark(table.cells))
+    return Drawing("bar", rows, table.title, titles, "", _remark(table.cells), apart=len(metrics) > 1)
 
 
 def _times(scale: float) -> str:
@@ -156,28 +154,25 @@ def _remark(cells: Sequence[Any]) -> str:
 
 def _importances(folder: Path, table: Rows) -> dict[str, Drawing]:
     """What readers that mix layers used, at the epoch that was kept and over training."""
-    final, over, x = averaged_importances(*read_importances(folder))
+    final, over, x = averaged_importances(read_importances(folder)[0], table)
     if not final:
         return {}
-    names = {"reader": "facet", "importance": "value"}
-    remark = "Mean of all seeds with its 95 % t interval" if any("low" in row for row in final) else "One run each"
-    drawn = [{names.get(key, key): cell for key, cell in row.items()} for row in final]
-    bars = [{**row, "x": row.pop("layer")} for row in drawn]
-    lines = [{names.get(key, key): cell for key, cell in row.items()} for row in over]
-    lines = [{**row, "colour": row.pop("layer"), "x": row.pop(x)} for row in lines]
-    see = "Shares of a reader sum to 1; equal bars say that the reader found no layer better than the others."
+    means = any("low" in row for row in final)
+    remark = "Mean of all seeds with its 95 % t interval" if means else "One run each, so no interval is drawn"
     titles = {"x": LAYER, "value": "share of the layer", "colour": "layer"}
+    bars = [_renamed(row, reader="facet", layer="x", importance="value") for row in final]
+    lines = [_renamed(row, reader="facet", layer="colour", importance="value", **{x: "x"}) for row in over]
+    see = "Shares of a reader sum to 1; equal bars say that the reader found no layer better than the others."
+    moved = "Lines that still move at the end say that training was short."
+    over_x = {**titles, "x": x}
     return {
         "importance": Drawing("bar", bars, "Importance of layers", titles, see, remark),
-        "training": Drawing(
-            "line",
-            lines,
-            f"Importance of layers by {x}",
-            {**titles, "x": x},
-            "Lines that still move at the end say that training was short.",
-            remark,
-        ),
+        "training": Drawing("line", lines, f"Importance of layers by {x}", over_x, moved, remark),
     }
+
+
+def _renamed(row: Mapping[str, Any], **names: str) -> dict[str, Any]:
+    return {names.get(key, key): cell for key, cell in row.items()}
 
 
 def _paper_table(table: PivotTable) -> DataTable:
@@ -188,7 +183,9 @@ def _paper_table(table: PivotTable) -> DataTable:
 
 def _runs_table(table: Rows) -> DataTable:
     """Every run, with its settings and all of its scores."""
-    rows = [{"task": row["task"], "method": row["method"], **row["settings"], **run} for row in table for run in row["runs"]]
+    rows = [
+        {"task": row["task"], "method": row["method"], **row["settings"], **run} for row in table for run in row["runs"]
+    ]
     columns = list(dict.fromkeys(key for row in rows for key in row))
     return DataTable("Every run", columns, [[_cell(row.get(column)) for column in columns] for row in rows])
 

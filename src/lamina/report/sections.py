@@ -95,12 +95,11 @@ def _example(row: Mapping[Any, Any], at: int) -> Example:
     sure = "" if surest is None else f"{surest:.3f}"
     number = str(row.get("row", at))
     if any(isinstance(span, dict) for side in sides if isinstance(side, list) for span in side):
-        marked = [marked_parts(text, side if isinstance(side, list) else []) for side in sides]
-        return Example(number, [], *marked, sure)
+        true, predicted = (marked_parts(text, side if isinstance(side, list) else []) for side in sides)
+        return Example(number, [], true, predicted, sure)
     said = [", ".join(map(str, side)) if isinstance(side, list) else str(side) for side in sides]
-    marks = _value(row.get("marks"))
-    parts = marked_parts(text, marks if isinstance(marks, list) else [])
-    return Example(number, parts, [(said[0], "", "")], [(said[1], "", "")], sure)
+    true, predicted = ([(label, "", "")] for label in said)
+    return Example(number, [(text, "", "")], true, predicted, sure)
 
 
 def _value(cell: Any) -> Any:
@@ -116,7 +115,7 @@ def _value(cell: Any) -> Any:
 
 
 def marked_parts(text: str, spans: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """A text in parts, cut at its spans ("start", "end", "label", "error"); of those that overlap the first is marked."""
+    """A text in parts, cut at its spans ("start", "end", "label", "error"); of overlapping ones the first is marked."""
     parts, at = [], 0
     for span in sorted(spans, key=lambda span: span["start"]):
         if at <= span["start"] < span["end"]:

@@ -46,7 +46,7 @@
     if (panels) {
       spec.columns = Math.max(1, Math.min(panels, 3, Math.floor(room / PANEL)));
       spec.spec.width = panel || Math.floor(room / spec.columns) - 60;
-    } else if (columns && columns * step > room - 110) {
+    } else if (columns && columns * step > room - 64) {
       spec.width = { step };
     } else {
       spec.width = room;
@@ -69,7 +69,7 @@
       renderer: chart.layout.marks > MANY ? "canvas" : "svg",
       tooltip: { disableDefaultStyle: true },
     };
-    box.style.minHeight = `${box.offsetHeight}px`;
+    if (last) box.style.minHeight = `${box.offsetHeight}px`;
     let shown = await vegaEmbed(box, fitted(chart, room), options);
     const over = box.scrollWidth - room;
     if (chart.layout.panels && over > 0) {
@@ -177,6 +177,7 @@
     });
     const filters = columns.map((column) => {
       const label = `Filter ${column.name.replaceAll("_", " ")}`;
+      if (column.values.length < 2) return make("th");
       const field = column.listed
         ? make("select", {}, make("option", { value: "" }, "all"), ...column.values.sort(compared(column.numeric)).map((v) => make("option", {}, text(v))))
         : make("input", { type: "text", placeholder: column.numeric ? "> 0" : "text" });
