@@ -42,7 +42,7 @@ def spec_of(drawing: Drawing, domain: Domain | None = None) -> dict[str, Any]:
         if drawing.apart:
             chart = chart.resolve_scale(**{"x" if _down(drawing) else "y": "independent"})
     said = " ".join(filter(None, (f"{drawing.title}.", drawing.note, drawing.remark)))
-    return chart.properties(description=said).to_dict()
+    return chart.properties(description=said).to_dict(validate=False)  # which would take longer than all else
 
 
 def layout_of(drawing: Drawing) -> dict[str, int]:
@@ -181,7 +181,7 @@ def _bar(altair: ModuleType, base: Any, drawing: Drawing, domain: Domain | None)
         along[offset] = Offset("colour:N", sort=in_order(drawing.rows, "colour"))
     base = base.encode(**along, opacity=opacity)
     bars = base.mark_bar(cornerRadiusEnd=2).encode(
-        **{value: Value("value:Q", title=title, scale=scale)},
+        **{value: Value("value:Q", title=title, scale=scale, axis=altair.Axis(tickCount=5))},
         tooltip=_tooltip(altair, drawing),
         **_colour(altair, drawing),
     )

@@ -52,7 +52,7 @@ def theme(*, dark: bool) -> dict[str, Any]:
             "gridColor": rule,
             "labelFlush": False,
         },
-        "axisQuantitative": {"tickCount": 5},
+        "axisYQuantitative": {"tickCount": 5},
         "axisX": {"domainColor": quiet, "tickColor": quiet},
         "header": {"labelColor": ink, "labelFontSize": 13, "labelFontWeight": 600, "labelAnchor": "start"},
         "legend": {
@@ -62,6 +62,7 @@ def theme(*, dark: bool) -> dict[str, Any]:
             "titleFontSize": 12,
             "titleFontWeight": 400,
             "labelLimit": 240,
+            "titleLimit": 400,
             "orient": "top",
             "gradientLength": 160,
             "gradientThickness": 10,

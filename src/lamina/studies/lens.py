@@ -134,7 +134,9 @@ def _conclusions(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     right = {row["layer"]: row["score"] for row in rows if row["measure"] == "accuracy"}
     top = right[max(right)]
     early = next(layer for layer in sorted(right) if right[layer] >= _MOST * top)
-    if top > 0:
+    if top > 0 and early == max(right):
+        yield f"No layer below the last names {_MOST:.0%} of the tokens that the model itself gets right ({top:.1%})."
+    elif top > 0:
         yield (
             f"Layer {early} is the first to name {_MOST:.0%} of the tokens that the model itself gets right "
             f"({right[early]:.1%} of {rows[0]['tokens']:,} tokens; the model {top:.1%})."

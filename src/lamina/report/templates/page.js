@@ -182,7 +182,7 @@
         ? make("select", {}, make("option", { value: "" }, "all"), ...column.values.sort(compared(column.numeric)).map((v) => make("option", {}, text(v))))
         : make("input", { type: "text", placeholder: column.numeric ? "> 0" : "text" });
       field.setAttribute("aria-label", label);
-      field.addEventListener("input", () => { column.wanted = field.value; choose(); });
+      for (const event of ["input", "change"]) field.addEventListener(event, () => { column.wanted = field.value; choose(); });
       return make("th", {}, field);
     });
 
