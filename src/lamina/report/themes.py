@@ -54,7 +54,13 @@ def theme(*, dark: bool) -> dict[str, Any]:
         },
         "axisYQuantitative": {"tickCount": 5},
         "axisX": {"domainColor": quiet, "tickColor": quiet},
-        "header": {"labelColor": ink, "labelFontSize": 13, "labelFontWeight": 600, "labelAnchor": "start"},
+        "header": {
+            "labelLimit": 260,
+            "labelColor": ink,
+            "labelFontSize": 13,
+            "labelFontWeight": 600,
+            "labelAnchor": "start",
+        },
         "legend": {
             "labelColor": ink,
             "titleColor": quiet,

@@ -40,11 +40,13 @@
   const PANEL = 250; // of a panel, at the least
   const drawn = new Map(); // box -> what it shows: view, theme, width
 
+  const across = (chart, room) => Math.max(1, Math.min(chart.layout.panels, 3, Math.floor(room / PANEL)));
+
   function fitted(chart, room, panel) {
     const spec = structuredClone(chart.spec);
     const { panels, columns, step } = chart.layout;
     if (panels) {
-      spec.columns = Math.max(1, Math.min(panels, 3, Math.floor(room / PANEL)));
+      spec.columns = across(chart, room);
       spec.spec.width = panel || Math.floor(room / spec.columns) - 60;
     } else if (columns && columns * step > room - 64) {
       spec.width = { step };
@@ -63,7 +65,9 @@
     const state = { theme, room };
     drawn.set(box, state);
     const base = page.themes[theme];
-    const config = { ...base, legend: { ...base.legend, columns: Math.max(1, Math.floor(room / 170)) } };
+    const legend = { ...base.legend, columns: Math.max(1, Math.floor(room / 170)), labelLimit: Math.min(240, room - 60) };
+    const header = { ...base.header, labelLimit: Math.floor(room / across(chart, room)) - 60 };
+    const config = { ...base, legend, header };
     const options = {
       mode: "vega-lite", ast: true, actions: false, defaultStyle: false, config,
       renderer: chart.layout.marks > MANY ? "canvas" : "svg",
@@ -73,8 +77,7 @@
     let shown = await vegaEmbed(box, fitted(chart, room), options);
     const over = box.scrollWidth - room;
     if (chart.layout.panels && over > 0) {
-      const across = shown.spec.columns;
-      const panel = Math.max(120, shown.spec.spec.width - Math.ceil(over / across) - 2);
+      const panel = Math.max(120, shown.spec.spec.width - Math.ceil(over / across(chart, room)) - 2);
       shown.finalize();
       shown = await vegaEmbed(box, fitted(chart, room, panel), options);
     }
