@@ -46,14 +46,15 @@ def spec_of(drawing: Drawing, domain: Domain | None = None) -> dict[str, Any]:
 
 
 def layout_of(drawing: Drawing) -> dict[str, int]:
-    """What the page has to know to fit a chart in: its panels, cells, and the width and height of a cell."""
+    """What the page has to know to fit a chart in: its panels, and the cells of a heat map with what stands beside."""
     panels = len(in_order(drawing.rows, "facet")) if any("facet" in row for row in drawing.rows) else 0
     layout = {"panels": panels, "marks": len(drawing.rows)}
     if drawing.kind == "heat":
         columns = len(in_order(drawing.rows, "x"))
         written = "label" in drawing.rows[0] if drawing.rows else False
         step = _TEXT if written else _NUMBER if columns <= NUMBERED else _CELL
-        layout |= {"columns": columns, "step": step}
+        beside = max((len(str(row["y"])) for row in drawing.rows), default=1)
+        layout |= {"columns": columns, "step": step, "margin": 50 + min(150, 7 * beside)}
     return layout
 
 
@@ -228,7 +229,9 @@ def _heat(altair: ModuleType, base: Any, drawing: Drawing, domain: Domain | None
     order = sorted(in_order(rows, "y"), reverse=True) if _numeric(rows, "y") else in_order(rows, "y")
     base = base.encode(
         x=altair.X("x:O", sort=columns, title=titles.get("x"), axis=altair.Axis(**axis)),
-        y=altair.Y("y:O", sort=order, title=titles.get("y"), axis=altair.Axis(domain=False, ticks=False)),
+        y=altair.Y(
+            "y:O", sort=order, title=titles.get("y"), axis=altair.Axis(domain=False, ticks=False, labelLimit=150)
+        ),
     )
     colour = altair.Color("value:Q", title=titles.get("value"), scale=scale)
     cells = base.mark_rect().encode(color=colour, tooltip=_tooltip(altair, drawing))

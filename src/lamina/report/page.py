@@ -182,7 +182,7 @@ def _rendered(title: str, sections: Sequence[Section], charts: Sequence[_Chart])
     templates = files("lamina.report") / "templates"
     read = {name: (templates / name).read_text(encoding="utf-8") for name in ("page.html.j2", "page.css", "page.js")}
     scripts = {"early": (templates / "theme.js").read_text(encoding="utf-8"), "own": read["page.js"]}
-    scripts["vega"] = vl_convert.javascript_bundle(None)
+    scripts["vega"] = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     tables = [(section, table) for section in sections for table in section.tables]
     data = {
         "charts": [{"spec": chart.spec, "layout": chart.layout, "file": chart.file} for chart in charts],
@@ -223,8 +223,8 @@ def _file_name(number: int, *parts: str) -> str:
 def _write_files(path: Path, sections: Sequence[Section], charts: Sequence[_Chart]) -> list[Path]:
     """Every chart and table as files in a folder beside the page, all at once or none."""
     beside = path.with_name(f"{path.stem}_files")
-    old = read_json(beside / MARK).get("files", []) if is_file(beside / MARK) else []
-    with staged(beside, [MARK], [str(name) for name in old]) as stage:
+    old = read_json(beside / MARK).get("files") if is_file(beside / MARK) else None
+    with staged(beside, [MARK], map(str, old) if isinstance(old, list) else ()) as stage:
         names = [*_write_charts(charts, stage), *_write_tables(sections, stage)]
         write_text(stage / MARK, json.dumps({"page": path.name, "files": names}, indent=1))
     return [beside / name for name in names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -113,6 +114,8 @@ def variability(  # noqa: PLR0913 the options of a public entry point
 def _conclusions(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for task in dict.fromkeys(row["task"] for row in rows):
         least = min((row for row in rows if row["task"] == task), key=lambda row: row["score"])
+        if not math.isfinite(least["score"]):
+            continue
         said = f"{task}: layer {least['layer']} has the lowest nu, {least['score']:.3g} over {least['rows']:,} rows"
         yield f"{said}; it is the first to try a reader at. One measurement, so no interval is claimed."
 

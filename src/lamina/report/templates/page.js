@@ -44,11 +44,11 @@
 
   function fitted(chart, room, panel) {
     const spec = structuredClone(chart.spec);
-    const { panels, columns, step } = chart.layout;
+    const { panels, columns, step, margin } = chart.layout;
     if (panels) {
       spec.columns = across(chart, room);
       spec.spec.width = panel || Math.floor(room / spec.columns) - 60;
-    } else if (columns && columns * step > room - 64) {
+    } else if (columns && columns * step > room - margin) {
       spec.width = { step };
     } else {
       spec.width = room;
