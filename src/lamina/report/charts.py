@@ -18,7 +18,7 @@ FEW_TICKS = 26  # values of x up to which each has its tick
 FEW_SERIES = 8  # colours that can be told apart; more are shades
 NUMBERED = 13  # columns of a heat map up to which its numbers are written into it
 HIGH = 260  # of a chart that is no heat map
-_TEXT, _NUMBER, _CELL = 62, 32, 12  # the narrowest cells of a heat map: with a text, a number, nothing
+_TEXT, _NUMBER, _CELL = 62, 30, 12  # the narrowest cells of a heat map: with a text, a number, nothing
 
 
 def spec_of(drawing: Drawing, domain: Domain | None = None) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def layout_of(drawing: Drawing) -> dict[str, int]:
         written = "label" in drawing.rows[0] if drawing.rows else False
         step = _TEXT if written else _NUMBER if columns <= NUMBERED else _CELL
         beside = max((len(str(row["y"])) for row in drawing.rows), default=1)
-        layout |= {"columns": columns, "step": step, "margin": 50 + min(150, 7 * beside)}
+        layout |= {"columns": columns, "step": step, "margin": 36 + min(150, 7 * beside)}
     return layout
 
 

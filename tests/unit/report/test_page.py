@@ -216,5 +216,5 @@ def test_layer_by_token_maps_have_their_words(tmp_path: Path):
     (chart,) = data_of(read(write_page([run], tmp_path / "page.html").path))["charts"]
     rows = [(row["label"], row["x_label"]) for row in chart["spec"]["data"]["values"]]
     assert set(rows) == set(zip("wxyz", columns["token"], strict=True))
-    assert chart["layout"] == {"panels": 0, "marks": 4, "columns": 2, "step": 62, "margin": 57}
+    assert chart["layout"] == {"panels": 0, "marks": 4, "columns": 2, "step": 62, "margin": 43}
     assert "datum.value" in json.dumps(chart["spec"])
