@@ -18,7 +18,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, PAGE.name, "exec"), names)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     assert names["cka"].shape == (7, 7)
     assert set(names["study"].table["layer"]) == {0, 1, 2}
     assert set(names["words"].table["place"]) == {1, 2, 3}

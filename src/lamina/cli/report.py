@@ -1,4 +1,4 @@
-"""`lamina report FOLDER`: the tables and figures of a run, as its recipe names them."""
+"""`lamina report RUN...`: the tables and figures of a run, as its recipe names them; or one page of many runs."""
 
 from __future__ import annotations
 
@@ -10,34 +10,63 @@ from typer import Argument, Option
 
 from lamina.cli.options import JsonOption
 from lamina.cli.output import print_json, print_table
-from lamina.errors import MissingExtraError
+from lamina.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lamina.recipes.report_file import PivotTable, Report
 
+_RUNS = "Output folders of `lamina train` and `lamina study`; several only with -o."
+_OUTPUT = "Write one HTML page of all runs, which opens from disk; needs no network."
+_FILES = "Write each chart and table of the page as files beside it too: PNG, SVG, Markdown and LaTeX."
 _FORMAT = 'Of the figures: "png", "svg" or "html"; may be given several times.'
 _BESIDE = "Output folder of another run, to draw its figures into those of this one; may be given several times."
 
 
 def report(
-    folder: Annotated[Path, Argument(metavar="FOLDER", help="Output folder of `lamina train`.")],
+    runs: Annotated[list[Path], Argument(metavar="RUN...", help=_RUNS)],
+    output: Annotated[Path | None, Option("--output", "-o", metavar="PAGE.html", help=_OUTPUT)] = None,
+    title: Annotated[str | None, Option(help="Of the page.")] = None,
+    files: Annotated[bool, Option("--files", help=_FILES)] = False,
     image_format: Annotated[list[str] | None, Option("--format", help=_FORMAT)] = None,
     beside: Annotated[list[Path] | None, Option(metavar="FOLDER", help=_BESIDE)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the tables of a run in the rows and columns of its recipe, the paper's numbers beside; draw its figures.
 
-    The folder gets report.md, report.tex (for the package booktabs) and the figures.
+    The folder gets report.md, report.tex (for the package booktabs) and the figures. With -o, one page shows any number
+    of studies and runs: conclusions first, charts, tables, settings and seeds.
     """
-    written = write(folder, image_format or ["png"], beside or [])
+    if output is not None:
+        if image_format or beside:
+            raise ConfigError(
+                "report: --format and --beside are for figures in a run's folder; with -o give more RUNs."
+            )
+        _write_page(runs, output, title, files=files, as_json=as_json)
+        return
+    if len(runs) > 1 or title is not None or files:
+        what = f"{len(runs)} runs are" if len(runs) > 1 else "--files is" if files else "--title is"
+        raise ConfigError(f"report: {what} given without a page. Add -o page.html.")
+    written = write(runs[0], image_format or ["png"], beside or [])
     if as_json:
         print_json(written)
         return
     for table in written.tables:
         _show(table)
-    print(f"{folder}: {', '.join(written.files)}")
+    print(f"{runs[0]}: {', '.join(written.files)}")
+
+
+def _write_page(runs: Sequence[Path], output: Path, title: str | None, *, files: bool, as_json: bool) -> None:
+    from lamina.report.page import write_page
+
+    page = write_page(runs, output, as_files=files, **({} if title is None else {"title": title}))
+    if as_json:
+        print_json(page)
+        return
+    beside = f"; {len(page.files)} files in {page.files[0].parent}" if page.files else ""
+    many = f"{len(page.runs)} run{'s' * (len(page.runs) > 1)}"
+    print(f"{page.path}: {page.charts} chart{'s' * (page.charts > 1)} of {many}{beside}")
 
 
 def write(folder: Path, formats: list[str], beside: Sequence[Path] = ()) -> Report:

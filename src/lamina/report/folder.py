@@ -52,7 +52,7 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
     shown = {number: figure for number, figure in enumerate(joined, start=1) if figure.points}
     drawn = [(f"figure-{number}.{kind}", figure) for number, figure in shown.items() for kind in dict.fromkeys(formats)]
     images = [f"![{figure.title}](figure-{number}.{formats[0]})\n" for number, figure in shown.items() if formats]
-    importances, table = _importances(folder)
+    importances, table = read_importances(folder)
     with staged(folder, (REPORT, MARKDOWN, LATEX), report.files) as stage:
         for name, figure in drawn:
             draw(figure, stage / name)
@@ -65,7 +65,7 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
     return written
 
 
-def _importances(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def read_importances(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The rows of a run's `importances.parquet` and `table.json`; none where a run wrote none."""
     from pyarrow import parquet
 

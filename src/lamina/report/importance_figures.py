@@ -46,22 +46,43 @@ def draw_importances(
     Source:
         Dremov 2024, figures 8 and 9, 12 and 13, 16 and 17.
     """
+    own, final = _kept(importances, table)
+    if not final:
+        return []
+    drawn: list[Path] = []
+    for kind in dict.fromkeys(formats):
+        drawn.append(importance(_means(final, ("reader", "layer")), Path(folder) / f"{FINAL}.{kind}"))
+        drawn.append(importance_over_training(own, Path(folder) / f"{TRAINING}.{kind}"))
+    return drawn
+
+
+def averaged_importances(importances: Rows, table: Rows) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
+    """What `draw_importances` draws: the rows of either chart, and what runs along the bottom of the second.
+
+    Rows have "reader", "layer", "importance" and, where there are several seeds, "low" and "high".
+    """
+    own, final = _kept(importances, table)
+    chosen, x = _over(own)
+    return _means(final, ("reader", "layer")), _means(chosen, ("reader", "layer", x)), x
+
+
+def _kept(importances: Rows, table: Rows) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of the runs that are drawn, by what they are called, and those at the epoch that was kept."""
     known, runs = {row["reader"] for row in importances}, _runs(table)
     runs = {reader: run for reader, run in runs.items() if reader in known}
-    if not runs:
-        return []
     own = [{**row, "run": row["reader"], **runs[row["reader"]]} for row in importances if row["reader"] in runs]
     own.sort(key=lambda row: list(runs).index(row["run"]))
     last: dict[str, int] = {}
     for row in own:
         if row["epoch"] is not None and row["epoch"] <= (row["kept"] or row["epoch"]):
             last[row["run"]] = row["epoch"]
-    final = _means([row for row in own if row["epoch"] == last.get(row["run"], -1)], ("reader", "layer"))
-    drawn: list[Path] = []
-    for kind in dict.fromkeys(formats):
-        drawn.append(importance(final, Path(folder) / f"{FINAL}.{kind}"))
-        drawn.append(importance_over_training(own, Path(folder) / f"{TRAINING}.{kind}"))
-    return drawn
+    return own, [row for row in own if row["epoch"] == last.get(row["run"], -1)]
+
+
+def _over(rows: Rows) -> tuple[list[Mapping[str, Any]], str]:
+    """The rows between epochs and "step", where such were taken down; else those of epochs and "epoch"."""
+    by_step = any(row["epoch"] is None for row in rows)
+    return [row for row in rows if (row["epoch"] is None) == by_step], "step" if by_step else "epoch"
 
 
 def _runs(table: Rows) -> dict[str, dict[str, Any]]:
@@ -98,9 +119,7 @@ def importance_over_training(
     """
     path = checked_path("importance figure", path, rows, ("reader", "epoch", "layer", "importance"))
     altair = chart_package("importance figure")
-    by_step = any(row["epoch"] is None for row in rows)
-    chosen = [row for row in rows if (row["epoch"] is None) == by_step]
-    x = "step" if by_step else "epoch"
+    chosen, x = _over(rows)
     return save_chart(styled(_lines(altair, _means(chosen, ("reader", "layer", x)), x), title), path)
 
 

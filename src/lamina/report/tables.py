@@ -78,22 +78,22 @@ def chosen(table: PivotTable) -> list[str]:
 def markdown(table: PivotTable) -> str:
     """A table as Markdown, with its remarks and the chosen settings."""
     names = ["", *(f"{name} ({PAPER})" if paper else name for name, paper in heads(table))]
-    head, *body = (f"| {' | '.join(map(_plain, line))} |" for line in (names, *grid(table)))
+    head, *body = (f"| {' | '.join(map(markdown_text, line))} |" for line in (names, *grid(table)))
     lines = [
-        f"## {_plain(table.title)}",
+        f"## {markdown_text(table.title)}",
         "",
         head,
         "|---|" + "---:|" * (len(names) - 1),
         *body,
         "",
-        _plain(" ".join(remarks(table))),
+        markdown_text(" ".join(remarks(table))),
     ]
     if settings := chosen(table):
-        lines += ["", "Chosen by validation score:", "", *(f"- {_plain(line)}" for line in settings)]
+        lines += ["", "Chosen by validation score:", "", *(f"- {markdown_text(line)}" for line in settings)]
     return "\n".join([*lines, ""])
 
 
-def _plain(text: str) -> str:
+def markdown_text(text: str) -> str:
     """A text that Markdown shows as it is."""
     return _MARKDOWN.sub(r"\\\1", text)
 

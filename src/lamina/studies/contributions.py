@@ -67,7 +67,17 @@ def contributions(bank: ReaderBank, text: Any, *, readers: Sequence[str] | None 
         "versions": library_versions(),
     }
     figures = {
-        name: Figure("heat", x="position", y="layer", where={"reader": name}, title=f"What each layer adds: {name}")
+        name: Figure(
+            "heat",
+            x="position",
+            y="layer",
+            x_label="token",
+            where={"reader": name},
+            title=f"What each layer adds: {name}",
+            x_title="token of the text",
+            value_title="share of the layer",
+            note="Shares of a token sum to 1. A bright cell is a layer that this token is read from.",
+        )
         for name in dict.fromkeys(row["reader"] for row in rows)
     }
     return Study("contributions", pd.DataFrame(rows), settings, figures)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -30,7 +31,12 @@ if TYPE_CHECKING:
 _OP = "drift"
 _LARGEST_SVD = 1024  # the shorter side of a matrix up to which all singular values are computed
 _STEPS, _SETTLED = 200, 1e-7  # of the power iteration: at most, and the relative change at which it ends
-_MEASURES = ("l2", "relative", "spectral")
+_SHOWN = {  # measure -> its unit, and what to see in its figure
+    "l2": ("norm of the difference", "A high point is a role that training changed; larger matrices lie higher."),
+    "relative": ("norm of the difference / norm of the base", "Comparable between roles: 0 is unchanged, 0.1 a tenth."),
+    "spectral": ("largest singular value of the difference", "High where the change has one strong direction."),
+}
+_MEASURES = tuple(_SHOWN)
 
 
 def drift(
@@ -100,11 +106,28 @@ def drift(
             colour="role",
             where={"measure": measure, "run": run},
             title=f"{measure.capitalize()} distance of weights by block: {run}",
+            value_title=value,
+            note=note,
         )
-        for measure in _MEASURES
+        for measure, (value, note) in _SHOWN.items()
         for run in list(models)[1:]
     }
-    return Study(_OP, pd.DataFrame(rows), settings, figures)
+    return Study(_OP, pd.DataFrame(rows), settings, figures, tuple(_conclusions(rows)))
+
+
+def _conclusions(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Which block moved most and which least, by the mean over roles of the relative distance."""
+    relative = [row for row in rows if row["measure"] == "relative"]
+    for run in dict.fromkeys(row["run"] for row in relative):
+        own = [row for row in relative if row["run"] == run]
+        layers = dict.fromkeys(row["layer"] for row in own)
+        means = {layer: fmean(row["score"] for row in own if row["layer"] == layer) for layer in layers}
+        most, least = max(means, key=lambda layer: means[layer]), min(means, key=lambda layer: means[layer])
+        if not means[most] > 0:
+            yield f"{run}: no weight that was compared changed."
+        elif len(means) > 1:
+            said = f"{run}: block {most} moved most ({means[most]:.2g} of the base's weights, mean over roles)"
+            yield f"{said}, block {least} least ({means[least]:.2g})."
 
 
 class _Blocks:

@@ -66,7 +66,15 @@ def importance(
     }
     title = "Which layers each reader uses"
     figures = {
-        run: Figure("heat", x="layer", y="reader", where={"run": run}, title=f"{title}: {run}")
+        run: Figure(
+            "heat",
+            x="layer",
+            y="reader",
+            where={"run": run},
+            title=f"{title}: {run}",
+            value_title="share of the layer",
+            note="Shares of a reader sum to 1; one colour along a row says that no layer stands out.",
+        )
         for run in dict.fromkeys(row["run"] for row in rows)
     }
     return Study(_OP, pd.DataFrame(rows), settings, figures)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from lamina.studies.passes import Batch
 
 _OP = "lens"
-_MEASURES = ("probability", "loss", "rank", "accuracy")
+_SHOWN = {  # measure -> its unit, and what to see in its figure
+    "probability": ("mean probability of the true token", "Higher is better."),
+    "loss": ("cross-entropy (nats)", "Lower is better; where the line is flat, blocks add little to the answer."),
+    "rank": ("mean rank (1 is the best)", "Lower is better; a few rare tokens can raise it much."),
+    "accuracy": ("share of tokens of rank 1", "Where the line nears its end, the answer is there."),
+}
+_MEASURES = tuple(_SHOWN)
+_MOST = 0.9  # of the model's own right answers
 
 
 def lens(  # noqa: PLR0913 the options of a public entry point
@@ -108,9 +115,32 @@ def lens(  # noqa: PLR0913 the options of a public entry point
         "seed": seed,
         "versions": library_versions(),
     }
-    titles = {measure: f"The true token by layer: {measure}" for measure in _MEASURES}
-    figures = {name: Figure("line", x="layer", where={"measure": name}, title=title) for name, title in titles.items()}
-    return Study(_OP, pd.DataFrame(rows), settings, figures)
+    figures = {
+        name: Figure(
+            "line",
+            x="layer",
+            where={"measure": name},
+            title=f"The true token by layer: {name}",
+            value_title=value,
+            note=f"The highest layer is the model itself. {note}",
+        )
+        for name, (value, note) in _SHOWN.items()
+    }
+    return Study(_OP, pd.DataFrame(rows), settings, figures, tuple(_conclusions(rows)))
+
+
+def _conclusions(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """From which layer on most of the model's own answers are there."""
+    right = {row["layer"]: row["score"] for row in rows if row["measure"] == "accuracy"}
+    top = right[max(right)]
+    early = next(layer for layer in sorted(right) if right[layer] >= _MOST * top)
+    if top > 0 and early == max(right):
+        yield f"No layer below the last names {_MOST:.0%} of the tokens that the model itself gets right ({top:.1%})."
+    elif top > 0:
+        yield (
+            f"Layer {early} is the first to name {_MOST:.0%} of the tokens that the model itself gets right "
+            f"({right[early]:.1%} of {rows[0]['tokens']:,} tokens; the model {top:.1%})."
+        )
 
 
 def _mask_token(processor: Any) -> int:

@@ -77,5 +77,17 @@ def lens_tokens(
         "versions": library_versions(),
     }
     title = "The likeliest token of each layer"
-    figure = Figure("heat", x="position", y="layer", where={"place": 1}, title=title)
+    note = "Read up a column: from where a token stays the same, higher layers change nothing of the answer."
+    figure = Figure(
+        "heat",
+        x="position",
+        y="layer",
+        label="predicted",
+        x_label="token",
+        where={"place": 1},
+        title=title,
+        x_title="token of the text",
+        value_title="probability of the likeliest token",
+        note=note,
+    )
     return Study("lens_tokens", pd.DataFrame(rows), settings, {"likeliest": figure})

@@ -27,6 +27,17 @@ if TYPE_CHECKING:
 
 _OP = "similarity"
 _ALL = ("cka", *MEASURES, "intrinsic_dimension")
+_CKA = "1 is the same up to rotation and scale, 0 independent. Bright squares are runs of layers that are alike."
+_SHOWN = {  # measure -> its unit, and what to see in its figure
+    "angular_distance": ("angle / pi (0 to 1)", "How far a block turns a token's state; a low block does little."),
+    "block_influence": (
+        "1 - cosine (0 to 2)",
+        "How far a block moves a token's state; the lowest is the first to cut.",
+    ),
+    "entropy": ("entropy (nats)", "Low: the tokens of a text point in few directions."),
+    "curvature": ("mean angle (radians)", "Low: the path from token to token is straight."),
+    "intrinsic_dimension": ("dimensions", "How many directions the vectors of the rows need; few: abstract and tight."),
+}
 _SAMPLE = 1000  # rows, at most, among which neighbours are looked for
 _SHARE = 4  # where rows are tokens, a text gives about this many to each minibatch
 
@@ -141,7 +152,8 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
         "intrinsic_dimension_rows": sample.rows,
         "versions": library_versions(),
     }
-    return Study(_OP, _table([row for row in rows if row["measure"] in chosen]), settings, _figures(chosen, sides))
+    kept = [row for row in rows if row["measure"] in chosen]
+    return Study(_OP, _table(kept), settings, _figures(chosen, sides), tuple(_conclusions(kept)))
 
 
 def _read(
@@ -191,9 +203,34 @@ def _figures(chosen: Sequence[str], sides: Iterable[str]) -> dict[str, Figure]:
     for name, other in combinations_with_replacement(sides, 2) if "cka" in chosen else ():
         where = {"measure": "cka", "model": name, "other_model": other}
         title = "CKA of all pairs of layers" + ("" if name == other == "model" else f": {name} and {other}")
-        figures[f"cka {name} {other}"] = Figure("heat", x="layer", y="other_layer", where=where, title=title)
+        figures[f"cka {name} {other}"] = Figure(
+            "heat", x="layer", y="other_layer", where=where, title=title, value_title="debiased linear CKA", note=_CKA
+        )
     for measure in chosen:
         if measure != "cka":
             title = f"{measure.replace('_', ' ').capitalize()} by layer"
-            figures[measure] = Figure("line", x="layer", colour="model", where={"measure": measure}, title=title)
+            value, note = _SHOWN[measure]
+            figures[measure] = Figure(
+                "line",
+                x="layer",
+                colour="model",
+                where={"measure": measure},
+                title=title,
+                value_title=value,
+                note=note,
+            )
     return figures
+
+
+def _conclusions(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Which block moves tokens least: the first that may be left out."""
+    influences = [row for row in rows if row["measure"] == "block_influence"]
+    for model in dict.fromkeys(row["model"] for row in influences):
+        own = sorted((row for row in influences if row["model"] == model), key=lambda row: row["score"])
+        if len(own) > 1:
+            whose = "the other model's" if model == "other" else "the model's"
+            least, most = (f"{row['layer']} (block influence {row['score']:.3g})" for row in (own[0], own[-1]))
+            yield (
+                f"Of {whose} blocks the first to try without is {least}, which moves tokens least; {most} moves them "
+                "most. What cutting it costs a task is not measured here."
+            )

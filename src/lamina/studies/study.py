@@ -35,6 +35,9 @@ class Figure:
         y: Column up the side of a "heat" figure.
         colour: Column that tells curves, bars or points apart; None: there is one.
         facet: Column with one panel per value; None: there is one panel.
+        label: Column that is written in the cells of a "heat" figure, such as the token that a layer foretells; None:
+            the numbers, where there is room.
+        x_label: Column that names each `x`, such as the token at a position; None: `x` itself.
         where: Column -> the value of the rows that are drawn.
         title: Written above.
         x_title: Of the axis along the bottom, with its unit; "": the column's name.
@@ -50,6 +53,8 @@ class Figure:
     y: str | None = None
     colour: str | None = None
     facet: str | None = None
+    label: str | None = None
+    x_label: str | None = None
     where: Mapping[str, Any] = field(default_factory=dict)
     title: str = ""
     x_title: str = ""
@@ -76,7 +81,8 @@ class Study:
 
     Attributes:
         name: Of the study, such as "similarity".
-        table: One row per measured number; "score" is the number, the other columns say of what.
+        table: One row per measured number; "score" is the number, the other columns say of what. Rows of examples have
+            "text", "true" and "predicted" in place of it, and are shown as such.
         settings: All options as they were used, "versions" of the libraries, and under "models" the name, class and
             fingerprints of each model; JSON-ready.
         figures: Name -> how it is drawn; `rows` gives what it is drawn from.
@@ -98,10 +104,17 @@ class Study:
             object.__setattr__(self, "settings", json.loads(json.dumps(self.settings)))
 
     def rows(self, figure: str) -> DataFrame:
-        """The rows of the table that a figure is drawn from; UnknownNameError if there is no such figure."""
+        """The rows of the table that a figure is drawn from.
+
+        Raises:
+            UnknownNameError: If there is no such figure, or it is drawn from a column that the table does not have.
+        """
         check_known(f"study {self.name}", [figure], self.figures, "figure")
-        rows = self.table
-        for column, value in self.figures[figure].where.items():
+        drawn, rows = self.figures[figure], self.table
+        columns = (drawn.x, drawn.y, drawn.value, drawn.colour, drawn.facet, drawn.label, drawn.x_label, *drawn.where)
+        named = [column for column in columns if column is not None]
+        check_known(f"study {self.name}: figure '{figure}'", named, list(rows.columns), "column")
+        for column, value in drawn.where.items():
             rows = rows.loc[rows[column] == value]
         return rows
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.studied import probe, saved
 
 Lamina = Callable[..., Any]
 RECIPE = """\
@@ -89,3 +91,37 @@ def test_a_folder_without_a_report(lamina: Lamina, tmp_path: Path):
     ran = lamina("report", tmp_path)
     assert (ran.code, ran.out) == (2, "")
     assert "holds no report.json" in ran.err
+
+
+def test_one_page_of_a_run_and_a_study(lamina: Lamina, recipe: Path):
+    out, page = recipe.parent / "out", recipe.parent / "page.html"
+    assert train(lamina, recipe).code == 0
+    study = saved(probe(), recipe.parent / "probe")
+    ran = lamina("report", out, study, "-o", page, "--title", "Both", "--files")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith(f"{page}: 7 charts of 2 runs; ")
+    html = page.read_text(encoding="utf-8")
+    assert "<h1>Both</h1>" in html
+    assert re.search(r"<li>film: (which of|use) .* accuracy \d", html)
+    assert html.index("read at layer 3.") < html.index("All layers")
+    assert (recipe.parent / "page_files" / "01-out-figure-1.png").is_file()
+    told = json.loads(lamina("report", out, "-o", page, "--json").out)
+    assert (told["runs"], told["charts"], told["files"]) == (["out"], 2, [])
+
+
+def test_a_page_of_what_is_no_run_is_one_sentence(lamina: Lamina, tmp_path: Path):
+    ran = lamina("report", tmp_path, "-o", tmp_path / "page.html")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.count("\n") == 1
+    assert "is empty: it is of no study or run, or of one that has not ended" in ran.err
+
+
+def test_options_of_the_page_and_of_a_folder_do_not_mix(lamina: Lamina, tmp_path: Path):
+    for options, said in (
+        (("a", "b"), "2 runs are given without a page. Add -o page.html."),
+        (("a", "--files"), "--files is given without a page"),
+        (("a", "-o", tmp_path / "page.html", "--format", "png"), "with -o give more RUNs"),
+    ):
+        ran = lamina("report", *options)
+        assert (ran.code, ran.out) == (2, "")
+        assert said in ran.err

@@ -1,0 +1,166 @@
+"""From rows of a study to what a chart draws: means over seeds with their intervals, and a line that says of what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lamina.studies.study import Figure, Study
+
+Frame = Any  # of pandas, whose types say less than they ask for
+LAYER = "layer (0 = embeddings)"
+COUNTS = {"rows": "rows", "tokens": "tokens", "texts": "texts", "n": "rows"}  # column or setting -> what it counts
+MOST_SCATTERED = 4000  # points of a scatter; a sample of more is drawn
+
+
+@final
+@dataclass(frozen=True)
+class Drawing:
+    """A chart before it is drawn.
+
+    Attributes:
+        kind: As that of a figure.
+        rows: What is drawn: "x", "value" and, where there are any, "y", "colour", "facet", "label", "x_label", the ends
+            of the interval "low" and "high", and "across" for a value that holds for all x.
+        title: Written above.
+        titles: Of "x", "y", "value", "colour" and "facet", with their units.
+        note: What to see in it.
+        remark: What a point is: of how many seeds and rows, and what the interval is.
+        log_x: Whether the axis of x is logarithmic.
+        apart: Whether each panel has a scale of its own, as those of different metrics.
+    """
+
+    kind: Literal["line", "heat", "bar", "scatter"]
+    rows: list[dict[str, Any]]
+    title: str
+    titles: dict[str, str] = field(default_factory=dict)
+    note: str = ""
+    remark: str = ""
+    log_x: bool = False
+    apart: bool = False
+
+
+def drawing_of(study: Study, name: str) -> Drawing:
+    """What a study's figure draws.
+
+    Raises:
+        UnknownNameError: If it is drawn from a column that the table does not have.
+    """
+    figure, rows = study.figures[name], study.rows(name)
+    parts = {"x": figure.x, "y": figure.y, "colour": figure.colour, "facet": figure.facet}
+    parts |= {"label": figure.label, "x_label": figure.x_label}
+    columns = {part: column for part, column in parts.items() if column is not None}
+    values = rows[figure.value].astype("float64")
+    drawn = rows.loc[values.notna() & values.abs().lt(float("inf"))]
+    remarks = [] if len(drawn) == len(rows) else [f"{len(rows) - len(drawn)} values that are not finite are left out"]
+    if figure.kind == "scatter":
+        points, said = _scattered(drawn, figure, columns)
+    else:
+        points, said = _means(drawn, figure.value, columns)
+    remark = "; ".join([*said, *_counts(drawn, study.settings), *remarks])
+    titles = {part: _title(column) for part, column in columns.items()}
+    titles |= {"value": figure.value_title or _value_title(rows, figure)}
+    titles |= {"x": figure.x_title} if figure.x_title else {}
+    return Drawing(figure.kind, points, figure.title or name, titles, figure.note, remark[:1].upper() + remark[1:])
+
+
+def with_interval(rows: Frame, keys: Sequence[str], value: str) -> Frame:
+    """The mean of `value` over seeds for all rows that share the keys, and its 95 % t interval.
+
+    Returns:
+        The keys, "value", "low", "high" (empty for a single seed) and "seeds". Rows of one seed are averaged first.
+    """
+    from scipy.special import stdtrit
+
+    by = list(dict.fromkeys(keys))
+    seeded = [*by, "seed"] if "seed" in rows and "seed" not in by else by
+    each = rows.assign(**{value: rows[value].astype("float64")})
+    each = each.groupby(seeded, dropna=False, sort=False, observed=True)[value].mean().reset_index()
+    grouped = each.groupby(by, dropna=False, sort=False, observed=True)[value]
+    found = grouped.agg(value="mean", spread="std", seeds="size").reset_index()
+    half = stdtrit((found["seeds"] - 1).clip(lower=1), 0.975) * found["spread"] / found["seeds"] ** 0.5
+    return found.assign(low=found["value"] - half, high=found["value"] + half).drop(columns="spread")
+
+
+def _means(rows: Frame, value: str, columns: dict[str, str]) -> tuple[list[dict[str, Any]], list[str]]:
+    keys = list(dict.fromkeys(columns.values()))
+    means = with_interval(rows, keys, value)
+    found = means[["value", "low", "high", "seeds"]].assign(**{part: means[name] for part, name in columns.items()})
+    if found["x"].dtype.kind in "iuf":
+        found = found.sort_values("x", kind="stable")
+    seeds = sorted({int(count) for count in found["seeds"]})
+    if "seed" not in rows:
+        said = ["one measurement per point, so no interval is drawn"]
+    elif seeds == [1]:
+        said = ["one seed, so no interval is drawn"]
+    else:
+        said = [f"mean of {_span(seeds)} seeds with its 95 % t interval"]
+    return _records(found), said + _averaged(rows, [*keys, *(["seed"] if "seed" in rows else [])], value)
+
+
+def _averaged(rows: Frame, keys: list[str], value: str) -> list[str]:
+    """The columns over which rows of one seed were averaged."""
+    groups = rows.groupby(keys, dropna=False, sort=False, observed=True)
+    if not len(rows) or groups.size().max() == 1:
+        return []
+    others = [name for name in rows.columns if name not in (*keys, value, *COUNTS)]
+    over = [name for name in others if groups[name].nunique(dropna=False).max() > 1]
+    return [f"averaged over {', '.join(over)}" if over else "averaged over rows that are alike"]
+
+
+def _scattered(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[list[dict[str, Any]], list[str]]:
+    shown = rows if len(rows) <= MOST_SCATTERED else rows.sample(MOST_SCATTERED, random_state=0)
+    found = shown[[]].assign(value=shown[figure.value], **{part: shown[name] for part, name in columns.items()})
+    used = {figure.value, *columns.values(), *figure.where}
+    told = [name for name in rows.columns if name not in used and rows[name].nunique() > 1]
+    if "label" not in columns and told:
+        texts = shown[told].astype(str)
+        found["label"] = [", ".join(f"{name} {cell}" for name, cell in row.items()) for row in texts.to_dict("records")]
+    said = [f"a point is one row of the table ({len(rows):,} in all)"]
+    return _records(found), said + ([f"{len(shown):,} drawn at random are shown"] if len(shown) < len(rows) else [])
+
+
+def _records(found: Frame) -> list[dict[str, Any]]:
+    """Rows as JSON holds them, without what is missing."""
+    rows = found.astype(object).where(found.notna(), None).to_dict("records")
+    return [{str(key): plain(cell) for key, cell in row.items() if cell is not None} for row in rows]
+
+
+def plain(cell: Any) -> Any:
+    """A cell as JSON holds it: a number of at most 6 digits that count, a truth value, or a text."""
+    cell = cell.tolist() if hasattr(cell, "tolist") else cell
+    if isinstance(cell, float):
+        return float(f"{cell:.6g}")
+    return cell if isinstance(cell, bool | int | str | None) else str(cell)
+
+
+def _counts(rows: Frame, settings: Any) -> list[str]:
+    """How many rows, tokens or texts the numbers are of, as far as the table or the settings say so."""
+    for name, what in COUNTS.items():
+        if name in rows and len(rows):
+            return [f"n = {_span(_whole(rows[name]))} {what}"]
+    for name, what in COUNTS.items():
+        if isinstance(settings.get(name), int):
+            return [f"n = {settings[name]:,} {what}"]
+    return []
+
+
+def _whole(column: Any) -> list[int]:
+    return sorted({int(count) for count in column.dropna()})
+
+
+def _span(counts: list[int]) -> str:
+    return " to ".join(f"{count:,}" for count in dict.fromkeys([*counts[:1], *counts[-1:]])) or "unknown"
+
+
+def _title(column: str) -> str:
+    return LAYER if column == "layer" else column.replace("_", " ")
+
+
+def _value_title(rows: Frame, figure: Figure) -> str:
+    """What the numbers are: their measure, if it is one only."""
+    measures = list(rows["measure"].unique()) if figure.value == "score" and "measure" in rows else []
+    return str(measures[0] if len(measures) == 1 else figure.value).replace("_", " ")

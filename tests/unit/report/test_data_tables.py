@@ -1,0 +1,49 @@
+"""Tables of the page, packed, as Markdown and as LaTeX."""
+
+from __future__ import annotations
+
+import json
+
+from tests.support.studied import probe
+
+from lamina.report.data_tables import DataTable, tables_of
+
+TABLE = DataTable("Scores | all", ["task", "n & m", "score"], [["a|b_c", 3, 0.12345], ["a|b_c", None, 2.0]], "50 %")
+
+
+def test_packed_cells_come_back():
+    packed = json.loads(json.dumps(TABLE.compact()))
+    task, count, score = packed["columns"]
+    assert [task["levels"][code] for code in task["codes"]] == ["a|b_c", "a|b_c"]
+    assert (count["cells"], score["cells"]) == ([3, None], [0.12345, 2.0])
+    assert [column["name"] for column in packed["columns"]] == TABLE.columns
+
+
+def test_markdown():
+    assert TABLE.markdown().splitlines() == [
+        r"## Scores \| all",
+        "",
+        "| task | n & m | score |",
+        "|---|---:|---:|",
+        r"| a\|b\_c | 3 | 0.1235 |",
+        r"| a\|b\_c |  | 2 |",
+        "",
+        "50 %",
+    ]
+
+
+def test_latex():
+    text = TABLE.latex()
+    assert r"\begin{longtable}{lrr}" in text
+    assert r"task & n \& m & score \\" in text
+    assert r"a|b\_c & 3 & 0.1235 \\" in text
+    assert r"\caption{Scores | all. 50 \%} \\" in text
+
+
+def test_means_over_seeds_come_first():
+    means, whole = tables_of(probe().table, "Probe")
+    assert means.columns == ["task", "layer", "probe", "rows", "mean", "low", "high", "seeds"]
+    assert (len(means.rows), len(whole.rows)) == (16, 48)
+    assert means.rows[0][:4] == ["film", 0, "linear", 872]
+    assert means.rows[0][4] == 0.31
+    assert [table.title for table in tables_of(probe(seeds=1).table, "Probe")] == ["Probe"]

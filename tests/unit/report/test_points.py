@@ -1,0 +1,91 @@
+"""What a chart draws of a study's rows: means over seeds, their intervals, and what is said of them."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from scipy import stats
+from tests.support.studied import probe
+
+from lamina.errors import UnknownNameError
+from lamina.report.points import drawing_of, plain, with_interval
+from lamina.studies.study import Figure, Study
+
+
+def of(figure: Figure, **columns: list) -> Study:
+    return Study("made up", pd.DataFrame(columns), figures={"it": figure})
+
+
+def test_means_over_seeds_have_the_t_interval():
+    drawing = drawing_of(probe(), "by layer")
+    row = next(row for row in drawing.rows if (row["facet"], row["colour"], row["x"]) == ("film", "linear", 2))
+    half = stats.t.ppf(0.975, 2) * 0.01 / 3**0.5
+    assert (row["value"], row["low"], row["high"], row["seeds"]) == pytest.approx((0.51, 0.51 - half, 0.51 + half, 3))
+    assert len(drawing.rows) == 2 * 2 * 4
+    assert drawing.remark == "Mean of 3 seeds with its 95 % t interval; n = 872 rows"
+    assert drawing.titles == {
+        "x": "layer (0 = embeddings)",
+        "colour": "probe",
+        "facet": "task",
+        "value": "accuracy",
+    }
+
+
+def test_one_seed_has_no_interval_and_says_so():
+    drawing = drawing_of(probe(seeds=1), "by layer")
+    assert not any("low" in row for row in drawing.rows)
+    assert drawing.remark.startswith("One seed, so no interval is drawn")
+
+
+def test_what_is_averaged_over_beside_seeds_is_named():
+    drawing = drawing_of(probe(), "map")
+    assert "averaged" not in drawing.remark
+    assert "averaged over task" in drawing_of(probe(), "layers").remark
+    row = next(row for row in drawing_of(probe(), "layers").rows if row["x"] == 3)
+    assert row["value"] == pytest.approx(0.66)
+    assert row["seeds"] == 3
+
+
+def test_rows_of_one_seed_count_once():
+    frame = pd.DataFrame({"x": [1] * 4, "seed": [0, 0, 0, 1], "score": [1.0, 1.0, 1.0, 3.0]})
+    (row,) = with_interval(frame, ["x"], "score").to_dict("records")
+    assert (row["value"], row["seeds"]) == (2.0, 2)
+
+
+def test_layers_run_upwards_and_names_stay_in_their_order():
+    drawing = drawing_of(of(Figure("line", x="layer"), layer=[10, 9, 1], score=[1.0, 2.0, 3.0]), "it")
+    assert [row["x"] for row in drawing.rows] == [1, 9, 10]
+    drawing = drawing_of(of(Figure("bar", x="who"), who=["b", "a"], score=[1.0, 2.0]), "it")
+    assert [row["x"] for row in drawing.rows] == ["b", "a"]
+
+
+def test_values_that_are_not_finite_are_left_out_and_counted():
+    drawing = drawing_of(of(Figure("line", x="layer"), layer=[0, 1, 2], score=[float("inf"), None, 1.0]), "it")
+    assert [row["x"] for row in drawing.rows] == [2]
+    assert "2 values that are not finite are left out" in drawing.remark
+
+
+def test_a_large_scatter_shows_a_sample_and_says_so():
+    many = list(range(9000))
+    drawing = drawing_of(of(Figure("scatter", x="a", value="b"), a=many, b=many, c=many), "it")
+    assert len(drawing.rows) == 4000
+    assert "9,000 in all" in drawing.remark
+    assert "4,000 drawn at random are shown" in drawing.remark
+    assert drawing.rows[0]["label"] == f"c {drawing.rows[0]['x']}"
+
+
+def test_the_measure_names_the_value():
+    study = of(Figure("line", x="layer"), layer=[1], measure=["block_influence"], score=[0.1])
+    assert drawing_of(study, "it").titles["value"] == "block influence"
+
+
+def test_a_column_that_is_not_there():
+    with pytest.raises(UnknownNameError, match="study made up: figure 'it': unknown column 'depth'; known: layer"):
+        drawing_of(of(Figure("line", x="depth"), layer=[1], score=[1.0]), "it")
+
+
+def test_cells_are_plain():
+    assert plain(pd.Series([0.1234567891])[0]) == 0.123457
+    assert plain(pd.Series([7])[0]) == 7
+    assert plain([1, "a"]) == "[1, 'a']"
+    assert plain(None) is None

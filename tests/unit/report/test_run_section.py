@@ -1,0 +1,80 @@
+"""What the page says of a training run: which method is better, and when that cannot be said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamina.errors import StoreError
+from lamina.recipes.report_file import REPORT, Cell, Curves, PivotTable, Point, Report, write_report_file
+from lamina.report.run_section import run_section
+from lamina.train.results import summarise
+
+
+def row(method: str, scores: list[float], task: str = "film", **settings: Any) -> dict[str, Any]:
+    """A row of `table.json`."""
+    found = summarise(scores)
+    runs = [{"reader": f"{method}-{seed}", "seed": seed, "score": score} for seed, score in enumerate(scores)]
+    figures = {"mean": found.mean, "spread": found.spread, "interval": found.interval}
+    return {"task": task, "method": method, "metric": "accuracy", "settings": settings, "runs": runs, **figures}
+
+
+def written(folder: Path, *rows: dict[str, Any]) -> Path:
+    points = [
+        Point(facet, "one", x, metric, 0.5, 0.1, 0.2, 3, {})
+        for facet, metric in (("film", "accuracy"), ("words", "span_f1"))
+        for x in (0, 1, None)
+    ]
+    cells = [Cell("one", "film", "accuracy", 0.5, 0.1, 0.2, 3, {"fusion.layer": 1})]
+    table = PivotTable("Best", "validation", ["one"], ["film"], cells)
+    folder.mkdir()
+    write_report_file(folder / REPORT, Report([table], [Curves("All layers", "validation", "layer", points)]))
+    (folder / "table.json").write_text(json.dumps(rows))
+    return folder
+
+
+def test_a_lead_that_all_seeds_share_is_a_decision(tmp_path: Path):
+    folder = written(tmp_path / "run", row("b", [0.60, 0.71, 0.80]), row("a", [0.70, 0.80, 0.90], dim=3))
+    (said,) = run_section(folder, "run").conclusions
+    assert said == (
+        "film: use a (dim=3) rather than b: accuracy 0.800 ± 0.248 against 0.703 ± 0.249 over 3 runs each; "
+        "95 % interval of the difference +0.082 to +0.111."
+    )
+
+
+def test_a_lead_that_may_be_chance_is_none(tmp_path: Path):
+    (said,) = run_section(written(tmp_path / "run", row("a", [0.7, 0.8]), row("b", [0.8, 0.6])), "run").conclusions
+    assert said.startswith("film: which of a and b is better cannot be said: accuracy 0.750 ± 0.635 against")
+    folder = written(tmp_path / "single", row("a", [0.7]), row("b", [0.6]))
+    (said,) = run_section(folder, "run").conclusions
+    assert said.startswith("film: whether a and b differ cannot be said from one seed: accuracy 0.700 against 0.600")
+
+
+def test_of_one_method_the_best_setting_is_named(tmp_path: Path):
+    rows = row("a", [0.5, 0.6], dim=1), row("a", [0.7, 0.8], dim=2), row("a", [0.1], task="words")
+    found = run_section(written(tmp_path / "run", *rows), "run")
+    assert found.conclusions[0] == "film: a (dim=2) reaches accuracy 0.750 ± 0.635 over 2 runs."
+    assert len(found.conclusions) == 2
+    assert list(found.seeds) == [0, 1]
+
+
+def test_charts_and_tables_of_a_run(tmp_path: Path):
+    found = run_section(written(tmp_path / "run", row("a", [0.7, 0.8])), "run")
+    curves, bars = found.drawings["figure 1"], found.drawings["table 1"]
+    assert (curves.apart, curves.titles["value"]) == (True, "score (validation)")
+    assert [point["x"] for point in curves.rows if point.get("across")] == [0, 1, 0, 1]
+    assert (curves.rows[0]["low"], curves.rows[0]["high"]) == (0.3, 0.7)
+    assert bars.rows == [{"facet": "film (accuracy)", "x": "one", "value": 0.5, "seeds": 3, "low": 0.3, "high": 0.7}]
+    assert bars.remark == "Mean of 3 runs with its 95 % t interval"
+    assert [table.title for table in found.tables] == ["Best", "Every run"]
+    assert found.tables[0].rows == [["one", "0.500 ± 0.200"]]
+
+
+def test_damage(tmp_path: Path):
+    folder = written(tmp_path / "run")
+    (folder / "table.json").write_text("[{")
+    with pytest.raises(StoreError, match=r"table\.json cannot be read"):
+        run_section(folder, "run")
