@@ -18,9 +18,13 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, PAGE.name, "exec"), names)
-    assert len(blocks) == 5
+    assert len(blocks) >= 9
     assert names["cka"].shape == (7, 7)
     assert set(names["study"].table["layer"]) == {0, 1, 2}
     assert set(names["words"].table["place"]) == {1, 2, 3}
     assert set(names["tokens"].table["reader"]) == {"mood"}
+    assert set(names["drops"]["task"]) == {"mood", "language model"}
+    assert set(names["curve"].table["reinitialised"]) == set(names["inserted"].table["inserted"]) == {0, 2}
+    assert names["advice"].settings["proposals"]["mood"]["keep"] >= 1
+    assert names["table"]["score"].tolist() == [1, 4, 9]
     assert Study.load(tmp_path / "out" / "similarity").name == "similarity"
