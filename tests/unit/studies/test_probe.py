@@ -12,6 +12,8 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
+from tests.support.finetuned import image_processor, vit
+from tests.support.pictures import picture_folder
 from tests.support.stored import tiny_model, tiny_tokenizer
 
 import lamina
@@ -233,6 +235,16 @@ def test_several_labels_of_a_text(model, tokenizer):
     study = probe(model, task, processor=tokenizer, seeds=[0], probes=["linear"], layers=[2], **FAST)
     assert values(study, "score", probe="bag_of_words") == [1.0]
     assert "code_length" not in set(study.table["measure"])
+
+
+def test_images(tmp_path):
+    folder = picture_folder(tmp_path / "pets", rows=6)
+    task = Task.from_files("image_classification", train=folder, validation=folder)
+    study = probe(vit(8), task, processor=image_processor(8), seeds=[0], learning_rate=0.01, **{**FAST, "epochs": 8})
+    baselines = study.table[study.table["layer"].isna()]
+    assert baselines["probe"].tolist() == ["majority"]
+    assert max(values(study, "score", probe="linear")) > 0.6
+    assert "compression" in set(study.table["measure"])
 
 
 def test_a_study_goes_on_where_it_was(model, tokenizer, mood, tmp_path, monkeypatch):
