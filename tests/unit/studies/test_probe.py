@@ -12,9 +12,12 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
+from tests.support.finetuned import image_processor, vit
+from tests.support.pictures import picture_folder
 from tests.support.stored import tiny_model, tiny_tokenizer
 
 import lamina
+from lamina.bank import is_held
 from lamina.errors import ConfigError, DataError, LayerIndexError, UnknownNameError
 from lamina.studies.baselines import baseline_guesses
 from lamina.studies.controls import code_blocks, code_length, control_task, only_rows
@@ -200,6 +203,7 @@ def test_the_model_is_left_as_it_is(tokenizer, mood):
     flags = [parameter.requires_grad for parameter in model.parameters()]
     probe(model, mood, processor=tokenizer, seeds=[0], controls=False, code_length=False, **FAST)
     assert model.training
+    assert not is_held(model)
     assert [parameter.requires_grad for parameter in model.parameters()] == flags
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
@@ -233,6 +237,16 @@ def test_several_labels_of_a_text(model, tokenizer):
     study = probe(model, task, processor=tokenizer, seeds=[0], probes=["linear"], layers=[2], **FAST)
     assert values(study, "score", probe="bag_of_words") == [1.0]
     assert "code_length" not in set(study.table["measure"])
+
+
+def test_images(tmp_path):
+    folder = picture_folder(tmp_path / "pets", rows=6)
+    task = Task.from_files("image_classification", train=folder, validation=folder)
+    study = probe(vit(8), task, processor=image_processor(8), seeds=[0], learning_rate=0.01, **{**FAST, "epochs": 8})
+    baselines = study.table[study.table["layer"].isna()]
+    assert baselines["probe"].tolist() == ["majority"]
+    assert max(values(study, "score", probe="linear")) > 0.6
+    assert "compression" in set(study.table["measure"])
 
 
 def test_a_study_goes_on_where_it_was(model, tokenizer, mood, tmp_path, monkeypatch):
