@@ -95,7 +95,7 @@ def ends_of(name: str, inputs: Mapping[str, Tensor], **options: Any) -> list[int
     if "num_beams" in options:
         return list(range(5, 45))  # any of many: a single one is avoided
     free = generate(name, inputs, eos_token_id=98, **options)[:, -7:]
-    places = {token: [[*row.tolist(), token].index(token) for row in free] for token in free.unique().tolist()}
+    places = {token: [[*row[:6].tolist(), token].index(token) for row in free] for token in free.unique().tolist()}
     return [max(places, key=lambda token: (len({*places[token]}) > 1, min(places[token])))]
 
 

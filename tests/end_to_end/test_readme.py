@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands, in a folder where the demo left its corpus."""
+"""The Python of the README, in a folder where the demo left its corpus, and of the page on generation runs as it is."""
 
 from __future__ import annotations
 
@@ -32,6 +32,15 @@ def test_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert (tmp_path / "out" / "mood" / "lamina.json").is_file()
     assert (tmp_path / "out" / "edited" / "config.json").is_file()
     assert (tmp_path / "out" / "tuned" / "lamina_edits.json").is_file()
+
+
+def test_the_page_on_generation_runs(capsys: pytest.CaptureFixture[str]):
+    names: dict[str, object] = {}
+    for block in blocks(ROOT / "docs" / "generation.md"):
+        exec(compile(block, "generation.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "torch.Size([1, 3])\n" in printed
+    assert printed.endswith("torch.Size([1, 3, 32]) torch.Size([1, 3, 32])\n")
 
 
 def test_its_ten_lines_take_a_plain_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
