@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.formulas import SETTINGS, stir_
+from tests.support.stored import tiny_tokenizer
 from tests.support.tiny import FAMILIES, model_of
 
 from lamina.bank import BankOutput, Reader, ReaderBank

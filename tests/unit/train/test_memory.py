@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.masked import masked_bank, running
+from tests.support.stored import tiny_tokenizer
 from tests.support.training import LENGTH, names, tiny_bank, tiny_model, yes_no
 
 from lamina import (
