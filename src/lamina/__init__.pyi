@@ -21,6 +21,7 @@ from lamina.fusion.gated import Gated as Gated
 from lamina.fusion.head2toe import Head2Toe as Head2Toe
 from lamina.fusion.last_layer import LastLayer as LastLayer
 from lamina.fusion.mean import Mean as Mean
+from lamina.fusion.paired_layers import PairedLayers as PairedLayers
 from lamina.fusion.pooled_layers import PooledLayers as PooledLayers
 from lamina.fusion.routing import Routing as Routing
 from lamina.fusion.scalar_mix import ScalarMix as ScalarMix

@@ -284,7 +284,7 @@ def test_a_bank_streams_what_the_module_gives_on_the_stacked_states(
     name: str, settings: dict[str, Any], family: str, stack: str
 ):
     model = model_of(family)
-    bank = ReaderBank(model)
+    bank = ReaderBank(model, tiny_tokenizer())
     config = FUSIONS.get(name)(**settings)
     bank.add("r", Reader(config, head_for(name, settings), stack))
     stir_(bank)
@@ -336,7 +336,7 @@ def trained(names: list[str]) -> ReaderBank:
     In double precision where there are parameters: some methods blow rounding up a thousandfold within these steps.
     """
     family, model = FAMILIES["bert"], model_of("bert")
-    bank = ReaderBank(model)
+    bank = ReaderBank(model, tiny_tokenizer())
     for name in names:
         reader = bank.add(name, readers()[name])
         reader.to(torch.float64 if list(reader.fusion.parameters()) else torch.float32)
@@ -360,7 +360,7 @@ def trained_together() -> ReaderBank:
 def test_a_reader_learns_the_same_alone_and_beside_all_others(name: str):
     """Law 4."""
     alone, crowd = trained([name])[name], trained_together()[name]
-    fresh = ReaderBank(model_of("bert")).add(name, readers()[name])
+    fresh = ReaderBank(model_of("bert"), tiny_tokenizer()).add(name, readers()[name])
     fresh.to(next(alone.parameters()).dtype)
     pairs = list(zip(alone.named_parameters(), crowd.parameters(), fresh.parameters(), strict=True))
     assert len(pairs) > 0
@@ -446,7 +446,7 @@ def test_alike_readers_run_as_one_and_give_the_same():
     head = SequenceClassification(("a", "b"), attention_heads=4)
 
     def made_of(seeds: range) -> ReaderBank:
-        bank = ReaderBank(model)
+        bank = ReaderBank(model, tiny_tokenizer())
         for seed in seeds:
             stir_(bank.add(f"r{seed}", Reader(fusion, head, seed=seed)), seed)
         return bank.eval()
@@ -469,7 +469,7 @@ def test_alike_readers_run_as_one_and_give_the_same():
 
 def _reading_nothing_wide(model: Any) -> ReaderBank:
     """A bank that runs the whole model but projects nothing of its width."""
-    bank = ReaderBank(model)
+    bank = ReaderBank(model, tiny_tokenizer())
     bank.add("r", Reader(FUSIONS.get("single_layer")(dim=16), SequenceClassification(("a", "b"), pooling="mean")))
 
     class Nothing(Head):
@@ -497,7 +497,7 @@ def test_alike_readers_with_other_cutoffs_still_run_as_one():
     """A layer may be alive for one of them and dead for another."""
     model = model_of("bert")
     batch = FAMILIES["bert"].inputs(model, batch=2, tokens=6, seed=2)
-    bank = ReaderBank(model)
+    bank = ReaderBank(model, tiny_tokenizer())
     fusion = FUSIONS.get("ada_layers")(dim=16, alpha=1.0, cutoff=0.3)
     for number, scores in enumerate(([9.0, 0.0, 0.0], [0.0, 2.0, 2.0], [0.0, 0.0, 9.0])):
         reader = bank.add(f"r{number}", Reader(fusion, SequenceClassification(("a", "b")), seed=number))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.formulas import SETTINGS, stir_
+from tests.support.stored import tiny_tokenizer
 from tests.support.tiny import FAMILIES, model_of
 
 from lamina.bank import BankOutput, Reader, ReaderBank
@@ -77,7 +78,7 @@ def all_readers(family: str) -> ReaderBank:
 
 
 def readers_of_every_pair(model: Any) -> ReaderBank:
-    bank = ReaderBank(model)
+    bank = ReaderBank(model, tiny_tokenizer())
     for number, (fusion, head) in enumerate(pairs()):
         stir_(bank.add(f"{fusion}_{head}", Reader(FUSED[fusion], HEADED[head], seed=number)), number, size=0.1)
     return bank.eval()
@@ -117,7 +118,7 @@ def test_every_fusion_and_every_head_is_paired():
     assert {fusion for fusion, _ in pairs()} == set(FUSED)
     assert {head for _, head in pairs()} == set(HEADED)
     refused = {fusion.rpartition("-")[0] for fusion in FUSED for head in HEADED if (fusion, head) not in pairs()}
-    assert refused == {"head2toe", "pooled_layers"}
+    assert refused == {"head2toe", "pooled_layers", "paired_layers"}
 
 
 def test_every_registered_head_has_cases():
@@ -200,7 +201,7 @@ def test_training_and_inference_compute_the_same():
     """Without dropout, the way through gradients gives what the way without gives."""
     none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # blocks that a fusion adds follow these
     family = dataclasses.replace(FAMILIES["bert"], settings={**FAMILIES["bert"].settings, **none})
-    bank = ReaderBank(family.build())
+    bank = ReaderBank(family.build(), tiny_tokenizer())
     for number, (fusion, head) in enumerate(pairs()):
         config = FUSED[fusion]
         for key in ("dropout", "layer_dropout"):

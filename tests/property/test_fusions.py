@@ -35,7 +35,7 @@ def options_of(draw: Any, name: str, layers: int) -> dict[str, Any]:
         options |= {"alpha": draw(st.floats(0.1, 64)), "cutoff": draw(st.floats(0, 0.99)) / layers}
     if name == "single_layer":
         options["layer"] = draw(st.integers(-layers, layers - 1))
-    if name == "pooled_layers":
+    if name in ("pooled_layers", "paired_layers"):
         options = {"dim": draw(st.integers(2, 7)), "heads": 1}
     if name == "concat":
         options["bias"] = draw(st.booleans())

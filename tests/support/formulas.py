@@ -99,6 +99,47 @@ def pooled_layers(fusion: Any, states: Tensor, mask: Tensor) -> Tensor:
     return torch.stack(rows).unsqueeze(1).expand(-1, mask.shape[1], -1)
 
 
+def _pooled(fusion: Any, i: int, z: Tensor) -> Tensor:
+    """A layer's normed states of some tokens, each head's slice averaged as its query says; 0 of none."""
+    size, slices = fusion.width // fusion.config.heads, []
+    for h in range(fusion.config.heads):
+        weights = (z @ fusion.queries[i, h] / math.sqrt(fusion.width)).exp()
+        slices.append(weights / weights.sum().clamp(min=1e-30) @ z[:, h * size : (h + 1) * size])
+    return torch.cat(slices)
+
+
+def _matches(first: Tensor, second: Tensor) -> Tensor:
+    """The numbers of one pair at one layer, token by token."""
+    numbers: list[float] = []
+    for side, other in ((first, second), (second, first)):
+        best = [max([float(torch.cosine_similarity(a, b, dim=0)) for b in other] or [-1.0]) for a in side]
+        mean = sum(best) / max(1, len(best))
+        variance = sum((value - mean) ** 2 for value in best) / max(1, len(best))
+        numbers += [mean, min(best or [1.0]), math.sqrt(variance + 1e-6)]
+    sums = [torch.nn.functional.normalize(side, dim=1).sum(0) for side in (first, second)]
+    numbers.append(float(torch.cosine_similarity(sums[0], sums[1], dim=0)))
+    numbers.append((len(first) - len(second)) / max(1, len(first) + len(second)))
+    return 4 * (torch.tensor(numbers) - 0.5)
+
+
+def paired_layers(fusion: Any, states: Tensor, mask: Tensor, segments: Tensor | None = None) -> Tensor:
+    """Pair by pair, layer by layer and token by token; without segments, all tokens are of the first text."""
+    segments = mask.int() if segments is None else segments
+    shares = fusion.scores.exp() / fusion.scores.exp().sum()
+    rows = []
+    for row in range(mask.shape[0]):
+        total, matched = torch.zeros(fusion.dim), fusion.bias
+        for i in range(len(states)):
+            z = layer_norm(states[i, row])
+            first, second = (z[mask[row] & (segments[row] == side)] for side in (1, 2))
+            one, two = _pooled(fusion, i, first), _pooled(fusion, i, second)
+            seen = torch.cat([_pooled(fusion, i, z[mask[row]]), (one - two).abs(), one * two])
+            total = total + shares[i] * gelu(layer_norm(fusion.projection[i] @ seen))
+            matched = matched + fusion.matching[i] @ _matches(first, second)
+        rows.append(total + gelu(matched))
+    return torch.stack(rows).unsqueeze(1).expand(-1, mask.shape[1], -1)
+
+
 def concat(fusion: Any, states: Tensor, _mask: Tensor) -> Tensor:
     side_by_side = torch.cat(list(states), dim=-1)
     total = side_by_side @ torch.cat(list(fusion.projection), dim=-1).T
@@ -154,6 +195,7 @@ FORMULAS = {
     "elementwise": elementwise,
     "gated": gated,
     "pooled_layers": pooled_layers,
+    "paired_layers": paired_layers,
     "concat": concat,
     "dwatt": dwatt,
     "depth_lstm": depth_lstm,
@@ -166,7 +208,7 @@ ELSEWHERE = ("extra_layers", "head2toe", "routing")
 LINEAR_ONLY = ("head2toe",)
 """Registered names whose features only a head of one linear map can read."""
 
-TEXT_ONLY = ("pooled_layers",)
+TEXT_ONLY = ("pooled_layers", "paired_layers")
 """Registered names whose features only a head that reads a whole text can read."""
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
@@ -187,6 +229,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "elementwise": [{}, {"layers": "1-"}],
     "gated": [{}, {"hidden": 5, "layers": "top:2"}],
     "pooled_layers": [{"dim": 16, "heads": 4}, {"dim": 8, "heads": 2, "layers": "1-"}],
+    "paired_layers": [{"dim": 16, "heads": 4}, {"dim": 8, "heads": 2, "layers": "1-"}],
     "concat": [{}, {"dim": 16, "bias": True, "layers": "all"}],
     "dwatt": [{}, {"bottleneck": 5, "position_dim": 7, "layers": "all"}],
     "depth_lstm": [{}, {"dim": 16, "layers": "all"}],

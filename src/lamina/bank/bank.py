@@ -22,7 +22,7 @@ from lamina.layers.adapters import check_plain
 from lamina.layers.discovery import pick_stack
 from lamina.layers.finite import first_not_finite
 from lamina.layers.guard import LayerGuard, hold
-from lamina.layers.hooks import StopForward, run_until_stopped, token_mask
+from lamina.layers.hooks import StopForward, run_until_stopped
 from lamina.layers.isolation import evaluating
 from lamina.layers.wrappers import is_compiled, uncompiled, unwrapped
 
@@ -205,7 +205,7 @@ class ReaderBank(nn.Module, ModelHubMixin):
         passes = self._start(readers, labels)
         for stack_pass in passes:
             stack, given = stack_pass.stack, states.get(stack_pass.stack.name, {})
-            stack_pass.mask = token_mask(stack, batch)
+            stack_pass.begin(batch)
             for name, reader in stack_pass.readers.items():
                 if reader.config.fusion.needs_block_inputs:
                     reason = "needs more of the model's pass than its states; call the bank itself"
@@ -252,7 +252,7 @@ class ReaderBank(nn.Module, ModelHubMixin):
     def _passes(self, names: Sequence[str], *, grad: bool) -> list[StackPass]:
         used = {stack: {name: self[name] for name in names if self[name].stack == stack} for stack in self.stacks}
         model, own = self.model, {self.stacks[name]: members for name, members in used.items() if members}
-        return [StackPass(model, stack, members, grad=grad) for stack, members in own.items()]
+        return [StackPass(model, stack, members, grad=grad, processor=self.processor) for stack, members in own.items()]
 
     def _finish(
         self, passes: list[StackPass], labels: Mapping[str, Tensor], readers: Sequence[str] | None, main: Any = None

@@ -17,7 +17,7 @@ from lamina.bank.reader import BankOutput
 from lamina.bank.streaming import StackPass
 from lamina.bank.transcript import Over, Transcript, inputs_of, past_tokens
 from lamina.errors import ConfigError, check_known
-from lamina.layers.hooks import ContextHooks, arguments, token_mask
+from lamina.layers.hooks import ContextHooks, arguments
 from lamina.layers.wrappers import uncompiled
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ class _Listener:
             if self.over == "output":
                 self._miss(template, "the model was called, which writes no output; only generate does")
                 return
-        self._running[thread, template] = begun = StackPass(self._model, template.stack, template.readers, grad=False)
-        begun.mask = token_mask(template.stack, batch, args, kwargs)
+        self._running[thread, template] = begun = template.again()
+        begun.begin(batch, args, kwargs)
 
     def take(self, template: StackPass, layer: int, state: Tensor) -> None:
         key = get_ident(), template

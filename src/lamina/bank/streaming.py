@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from lamina.bank.reader import ReaderModule, ReaderOutput
+from lamina.bank.segments import segments_of, separators_of
 from lamina.errors import ConfigError
 from lamina.fusion.base import LayerView, Stream, fed
 from lamina.layers import LayerStack, select
-from lamina.layers.hooks import OnStart, OnState, token_mask, watch
+from lamina.layers.hooks import OnStart, OnState, arguments, token_mask, watch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -33,10 +34,17 @@ class StackPass:
     """
 
     def __init__(
-        self, model: PreTrainedModel, stack: LayerStack, readers: Mapping[str, ReaderModule], *, grad: bool
+        self,
+        model: PreTrainedModel,
+        stack: LayerStack,
+        readers: Mapping[str, ReaderModule],
+        *,
+        grad: bool,
+        processor: Any = None,
     ) -> None:
-        self.model, self.stack, self.readers = model, stack, readers
+        self.model, self.stack, self.readers, self.processor = model, stack, readers, processor
         self.mask: Tensor | None = None  # of the tokens, as the model was given it; None: all are real
+        self.segments: Tensor | None = None  # which text of a pair each token is of; None: nobody asks, or there is one
         self._grad = grad
         self._real: Tensor | None = None  # True at real tokens, once a state came
         groups: dict[object, list[str]] = defaultdict(list)
@@ -56,6 +64,29 @@ class StackPass:
         self.layers = sorted(self._takers)  # that are needed
         self._taken: list[int] = []
 
+    def again(self, readers: Mapping[str, ReaderModule] | None = None) -> StackPass:
+        """A new pass over the stack, without gradients, for all or some of the readers."""
+        members = self.readers if readers is None else readers
+        return StackPass(self.model, self.stack, members, grad=False, processor=self.processor)
+
+    def begin(
+        self, batch: Mapping[str, Any], args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> None:
+        """Note what the model was called with, and the stack, if known: which tokens are real, and of which text.
+
+        Raises:
+            ConfigError: If that cannot be told.
+        """
+        self.mask = token_mask(self.stack, batch, args, kwargs)
+        asking = [name for name, reader in self.readers.items() if reader.config.fusion.reads_pairs]
+        if asking:
+            key = "decoder_input_ids" if self.stack.name == "decoder" else "input_ids"
+            ids = batch.get(key, arguments(self.stack.scope, args, kwargs or {}).get("input_ids"))
+            if not isinstance(ids, Tensor):
+                came = f"reader '{asking[0]}' compares two texts, and the batch has no {key} to tell them apart"
+                raise ConfigError(f"bank: {came}. Call the model with them.")
+            self.segments = segments_of(ids, separators_of(self.processor))
+
     @contextmanager
     def hooked(self, on_state: OnState, on_start: OnStart) -> Iterator[None]:
         """Call back as `watch` does, and show the fusions that need them the inputs of the model's blocks."""
@@ -71,7 +102,7 @@ class StackPass:
         check_taken("bank", self.stack, self.layers[: len(self._taken)], self._taken)
         if self._real is None:
             self._real = real_tokens(self.mask, state, self.model)
-        view = LayerView(state, self._real)
+        view = LayerView(state, self._real, None if self.segments is None else self.segments.to(state.device))
         with torch.set_grad_enabled(self._grad):
             for stream, index in self._takers[layer]:
                 stream.step(index, view)
@@ -157,7 +188,7 @@ def attach(passes: Sequence[StackPass], batch: Mapping[str, Any], stop: BaseExce
                 raise stop
 
     def start(stack_pass: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        stack_pass.mask = token_mask(stack_pass.stack, batch, args, kwargs)
+        stack_pass.begin(batch, args, kwargs)
 
     with ExitStack() as hooks:
         for stack_pass in passes:

@@ -114,7 +114,7 @@ class Transcript:
         if not columns:
             return
         if self._token_wise:
-            stack_pass = StackPass(self._template.model, self._template.stack, self._token_wise, grad=False)
+            stack_pass = self._template.again(self._token_wise)
             for layer in stack_pass.layers:
                 stack_pass.take(layer, columns[layer])
             for name, features in stack_pass.features().items():
@@ -167,8 +167,9 @@ class Transcript:
         mask[:, 0] |= ~some  # heads need a token
         features = {name: gather(parts) for name, parts in self._features.items()}
         if self._whole:
-            stack_pass = StackPass(self._template.model, self._template.stack, self._whole, grad=False)
-            stack_pass.mask = mask
+            stack_pass = self._template.again(self._whole)
+            key = "decoder_" if stack_pass.stack.name == "decoder" else ""
+            stack_pass.begin({f"{key}attention_mask": mask, f"{key}input_ids": tokens})
             for layer in stack_pass.layers:
                 stack_pass.take(layer, gather(self._states.pop(layer)))
             features |= stack_pass.features()

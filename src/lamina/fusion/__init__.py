@@ -19,5 +19,6 @@ FUSIONS = Registry(
         "head2toe": "lamina.fusion.head2toe:Head2Toe",
         "routing": "lamina.fusion.routing:Routing",
         "pooled_layers": "lamina.fusion.pooled_layers:PooledLayers",
+        "paired_layers": "lamina.fusion.paired_layers:PairedLayers",
     },
 )

@@ -18,7 +18,7 @@ from lamina.layers.stack import LayerStack
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Int
     from transformers import PreTrainedModel
 
 
@@ -31,6 +31,7 @@ class FusionConfig:
     module: ClassVar[type[Fusion]]
     streams: ClassVar[bool] = True  # False: needs every state at once (it has `fuse`), so the bank keeps them
     needs_block_inputs: ClassVar[bool] = False  # True: recorded states are not enough
+    reads_pairs: ClassVar[bool] = False  # True: asks which tokens belong to which of two texts
 
     def __post_init__(self) -> None:
         if isinstance(layers := getattr(self, "layers", None), list):
@@ -52,8 +53,14 @@ class FusionConfig:
 class LayerView:
     """One layer's hidden state, its mask (True at real tokens), and the work that several fusions share, done once."""
 
-    def __init__(self, state: Float[Tensor, "batch tokens width"], mask: Bool[Tensor, "batch tokens"]) -> None:
+    def __init__(
+        self,
+        state: Float[Tensor, "batch tokens width"],
+        mask: Bool[Tensor, "batch tokens"],
+        segments: Int[Tensor, "batch tokens"] | None = None,
+    ) -> None:
         self.state, self.mask = state, mask
+        self.segments = mask.int() if segments is None else segments  # 1: of the first text, 2: of the second, 0: none
 
     @cached_property
     def gelu(self) -> Float[Tensor, "batch tokens width"]:
@@ -64,6 +71,32 @@ class LayerView:
     def normed(self) -> Float[Tensor, "batch tokens width"]:
         """The state layer-normed, without affine part."""
         return F.layer_norm(self.state, self.state.shape[-1:])
+
+    @cached_property
+    def matches(self) -> Float[Tensor, "batch 8"]:
+        """How two texts match, in numbers around 0; see `PairedLayers`."""
+        first, second = (self.segments == 1) & self.mask, (self.segments == 2) & self.mask
+        directions = F.normalize(self.normed.float(), dim=-1)
+        cosines = directions @ directions.mT
+        means = [(directions * side.unsqueeze(-1)).sum(1) for side in (first, second)]
+        sizes = [side.sum(1) for side in (first, second)]
+        one, two = (_best_matches(cosines, side, other) for side, other in ((first, second), (second, first)))
+        apart = (sizes[0] - sizes[1]) / (sizes[0] + sizes[1]).clamp(min=1)
+        return 4 * (torch.stack([*one, *two, F.cosine_similarity(*means, dim=-1), apart], dim=1) - 0.5)
+
+
+def _best_matches(
+    cosines: Float[Tensor, "batch tokens tokens"],
+    side: Bool[Tensor, "batch tokens"],
+    other: Bool[Tensor, "batch tokens"],
+) -> list[Float[Tensor, " batch"]]:
+    """Mean, least and standard deviation of the highest cosine of each token of a side with the other side's."""
+    best = cosines.masked_fill(~other.unsqueeze(1), -1).amax(2)
+    count = side.sum(1).clamp(min=1)
+    mean = (best * side).sum(1) / count
+    least = best.masked_fill(~side, 1).amin(1)
+    variance = ((best - mean.unsqueeze(1)).square() * side).sum(1) / count
+    return [mean, least, (variance + 1e-6).sqrt()]
 
 
 class Stream(ABC):
@@ -142,12 +175,15 @@ class Fusion(nn.Module, ABC):
         self,
         states: Float[Tensor, "layers batch tokens width"],
         mask: Bool[Tensor, "batch tokens"] | Float[Tensor, "batch tokens"] | None = None,
+        segments: Int[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
         """Fuse stacked states into features in the dtype of the parameters.
 
         Args:
             states: The selected layers' hidden states, lowest layer first; as many and as wide as at build time.
             mask: True (or 1) where a token is real; None: everywhere.
+            segments: For fusions of pairs, 1 where a token is of the first text, 2 of the second, 0 of neither; None:
+                all are of the first.
         """
         if len(states) != self.layers or states[0].shape[-1] != self.width:
             came = f"got {len(states)} states of width {states[0].shape[-1]}"
@@ -156,7 +192,7 @@ class Fusion(nn.Module, ABC):
             mask = torch.ones(states[0].shape[:2], dtype=torch.bool, device=states[0].device)
         stream, mask = self.stream([self]), mask.bool()
         for index in self.active_layers():
-            stream.step(index, LayerView(states[index], mask))
+            stream.step(index, LayerView(states[index], mask, segments))
         return stream.finish(mask)[0]
 
 

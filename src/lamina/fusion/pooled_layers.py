@@ -54,6 +54,22 @@ class PooledLayers(FusionConfig):
         check_range("pooled_layers", "dropout", self.dropout, 0, 1, open_high=True)
 
 
+def pool_tokens(
+    states: Float[Tensor, "batch tokens width"],
+    queries: Float[Tensor, "members heads width"],
+    masks: Sequence[Bool[Tensor, "batch tokens"]],
+) -> list[Float[Tensor, "members batch width"]]:
+    """Means of states over the tokens of each mask, slice h weighted as query h says; 0 where a mask has no token."""
+    scores = F.linear(states, queries.flatten(0, 1)) / math.sqrt(states.shape[-1])
+    slices = states.unflatten(-1, (queries.shape[1], -1))
+    means = []
+    for mask in masks:
+        shares = scores.masked_fill(~mask.unsqueeze(-1), torch.finfo(scores.dtype).min).softmax(1)
+        shares = (shares * mask.any(1)[:, None, None]).unflatten(-1, queries.shape[:2])
+        means.append(torch.einsum("btmh,bthd->mbhd", shares, slices).flatten(2))
+    return means
+
+
 class _PooledStream(Stream):
     """One product with all members' queries per layer; what is kept is `[batch, members, dim]`."""
 
@@ -67,12 +83,7 @@ class _PooledStream(Stream):
 
     def step(self, index: int, view: LayerView) -> None:
         queries, kernel, weights = self._queries[index], self._kernels[index], self._weights[index]
-        state = view.normed.to(kernel.dtype)
-        scores = F.linear(state, queries.flatten(0, 1)) / math.sqrt(state.shape[-1])
-        hidden = ~view.mask.unsqueeze(-1)
-        shares = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(1).unflatten(-1, queries.shape[:2])
-        slices = state.unflatten(-1, (self._config.heads, -1))
-        pooled = torch.einsum("btmh,bthd->mbhd", shares, slices).flatten(2)
+        [pooled] = pool_tokens(view.normed.to(kernel.dtype), queries, [view.mask])
         features = F.layer_norm(torch.bmm(pooled, kernel.mT), kernel.shape[1:2]).transpose(0, 1)
         features = F.gelu(features)
         if self._p > 0:

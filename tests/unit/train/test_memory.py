@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.masked import masked_bank, running
+from tests.support.stored import tiny_tokenizer
 from tests.support.training import LENGTH, names, tiny_bank, tiny_model, yes_no
 
 from lamina import (
@@ -53,9 +54,10 @@ def really_saved(bank: ReaderBank, batch: dict[str, Any], labels: dict[str, Any]
 @pytest.mark.parametrize("rows", [2, 7])
 def test_few_rows_tell_what_a_step_keeps(name: str, rows: int):
     fusion = FUSIONS.get(name)()
-    pooling = "first" if name in ("head2toe", "pooled_layers") else "pooled"
-    bank = ReaderBank(tiny_model())
-    if name == "pooled_layers":
+    of_texts = name in ("pooled_layers", "paired_layers")
+    pooling = "first" if of_texts or name == "head2toe" else "pooled"
+    bank = ReaderBank(tiny_model(), tiny_tokenizer())
+    if of_texts:
         fusion = FUSIONS.get(name)(dim=8, heads=2)
     for reader in ("a", "b"):
         bank.add(reader, Reader(fusion, HEADS[pooling]))

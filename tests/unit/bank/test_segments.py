@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.support.stored import tiny_model, tiny_tokenizer
+
+from lamina.bank import Reader, ReaderBank
+from lamina.bank.segments import Separators, segments_of, separators_of
+from lamina.errors import ConfigError
+from lamina.fusion.paired_layers import PairedLayers
+from lamina.heads.sequence_classification import SequenceClassification
+
+
+class Joined:
+    """A tokenizer, as far as it is looked at: what it makes of two texts."""
+
+    def __init__(self, ids: list[int], owners: list[int | None], *, fast: bool = True) -> None:
+        self._ids, self._owners, self.is_fast = ids, owners, fast
+
+    def __call__(self, *_: str) -> Joined:
+        return self
+
+    def __getitem__(self, key: str) -> list[int]:
+        return {"input_ids": self._ids}[key]
+
+    def sequence_ids(self) -> list[int | None]:
+        return self._owners
+
+
+@pytest.mark.parametrize(
+    ("joined", "separators", "ids", "segments"),
+    [
+        # [CLS] a [SEP] b [SEP]
+        (
+            Joined([2, 7, 3, 8, 3], [None, 0, None, 1, None]),
+            Separators((3,), (2, 3)),
+            [2, 9, 9, 3, 7, 3, 0],
+            [0, 1, 1, 0, 2, 0, 2],
+        ),
+        # <s> a </s></s> b </s>, padded on the left with another token
+        (
+            Joined([0, 7, 2, 2, 8, 2], [None, 0, None, None, 1, None]),
+            Separators((2, 2), (0, 2)),
+            [1, 0, 9, 2, 2, 7, 7, 2],
+            [1, 0, 1, 0, 0, 2, 2, 0],
+        ),
+        # a </s> b </s>
+        (Joined([7, 1, 8, 1], [0, None, 1, None]), Separators((1,), (1,)), [9, 1, 8, 8, 1], [1, 0, 2, 2, 0]),
+    ],
+)
+def test_texts_are_told_apart_by_what_is_between_them(
+    joined: Joined, separators: Separators, ids: list[int], segments: list[int]
+):
+    assert separators_of(joined) == separators
+    assert segments_of(torch.tensor([ids]), separators).tolist() == [segments]
+
+
+def test_a_single_text_is_all_first():
+    assert segments_of(torch.tensor([[2, 9, 8, 3]]), Separators((3,), (2, 3))).tolist() == [[0, 1, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("processor", "reason"),
+    [
+        (None, "reader of pairs: the bank has no tokenizer, which tells two texts apart. Give ReaderBank one."),
+        (Joined([7, 8], [0, 1]), "Joined puts no token between two texts, so that none tells them apart. Use Pooled"),
+        (Joined([7], [0]), "Joined does not read pairs of texts"),
+        (Joined([7, 8], [0, 1], fast=False), "Joined does not tell the tokens of two texts apart; use a fast one"),
+    ],
+)
+def test_what_cannot_tell_them_apart_is_refused(processor: Joined | None, reason: str):
+    with pytest.raises(ConfigError, match=reason):
+        separators_of(processor)
+
+
+def pair_bank(*, processor: bool = True) -> ReaderBank:
+    bank = ReaderBank(tiny_model(), tiny_tokenizer() if processor else None)
+    bank.add("same", Reader(PairedLayers(dim=4, heads=2), SequenceClassification(["no", "yes"], pooling="first")))
+    with torch.no_grad():
+        for parameter in bank["same"].parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    return bank.eval()
+
+
+@torch.no_grad()
+def test_which_text_comes_second_is_seen_in_every_way_to_run_a_bank():
+    bank, tokenizer = pair_bank(), tiny_tokenizer()
+    pair = tokenizer(["the cat sat"], ["a dog ran home"], return_tensors="pt")
+    one = tokenizer(["the cat sat a dog ran home"], return_tensors="pt")
+    assert bank(**pair)["same"].logits.shape == (1, 2)
+    segments = segments_of(pair["input_ids"], separators_of(tokenizer))
+    assert {1, 2} <= set(segments[0].tolist())
+    states = torch.stack(bank.model(**pair, output_hidden_states=True).hidden_states)
+    reader = bank["same"]
+    mask = pair["attention_mask"].bool()
+    expected = reader.head(reader.fusion(states, mask, segments), mask)
+    torch.testing.assert_close(bank(**pair)["same"].logits, expected)
+    blind = reader.head(reader.fusion(states, mask), mask)
+    assert not torch.allclose(blind, expected)
+    with bank.listen() as heard:
+        bank.model(**pair)
+    assert torch.equal(heard["same"].logits, bank(**pair)["same"].logits)
+    recorded = bank.record_states({"main": reader.layers}, pair)
+    assert torch.equal(bank.read_states(recorded, pair)["same"].logits, bank(**pair)["same"].logits)
+    assert bank(**one)["same"].logits.isfinite().all()  # a single text
+
+
+def test_a_bank_without_a_tokenizer_says_so():
+    with pytest.raises(ConfigError, match="the bank has no tokenizer, which tells two texts apart"):
+        pair_bank(processor=False)(input_ids=torch.tensor([[5, 6]]))
+
+
+def test_a_batch_without_ids_says_so():
+    bank = pair_bank()
+    with pytest.raises(ConfigError, match="reader 'same' compares two texts, and the batch has no input_ids"):
+        bank(inputs_embeds=torch.zeros(1, 3, bank.model.config.hidden_size))
