@@ -239,4 +239,4 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
             note="Flat: the layer does not need all words.",
         ),
     }
-    return {name: figure for name, figure in kept.items() if (table["measure"] == name).any()}
+    return {name: figure for name, figure in kept.items() if name in set(table["measure"])}

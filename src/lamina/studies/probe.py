@@ -250,7 +250,7 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
     }
     figures = {}
     for measure, (title, note) in names.items():
-        if (table["measure"] == measure).any() and "layer" in table:
+        if measure in set(table["measure"]) and "layer" in table:
             x: dict[str, Any] = {"x": "layer", "colour": "probe", "facet": "task", "where": {"measure": measure}}
             figures[measure] = Figure("line", **x, title=title, x_title="layer (0: embeddings)", note=note)
     return figures

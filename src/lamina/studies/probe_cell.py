@@ -102,7 +102,9 @@ class Trained:
         self._bank, self._options, self._encodings = bank, options, dict[Any, Any]()
         train(bank, _without_scores(tasks, split), options, op="probe", encodings=self._encodings)
 
-    def run(self, tasks: Mapping[str, Task], part: str, make: Callable[[str, Group], Results]) -> dict[str, Results]:
+    def run(
+        self, tasks: Mapping[str, Task], part: str, make: Callable[[str, Group], Collected]
+    ) -> dict[str, Collected]:
         """Run probes over a part of their tasks, into what `make` gives each; none of no tasks."""
         results: dict[str, Collected] = {}
         if tasks:
