@@ -15,7 +15,8 @@ from torch import Tensor
 from lamina.bank.reader import ReaderModule, ReaderOutput
 from lamina.bank.segments import segments_of, separators_of
 from lamina.errors import ConfigError
-from lamina.fusion.base import LayerView, Stream, fed
+from lamina.fusion.base import Stream, fed
+from lamina.fusion.layer_view import LayerView
 from lamina.layers import LayerStack, select
 from lamina.layers.hooks import OnStart, OnState, arguments, token_mask, watch
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from lamina.errors import ConfigError, first_line
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
+from lamina.fusion.base import Fusion, FusionConfig, Stream, fed
+from lamina.fusion.layer_view import LayerView
 from lamina.layers.hooks import ContextHooks, watch
 from lamina.layers.isolation import main_device, preserve_model
 from lamina.layers.probe_input import probe_input

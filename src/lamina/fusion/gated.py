@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, WeightedSum
+from lamina.fusion.base import Fusion, FusionConfig, WeightedSum
 from lamina.fusion.elementwise import shares
+from lamina.fusion.layer_view import LayerView
 from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 

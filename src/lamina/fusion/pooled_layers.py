@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
+from lamina.fusion.base import Fusion, FusionConfig, Stream, fed
 from lamina.fusion.dropout import draw, drop
+from lamina.fusion.layer_view import LayerView
 from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
+from lamina.fusion.base import Fusion, FusionConfig, Stream, fed
 from lamina.fusion.dropout import draw, drop, dropout
+from lamina.fusion.layer_view import LayerView
 from lamina.utils import check_range
 
 if TYPE_CHECKING:

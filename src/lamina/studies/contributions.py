@@ -12,8 +12,9 @@ from torch import Tensor
 
 from lamina.data.batches import tokenizer_of
 from lamina.errors import ConfigError
-from lamina.fusion.base import LayerView, WeightedSum
+from lamina.fusion.base import WeightedSum
 from lamina.fusion.gated import InputWeighted
+from lamina.fusion.layer_view import LayerView
 from lamina.layers.isolation import evaluating
 from lamina.studies.passes import text_inputs
 from lamina.studies.provenance import library_versions, model_facts
