@@ -40,10 +40,10 @@ def summariser(*, small: bool) -> PreTrainedModel:
     """BART-large's shape, or a small one, with random weights."""
     depth, width, heads, vocabulary = (4, 256, 4, 8000) if small else (12, 1024, 16, 50265)
     torch.manual_seed(0)
-    shared = {"vocab_size": vocabulary, "d_model": width, "forced_eos_token_id": None}
-    layers = {f"{part}_layers": depth for part in ("encoder", "decoder")}
-    sizes = {f"{part}_attention_heads": heads for part in ("encoder", "decoder")}
-    inner = {f"{part}_ffn_dim": 4 * width for part in ("encoder", "decoder")}
+    shared: dict[str, Any] = {"vocab_size": vocabulary, "d_model": width, "forced_eos_token_id": None}
+    layers: dict[str, Any] = {f"{part}_layers": depth for part in ("encoder", "decoder")}
+    sizes: dict[str, Any] = {f"{part}_attention_heads": heads for part in ("encoder", "decoder")}
+    inner: dict[str, Any] = {f"{part}_ffn_dim": 4 * width for part in ("encoder", "decoder")}
     return BartForConditionalGeneration(BartConfig(**shared, **layers, **sizes, **inner)).eval()
 
 
@@ -64,7 +64,7 @@ def held(output: Any) -> float:
     return sum(map(held, output), 0.0) if isinstance(output, tuple | list) else 0.0
 
 
-def rows_of(asked: argparse.Namespace, model: PreTrainedModel, batch: int) -> list[dict[str, Any]]:
+def rows_of(asked: argparse.Namespace, model: BartForConditionalGeneration, batch: int) -> list[dict[str, Any]]:
     """Measure one size of batch."""
     bank = bank_of(model)
     ids = torch.randint(5, model.config.vocab_size, (batch, 128), generator=torch.Generator().manual_seed(0))

@@ -12,7 +12,6 @@ from lamina.cli.output import print_json, print_table
 from lamina.cli.report import write as write_report
 
 if TYPE_CHECKING:
-    from lamina.recipes.estimate import Estimate
     from lamina.recipes.run import Run
 
 SHOWN = 20  # rows of a sweep's table
@@ -42,10 +41,11 @@ def train(  # noqa: PLR0913
         loaded = with_sweep(loaded, read_sweeps(sweep))
     folder = output or Path("out") / recipe.stem
     if dry_run:
+        from lamina.cli.estimate_table import print_estimate
         from lamina.recipes.estimate import estimate
 
         cost = estimate(loaded, data=data, output=folder)
-        print_json(cost) if as_json else _show_estimate(cost)
+        print_json(cost) if as_json else print_estimate(cost)
         return
     from lamina.recipes.run import run_recipe
     from lamina.utils import rank
@@ -81,44 +81,3 @@ def _show(run: Run) -> None:
     print_table(title, (*columns, "best epoch"), shown)
     if left := len(run.table) - len(rows):
         print(f"and {left} rows more, in table.md")
-
-
-def _show_estimate(cost: Estimate) -> None:
-    """Print what a recipe would do and cost."""
-    from lamina.recipes.estimate import readable
-
-    model, flops = cost.model, cost.flops
-    print(f"{model['name']}: {model['parameters']:,} parameters, {'trained' if model['trained'] else 'frozen'}")
-    columns = ("task", "method", "settings", "runs", "epochs", "steps", "parameters", "by edits", "trained", "FLOPs")
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in cost.runs:
-        groups.setdefault((row["task"], row["method"]), []).append(row)
-    print_table("Runs", columns, [_run(rows) for rows in groups.values()])
-    names = ("task", "rows", "validation", "tokens", "repeats", "runs", "steps_per_epoch", "steps")
-    tasks = [{**row, "tokens": f"{row['tokens']} + {row['target']}"} if row["target"] else row for row in cost.tasks]
-    print_table("Tasks", [name.replace("_", " ") for name in names], [[row[name] for name in names] for row in tasks])
-    shared = f", {readable(flops['base'])} of them in the model that readers share" if flops["base"] else ""
-    print(
-        f"At most {sum(row['steps'] for row in tasks):,} steps, about {readable(flops['total'])}FLOPs{shared}: "
-        f"2 x parameters x tokens, 3 times that with gradients; {flops['total'] / 3.6e15:.2g} h at 1 TFLOP/s."
-    )
-    cache = f"; a cache of the states would take {readable(cost.cache_bytes)}B" if cost.cache_bytes else ""
-    print(f"Weights, gradients and the optimizer's moments take up to {readable(cost.memory_bytes)}B{cache}.")
-    kept = f"readers keep up to {readable(cost.kept_bytes)}B for the gradients of a batch of {cost.kept_rows:,} rows"
-    for note in [*([kept] if cost.kept_rows else []), *cost.notes]:
-        print(f"({note})")
-
-
-def _run(rows: list[dict[str, Any]]) -> tuple[object, ...]:
-    """One line for all settings of a task and method: how many values there are, or the lowest and the highest."""
-    from lamina.recipes.estimate import readable
-
-    values = {key: list(dict.fromkeys(str(row["settings"][key]) for row in rows)) for key in rows[0]["settings"]}
-    settings = [f"{key}={given[0]}" if len(given) == 1 else f"{len(given)} x {key}" for key, given in values.items()]
-    columns = ("epochs", "steps", "parameters", "added", "trained")
-    spans = ([min(row[key] for row in rows), max(row[key] for row in rows)] for key in columns)
-    return (
-        *(rows[0]["task"], rows[0]["method"], ", ".join(settings), sum(row["count"] for row in rows)),
-        *(low if low == high else f"{readable(low)} to {readable(high)}" for low, high in spans),
-        readable(sum(row["flops"] for row in rows)),
-    )

@@ -15,8 +15,9 @@ from lamina.errors import ModelNotFoundError, noted
 from lamina.recipes.checks import check_machine, check_model, check_output
 from lamina.recipes.edits import config_of
 from lamina.recipes.expand import expand_recipe, grid_of
-from lamina.recipes.loading import NOT_DATA, load_outlines
+from lamina.recipes.loading import NOT_DATA
 from lamina.recipes.model_size import EditSize, Sizes
+from lamina.recipes.outlines import load_outlines
 from lamina.store import load_config
 from lamina.tasks import kind_of
 from lamina.tasks.base import PARTS

@@ -96,8 +96,7 @@ class Entropy(LayerMeasure):
 class Curvature(LayerMeasure):
     """How much a text's path through the states bends: the mean angle between steps that follow each other, in radians.
 
-    A step leads from one real token's state to the next one's; texts of fewer than three real tokens have no angle.
-    Mean over texts.
+    A step leads from a real token's state to the next one's; texts of fewer than three have no angle. Mean over texts.
 
     Source:
         Hosseini and Fedorenko 2023, arXiv:2311.04930, eq. 1 and 2, who give degrees.
