@@ -30,7 +30,16 @@ CASES = [
 ]
 READ = [("bert", "main"), ("gpt2", "main"), ("bart", "encoder"), ("bart", "decoder"), ("t5", "encoder")]
 LAYERS, WIDTH = 5, 12
-GROUPED = ("ada_layers", "single_layer", "elementwise", "gated", "pooled_layers", "concat", "depth_lstm")  # run as one
+GROUPED = (
+    "ada_layers",
+    "single_layer",
+    "elementwise",
+    "gated",
+    "pooled_layers",
+    "paired_layers",
+    "concat",
+    "depth_lstm",
+)  # run as one
 CONSTANT = ("last_layer", "mean", "head2toe")  # no parameters
 UNMIXED = (
     "single_layer",

@@ -36,6 +36,7 @@ EVALUATE = ("evaluate", "bank", "--task", "mood=train.tsv")
 STUDY = ("study", "similarity", "study.yaml", "--data", ".", "--no-progress", "-o", "seen")
 CELLS = ("study", "removal", "study.yaml", "--data", ".", "--no-progress", "-o", "cells")
 REPORT = ("report", "out")
+PAGE = ("report", "out", "seen", "-o", "page.html")
 DEMO = ("demo", "-o", "demo", "--rows", "48", "--epochs", "1")
 ENTRY = f"cache/{'0' * 32}"
 ROWS = "sentence\tlabel\n" + "the film is bad .\tbad\nthe film is good .\tgood\n" * 2
@@ -259,11 +260,15 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         **dict.fromkeys(("name", "resume", "ray", "dry_run", "progress")),
     },
     "report": {
-        "folder": [
+        "runs": [
             *of(REPORT, "out/report.json"),
             *of(REPORT, "out", passes={"half"}),
             *of(REPORT, "out/report.md", "out/figure-1.png", passes=AFRESH),
+            *of(PAGE, "seen/lamina_study.json", "seen/table.parquet", "out/report.json"),
         ],
+        "output": of(PAGE, "page.html", passes=AFRESH),
+        "files": of((*PAGE, "--files"), "page_files", passes={"missing", "folder"}),
+        "title": None,
         "beside": of((*REPORT, "--beside", "tuned"), "tuned/report.json"),
         "image_format": None,
     },
