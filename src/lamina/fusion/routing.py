@@ -17,6 +17,8 @@ from lamina.utils import check_range
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Shaped
 
+_TOKENS = 128  # routed at once where no gradients are kept and each token is routed by itself: votes are large
+
 
 @final
 @dataclass(frozen=True)
@@ -112,24 +114,30 @@ class RoutingFusion(InputWeighted, config=Routing):
 
     def _routed(self, states: dict[int, Tensor], mask: Tensor) -> tuple[Tensor, Tensor]:
         """Features `[batch, tokens, dim]` and credit `[batch, layers, tokens, dim]`, which has no gradient."""
-        parts = [
+        normed = [
             F.layer_norm(state.to(self.scale.dtype), (self.width,)) * self.scale[index] + self.shift[index]
             for index, state in states.items()
         ]
         batch, tokens = mask.shape
-        routed = torch.stack(parts, dim=2)
+        routed = torch.stack(normed, dim=2)
         if self.config.per_token:
             routed, real = routed.flatten(0, 1), mask.flatten().unsqueeze(1).repeat(1, self.layers)
         else:
             routed, real = routed.flatten(1, 2), mask.repeat_interleave(self.layers, dim=1)
+        count = len(routed) if torch.is_grad_enabled() or not self.config.per_token else _TOKENS
+        parts = [self._staged(part, own) for part, own in zip(routed.split(count), real.split(count), strict=True)]
+        features, credit = (torch.cat(part) for part in zip(*parts, strict=True))
+        features = features.view(batch, -1, self.dim).expand(-1, tokens, -1)
+        return features, credit.view(batch, tokens, self.layers, self.dim).transpose(1, 2)
+
+    def _staged(self, routed: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What comes out of the three stages, and what each input is worth to each output."""
         worths: list[Tensor] = []
         for stage in self.stages:
             routed, worth = stage.route(routed, real)  # pyright: ignore[reportCallIssue]
             worths.append(worth.detach())
             real = None
-        credit = worths[0] @ (worths[1] @ worths[2])
-        features = routed.view(batch, -1, self.dim).expand(-1, tokens, -1)
-        return features, credit.view(batch, tokens, self.layers, self.dim).transpose(1, 2)
+        return routed, worths[0] @ (worths[1] @ worths[2])
 
 
 @final

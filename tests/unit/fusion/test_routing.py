@@ -344,3 +344,19 @@ def test_sizes():
 def test_values_that_cannot_be_are_refused(settings: dict[str, Any], match: str):
     with pytest.raises(ConfigError, match=match):
         Routing(**settings)
+
+
+@torch.no_grad()
+def test_tokens_that_are_routed_by_themselves_are_routed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    fusion = Routing(dim=4, vectors=3, size=5, per_token=True).build(2, 6).eval()
+    states, mask = torch.randn(2, 3, 7, 6), torch.ones(3, 7, dtype=torch.bool)
+    mask[1, 4:] = False
+    features, credit = fusion(states, mask), fusion.credit(states, mask)
+    most: list[int] = []
+    staged = fusion._staged
+    monkeypatch.setattr("lamina.fusion.routing._TOKENS", 4)
+    monkeypatch.setattr(fusion, "_staged", lambda part, real: most.append(len(part)) or staged(part, real))
+    torch.testing.assert_close(fusion(states, mask), features)
+    torch.testing.assert_close(fusion.credit(states, mask), credit)
+    assert max(most) == 4
+    assert sum(most) == 2 * 21
