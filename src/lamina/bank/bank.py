@@ -17,6 +17,7 @@ from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
 from lamina.bank.streaming import StackPass, States, attach, recording
 from lamina.bank.transcript import Over
 from lamina.errors import ConfigError, NotFiniteError, UnknownNameError
+from lamina.heads.base import ReadTask
 from lamina.layers import LayerStack, stacks
 from lamina.layers.adapters import check_plain
 from lamina.layers.discovery import pick_stack
@@ -91,15 +92,23 @@ class ReaderBank(nn.Module, ModelHubMixin):
         self._found[1].check(self.model, "bank")
         return self._found[0]
 
-    def add(self, name: str, reader: Reader) -> ReaderModule:
+    def add(self, name: str, reader: Reader | ReadTask) -> ReaderModule:
         """Attach a reader; returns the trainable module, which is also at `bank[name]`.
 
-        The name is of letters, digits, `_` and `-`; it is also that of the reader's folder when saved.
+        Args:
+            name: Of letters, digits, `_` and `-`; it is also that of the reader's folder when saved.
+            reader: The reader; of a `lamina.Task` its `Reader.default`.
 
         Raises:
-            ConfigError: If the name is taken or not allowed, or the reader's settings do not fit the model.
+            ConfigError: If the name is taken or not allowed, the reader's settings do not fit the model, or nothing
+                was chosen for tasks of that kind.
         """
         self._check_new("bank.add", name)
+        if not isinstance(reader, Reader):
+            if not isinstance(reader, ReadTask):
+                what = "a lamina.Reader is needed, or a lamina.Task for its default reader"
+                raise ConfigError(f"bank.add: got {type(reader).__name__}; {what}.")
+            reader = Reader.default(reader)
         stack = pick_stack(self.stacks, reader.stack, op="bank")
         module = ReaderModule(reader, stack, self.model).to(self.device).train(self.training)
         self.readers[_key(name)] = module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,35 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from transformers import PreTrainedModel
 
+    from lamina.fusion.base import FusionConfig
+
 ProblemType = Literal["classification", "regression", "multi_label"]
 IGNORE = -100  # the label of a position that has none, as in transformers
+
+
+@runtime_checkable
+class ReadTask(Protocol):
+    """What a reader must know of a task: of a `Task`, or of what is known of one before its data is read."""
+
+    @property
+    def kind(self) -> str:
+        """Name of its kind, which is also that of the heads that serve it."""
+        ...
+
+    @property
+    def problem_type(self) -> Any:
+        """Which of the kind's problems it is."""
+        ...
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """Class names in the order of their ids."""
+        ...
+
+    @property
+    def pairs(self) -> bool:
+        """Whether its examples are pairs of texts."""
+        ...
 
 
 class HeadConfig(ABC):
@@ -30,6 +57,12 @@ class HeadConfig(ABC):
     @abstractmethod
     def build(self, dim: int) -> Head:
         """Make the trainable module for features of size `dim`."""
+
+    @classmethod
+    def default(cls, task: ReadTask) -> tuple[FusionConfig, Self]:
+        """The fusion and head that read a task best, of those that were tried; ConfigError if none was chosen."""
+        came = f"no default reader was chosen for tasks of kind {task.kind}"
+        raise ConfigError(f"reader: {came}. Name its fusion and head, as Reader(ScalarMix(), {cls.__name__}()).")
 
     def build_on(self, model: PreTrainedModel, dim: int) -> Head:
         """Make the module for a model that is at hand; most heads need nothing of it."""

@@ -12,12 +12,16 @@ from torch.nn import functional as F
 
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.dropout import dropout
+from lamina.fusion.paired_layers import PairedLayers
+from lamina.fusion.pooled_layers import PooledLayers
 from lamina.heads.attention import SelfAttention, attend, linear
 from lamina.heads.base import HeadConfig, LabelHead, ProblemType, checked_weights, label_names
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
+
+    from lamina.heads.base import ReadTask
 
 Pooling = Literal["attention", "mean", "first"]
 
@@ -53,6 +57,12 @@ class SequenceClassification(HeadConfig):
     linear: bool = True
 
     kind: ClassVar[str] = "sequence_classification"
+
+    @classmethod
+    def default(cls, task: ReadTask) -> tuple[FusionConfig, SequenceClassification]:
+        """Every layer pooled by learned queries; of pairs, each text by itself too, and how the two match."""
+        fusion = PairedLayers() if task.pairs else PooledLayers()
+        return fusion, cls(task.labels, pooling="first", problem_type=task.problem_type)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", label_names(self.kind, self.labels))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from torch import nn
 
 from lamina.fusion.dropout import dropout
+from lamina.fusion.scalar_mix import ScalarMix
 from lamina.heads.attention import EncoderLayer, encode, linear
 from lamina.heads.base import HeadConfig, LabelHead, checked_weights, label_names
 from lamina.utils import check_range
@@ -16,6 +17,8 @@ from lamina.utils import check_range
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
+
+    from lamina.heads.base import ReadTask
 
 
 @final
@@ -43,6 +46,11 @@ class TokenClassification(HeadConfig):
     class_weights: tuple[float, ...] | None = None
 
     kind: ClassVar[str] = "token_classification"
+
+    @classmethod
+    def default(cls, task: ReadTask) -> tuple[FusionConfig, TokenClassification]:
+        """A mix of all layers at the model's own width, behind one encoder layer."""
+        return ScalarMix(), cls(task.labels, feedforward=512)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", label_names(self.kind, self.labels))

@@ -113,8 +113,8 @@ def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[Any]]) -> Recipe:
     given = recipe.model_dump(exclude_unset=True)
     places: list[Any] = [(method, given["methods"][name], method.keys()) for name, method in recipe.methods.items()]
     for name, task in recipe.tasks.items():
-        kind, fields = task.outline().kind, given["tasks"][name]
-        places += [(reader, fields["readers"][method], reader.keys(kind)) for method, reader in task.readers.items()]
+        outline, fields = task.outline(), given["tasks"][name]
+        places += [(reader, fields["readers"][method], reader.keys(outline)) for method, reader in task.readers.items()]
     used: set[str] = set()
     for body, fields, keys in places:
         fields["grid"], fitted = swept(body.grid, keys, sweeps)

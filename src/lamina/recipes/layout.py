@@ -159,7 +159,7 @@ def grid_keys(recipe: Recipe, task: str, method: str) -> Grid:
         body, known = recipe.methods[method], recipe.methods[method].keys()
     else:
         body = recipe.tasks[task].readers[method]
-        known = body.keys(recipe.tasks[task].outline().kind)
+        known = body.keys(recipe.tasks[task].outline())
     grid = {full_key(key, known, "grid"): values for key, values in body.grid.items()}
     return {key: values for key, values in grid.items() if key != "seed"}
 

@@ -58,5 +58,5 @@ def _measured(task: Task) -> TaskOutline:
         words += sum(len(part.split()) for part in ((text,) if isinstance(text, str) else text))
     rows = {part: len(split) for part, split in task.splits.items()}
     tokens = max(3, 2 + 4 / 3 * words / max(1, len(texts)))
-    asked = {"by_row": task.by_row, "image_size": task.image_size}
+    asked = {"by_row": task.by_row, "image_size": task.image_size, "pairs": task.pairs}
     return TaskOutline(task.kind, task.problem_type, tuple(task.labels), rows, tokens, **asked)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,9 +32,9 @@ from lamina.train.grid import MOST_RUNS, check_count, expand, full_key, keys_of
 from lamina.train.options import FitOptions, Seed
 
 if TYPE_CHECKING:
+    from lamina.heads.base import ReadTask
     from lamina.recipes.located import YamlFile
     from lamina.registry import Registry
-    from lamina.tasks.base import TaskLike
     from lamina.tasks.presets import Preset
 
 OF_FILES = {"kind", "text", "text_pair", "label", "labels", "problem_type", "missing_labels"}  # a preset has its own
@@ -63,14 +63,18 @@ Grid = dict[str, list[Any]]  # key -> the values it takes
 class ReaderRecipe(Strict):
     """One reader, or with a `grid` one for every combination of its values."""
 
-    fusion: Annotated[dict[str, Any], _NAMED]  # a name, or a name with settings
+    fusion: Annotated[dict[str, Any], _NAMED]  # a name, or a name with settings; "default": see `Reader.default`
     head: dict[str, Any] = Field(default_factory=dict)  # settings; the labels come from the task
     stack: str | None = None
     learning_rate: PositiveFloat | None = None  # by default the task's
     grid: Grid = Field(default_factory=dict)  # of "fusion.alpha", "head.dropout", "seed", "epochs" ...
 
-    def template(self, task: TaskLike) -> Reader:
+    def template(self, task: ReadTask) -> Reader:
         """The reader before its grid, for a task."""
+        if self.fusion.get("name") == "default":
+            if self.head or len(self.fusion) > 1:
+                raise ConfigError("reader: the default reader has settings of its own; give none, or name a fusion.")
+            return replace(Reader.default(task), stack=self.stack)
         known = {field.name for field in fields(HEADS.get(task.kind)) if field.init}
         given: dict[str, Any] = {"problem_type": task.problem_type}
         if kind_of(task.kind).has_classes:
@@ -78,14 +82,16 @@ class ReaderRecipe(Strict):
         head = {"name": task.kind, **{key: value for key, value in given.items() if key in known}, **self.head}
         return Reader(_build(FUSIONS, self.fusion), _build(HEADS, head), self.stack)
 
-    def keys(self, kind: str) -> list[str]:
+    def keys(self, task: ReadTask) -> list[str]:
         """Every key that the grid may have."""
-        return keys_of(FUSIONS.get(str(self.fusion.get("name"))), HEADS.get(kind))
+        reader = self.template(task)
+        return keys_of(reader.fusion, reader.head)
 
-    def check(self, task: TaskLike) -> None:
+    def check(self, task: ReadTask) -> None:
         """Build everything that the reader and its grid name; a ValidationError says where something does not fit."""
-        with at("fusion", blame=self.fusion):
-            _build(FUSIONS, self.fusion)
+        if self.fusion.get("name") != "default":
+            with at("fusion", blame=self.fusion):
+                _build(FUSIONS, self.fusion)
         with at("head", blame=self.head):
             template = self.template(task)
         with at("grid", blame=self.grid):
@@ -245,7 +251,9 @@ class TaskRecipe(Strict):
 
     def outline(self) -> TaskOutline:
         """What is known of the task before its data is read; of files that say no labels, two stand for them."""
-        how = {"by_row": self.masked_lm is not None and self.masked_lm.rows, "image_size": self.image_size}
+        second = self.text_pair if self._preset is None else self._preset.columns[1]
+        how: dict[str, Any] = {"by_row": self.masked_lm is not None and self.masked_lm.rows}
+        how |= {"image_size": self.image_size, "pairs": second is not None and self.pair_separator is None}
         if (preset := self._preset) is not None and self.masked_lm is None:
             return TaskOutline(preset.kind, preset.problem_type, preset.class_names, **how)
         kind = self.kind if self.masked_lm is None else "masked_lm"

@@ -70,6 +70,7 @@ class TaskOutline:
     tokens: float = 0.0  # of a usual row
     by_row: bool = False  # as of a `Task`
     image_size: int | None = None  # as of `Task`
+    pairs: bool = False  # as of `Task`
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,11 @@ class Task:
     label_all_tokens: bool = False
     image_size: int | None = None
 
+    @property
+    def pairs(self) -> bool:
+        """Whether its examples are pairs of texts."""
+        return any(split.pairs for split in self.splits.values())
+
     def split(self, name: str) -> Split:
         """One part; an UnknownNameError if the task has none of that name."""
         check_known(f"task {self.name}", [name], self.splits, "split")

@@ -1,0 +1,250 @@
+"""Score against cost: what each way of adding a task to MiniLM gives, and what it takes.
+
+    python benchmarks/frontier.py --data ../shared/data --output out/frontier [--tasks cola rte] [--methods ...]
+        [--seeds 0 1 2] [--picture frontier.svg] [--json]
+
+Whole texts (CoLA, SST-2, IMDB), pairs (MRPC, RTE, STS-B, QNLI) and tags (CoNLL-2003). Every method has a few variants
+(rates, layers); the variant and the epoch are chosen on a tenth of the training rows, by each seed for itself, and the
+score is that on the published validation part. Each task, method and seed is written when it ends; the same
+command goes on where it was ended. Columns:
+
+    score, +-        mean over seeds, half the width of the 95 % interval
+    closed           share of the way from "last layer" to "fine-tuning"
+    trained          parameters that learn, classifier included; `MB` is what is stored for the task, in float32
+    train s          of all of a method's variants; readers' variants learn in one pass
+    answer           time to answer eight whole-text tasks for one batch of 16 x 64 tokens, over one pass of the model
+
+Beside the readers stand a logistic (or ridge) regression on sentence embeddings, of a pair on each text's by itself;
+LoRA (PEFT, which this asks for: `pip install peft`; rank 8 on queries and values) and fine-tuning of everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from common import report, tokens
+from rivals import embedded, fine_tuned, lora, lora_passes
+
+import lamina
+from lamina import Reader, SequenceClassification, Task, TokenClassification
+from lamina.demo.timing import in_turn, ratio
+from lamina.fusion.ada_layers import AdaLayers
+from lamina.fusion.concat import Concat
+from lamina.fusion.dwatt import DWAtt
+from lamina.fusion.last_layer import LastLayer
+from lamina.fusion.scalar_mix import ScalarMix
+from lamina.fusion.single_layer import SingleLayer
+from lamina.studies.runner import Cell, run_cells
+from lamina.train.results import summarise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lamina.heads.base import HeadConfig
+
+    Variants = list[tuple[Reader, float]]
+
+LAST, TUNED = "last layer", "fine-tuning"
+TASKS = {
+    "cola": {},
+    "sst2": {"rows": 8000},
+    "mrpc": {},
+    "rte": {},
+    "stsb": {},
+    "qnli": {"rows": 8000},
+    "imdb": {"length": 256},
+    "conll2003": {"rows": 8000},
+}
+RATE, RATES = 1e-3, (3e-4, 1e-3, 3e-3)  # of readers
+EPOCHS = {"readers": 8, "lora": 6, "fine-tuning": 3}
+
+
+def main() -> None:
+    """Run what has not ended, and print."""
+    asked = _options()
+    methods: dict[str, Callable[..., dict[str, Any]]] = {
+        **{name: partial(_read, name) for name in READERS},
+        "embedding + regression": embedded,
+        "LoRA": partial(lora, epochs=EPOCHS["lora"]),
+        TUNED: partial(fine_tuned, epochs=EPOCHS["fine-tuning"]),
+    }
+    cells = [
+        Cell(
+            {"task": task, "method": method, "seed": seed},
+            partial(_cell, methods[method], asked.data, task, seed),
+        )
+        for seed in asked.seeds
+        for task in asked.tasks
+        for method in asked.methods or methods
+        if not (task == "conll2003" and method == "embedding + regression")
+    ]
+    settings = {"tasks": TASKS, "epochs": EPOCHS, "rates": RATES, "torch": torch.__version__}
+    table, failures = run_cells(cells, settings=settings, output=asked.output, resume=True)
+    for failure in failures:
+        print(f"failed: {dict(failure.key)}: {failure.error}")
+    rows = _summed(table, _answering(asked.repeats) if asked.repeats else {})
+    report(rows, as_json=asked.json)
+    if asked.picture is not None:
+        _draw(pd.DataFrame(rows), asked.picture)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the tasks' folders, as of `lamina train`")
+    parser.add_argument("--output", type=Path, default=Path("out/frontier"), help="where ended cells are kept")
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--methods", nargs="+", help="default all")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--repeats", type=int, default=9, help="turns of the timing; 0: none")
+    parser.add_argument("--picture", type=Path, help="draw score against cost here")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser.parse_args()
+
+
+def _cell(method: Callable[..., dict[str, Any]], data: Path, name: str, seed: int) -> list[dict[str, Any]]:
+    """One method on one task: the row of the variant that was best on held-out rows."""
+    asked = TASKS[name]
+    task = Task.preset(name, files=data / name)
+    if "rows" in asked and len(task.split("train")) > asked["rows"]:
+        task = task.subsample(rows=asked["rows"], seed=0)
+    row = method(task.held_out(), seed=seed, max_length=asked.get("length", 96))
+    return [{"metric": task.metric, **row}]
+
+
+# Readers
+
+
+def _variants(name: str, task: Task) -> Variants:
+    def by_rate(reader: Reader) -> Variants:
+        return [(reader, rate) for rate in RATES]
+
+    plain, encoder = _heads(task)
+    match name:
+        case "last layer":
+            return by_rate(Reader(LastLayer(), plain))
+        case "scalar mix":
+            return by_rate(Reader(ScalarMix(), plain))
+        case "best single layer":
+            return [(Reader(SingleLayer(layer, dim=64), encoder), RATE) for layer in range(7)]
+        case "AdaLayers":
+            return [(Reader(AdaLayers(dim=64, alpha=alpha), encoder), RATE) for alpha in (1, 8, 64)]
+        case "Concat":
+            return by_rate(Reader(Concat(), plain))
+        case "DWAtt":
+            return by_rate(Reader(DWAtt(), plain))
+        case _:
+            return by_rate(Reader.default(task))
+
+
+READERS = ("last layer", "scalar mix", "best single layer", "AdaLayers", "Concat", "DWAtt", "default")
+
+
+def _heads(task: Task) -> tuple[HeadConfig, HeadConfig]:
+    """A linear head, and that of the AdaLayers paper."""
+    if task.kind == "token_classification":
+        encoder = TokenClassification(task.labels, feedforward=512)
+        return TokenClassification(task.labels, encoder_layers=0, dropout=0.1), encoder
+    problem: Any = task.problem_type
+    linear = SequenceClassification(task.labels, pooling="mean", problem_type=problem)
+    return linear, SequenceClassification(task.labels, problem_type=problem)
+
+
+def _read(name: str, task: Task, *, seed: int, max_length: int) -> dict[str, Any]:
+    """Train a method's readers in one pass."""
+    bank = lamina.ReaderBank(*lamina.load("minilm"))
+    rates = {}
+    for number, (reader, rate) in enumerate(_variants(name, task)):
+        bank.add(f"v{number}", Reader(reader.fusion, reader.head, seed=seed))
+        rates[f"v{number}"] = rate
+    options: dict[str, Any] = {"epochs": EPOCHS["readers"], "learning_rate": rates, "seed": seed}
+    options |= {"max_length": max_length, "cache": "auto", "test": True, "progress": False}
+    result = lamina.fit(bank, dict.fromkeys(bank, task), **options)
+    best = max(bank, key=lambda variant: result.best[variant][task.metric])
+    return {
+        "variant": f"{bank[best].config.fusion} at {rates[best]:g}",
+        "score": result.test[best][task.metric],
+        "held out": result.best[best][task.metric],
+        "trained": bank[best].size(),
+        "stored": bank[best].size(),
+        "seconds": result.seconds,
+    }
+
+
+# The table
+
+
+def _answering(repeats: int) -> dict[str, float]:
+    """Method -> time to answer eight whole-text tasks for one batch, over one pass of the model."""
+    model, tokenizer = lamina.load("minilm")
+    inputs = tokens(model, 16, 64)
+    runs: dict[str, Callable[[], object]] = {"base": lambda: model(**inputs)}
+    asked = Task.from_dataset({"train": {"text": ["a"], "label": ["x"]}}, text="text", label="label", labels=("x", "y"))
+    for name in READERS:
+        bank = lamina.ReaderBank(model, tokenizer).eval()
+        for number in range(8):
+            bank.add(f"r{number}", _variants(name, asked)[0][0])
+        runs[name] = partial(bank, main=True, **inputs)
+    runs |= lora_passes(inputs, tasks=8)
+    runs[TUNED] = lambda: [model(**inputs) for _ in range(8)]
+    with torch.no_grad():
+        taken = in_turn(runs, repeats=repeats)
+    return {name: ratio(taken, name, to="base") for name in runs}
+
+
+def _summed(table: pd.DataFrame, answering: dict[str, float]) -> list[dict[str, Any]]:
+    """A row per task and method, and one per method over all tasks."""
+    means = table.groupby(["task", "method"], sort=False)["score"].mean()
+    rows = []
+    for (task, method), part in table.groupby(["task", "method"], sort=False):
+        summary, low, high = summarise(list(part["score"])), means.get((task, LAST)), means.get((task, TUNED))
+        known = low is not None and high is not None and high != low
+        rows.append(
+            {
+                "task": task,
+                "method": method,
+                "metric": part["metric"].iloc[0],
+                "seeds": len(part),
+                "score": summary.mean,
+                "+-": summary.interval or 0.0,
+                "closed": (summary.mean - low) / (high - low) if known else "",
+                "trained": int(part["trained"].median()),
+                "MB": part["stored"].median() * 4 / 1e6,
+                "train s": part["seconds"].median(),
+                "answer": answering.get(str(method), ""),
+            }
+        )
+    for method in dict.fromkeys(row["method"] for row in rows):
+        shares = [row["closed"] for row in rows if row["method"] == method]
+        if len(shares) > 1 and all(isinstance(share, float) for share in shares):
+            row = next(row for row in rows if row["method"] == method)
+            mean = {"closed": statistics.fmean(shares), "score": "", "+-": "", "trained": "", "MB": "", "train s": ""}
+            rows.append({**row, "task": "mean", "metric": "", **mean})
+    return rows
+
+
+def _draw(rows: pd.DataFrame, path: Path) -> None:
+    """Share of the way to fine-tuning against the time to answer eight tasks, a point per method."""
+    import altair as alt
+
+    from lamina.report.figures import save_chart, styled
+
+    means = rows[rows["task"] == "mean"]
+    if means.empty:
+        raise SystemExit("nothing to draw: the picture is of the mean over several tasks, with timing")
+    shape = alt.Chart(means).encode(
+        x=alt.X("answer:Q", scale=alt.Scale(type="log"), title="time to answer eight tasks, in passes of the model"),
+        y=alt.Y("closed:Q", title="share of the way from last layer to fine-tuning", axis=alt.Axis(format="%")),
+    )
+    names = shape.mark_text(align="left", dx=9, fontSize=12).encode(text="method:N")
+    chart = (shape.mark_point(size=70, filled=True) + names).properties(width=560, height=320)
+    save_chart(styled(chart, "Score against cost, MiniLM"), path)
+
+
+if __name__ == "__main__":
+    main()
