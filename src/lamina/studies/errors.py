@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -106,7 +105,6 @@ def errors(  # noqa: PLR0913 the options of a public entry point
         rows += [{"task": name, **row} for row in some]
         said += [f"{name}: {sentence}" for sentence in found.conclusions()]
         del bank, found
-    gc.collect()  # banks that were trained are in circles of references, and would still hold the model
     asked = {**given, "layers": list(chosen), "stack": used.name, "probe": probe, "hidden": hidden, "split": split}
     asked |= {"seed": seed, "deleted": list(deleted), "versions": library_versions()}
     settings = {**asked, "models": {"model": model_facts(source)}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -150,7 +149,6 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     folder = None if output is None else Path(output)
     kept = {name: value for name, value in settings.items() if name not in ("seeds", "baselines")}
     rows, failures = run_cells(cells, settings=kept, output=folder, resume=resume, progress=progress, ray=ray)
-    gc.collect()  # banks that were trained are in circles of references, and would still hold the model
     if rows.empty:
         raise ConfigError(f"probe: no cell gave rows; the first ended with: {failures[0].error}")
     settings["failures"] = [{"key": dict(failure.key), "error": failure.error} for failure in failures]
