@@ -11,6 +11,7 @@
     │   └── BaseMismatchError  a reader that was trained on another base
     ├── CacheError             states that cannot be cached                   (OSError)
     ├── NotFiniteError         a loss, weight or score that is NaN or infinite (ArithmeticError)
+    ├── OutOfMemoryError       memory that could not be had                    (MemoryError)
     └── MissingExtraError      an optional package that is not installed      (ImportError)
 
 A message reads `<operation>: <what came>; <what holds>. <what to do>`.
@@ -19,6 +20,7 @@ A message reads `<operation>: <what came>; <what holds>. <what to do>`.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Self
@@ -121,6 +123,32 @@ class NotFiniteError(LaminaError, ArithmeticError):
     def __init__(self, message: str, *, name: str, step: int | None = None, row: int | None = None) -> None:
         self.name, self.step, self.row = name, step, row
         super().__init__(message)
+
+
+class OutOfMemoryError(MemoryError, LaminaError):  # in this order: Python makes a MemoryError in a way of its own
+    """Memory that could not be had; `reason` is what the allocator said."""
+
+    def __init__(self, *, op: str, reason: str) -> None:
+        self.op, self.reason = op, reason
+        asked = re.search(r"allocate ([\d.]+) (\w+)", reason)
+        amount, unit = asked.groups() if asked else ("", "")
+        size = f"{int(amount) / 2**30:.1f} GiB" if unit == "bytes" else f"{amount} {unit}"
+        what = f"{size} more of memory" if asked else "as much memory as this takes"
+        super().__init__(f"{op}: {what} could not be had. Use a smaller batch_size, eval_batch_size or max_length.")
+
+
+@contextmanager
+def memory_errors(op: str) -> Generator[None]:
+    """Raise OutOfMemoryError where Python, NumPy or PyTorch, on any device, could not have memory."""
+    try:
+        yield
+    except LaminaError:
+        raise
+    except (MemoryError, RuntimeError) as error:
+        said = isinstance(error, RuntimeError) and re.search("(allocate|not enough|out of) memory", str(error))
+        if not said and not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":
+            raise  # the last is torch's, which is not loaded for its name
+        raise OutOfMemoryError(op=op, reason=str(error)) from error
 
 
 @contextmanager

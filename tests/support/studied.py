@@ -42,19 +42,22 @@ def probe(*, tasks: int = 2, seeds: int = 3, layers: int = 4, task: str = "film"
 
 
 def wrong_answers() -> Study:
-    """Examples of errors, with labels and with spans, some of which want to run."""
+    """Examples of errors as `studies.errors` lists them, with labels, spans and numbers, some of which want to run."""
     span = {"start": 0, "end": 4, "label": "PER", "error": "missed"}
     extra = {"start": 11, "end": 15, "label": "LOC", "error": "extra"}
+    common = {"task": "film", "layer": 1, "measure": "error", "rows": 1}
     rows = [
-        {"row": 7, "text": EVIL, "true": "bad", "predicted": "good", "confidence": 0.98, "score": None},
+        {**common, "metric": "confidence", "score": 0.98, "row": 7, "text": EVIL, "true": "bad", "predicted": "good"},
         {
+            **common,
+            "metric": "confidence",
+            "score": 0.5,
             "row": 9,
             "text": "Anna lives here",
             "true": json.dumps([span]),
             "predicted": json.dumps([extra]),
-            "confidence": 0.5,
-            "score": None,
         },
+        {**common, "metric": "error", "score": 1.25, "row": 3, "text": "how good", "true": "2.0", "predicted": "0.75"},
     ]
     return Study("errors", pd.DataFrame(rows), {"task": EVIL})
 

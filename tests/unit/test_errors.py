@@ -18,10 +18,12 @@ from lamina.errors import (
     MissingExtraError,
     ModelNotFoundError,
     NotFiniteError,
+    OutOfMemoryError,
     StoreError,
     UnknownNameError,
     UnsupportedModelError,
     foreign_errors,
+    memory_errors,
 )
 
 EVERY: list[tuple[LaminaError, type[Exception], dict[str, object], str]] = [
@@ -69,6 +71,14 @@ EVERY: list[tuple[LaminaError, type[Exception], dict[str, object], str]] = [
         ArithmeticError,
         {"name": "ner", "step": 3, "row": None},
         "a: b; c. D.",
+    ),
+    (
+        OutOfMemoryError(
+            op="train", reason="DefaultCPUAllocator: can't allocate memory: you tried to allocate 3221225472 bytes."
+        ),
+        MemoryError,
+        {"op": "train"},
+        "train: 3.0 GiB more of memory could not be had. Use a smaller batch_size, eval_batch_size or max_length.",
     ),
     (
         BaseMismatchError(op="load", differs={"width": (3, 4)}),
@@ -160,3 +170,40 @@ def foreign(ours: type[LaminaError], *kinds: type[Exception]):
 def test_what_is_not_asked_for_stays_as_it_is(error: BaseException):
     with pytest.raises(type(error), match=r"^x$"), foreign(StoreError, OSError):
         raise error
+
+
+class CudaError(RuntimeError):
+    """As torch's own."""
+
+
+CudaError.__name__ = "OutOfMemoryError"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            RuntimeError("[x.cpp:9] DefaultCPUAllocator: not enough memory: you tried to allocate 1073741824 bytes."),
+            "1.0 GiB more of memory",
+        ),
+        (
+            CudaError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 1 GiB"),
+            "20.00 MiB more of memory",
+        ),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"), "as much memory as this takes"),
+        (MemoryError("Unable to allocate 8.00 PiB for an array"), "8.00 PiB more of memory"),
+        (MemoryError(), "as much memory as this takes"),
+    ],
+)
+def test_what_memory_could_not_be_had_is_said(error: Exception, said: str):
+    told = rf"^fit: {said} could not be had\. Use a smaller batch_size, eval_batch_size or max_length\.$"
+    with pytest.raises(OutOfMemoryError, match=told) as raised, memory_errors("fit"):
+        raise error
+    assert raised.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("x"), OutOfMemoryError(op="a", reason="b"), KeyboardInterrupt("x")])
+def test_other_errors_are_no_lack_of_memory(error: BaseException):
+    with pytest.raises(type(error)) as raised, memory_errors("fit"):
+        raise error
+    assert raised.value is error

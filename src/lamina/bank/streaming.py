@@ -45,9 +45,10 @@ class StackPass:
     ) -> None:
         self.model, self.stack, self.readers, self.processor = model, stack, readers, processor
         self.mask: Tensor | None = None  # of the tokens, as the model was given it; None: all are real
-        self.segments: Tensor | None = None  # which text of a pair each token is of; None: nobody asks, or there is one
         self._grad = grad
+        self._ids: Tensor | None = None  # of the tokens, where a reader asks which text of a pair each is of
         self._real: Tensor | None = None  # True at real tokens, once a state came
+        self._segments: Tensor | None = None  # which text each token is of, once a state came; None: nobody asks
         groups: dict[object, list[str]] = defaultdict(list)
         for name, reader in readers.items():
             group = reader.fusion.group()
@@ -79,14 +80,12 @@ class StackPass:
             ConfigError: If that cannot be told.
         """
         self.mask = token_mask(self.stack, batch, args, kwargs)
-        asking = [name for name, reader in self.readers.items() if reader.config.fusion.reads_pairs]
-        if asking:
-            key = "decoder_input_ids" if self.stack.name == "decoder" else "input_ids"
-            ids = batch.get(key, arguments(self.stack.scope, args, kwargs or {}).get("input_ids"))
-            if not isinstance(ids, Tensor):
-                came = f"reader '{asking[0]}' compares two texts, and the batch has no {key} to tell them apart"
-                raise ConfigError(f"bank: {came}. Call the model with them.")
-            self.segments = segments_of(ids, separators_of(self.processor))
+        key = "decoder_input_ids" if self.stack.name == "decoder" else "input_ids"
+        ids = batch.get(key, arguments(self.stack.scope, args, kwargs or {}).get("input_ids"))
+        if isinstance(ids, Tensor):
+            self._ids = ids if any(reader.config.fusion.reads_pairs for reader in self.readers.values()) else None
+        else:
+            refuse_pairs(self.readers, key)
 
     @contextmanager
     def hooked(self, on_state: OnState, on_start: OnStart) -> Iterator[None]:
@@ -103,7 +102,9 @@ class StackPass:
         check_taken("bank", self.stack, self.layers[: len(self._taken)], self._taken)
         if self._real is None:
             self._real = real_tokens(self.mask, state, self.model)
-        view = LayerView(state, self._real, None if self.segments is None else self.segments.to(state.device))
+            if self._ids is not None:
+                self._segments = segments_of(self._ids.to(state.device), separators_of(self.processor), self._real)
+        view = LayerView(state, self._real, None if self._segments is None else self._segments.to(state.device))
         with torch.set_grad_enabled(self._grad):
             for stream, index in self._takers[layer]:
                 stream.step(index, view)
@@ -122,6 +123,14 @@ class StackPass:
         """What each reader says, by name."""
         features = self.features()
         return run_heads(self.readers, features, fed(self._real), labels or {}, grad=self._grad)
+
+
+def refuse_pairs(readers: Mapping[str, ReaderModule], key: str) -> None:
+    """Raise ConfigError if a reader asks which of two texts each token is of; the batch has no `key` to tell."""
+    for name, reader in readers.items():
+        if reader.config.fusion.reads_pairs:
+            came = f"reader '{name}' compares two texts, and the batch has no {key} to tell them apart"
+            raise ConfigError(f"bank: {came}. Call the model with them.")
 
 
 def run_heads(

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lamina.bank.generation import GenerateCall
 from lamina.bank.reader import ReaderOutput
-from lamina.bank.streaming import StackPass, check_taken, run_heads
+from lamina.bank.streaming import StackPass, check_taken, refuse_pairs, run_heads
 from lamina.errors import ConfigError
 from lamina.layers.hooks import arguments, is_token_mask, token_mask
 
@@ -88,8 +88,10 @@ class Transcript:
         self._standing += range(self._columns, self._columns + fresh)
         self._columns += fresh
         if fresh:
-            ids = batch.get("decoder_input_ids" if self._template.stack.name == "decoder" else "input_ids")
+            key = "decoder_input_ids" if self._template.stack.name == "decoder" else "input_ids"
+            ids = batch.get(key)
             if not isinstance(ids, Tensor) or ids.shape[1] < fresh:
+                refuse_pairs(self._whole, key)
                 ids = state.new_full((rows, fresh), -1, dtype=torch.long)
             self._ids.append(ids[:, -fresh:])
             self._masks.append(self._real(state, begin + count - fresh, fresh))

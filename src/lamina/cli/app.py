@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from lamina.cli.output import Stream
-from lamina.errors import ConfigError, LaminaError
+from lamina.errors import ConfigError, LaminaError, memory_errors
 
 COMMANDS = ("inspect", "train", "evaluate", "predict", "edit", "study", "report", "cache", "demo")
 DEBUG = "LAMINA_DEBUG"  # variable of the environment; set to anything, it shows tracebacks
@@ -77,7 +77,8 @@ def build() -> Any:
     app = typer.Typer(cls=Group, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
     app.callback()(lamina)
     for name in COMMANDS:
-        app.command(name)(getattr(import_module(f"lamina.cli.{name}"), name))
+        command = getattr(import_module(f"lamina.cli.{name}"), name)
+        app.command(name)(memory_errors(name)(command))
     return typer.main.get_command(app)
 
 

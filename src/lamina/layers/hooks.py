@@ -116,6 +116,7 @@ def run_until_stopped(model: nn.Module, batch: Mapping[str, Any], stop: StopForw
     except StopForward as raised:
         if raised is not stop:
             raise
+        stop.__traceback__ = None  # its frames hold the states of the pass, and itself: none of it would be let go
         return None
 
 

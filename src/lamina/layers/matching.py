@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -79,15 +79,15 @@ def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...
     started: dict[nn.Module, int] = {}
     for call in trace.calls:
         started.setdefault(call.module, call.started)
+    return tuple(dict.fromkeys(_taking_part(base, started, last.time)))
 
-    def taking_part(module: nn.Module) -> Iterator[nn.Module]:
-        if started.get(module, -1) <= last.time:
-            if own_state(module) or has_adapters(module):
-                yield module
-            for child in module.children():
-                yield from taking_part(child)
 
-    return tuple(dict.fromkeys(taking_part(base)))
+def _taking_part(module: nn.Module, started: Mapping[nn.Module, int], end: int) -> Iterator[nn.Module]:
+    if started.get(module, -1) <= end:
+        if own_state(module) or has_adapters(module):
+            yield module
+        for child in module.children():
+            yield from _taking_part(child, started, end)
 
 
 def _calls(seen: Seen, side: str, since: int) -> list[Call]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, final
 
+from lamina.train.results import half_interval
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -73,15 +75,13 @@ def with_interval(rows: Frame, keys: Sequence[str], value: str) -> Frame:
     Returns:
         The keys, "value", "low", "high" (empty for a single seed) and "seeds". Rows of one seed are averaged first.
     """
-    from scipy.special import stdtrit
-
     by = list(dict.fromkeys(keys))
     seeded = [*by, "seed"] if "seed" in rows and "seed" not in by else by
     each = rows.assign(**{value: rows[value].astype("float64")})
     each = each.groupby(seeded, dropna=False, sort=False, observed=True)[value].mean().reset_index()
     grouped = each.groupby(by, dropna=False, sort=False, observed=True)[value]
     found = grouped.agg(value="mean", spread="std", seeds="size").reset_index()
-    half = stdtrit((found["seeds"] - 1).clip(lower=1), 0.975) * found["spread"] / found["seeds"] ** 0.5
+    half = half_interval(found["seeds"], found["spread"])
     return found.assign(low=found["value"] - half, high=found["value"] + half).drop(columns="spread")
 
 

@@ -7,16 +7,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
+import numpy as np
+
 from lamina.report.data_tables import tables_of
 from lamina.report.points import drawing_of
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from lamina.report.data_tables import DataTable
     from lamina.report.points import Drawing
     from lamina.studies.study import Study
 
 MOST_EXAMPLES = 40  # of errors that are shown; the table has them all
-EXAMPLE = ("text", "true", "predicted")  # columns of a table whose rows are examples
+EXAMPLE = (
+    "task",
+    "layer",
+    "row",
+    "metric",
+    "score",
+    "text",
+    "true",
+    "predicted",
+)  # columns of a table whose rows are examples
 
 
 @final
@@ -27,11 +40,11 @@ class Example:
     Where spans are marked, `true` and `predicted` hold the whole text each, else `text` does and they are labels.
     """
 
-    row: str
+    where: str  # task, layer and row
+    sure: str  # how sure the probe was, or how large the error is
     text: list[tuple[str, str, str]]
     true: list[tuple[str, str, str]]
     predicted: list[tuple[str, str, str]]
-    confidence: str
 
 
 @final
@@ -47,7 +60,8 @@ class Section:
         tables: In the order in which they are shown.
         settings: As they were used.
         seeds: Of its runs.
-        examples: Name -> examples of errors.
+        examples: Of errors, some of each task and layer.
+        errors: How many wrong answers the table lists.
     """
 
     label: str
@@ -58,6 +72,7 @@ class Section:
     settings: Mapping[str, Any] = field(default_factory=dict)
     seeds: Sequence[int] = ()
     examples: Sequence[Example] = ()
+    errors: int = 0
 
 
 def study_section(study: Study, label: str) -> Section:
@@ -68,8 +83,17 @@ def study_section(study: Study, label: str) -> Section:
     """
     drawings = {name: drawing for name in study.figures if (drawing := drawing_of(study, name)).rows}
     tables = tables_of(study.table, study.name.replace("_", " ").capitalize())
+    wrong = _wrong(study)
     return Section(
-        label, study.name, study.conclusions, drawings, tables, study.settings, _seeds(study), _examples(study)
+        label,
+        study.name,
+        study.conclusions,
+        drawings,
+        tables,
+        study.settings,
+        _seeds(study),
+        _examples(wrong),
+        len(wrong),
     )
 
 
@@ -80,26 +104,32 @@ def _seeds(study: Study) -> list[int]:
     return [seed] if isinstance(seed, int) else []
 
 
-def _examples(study: Study) -> list[Example]:
-    if not set(EXAMPLE) <= set(study.table.columns):
-        return []
-    rows = study.table.dropna(subset=["text"]).head(MOST_EXAMPLES).to_dict("records")
-    return [_example(row, at) for at, row in enumerate(rows)]
+def _wrong(study: Study) -> pd.DataFrame:
+    """The rows of a study's table that are wrong answers."""
+    return study.table.dropna(subset=["text"]) if set(EXAMPLE) <= set(study.table.columns) else study.table.head(0)
 
 
-def _example(row: Mapping[Any, Any], at: int) -> Example:
+def _examples(wrong: pd.DataFrame) -> list[Example]:
+    """As many of each task and layer, of each those that come first; in the order of the table."""
+    rank = wrong.groupby(["task", "layer"], sort=False).cumcount().to_numpy() if len(wrong) else np.zeros(0, int)
+    places, groups = np.argsort(rank, kind="stable"), int((rank == 0).sum())
+    if groups > MOST_EXAMPLES:
+        places = places[np.linspace(0, groups - 1, MOST_EXAMPLES).astype(int)]
+    shown = wrong.iloc[np.sort(places[:MOST_EXAMPLES])]
+    return [_example(row) for row in shown.to_dict("records")]
+
+
+def _example(row: Mapping[Any, Any]) -> Example:
     sides = [_value(row["true"]), _value(row["predicted"])]
     text = _value(row["text"])
     text = " | ".join(map(str, text)) if isinstance(text, list) else str(text)
-    surest = next((row[key] for key in ("confidence", "error") if key in row), None)
-    sure = "" if surest is None else f"{surest:.3f}"
-    number = str(row.get("row", at))
+    about = f"{row['task']} · layer {row['layer']} · row {row['row']}", f"{row['metric']} {row['score']:.3f}"
     if any(isinstance(span, dict) for side in sides if isinstance(side, list) for span in side):
         true, predicted = (marked_parts(text, side if isinstance(side, list) else []) for side in sides)
-        return Example(number, [], true, predicted, sure)
+        return Example(*about, [], true, predicted)
     said = [", ".join(map(str, side)) if isinstance(side, list) else str(side) for side in sides]
     true, predicted = ([(label, "", "")] for label in said)
-    return Example(number, [(text, "", "")], true, predicted, sure)
+    return Example(*about, [(text, "", "")], true, predicted)
 
 
 def _value(cell: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -23,9 +22,9 @@ from lamina.recipes.schema import slug
 from lamina.store.bank import save_bank
 from lamina.store.edited import save
 from lamina.studies.advice import Proposal, proposals, sentence
-from lamina.studies.lens import lens
+from lamina.studies.lens import perplexity
 from lamina.studies.runner import Cell, run_cells
-from lamina.studies.sources import finished, linear_reader, named_tasks, opened, source_facts, task_facts
+from lamina.studies.sources import cell_settings, edited_stack, finished, linear_reader, named_tasks, opened
 from lamina.studies.study import Figure
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
@@ -45,7 +44,7 @@ _TIMED_ROWS, _TIMES = 32, 5
 Row = dict[str, Any]
 
 
-def advise(  # noqa: PLR0913 the options of a public entry point
+def advise(  # noqa: D417, PLR0913 the options of a public entry point
     model: PreTrainedModel | str | Path,
     tasks: Mapping[str, Task] | Task,
     texts: Iterable[Any] | None = None,
@@ -71,23 +70,21 @@ def advise(  # noqa: PLR0913 the options of a public entry point
     against one of all layers of the whole model, seed by seed. A model with an output over a vocabulary is asked for
     the tokens of `texts` too, whole and cut. The conclusions say what was lost, and whether the interval allows it.
 
+    What is chosen (layers, blocks, and the epoch of every reader) is chosen on a tenth of the training rows, which each
+    seed holds out anew, and no reader learns from them; the validation rows have no part in it, and measure what was
+    lost. The scores of the phase "layers" are of the rows held out.
+
     Args:
         model: A folder or name, which each cell loads itself (as Ray needs), or a model.
         tasks: Name -> task, with train and validation parts.
         texts: For perplexity.
         processor: Tokenizer or image processor; None: the one of the name.
         tolerance: How much of a task's score may be lost.
-        seeds: Of the readers' start and the order of rows; one allows no conclusion.
-        epochs: Of the readers' training.
-        batch_size: Rows per step.
-        learning_rate: Of the readers.
-        max_length: Tokens of a text; None: what the model reads.
-        stack: Which stack; None: the only one, or the encoder.
+        seeds: Of the readers' start, the rows held out and the order of rows; one allows no conclusion.
         output: Folder for the cells that ended (in "layers" and "cut"), and for each task that is cut its model (in
-            "models") and the bank with its reader, of the first seed (in "readers"); None: nothing is written.
-        resume: Run no cell again that ended there.
-        progress: Show a progress bar.
-        ray: See `lamina.studies.runner.run_cells`.
+            "models") and the bank with its reader, of the first seed (in "readers"), which that seed's cell writes;
+            None: nothing is written.
+        epochs: Of the readers' training, as in `removal`; so are all other options.
 
     Returns:
         A study whose table has "task", "phase" ("layers", "whole" or "cut"), "layer", "blocks" (that stay), "seed",
@@ -104,17 +101,10 @@ def advise(  # noqa: PLR0913 the options of a public entry point
     check_range(_OP, "tolerance", tolerance, 0)
     if not named or not seeds:
         raise ConfigError(f"{_OP}: there is no {'seed' if named else 'task'}; at least one is needed.")
-    edited, _ = chosen_blocks(opened(model, processor)[0], "all", stack, _OP)
+    edited = edited_stack(model, processor, stack, _OP)
     training = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
-    settings: dict[str, Any] = {
-        "models": {"model": source_facts(model)},
-        "tasks": task_facts(named),
-        "texts": len(listed),
-        "tolerance": tolerance,
-        "seeds": list(seeds),
-        **training,
-        "stack": edited.name,
-    }
+    facts = {"texts": len(listed), "tolerance": tolerance, "seeds": list(seeds), "chosen_on": "a tenth of train"}
+    settings = cell_settings(model, named, edited, training, **facts)
     how: dict[str, Any] = {"resume": resume, "progress": progress, "ray": ray}
     first = [
         Cell(
@@ -130,10 +120,14 @@ def advise(  # noqa: PLR0913 the options of a public entry point
         name: {"keep": proposal.keep, "read": list(proposal.read)} for name, proposal in found.items()
     }
     cut = {name: proposal for name, proposal in found.items() if proposal.keep < edited.depth}
+    written: dict[tuple[str, str, int], tuple[Path, Path]] = {}
+    if output is not None:
+        places = {name: (output / "models" / slug(name), output / "readers" / slug(name)) for name in cut}
+        written = {(name, "cut", seeds[0]): place for name, place in places.items()}
     second = [
         Cell(
             {"task": name, "phase": phase, "seed": seed},
-            partial(_cut, model, processor, named[name], plan, seed, training),
+            partial(_cut, model, processor, named[name], plan, seed, training, written.get((name, phase, seed))),
         )
         for name, proposal in cut.items()
         for phase, plan in (("whole", _whole(proposal, edited.depth)), ("cut", proposal))
@@ -147,10 +141,6 @@ def advise(  # noqa: PLR0913 the options of a public entry point
         for name, proposal in cut.items()
     ]
     measured, more = run_cells(second, settings=settings, output=output and output / "cut", **how)
-    if output is not None:
-        for name, proposal in cut.items():
-            bank, reader = _trained(model, processor, named[name], proposal, seeds[0], training)
-            _write(bank, reader, output, slug(name))
     return _study(probed, measured, [*failures, *more], settings, found, edited.depth, named)
 
 
@@ -191,8 +181,9 @@ def _whole(proposal: Proposal, depth: int) -> Proposal:
 def _layers(
     model: Any, processor: Any, task: Task, stack: str | None, seed: int, training: Mapping[str, Any]
 ) -> list[Row]:
-    """A linear reader of every layer, in one pass."""
+    """A linear reader of every layer, in one pass, scored on rows that were held out of those to learn from."""
     own, reader = opened(model, processor)
+    task = task.held_out(seed)
     bank, used = ReaderBank(own, reader), chosen_blocks(own, "all", stack, _OP)[0]
     names = {f"layer{layer}": layer for layer in range(used.layers)}
     for name, layer in names.items():
@@ -208,20 +199,24 @@ def _reader(task: Task, layers: Sequence[int], stack: str, seed: int) -> Reader:
     return Reader(ScalarMix(layers=list(layers)), plain.head, stack, seed)
 
 
-def _trained(
-    model: Any, processor: Any, task: Task, plan: Proposal, seed: int, training: Mapping[str, Any]
-) -> tuple[ReaderBank, Any]:
+def _cut(
+    model: Any,
+    processor: Any,
+    task: Task,
+    plan: Proposal,
+    seed: int,
+    training: Mapping[str, Any],
+    folders: tuple[Path, Path] | None,
+) -> list[Row]:
+    """A reader of a mix of layers of the cut model, scored on the validation rows; both are written to `folders`."""
     own, reader = opened(model, processor)
     truncate_(own, plan.keep, plan.stack)
     bank = ReaderBank(own, reader)
     bank.add("task", _reader(task, plan.read, plan.stack, seed))
-    fit(bank, {"task": task}, seed=seed, progress=False, **training)
-    return bank, reader
-
-
-def _cut(model: Any, processor: Any, task: Task, plan: Proposal, seed: int, training: Mapping[str, Any]) -> list[Row]:
-    bank, _ = _trained(model, processor, task, plan, seed, training)
+    fit(bank, {"task": task.held_out(seed)}, seed=seed, progress=False, **training)
     score = evaluate(bank, {"task": task})["task"][task.metric]
+    if folders is not None:
+        _write(bank, reader, *folders)
     return [{"blocks": plan.keep, "measure": task.metric, "score": score}]
 
 
@@ -237,8 +232,7 @@ def _costs(model: Any, processor: Any, task: Task, plan: Proposal, texts: list[A
         place = {"phase": phase, "blocks": blocks}
         rows.append({**place, "measure": "parameters", "score": own.num_parameters()})
         if texts and own.get_output_embeddings() is not None:
-            table = lens(own, texts, processor=reader, layers=[blocks]).table.set_index("measure")
-            rows.append({**place, "measure": "perplexity", "score": math.exp(min(700.0, table.loc["loss", "score"]))})
+            rows.append({**place, "measure": "perplexity", "score": perplexity(own, texts, reader, blocks)})
     options = EncodeOptions(part="predict", max_length=128)
     part = task.split("validation")
     count = min(len(part), _TIMED_ROWS)
@@ -259,9 +253,8 @@ def _seconds(model: PreTrainedModel, batch: Mapping[str, Any]) -> float:
         return time.perf_counter() - start
 
 
-def _write(bank: ReaderBank, processor: Any, output: Path, name: str) -> None:
+def _write(bank: ReaderBank, processor: Any, model: Path, readers: Path) -> None:
     """The cut model, and the bank with its reader, which names that folder as its base."""
-    where = output / "models" / name
-    save(bank.model, where, processor)
-    bank.model.name_or_path = str(where.absolute())
-    save_bank(bank, output / "readers" / name)
+    save(bank.model, model, processor)
+    bank.model.name_or_path = str(model.absolute())
+    save_bank(bank, readers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,12 +12,12 @@ import pandas as pd
 
 from lamina.layers import default_stack, select
 from lamina.layers.wrappers import unwrapped
-from lamina.store.models import load_processor
 from lamina.studies.deletion import without_span
 from lamina.studies.probe import RATES, check_task
 from lamina.studies.probe_cell import ProbeSettings, Trained, probe_bank, results_of
 from lamina.studies.provenance import library_versions, model_facts
 from lamina.studies.row_scores import row_counts
+from lamina.studies.sources import own_processor
 from lamina.studies.study import Figure, Study
 from lamina.tasks import kind_of
 from lamina.train.options import FitOptions
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 _BINS = 4  # of lengths, of about as many rows each
 
 
-def errors(  # noqa: PLR0913 the options of a public entry point
+def errors(  # noqa: D417, PLR0913 the options of a public entry point
     model: PreTrainedModel,
     tasks: Mapping[str, Task] | Task,
     *,
@@ -67,9 +66,6 @@ def errors(  # noqa: PLR0913 the options of a public entry point
         deleted: Shares of a text's words that are left out, as one span at a random place. Images have no words.
         seed: Of the probes, and of the spans.
         epochs: As of `probe`, and so are the options that follow.
-        batch_size: Rows per step.
-        learning_rate: The highest one; None: that of `probe`.
-        max_length: Tokens of a text; None: what the model reads.
 
     Returns:
         A study whose table has "task", "layer", "measure", "metric", "rows" and "score". Measures: "error", a wrong
@@ -89,8 +85,7 @@ def errors(  # noqa: PLR0913 the options of a public entry point
         check_range("errors", "deleted", share, 0, 1, open_high=True)
     used = default_stack(source, stack, op="errors")
     chosen = tuple(select(layers, used.layers, op="errors"))
-    where = source.name_or_path
-    own: Any = load_processor(where, source) if processor is None and where else processor
+    own = own_processor(source, processor)
     rate = RATES[probe] if learning_rate is None else learning_rate
     how = ProbeSettings(chosen, used.name, (probe,), split, hidden, {probe: rate}, False, False, {})
     given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": rate, "max_length": max_length}
@@ -106,7 +101,6 @@ def errors(  # noqa: PLR0913 the options of a public entry point
         rows += [{"task": name, **row} for row in some]
         said += [f"{name}: {sentence}" for sentence in found.conclusions()]
         del bank, found
-    gc.collect()  # banks that were trained are in circles of references, and would still hold the model
     asked = {**given, "layers": list(chosen), "stack": used.name, "probe": probe, "hidden": hidden, "split": split}
     asked |= {"seed": seed, "deleted": list(deleted), "versions": library_versions()}
     settings = {**asked, "models": {"model": model_facts(source)}}

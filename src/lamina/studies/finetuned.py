@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from lamina.errors import ConfigError
 from lamina.recipes.edits import apply_edits
 from lamina.studies.sources import opened
 from lamina.tasks import kind_of
 from lamina.train.evaluate import evaluate
 from lamina.train.fit import finetune
 from lamina.train.results import summarise
-from lamina.utils import derive_seed, seed_torch
+from lamina.utils import check_range, derive_seed, seed_torch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +54,24 @@ def finetuned(
         for metric in task.metrics
         if metric in scores
     ]
+
+
+def block_counts(op: str, counts: Literal["all"] | Sequence[int], depth: int, seeds: Sequence[int]) -> list[int]:
+    """How many blocks are edited, "all" for 0 to the depth; a ConfigError if there are not so many, or no seeds."""
+    chosen = list(range(depth + 1)) if counts == "all" else list(counts)
+    for count in chosen:
+        check_range(op, "counts", count, 0, depth)
+    if not seeds:
+        raise ConfigError(f"{op}: there is no seed; at least one is needed.")
+    return chosen
+
+
+def trained_scores(table: Any, task: str, metric: str, **place: Any) -> dict[int, float]:
+    """The scores of a task's last epoch by seed, of the rows with these values in other columns."""
+    own = table[(table["task"] == task) & (table["measure"] == metric) & (table["stage"] == "trained")]
+    for column, value in place.items():
+        own = own[own[column] == value]
+    return own.set_index("seed")["score"].to_dict()
 
 
 def compared(what: str, scores: Mapping[int, float], reference: Mapping[int, float]) -> str:

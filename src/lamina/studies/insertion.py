@@ -7,16 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lamina.editing.checks import chosen_blocks
-from lamina.errors import ConfigError, check_known
-from lamina.studies.finetuned import compared, finetuned
+from lamina.errors import check_known
+from lamina.studies.finetuned import block_counts, compared, finetuned, trained_scores
 from lamina.studies.runner import Cell, run_cells
-from lamina.studies.sources import finished, named_tasks, opened, source_facts, task_facts
+from lamina.studies.sources import cell_settings, edited_stack, finished, named_tasks
 from lamina.studies.study import Figure
-from lamina.utils import check_range
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
     from transformers import PreTrainedModel
 
     from lamina.layers import LayerStack
@@ -32,7 +29,7 @@ _NONE = "none"  # the end and start of a model without inserted layers
 Row = dict[str, Any]
 
 
-def insertion(  # noqa: PLR0913 the options of a public entry point
+def insertion(  # noqa: D417, PLR0913 the options of a public entry point
     model: PreTrainedModel | str | Path,
     tasks: Mapping[str, Task] | Task,
     *,
@@ -66,15 +63,7 @@ def insertion(  # noqa: PLR0913 the options of a public entry point
         starts: "identity", so that nothing changes at first; or "xavier" with the activation on the output.
         position: Where in a block; see `lamina.insert_`.
         seeds: Each decides the new weights, the head and the order of the rows.
-        epochs: Of fine-tuning.
-        batch_size: Rows per step.
-        learning_rate: The highest one, which falls to 0 linearly.
-        max_length: Tokens of a text; None: what the model reads.
-        stack: Which stack; None: the only one, or the encoder.
-        output: Folder for the cells that ended; None: memory alone.
-        resume: Run no cell again that ended there.
-        progress: Show a progress bar.
-        ray: See `lamina.studies.runner.run_cells`.
+        epochs: Of fine-tuning, as in `reinit`; so are the options that follow.
 
     Returns:
         A study whose table has "task", "end", "start" (both "none" where nothing is inserted), "inserted" (how many
@@ -91,12 +80,8 @@ def insertion(  # noqa: PLR0913 the options of a public entry point
     check_known(_OP, ends, ("top", "bottom"), "end")
     check_known(_OP, starts, _STARTS, "start")
     named = named_tasks(tasks)
-    edited, _ = chosen_blocks(opened(model, processor)[0], "all", stack, _OP)
-    chosen = list(range(edited.depth + 1)) if counts == "all" else list(counts)
-    for count in chosen:
-        check_range(_OP, "counts", count, 0, edited.depth)
-    if not seeds:
-        raise ConfigError(f"{_OP}: there is no seed; at least one is needed.")
+    edited = edited_stack(model, processor, stack, _OP)
+    chosen = block_counts(_OP, counts, edited.depth, seeds)
     training = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
     ways = [(end, start, count) for end in ends for start in starts for count in chosen if count]
     ways = [*[(_NONE, _NONE, 0)] * (0 in chosen), *ways]
@@ -109,20 +94,11 @@ def insertion(  # noqa: PLR0913 the options of a public entry point
         for end, start, count in ways
         for seed in seeds
     ]
-    settings = {
-        "models": {"model": source_facts(model)},
-        "tasks": task_facts(named),
-        "counts": chosen,
-        "ends": list(ends),
-        "starts": list(starts),
-        "position": position,
-        "seeds": list(seeds),
-        **training,
-        "stack": edited.name,
-    }
+    own = {"counts": chosen, "ends": list(ends), "starts": list(starts), "position": position, "seeds": list(seeds)}
+    settings = cell_settings(model, named, edited, training, **own)
     table, failures = run_cells(cells, settings=settings, output=output, resume=resume, progress=progress, ray=ray)
-    sentences = [_sentence(table, name, task.metric, way) for name, task in named.items() for way in _most(ways)]
-    return finished(_OP, table, failures, settings, _figures(named), sentences if len(table) else [])
+    tried = [(name, task.metric, way) for name, task in named.items() for way in _most(ways)] if len(table) else []
+    return finished(_OP, table, failures, settings, _figures(named), [_sentence(table, *what) for what in tried])
 
 
 def _edits(stack: LayerStack, end: str, start: str, count: int, position: str) -> list[tuple[str, Row]]:
@@ -144,16 +120,11 @@ def _most(ways: Sequence[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
     return list({way[:2]: way for way in sorted(ways, key=lambda way: way[2]) if way[2]}.values())
 
 
-def _sentence(table: DataFrame, task: str, metric: str, way: tuple[str, str, int]) -> str:
-    if not len(table):
-        return ""
+def _sentence(table: Any, task: str, metric: str, way: tuple[str, str, int]) -> str:
     end, start, count = way
-    own: Any = table[(table["task"] == task) & (table["measure"] == metric) & (table["stage"] == "trained")]
-    chosen = own[(own["end"] == end) & (own["start"] == start) & (own["inserted"] == count)]
-    scores, none = (rows.set_index("seed")["score"].to_dict() for rows in (chosen, own[own["inserted"] == 0]))
-    return compared(
-        f"{task}: {metric} with layers in the {end} {count} blocks, {start} start, against none", scores, none
-    )
+    what = f"{task}: {metric} with layers in the {end} {count} blocks, {start} start, against none"
+    scores = trained_scores(table, task, metric, end=end, start=start, inserted=count)
+    return compared(what, scores, trained_scores(table, task, metric, inserted=0))
 
 
 def _figures(tasks: Mapping[str, Task]) -> dict[str, Figure]:

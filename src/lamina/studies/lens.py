@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +128,14 @@ def lens(  # noqa: PLR0913 the options of a public entry point
         for name, (value, note) in _SHOWN.items()
     }
     return Study(_OP, pd.DataFrame(rows), settings, figures, tuple(_conclusions(rows)))
+
+
+def perplexity(
+    model: PreTrainedModel, texts: Iterable[Any], processor: Any, layer: int, max_length: int | None = None
+) -> float:
+    """The exponential of the loss, in nats, with which a layer foretells tokens; see `lens`."""
+    table = lens(model, texts, processor=processor, layers=[layer], max_length=max_length).table.set_index("measure")
+    return math.exp(min(700.0, table.loc["loss", "score"]))
 
 
 def _conclusions(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

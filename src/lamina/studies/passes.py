@@ -18,7 +18,7 @@ from lamina.layers.hooks import StopForward, run_until_stopped, token_mask
 from lamina.layers.isolation import evaluating
 from lamina.layers.roles import family_of
 from lamina.layers.wrappers import uncompiled, unwrapped
-from lamina.store.models import load_processor
+from lamina.studies.sources import own_processor
 from lamina.tasks.inputs import TextInputs, check_tokenizer
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def text_inputs(
         parts = text if size and isinstance(text, tuple | list) else [text]
         if len(parts) != (size or 1) or not all(isinstance(part, str) for part in parts):
             raise ConfigError(f"{op}: entry {row} of texts is {type(text).__name__} unlike the first. {hint}")
-    own: Any = load_processor(model.name_or_path, model) if processor is None and model.name_or_path else processor
+    own = own_processor(model, processor)
     check_tokenizer(own)
     limit = length_limit(model, own, max_length)
     return TextInputs(encode(listed, own, max_length=limit, offsets=False), own)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,13 +15,13 @@ from lamina.errors import ConfigError, DataError, check_known
 from lamina.layers import default_stack, select
 from lamina.layers.wrappers import unwrapped
 from lamina.store import load
-from lamina.store.models import load_processor
 from lamina.studies.baselines import baseline_guesses
 from lamina.studies.probe_cell import MLP, ProbeSettings, plain_metric, probe_rows
-from lamina.studies.probe_conclusions import compared, conclusions
+from lamina.studies.probe_conclusions import compare_probes, conclusions
 from lamina.studies.provenance import library_versions, model_facts
 from lamina.studies.row_scores import row_counts
 from lamina.studies.runner import Cell, run_cells
+from lamina.studies.sources import own_processor
 from lamina.studies.study import Figure, Study
 from lamina.tasks import kind_of
 from lamina.utils import check_range
@@ -127,9 +126,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     used = default_stack(source, stack, op="probe")
     chosen = select(layers, used.layers, op="probe")
     missing = {name: check_task(name, task, split) for name, task in named.items()}
-    where = source.name_or_path
-    own: Any = found if processor is None else processor
-    own = load_processor(where, source) if own is None and where else own
+    own = own_processor(source, found if processor is None else processor)
     training = {"epochs": epochs, "batch_size": batch_size, "max_length": max_length}
     training |= {"add_prefix_space": add_prefix_space, "cache": cache, "augment": False, "progress": False}
     how = ProbeSettings(
@@ -150,7 +147,6 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     folder = None if output is None else Path(output)
     kept = {name: value for name, value in settings.items() if name not in ("seeds", "baselines")}
     rows, failures = run_cells(cells, settings=kept, output=folder, resume=resume, progress=progress, ray=ray)
-    gc.collect()  # banks that were trained are in circles of references, and would still hold the model
     if rows.empty:
         raise ConfigError(f"probe: no cell gave rows; the first ended with: {failures[0].error}")
     settings["failures"] = [{"key": dict(failure.key), "error": failure.error} for failure in failures]
@@ -231,7 +227,7 @@ def _study(
     records: Any = rows.astype(object).where(rows.notna(), None).to_dict("records")
     for name, task in tasks.items():
         own = [row for row in records if row["task"] == name]
-        found = compared(own, task, settings["split"])
+        found = compare_probes(own, task, settings["split"])
         ahead += [{"task": name, **row} for row in found.rows()]
         said += conclusions(name, found)
         if never := missing[name]:

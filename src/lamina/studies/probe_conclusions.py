@@ -49,7 +49,7 @@ class Compared:
             yield {**facts, "rows": own.rows, **numbers}
 
 
-def compared(rows: Sequence[Row], task: Task, split: str) -> Compared:
+def compare_probes(rows: Sequence[Row], task: Task, split: str) -> Compared:
     """Compare the probes of one task with each other and with the baselines, on the same rows."""
     truths = list(task.split(split).labels)
     keyed: dict[tuple[int, str], list[Row]] = {}

@@ -7,16 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lamina.editing.checks import chosen_blocks
-from lamina.errors import ConfigError
-from lamina.studies.finetuned import compared, finetuned
+from lamina.studies.finetuned import block_counts, compared, finetuned, trained_scores
 from lamina.studies.runner import Cell, run_cells
-from lamina.studies.sources import finished, named_tasks, opened, source_facts, task_facts
+from lamina.studies.sources import cell_settings, edited_stack, finished, named_tasks
 from lamina.studies.study import Figure
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
     from transformers import PreTrainedModel
 
     from lamina.studies.study import Study
@@ -79,14 +76,10 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
         are kept.
     """
     named = named_tasks(tasks)
-    edited, _ = chosen_blocks(opened(model, processor)[0], "all", stack, _OP)
-    chosen = list(range(edited.depth + 1)) if counts == "all" else list(counts)
-    for count in chosen:
-        check_range(_OP, "counts", count, 0, edited.depth)
+    edited = edited_stack(model, processor, stack, _OP)
+    chosen = block_counts(_OP, counts, edited.depth, seeds)
     for fraction in fractions:
         check_range(_OP, "fractions", fraction, 0, 1)
-    if not seeds:
-        raise ConfigError(f"{_OP}: there is no seed; at least one is needed.")
     training = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
     cells = [
         Cell(
@@ -100,20 +93,10 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
         for count in chosen
         for seed in seeds
     ]
-    settings = {
-        "models": {"model": source_facts(model)},
-        "tasks": task_facts(named),
-        "counts": chosen,
-        "fractions": list(fractions),
-        "seeds": list(seeds),
-        "scope": scope,
-        **training,
-        "stack": edited.name,
-    }
+    own = {"counts": chosen, "fractions": list(fractions), "seeds": list(seeds), "scope": scope}
+    settings = cell_settings(model, named, edited, training, **own)
     table, failures = run_cells(cells, settings=settings, output=output, resume=resume, progress=progress, ray=ray)
-    sentences = [
-        _sentence(table, name, task.metric, fraction) for name, task in named.items() for fraction in fractions
-    ]
+    tried = [(name, task.metric, fraction) for name, task in named.items() for fraction in fractions]
     figures = {
         metric: Figure(
             "line",
@@ -128,7 +111,8 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
         )
         for metric in dict.fromkeys(task.metric for task in named.values())
     }
-    return finished(_OP, table, failures, settings, figures, sentences if len(table) else [])
+    said = [_sentence(table, *what) for what in tried] if len(table) else []
+    return finished(_OP, table, failures, settings, figures, said)
 
 
 def _edits(count: int, depth: int, scope: str, stack: str) -> list[tuple[str, dict[str, Any]]]:
@@ -143,12 +127,10 @@ def _cell(
     return finetuned(model, processor, sample, edits, seed, training)
 
 
-def _sentence(table: DataFrame, task: str, metric: str, fraction: float) -> str:
+def _sentence(table: Any, task: str, metric: str, fraction: float) -> str:
     """What is lost with the most blocks drawn anew."""
-    if not len(table):
-        return ""
-    own: Any = table[(table["task"] == task) & (table["fraction"] == fraction) & (table["measure"] == metric)]
-    scores = {count: rows.set_index("seed")["score"].to_dict() for count, rows in own.groupby("reinitialised")}
-    most = max(scores, default=0)
+    reached = table[(table["task"] == task) & (table["fraction"] == fraction)]["reinitialised"]
+    most = int(reached.max()) if len(reached) else 0
+    scores, none = (trained_scores(table, task, metric, fraction=fraction, reinitialised=count) for count in (most, 0))
     what = f"{task}, {fraction:.0%} of the rows: {metric} with the top {most} blocks re-initialised, against none"
-    return compared(what, scores.get(most, {}), scores.get(0, {}))
+    return compared(what, scores, none)

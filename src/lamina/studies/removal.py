@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,13 +12,13 @@ from lamina.bank import ReaderBank
 from lamina.data.encode import length_limit
 from lamina.editing.checks import chosen_blocks
 from lamina.errors import ConfigError
-from lamina.studies.lens import lens
+from lamina.studies.lens import perplexity
 from lamina.studies.passes import row_groups, text_inputs
 from lamina.studies.removal_table import with_predictions
 from lamina.studies.runner import Cell, run_cells
 from lamina.studies.similarity import similarity
 from lamina.studies.skipped_blocks import skipping
-from lamina.studies.sources import finished, linear_reader, named_tasks, opened, source_facts, task_facts
+from lamina.studies.sources import cell_settings, edited_stack, finished, linear_reader, named_tasks, opened
 from lamina.studies.study import Figure
 from lamina.studies.variability import variability
 from lamina.tasks import kind_of
@@ -31,7 +30,6 @@ from lamina.utils import check_range
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lamina.layers import LayerStack
     from lamina.studies.study import Study
     from lamina.tasks.base import Inputs
     from lamina.tasks.task import Task
@@ -42,7 +40,7 @@ _PROXY_ROWS = 512  # that proxies are measured on
 Row = dict[str, Any]
 
 
-def removal(  # noqa: PLR0913 the options of a public entry point
+def removal(  # noqa: D417, PLR0913 the options of a public entry point
     model: PreTrainedModel | str | Path,
     tasks: Mapping[str, Task] | Task | None = None,
     texts: Iterable[Any] | None = None,
@@ -83,12 +81,7 @@ def removal(  # noqa: PLR0913 the options of a public entry point
         epochs: Of the readers' training.
         batch_size: Of training; scores do not depend on it.
         learning_rate: Of the readers.
-        max_length: Tokens of a text; None: what the model reads.
-        stack: Which stack; None: the only one, or the encoder.
-        output: Folder for the cells that ended; None: memory alone.
-        resume: Run no cell again that ended there.
-        progress: Show a progress bar.
-        ray: See `lamina.studies.runner.run_cells`.
+        max_length: As of `reinit`, and so are the options that follow.
 
     Returns:
         A study whose table has "task", "seed", "layer" (the first block that is out; 0: none), "blocks" (how many),
@@ -105,7 +98,7 @@ def removal(  # noqa: PLR0913 the options of a public entry point
     named, listed = named_tasks(tasks), list(texts or ())
     if not named and not listed:
         raise ConfigError(f"{_OP}: there is no task and no text; at least one is needed to measure by.")
-    edited = _stack(opened(model, processor)[0], stack)
+    edited = edited_stack(model, processor, stack, _OP)
     for length in runs:
         check_range(_OP, "runs", length, 1, edited.depth - 1)
     spans = [(first, length) for length in runs for first in range(1, edited.depth - length + 2)]
@@ -119,24 +112,13 @@ def removal(  # noqa: PLR0913 the options of a public entry point
     cells += [Cell({"task": name, "seed": None}, partial(_proxies, base, task)) for name, task in named.items()]
     if listed:
         cells.append(Cell({"task": LANGUAGE, "seed": None}, partial(_language, base, listed)))
-    settings = {
-        "models": {"model": source_facts(model)},
-        "tasks": task_facts(named),
-        "texts": len(listed),
-        "runs": list(runs),
-        "seeds": list(seeds),
-        **training,
-        "stack": edited.name,
-    }
+    own = {"texts": len(listed), "runs": list(runs), "seeds": list(seeds)}
+    settings = cell_settings(model, named, edited, training, **own)
     table, failures = run_cells(cells, settings=settings, output=output, resume=resume, progress=progress, ray=ray)
     conclusions: list[str] = []
     if len(table):
         table, conclusions = with_predictions(table)
     return finished(_OP, table, failures, settings, _figures(), conclusions)
-
-
-def _stack(model: PreTrainedModel, name: str | None) -> LayerStack:
-    return chosen_blocks(model, "all", name, _OP)[0]
 
 
 class _Cell:
@@ -146,7 +128,8 @@ class _Cell:
         self, model: Any, processor: Any, stack: str | None, spans: list[tuple[int, int]], max_length: int | None
     ) -> None:
         self.model, self.processor = opened(model, processor)
-        self.stack, self.spans, self.max_length = _stack(self.model, stack), spans, max_length
+        self.stack = chosen_blocks(self.model, "all", stack, _OP)[0]
+        self.spans, self.max_length = spans, max_length
 
     def without(self, measure: Any) -> list[Row]:
         """What `measure` gives of the whole model, and without each run of blocks."""
@@ -216,11 +199,10 @@ def _language(base: Any, texts: list[Any]) -> list[Row]:
     cell: _Cell = base()
     if cell.model.get_output_embeddings() is None:
         return []
-    given = {"processor": cell.processor, "layers": [cell.stack.depth], "max_length": cell.max_length}
 
     def measure() -> Row:
-        table = lens(cell.model, texts, **given).table.set_index("measure")
-        return {"measure": "perplexity", "score": math.exp(min(700.0, table.loc["loss", "score"]))}
+        score = perplexity(cell.model, texts, cell.processor, cell.stack.depth, cell.max_length)
+        return {"measure": "perplexity", "score": score}
 
     inputs = text_inputs(cell.model, texts, cell.processor, cell.max_length, op=_OP)
     return [*cell.without(measure), *cell.proxies(inputs, len(texts))]

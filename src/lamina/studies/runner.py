@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from pydantic_core import to_jsonable_python
 
-from lamina.errors import ConfigError, LaminaError, StoreError
+from lamina.errors import ConfigError, LaminaError, StoreError, memory_errors
 from lamina.store.files import claimed
 from lamina.studies.provenance import library_versions
 from lamina.studies.ray_tasks import as_ray_tasks
@@ -127,7 +127,7 @@ def _in_process(todo: Mapping[int, Cell]) -> Iterator[tuple[int, Rows | Failure]
 def _outcome(cell: Cell) -> Rows | Failure:
     """The rows of a cell as JSON gives them back, with its key; or how it failed."""
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), memory_errors("study"):
             seed_torch(derive_seed(_name(cell.key)))
             rows = [{**cell.key, **row} for row in cell.work()]
         return json.loads(json.dumps(to_jsonable_python(rows, fallback=_plain)))

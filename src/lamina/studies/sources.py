@@ -8,11 +8,12 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lamina.editing.checks import chosen_blocks
 from lamina.errors import ConfigError
 from lamina.heads import HEADS
 from lamina.recipes.schema import ReaderRecipe
 from lamina.store.loading import load
-from lamina.store.models import saved_class
+from lamina.store.models import load_processor, saved_class
 from lamina.studies.provenance import library_versions, model_facts
 from lamina.studies.study import Study
 from lamina.tasks.task import Task
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.bank import Reader
+    from lamina.layers import LayerStack
     from lamina.studies.runner import Failure
     from lamina.studies.study import Figure
 
@@ -41,6 +43,11 @@ def opened(
         loaded, own = load(model, head or saved_class(model), labels)
         return loaded, own if processor is None else processor
     return copy.deepcopy(model), processor
+
+
+def own_processor(model: PreTrainedModel, given: Any) -> Any:
+    """The processor that was given, or else the one that belongs to the model's name, if it has a name."""
+    return load_processor(model.name_or_path, model) if given is None and model.name_or_path else given
 
 
 def source_facts(model: PreTrainedModel | str | Path) -> dict[str, Any]:
@@ -67,6 +74,23 @@ def task_facts(tasks: Mapping[str, Task]) -> dict[str, Any]:
         }
         for name, task in tasks.items()
     }
+
+
+def cell_settings(
+    model: PreTrainedModel | str | Path,
+    tasks: Mapping[str, Task],
+    stack: LayerStack,
+    training: Mapping[str, Any],
+    **own: Any,
+) -> dict[str, Any]:
+    """What the cells of a study depend on besides their keys, JSON-ready."""
+    facts = {"models": {"model": source_facts(model)}, "tasks": task_facts(tasks)}
+    return {**facts, **own, **training, "stack": stack.name}
+
+
+def edited_stack(model: PreTrainedModel | str | Path, processor: Any, stack: str | None, op: str) -> LayerStack:
+    """The stack of a model that is to be edited, or a copy's; an error if there is none, or its blocks cannot be."""
+    return chosen_blocks(opened(model, processor)[0], "all", stack, op)[0]
 
 
 def linear_reader(task: Task, *, fusion: str = "last_layer", stack: str | None = None, seed: int = 0) -> Reader:

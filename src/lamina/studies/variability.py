@@ -14,10 +14,10 @@ from torch import Tensor
 
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError, DataError
-from lamina.store.models import load_processor
 from lamina.studies.class_scatter import ClassScatter
 from lamina.studies.passes import LayerReader, group_batches
 from lamina.studies.provenance import library_versions, model_facts
+from lamina.studies.sources import own_processor
 from lamina.studies.study import Figure, Study
 from lamina.studies.vectors import mean_state, own_tokens
 from lamina.tasks import kind_of
@@ -82,8 +82,7 @@ def variability(  # noqa: PLR0913 the options of a public entry point
     """
     reader = LayerReader(model, layers, stack, op=_OP)
     named = dict(tasks) if isinstance(tasks, Mapping) else {tasks.name: tasks}
-    where = reader.model.name_or_path
-    own: Any = load_processor(where, reader.model) if processor is None and where else processor
+    own = own_processor(reader.model, processor)
     labels = {name: _classes(task, name, split) for name, task in named.items()}
     rows: list[dict[str, Any]] = []
     for name, task in named.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +15,9 @@ from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.train.identity import reader_settings, starting_weights
 from lamina.train.learner import BASE, Learner, reader_groups
-from lamina.train.memory import reader_memory
+from lamina.train.memory import reader_memory, scoring_memory
 from lamina.train.rates import parameter_groups
-from lamina.train.scoring import autocast
+from lamina.train.scoring import autocast, scoring_rows
 from lamina.train.subjects import Subject, placed
 from lamina.utils import world_size
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
     from lamina.tasks.task import Task
-    from lamina.train.memory import KeptBytes
+    from lamina.train.memory import KeptBytes, Readers
     from lamina.train.options import FitOptions
     from lamina.train.plan import Group, Plan
 
@@ -74,10 +75,9 @@ class BankSubject(Subject):
         return " ".join(fingerprint_of(self.bank.stacks[name]) for name in used)
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
-        """See that what is kept for gradients fits in memory, and open the cache where it is asked for."""
+        """See that batches to train on and to score fit in memory, and open the cache where it is asked for."""
         for group in groups:
-            if group.part == "train":
-                self._check_memory(group, options)
+            (self._check_training if group.part == "train" else self._check_scoring)(group, options)
         if options.cache == "off":
             return
         settings = CacheSettings(
@@ -97,17 +97,27 @@ class BankSubject(Subject):
 
     def kept(self, group: Group, options: FitOptions) -> KeptBytes:
         """What the group's readers keep for the gradients of rows as long as the longest."""
-        row, names, tokens = int(np.argmax(group.inputs.lengths)), group.names, int(max(group.inputs.lengths))
-        made = group.inputs.batch([row]).get("labels")
-
-        def labels(rows: int) -> dict[str, Tensor]:
-            of_inputs = None if made is None else made.expand(rows, -1)
-            return placed(group.labels([row] * rows, of_inputs, names), self.device)
-
-        readers = {name: (self.bank.stacks[self.bank[name].stack], self.bank[name]) for name in names}
+        tokens = int(max(group.inputs.lengths))
         with autocast(self, options):
-            kept = reader_memory(self.bank.model, readers, tokens, labels)
-        return kept._replace(row=max(kept.row, tokens * self._buffered_bytes(names)))
+            kept = reader_memory(self.bank.model, self._readers(group), tokens, partial(self._labels, group))
+        return kept._replace(row=max(kept.row, tokens * self._buffered_bytes(group.names)))
+
+    def held(self, group: Group, options: FitOptions) -> KeptBytes:
+        """What they hold at most to score such rows."""
+        made = group.inputs.batch([0]).get("labels")  # heads that know them read labelled positions alone
+        labels = None if made is None else partial(self._labels, group)
+        with autocast(self, options):
+            return scoring_memory(self.bank.model, self._readers(group), int(max(group.inputs.lengths)), labels)
+
+    def _readers(self, group: Group) -> Readers:
+        return {name: (self.bank.stacks[self.bank[name].stack], self.bank[name]) for name in group.names}
+
+    def _labels(self, group: Group, rows: int) -> dict[str, Tensor]:
+        """The labels of the longest row, so many times."""
+        row = int(np.argmax(group.inputs.lengths))
+        made = group.inputs.batch([row]).get("labels")
+        of_inputs = None if made is None else made.expand(rows, -1)
+        return placed(group.labels([row] * rows, of_inputs, group.names), self.device)
 
     def _buffered_bytes(self, names: Sequence[str]) -> int:
         """Bytes per token of the states that fusions which need all at once hold, those of several readers once."""
@@ -116,7 +126,20 @@ class BankSubject(Subject):
         layers = {(reader.stack, layer) for reader in buffered for layer in reader.layers}
         return sum(bank.stacks[stack].width for stack, _ in layers) * bank.model.dtype.itemsize
 
-    def _check_memory(self, group: Group, options: FitOptions) -> None:
+    def _check_scoring(self, group: Group, options: FitOptions) -> None:
+        """Raise ConfigError if what is held to score a batch is more than is free."""
+        rows = min(scoring_rows(self, group, group.names, options), len(group.inputs.lengths))
+        held, free, tokens = self.held(group, options), free_bytes(self.device), int(max(group.inputs.lengths))
+        if held.of(rows) <= free:
+            return
+        fit = held.fitting(free)
+        hint = f"Use eval_batch_size={fit}, or a" if fit else "Not one row fits. Use a"
+        raise ConfigError(
+            f"{self.op}: scoring {', '.join(group.names)} takes {held.of(rows) / GIB:.1f} GiB for {rows} rows of "
+            f"{tokens} tokens; {free / GIB:.1f} GiB are free. {hint} smaller max_length, fewer layers or fewer readers."
+        )
+
+    def _check_training(self, group: Group, options: FitOptions) -> None:
         """Raise ConfigError if what must be kept for the gradients of a batch is more than is free."""
         rows = min(math.ceil(options.batch_size / world_size()), len(group.inputs.lengths))
         kept, free, tokens = self.kept(group, options), free_bytes(self.device), int(max(group.inputs.lengths))

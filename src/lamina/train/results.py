@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -101,13 +100,18 @@ class Summary:
     interval: float | None  # half the width of the t interval around the mean; None for a single value
 
 
+def half_interval(count: Any, spread: Any, confidence: float = 0.95) -> Any:
+    """Half the width of the t interval around the mean of `count` values of so much spread; arrays give arrays."""
+    from scipy.special import stdtrit
+
+    return stdtrit(count - 1, (1 + confidence) / 2) * spread / count**0.5
+
+
 def summarise(values: Sequence[float], *, confidence: float = 0.95) -> Summary:
     """Sum up one value per independent run, by Student 1908, "The probable error of a mean".
 
     A share `confidence` of such intervals holds the true mean, where the values are normally distributed.
     """
-    from scipy.special import stdtrit
-
     if not values:
         raise ConfigError("summarise: there is no value; at least one is needed.")
     if not 0 < confidence < 1:
@@ -116,4 +120,4 @@ def summarise(values: Sequence[float], *, confidence: float = 0.95) -> Summary:
     if count == 1:
         return Summary(1, mean, 0.0, None)
     spread = statistics.stdev(values)
-    return Summary(count, mean, spread, float(stdtrit(count - 1, (1 + confidence) / 2)) * spread / math.sqrt(count))
+    return Summary(count, mean, spread, float(half_interval(count, spread, confidence)))

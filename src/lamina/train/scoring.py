@@ -80,6 +80,14 @@ def score(
     return scores
 
 
+def scoring_rows(subject: Subject, group: Group, names: Iterable[str], options: FitOptions) -> int:
+    """Rows of a batch that is scored."""
+    size = options.scoring_batch_size
+    for name in names:
+        size = kind_of(group.tasks[name].kind).batch_size(size, group.inputs, subject.outputs_per_position(name))
+    return max(1, size)
+
+
 def collect(
     subject: Subject, group: Group, results: Mapping[str, Results], options: FitOptions, *, progress: bool = False
 ) -> None:
@@ -88,10 +96,8 @@ def collect(
     Raises:
         NotFiniteError: If a learner gives NaN or infinity for a row.
     """
-    names, inputs, size = list(results), group.inputs, options.scoring_batch_size
-    for name in names:
-        size = kind_of(group.tasks[name].kind).batch_size(size, inputs, subject.outputs_per_position(name))
-    order = length_batches(inputs.lengths, max(1, size))
+    names, inputs = list(results), group.inputs
+    order = length_batches(inputs.lengths, scoring_rows(subject, group, names, options))
     loader = batches([(inputs, rows, 0) for rows in order], options.num_workers)
     bar = progress_bar(order, show=progress, unit="batch", leave=False)
     with eval_mode(*subject.modules), autocast(subject, options):

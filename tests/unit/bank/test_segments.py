@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
+from tests.support.formulas import stir_
 from tests.support.stored import tiny_model, tiny_tokenizer
+from tests.support.tiny import FAMILIES
 
 from lamina.bank import Reader, ReaderBank
 from lamina.bank.segments import Separators, segments_of, separators_of
+from lamina.bank.transcript import Over
 from lamina.errors import ConfigError
 from lamina.fusion.paired_layers import PairedLayers
 from lamina.heads.sequence_classification import SequenceClassification
@@ -35,28 +40,45 @@ class Joined:
             Joined([2, 7, 3, 8, 3], [None, 0, None, 1, None]),
             Separators((3,), (2, 3)),
             [2, 9, 9, 3, 7, 3, 0],
-            [0, 1, 1, 0, 2, 0, 2],
+            [0, 1, 1, 0, 2, 0, 0],
         ),
         # <s> a </s></s> b </s>, padded on the left with another token
         (
             Joined([0, 7, 2, 2, 8, 2], [None, 0, None, None, 1, None]),
             Separators((2, 2), (0, 2)),
             [1, 0, 9, 2, 2, 7, 7, 2],
-            [1, 0, 1, 0, 0, 2, 2, 0],
+            [0, 0, 1, 0, 0, 2, 2, 0],
+        ),
+        # </s> a </s> b </s>, which begins as it separates, padded on the left
+        (
+            Joined([2, 7, 2, 8, 2], [None, 0, None, 1, None]),
+            Separators((2,), (2,)),
+            [1, 1, 2, 9, 9, 2, 7, 2],
+            [0, 0, 0, 1, 1, 0, 2, 0],
         ),
         # a </s> b </s>
-        (Joined([7, 1, 8, 1], [0, None, 1, None]), Separators((1,), (1,)), [9, 1, 8, 8, 1], [1, 0, 2, 2, 0]),
+        (Joined([7, 3, 8, 3], [0, None, 1, None]), Separators((3,), (3,)), [9, 3, 8, 8, 3], [1, 0, 2, 2, 0]),
     ],
 )
 def test_texts_are_told_apart_by_what_is_between_them(
     joined: Joined, separators: Separators, ids: list[int], segments: list[int]
 ):
     assert separators_of(joined) == separators
-    assert segments_of(torch.tensor([ids]), separators).tolist() == [segments]
+    given = torch.tensor([ids])
+    assert segments_of(given, separators, given > 1 if ids[0] == 1 else given > 0).tolist() == [segments]
 
 
 def test_a_single_text_is_all_first():
-    assert segments_of(torch.tensor([[2, 9, 8, 3]]), Separators((3,), (2, 3))).tolist() == [[0, 1, 1, 0]]
+    ids = torch.tensor([[2, 9, 8, 3]])
+    assert segments_of(ids, Separators((3,), (2, 3)), ids > 0).tolist() == [[0, 1, 1, 0]]
+
+
+def test_a_tokenizer_that_was_looked_at_is_let_go():
+    tokenizer = Joined([7, 3, 8, 3], [0, None, 1, None])
+    held = weakref.ref(tokenizer)
+    assert separators_of(tokenizer) == separators_of(tokenizer) == Separators((3,), (3,))
+    del tokenizer
+    assert held() is None
 
 
 @pytest.mark.parametrize(
@@ -88,7 +110,7 @@ def test_which_text_comes_second_is_seen_in_every_way_to_run_a_bank():
     pair = tokenizer(["the cat sat"], ["a dog ran home"], return_tensors="pt")
     one = tokenizer(["the cat sat a dog ran home"], return_tensors="pt")
     assert bank(**pair)["same"].logits.shape == (1, 2)
-    segments = segments_of(pair["input_ids"], separators_of(tokenizer))
+    segments = segments_of(pair["input_ids"], separators_of(tokenizer), pair["attention_mask"].bool())
     assert {1, 2} <= set(segments[0].tolist())
     states = torch.stack(bank.model(**pair, output_hidden_states=True).hidden_states)
     reader = bank["same"]
@@ -114,3 +136,30 @@ def test_a_batch_without_ids_says_so():
     bank = pair_bank()
     with pytest.raises(ConfigError, match="reader 'same' compares two texts, and the batch has no input_ids"):
         bank(inputs_embeds=torch.zeros(1, 3, bank.model.config.hidden_size))
+
+
+@torch.no_grad()
+def test_padding_on_the_left_is_of_neither_text():
+    """The separator comes first, and the padding is no token that the tokenizer adds to a pair."""
+    bank = ReaderBank(FAMILIES["llama"].build(), Joined([2, 7, 2, 8, 2], [None, 0, None, 1, None]))
+    reader = bank.add("same", Reader(PairedLayers(dim=4, heads=2), SequenceClassification(["a", "b"], pooling="first")))
+    stir_(reader, 1)
+    pair = torch.tensor([[2, 20, 21, 2, 30, 31, 2]])
+    padded = torch.cat([torch.tensor([[1, 1, 1]]), pair], dim=1)
+    mask = padded > 1
+    alone = bank.eval()(input_ids=pair)["same"].logits
+    places = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    torch.testing.assert_close(
+        bank(input_ids=padded, attention_mask=mask.long(), **places)["same"].logits, alone, rtol=0, atol=1e-5
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("over", ["prompt", "both"])
+def test_a_prompt_of_embeddings_is_refused_while_it_is_read(over: Over):
+    bank = ReaderBank(FAMILIES["llama-CausalLM"].build(), Joined([2, 7, 2, 8, 2], [None, 0, None, 1, None]))
+    bank.add("same", Reader(PairedLayers(dim=4, heads=2), SequenceClassification(["a", "b"], pooling="first")))
+    embedded = bank.model.get_input_embeddings()(torch.tensor([[2, 20, 21, 2, 30, 31, 2]]))
+    told = "reader 'same' compares two texts, and the batch has no input_ids to tell them apart"
+    with pytest.raises(ConfigError, match=told), bank.eval().listen(over=over):
+        bank.model.generate(inputs_embeds=embedded, max_new_tokens=3, do_sample=False, pad_token_id=0)

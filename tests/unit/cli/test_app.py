@@ -7,6 +7,7 @@ import sys
 import warnings
 
 import pytest
+import torch
 
 from lamina.cli import app
 from lamina.errors import ConfigError, LaminaError
@@ -72,6 +73,14 @@ def test_an_unforeseen_error_is_one_line_and_ends_with_1(lamina, monkeypatch: py
     ran = ends(lamina, monkeypatch, ZeroDivisionError("by zero"))
     says = "error: unforeseen ZeroDivisionError: by zero; LAMINA_DEBUG=1 shows where it came from.\n"
     assert (ran.code, ran.out, ran.err) == (1, "", says)
+
+
+def test_a_lack_of_memory_is_one_line_that_says_what_to_do_and_ends_with_2(lamina, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(RuntimeError) as real:
+        torch.empty(1 << 50)
+    ran = ends(lamina, monkeypatch, real.value)
+    says = "error: inspect: 4194304.0 GiB more of memory could not be had. Use a smaller batch_size, eval_batch_size or"
+    assert (ran.code, ran.out, ran.err) == (2, "", f"{says} max_length.\n")
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), ConfigError("op: a.")])

@@ -14,6 +14,7 @@ def test_parameter_counts():
     fusion = PairedLayers().build(7, 384)
     count = 7 * (8 + 64 * 3) * 384 + 7 * 64 * 8 + 64 + 7
     assert sum(parameter.numel() for parameter in fusion.parameters()) == count
+    assert list(fusion.state_dict()) == ["queries", "projection", "matching", "bias", "scores"]
 
 
 @torch.no_grad()

@@ -176,6 +176,7 @@ def test_a_run_is_stopped_by_its_own_exception_only():
 
     model.register_forward_hook(end)
     assert run_until_stopped(model, batch, stop) is None
+    assert stop.__traceback__ is None  # it would hold what the run made, and itself
     raised[0] = StopForward("of another run")
     with pytest.raises(StopForward, match="of another run"):
         run_until_stopped(model, batch, stop)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import sys
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tests.support.studied import EVIL, probe, saved, wrong_answers
 
 from lamina.errors import ConfigError, DataError, LaminaError, MissingExtraError, StoreError
 from lamina.report import write_page
-from lamina.report.sections import marked_parts
+from lamina.report.sections import marked_parts, study_section
 from lamina.studies.study import Figure, Study
 
 
@@ -135,6 +136,30 @@ def test_errors_are_shown_with_their_spans_marked(page: Any):
     html = written.path.read_text(encoding="utf-8")
     assert '<mark class="missed">Anna<span class="tag">PER missed</span></mark> lives here' in html
     assert '<mark class="extra">here<span class="tag">LOC extra</span></mark>' in html
+
+
+def test_errors_say_how_sure_of_them_the_probe_was_and_of_which_layer_and_task_it_is(page: Any):
+    text = " ".join(" ".join(page[1].text).split())
+    assert "film · layer 1 · row 7 · confidence 0.980" in text
+    assert "film · layer 1 · row 3 · error 1.250" in text
+    assert "3 of 3 wrong answers" in text
+
+
+@pytest.mark.parametrize(("layers", "tasks"), [(5, 2), (25, 3)])
+def test_examples_of_errors_are_spread_over_layers_and_tasks(layers: int, tasks: int):
+    places = [(f"t{task}", layer, rank) for task in range(tasks) for layer in range(layers) for rank in range(50)]
+    rows = [
+        {"task": task, "layer": at, "measure": "error", "row": rank, "score": 1 - rank / 100}
+        for task, at, rank in places
+    ]
+    table = pd.DataFrame(rows).assign(metric="confidence", text="a", true="b", predicted="c")
+    shown = study_section(Study("errors", table, {}), "errors").examples
+    count = Counter(example.where.rsplit(" · row ", 1)[0] for example in shown)
+    assert len(shown) == 40
+    assert len(count) == min(40, layers * tasks)
+    assert max(count.values()) - min(count.values()) <= 1
+    assert {name[:2] for name in count} == {f"t{task}" for task in range(tasks)}
+    assert all(int(example.where.rsplit(" ", 1)[1]) < 4 for example in shown)  # the surest
 
 
 def test_spans_that_overlap_or_are_empty_mark_once():

@@ -86,7 +86,7 @@ def test_costs_are_told_and_of_perplexity_less_is_better():
     assert "could not be measured" in sentence("a", Proposal(2, (2,), "main"), 3, table[:0], "perplexity", 0.01)
 
 
-def test_the_proposal_is_done_measured_and_written(tmp_path):
+def test_the_proposal_is_done_measured_and_written(tmp_path, monkeypatch):
     save_folder, model, tokenizer = tmp_path / "out", masked_model(), masking_tokenizer()
     options = {"processor": tokenizer, "tolerance": 1.0, "seeds": [0, 1], "output": save_folder, **QUICK}
     study = advise(model, {"who": task()}, TEXTS, **options)
@@ -110,10 +110,38 @@ def test_the_proposal_is_done_measured_and_written(tmp_path):
     assert study.conclusions[0].startswith("who: read at 0 and 1; keep 1 of 3 blocks: accuracy ")
     before = {path: path.stat().st_mtime_ns for path in save_folder.glob("*/cells/*.json")}
     assert len(before) == 2 + 5
+    monkeypatch.setattr(sys.modules["lamina.studies.advise"], "fit", None)  # no reader is trained again
     again = advise(model, {"who": task()}, TEXTS, resume=True, **options)
     pd.testing.assert_frame_equal(again.table, table)
     assert {path: path.stat().st_mtime_ns for path in save_folder.glob("*/cells/*.json")} == before
     assert json.loads(json.dumps(again.settings)) == again.settings
+
+
+def test_what_is_chosen_is_not_chosen_by_the_rows_that_measure_it():
+    """Validation labels that are all wrong change what is measured, and nothing of what is proposed."""
+    wrong = [{**row, "label": 1 - row["label"]} for row in ROWS]
+    sides = [
+        advise(
+            masked_model(),
+            {
+                "who": Task.from_dataset(
+                    "sequence_classification", {"train": ROWS, "validation": rows}, metric="accuracy"
+                )
+            },
+            processor=masking_tokenizer(),
+            tolerance=1.0,
+            seeds=[0, 1],
+            **QUICK,
+        )
+        for rows in (ROWS, wrong)
+    ]
+    chosen = [study.table[study.table["phase"] == "layers"] for study in sides]
+    pd.testing.assert_frame_equal(*chosen)
+    assert sides[0].settings["proposals"] == sides[1].settings["proposals"]
+    right, flipped = (
+        study.table.query("measure == 'accuracy' and phase != 'layers'")["score"].to_numpy() for study in sides
+    )
+    assert right + flipped == pytest.approx(1)
 
 
 def test_nothing_is_cut_where_every_block_counts(tmp_path, monkeypatch):

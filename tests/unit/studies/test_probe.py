@@ -23,7 +23,7 @@ from lamina.studies.baselines import baseline_guesses
 from lamina.studies.controls import code_blocks, code_length, control_task, only_rows
 from lamina.studies.probe import probe
 from lamina.studies.probe_cell import ProbeSettings, probe_rows
-from lamina.studies.probe_conclusions import compared, conclusions
+from lamina.studies.probe_conclusions import compare_probes, conclusions
 from lamina.studies.study import Study
 from lamina.tasks.task import Task
 
@@ -152,7 +152,7 @@ def test_probes_that_beat_the_text_alone():
             rows.append({**facts, "guesses": guesses})
     for row in rows:
         row["score"] = float(np.mean(np.array(row["guesses"]) == truths))
-    found = compared(rows, task, "validation")
+    found = compare_probes(rows, task, "validation")
     said = conclusions("t", found)
     assert said[0].startswith("t: layer 2 (linear) has the best score of 3 probes: accuracy 0.")
     assert said[1].startswith("t: linear probes of layers 1-2 beat the best baseline that reads the text alone, tfidf")

@@ -51,6 +51,14 @@ def test_a_cell_that_fails_is_recorded_and_the_others_go_on(tmp_path):
     assert "_work" in noted["traceback"]
 
 
+def test_a_cell_without_enough_memory_says_what_to_do():
+    def greedy() -> list[dict[str, object]]:
+        raise MemoryError("Unable to allocate 8.00 PiB for an array")
+
+    _, (failure,) = quiet([Cell({"seed": 0}, greedy)])
+    assert failure.error.startswith("study: 8.00 PiB more of memory could not be had. Use a smaller batch_size")
+
+
 def test_resume_runs_no_cell_twice_and_gives_the_same_table(tmp_path):
     whole, _ = quiet(cells(tmp_path / "x", 0) or cells(tmp_path))
     (second := tmp_path / "second").mkdir()

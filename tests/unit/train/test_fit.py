@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,25 @@ TASK = yes_no(train=12, validation=8)
 
 def bank_for(**tasks: Task) -> ReaderBank:
     return tiny_bank({name: reader(task, seed=at) for at, (name, task) in enumerate(tasks.items())})
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("cache", ["off", "on"])
+def test_a_bank_and_its_model_are_freed_once_nobody_asks_for_them(tmp_path: Path, cache: str):
+    """At once, and not when Python next looks for circles: what a run holds is as large as the model."""
+    bank = bank_for(a=TASK)
+    result = train(bank, {"a": TASK}, output=tmp_path / "out", cache=cache, cache_dir=tmp_path / "cache")
+    held = [weakref.ref(bank), weakref.ref(bank.model), weakref.ref(bank["a"])]
+    del bank, result
+    assert [ref() for ref in held] == [None] * 3
 
 
 class Passes:

@@ -18,6 +18,7 @@ from lamina import (
     Head2Toe,
     Reader,
     ReaderBank,
+    Routing,
     ScalarMix,
     SequenceClassification,
     SingleLayer,
@@ -27,7 +28,7 @@ from lamina import (
 from lamina.errors import ConfigError
 from lamina.fusion import FUSIONS
 from lamina.train import readers as readers_module
-from lamina.train.memory import KeptBytes, reader_memory, saved_bytes
+from lamina.train.memory import KeptBytes, peak_bytes, reader_memory, saved_bytes, scoring_memory
 from lamina.train.options import FitOptions
 from lamina.train.readers import BankSubject
 from lamina.train.run import groups_of
@@ -97,6 +98,7 @@ def test_measuring_changes_nothing():
     before = {key: value.clone() for key, value in bank.state_dict().items()}
     state, amounts, step = torch.get_rng_state(), bank["a"].fusion.amounts.clone(), bank["a"].step
     reader_memory(bank.model, readers_of(bank), 8)
+    scoring_memory(bank.model, readers_of(bank), 8)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(bank["a"].fusion.amounts, amounts)
     assert (bank["a"].step, bank.training, bank["a"].training) == (step, True, True)
@@ -138,6 +140,44 @@ def test_which_accumulation_fits(rows: int, free: int, expected: int | None):
         assert rows % expected == 0
 
 
+# Scoring
+
+
+def test_the_peak_is_of_what_lives_at_once_and_was_made_meanwhile():
+    before = torch.zeros(1000)
+
+    def run() -> torch.Tensor:
+        view = torch.zeros(100)[:10]  # 400 bytes, for as long as a view of them lives
+        view = view + before[:10].mul_(2)  # 40, and then the 400 go
+        many = torch.ones(1000) + before  # 4000 twice
+        del many
+        return view + 1
+
+    assert peak_bytes(run, [before]) == 40 + 8000
+
+
+@pytest.mark.parametrize("name", [name for name in FUSIONS.names() if name != "extra_layers"])
+@pytest.mark.parametrize(("rows", "tokens"), [(40, 24), (3, 300)])
+def test_few_rows_tell_what_scoring_holds(name: str, rows: int, tokens: int):
+    fusion = FUSIONS.get(name)(dim=8, heads=2) if name in ("pooled_layers", "paired_layers") else FUSIONS.get(name)()
+    pooling = "first" if name in ("pooled_layers", "paired_layers", "head2toe") else "pooled"
+    bank = tiny_bank({"a": Reader(fusion, HEADS[pooling]), "b": Reader(fusion, HEADS[pooling])}).eval()
+    held = scoring_memory(bank.model, readers_of(bank), tokens)
+    states = {"main": {at: torch.zeros(rows, tokens, 16) for at in range(4)}}
+    batch = {"input_ids": torch.ones(rows, tokens, dtype=torch.long)}
+    with torch.no_grad():
+        own = [*bank.parameters(), *bank.model.parameters(), *states["main"].values()]
+        real = peak_bytes(lambda: bank.read_states(states, batch), own)
+    given = rows * tokens * 16 * 4  # one state is the model's own
+    assert real <= held.of(rows) <= 1.1 * real + 4 * given
+
+
+def test_routing_of_single_tokens_holds_no_more_votes_for_more_rows():
+    bank = tiny_bank({"a": Reader(Routing(dim=8, per_token=True), HEADS["pooled"])}).eval()
+    short, long = (scoring_memory(bank.model, readers_of(bank), tokens) for tokens in (8, 512))
+    assert long.row / short.row == pytest.approx(512 / 8, rel=0.3)
+
+
 # Before a run
 
 
@@ -176,6 +216,22 @@ def test_a_row_that_does_not_fit(monkeypatch: pytest.MonkeyPatch):
     bank = tiny_bank({"mood": Reader(AdaLayers(dim=8), HEADS["pooled"])})
     message = refused(bank, {"mood": yes_no()}, monkeypatch, 1000, batch_size=8)
     assert "Not one row fits. Use a smaller max_length, fewer layers or fewer readers" in message
+
+
+def test_a_batch_to_score_that_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.MonkeyPatch):
+    task = yes_no(train=64, validation=64)
+    bank = tiny_bank({"mood": Reader(Head2Toe(), HEADS["first"])})
+    subject = BankSubject(bank, "fit")
+    (group,) = groups_of(subject, {"mood": task}, "validation", FitOptions())
+    held, tokens = subject.held(group, FitOptions()), int(max(group.inputs.lengths))
+    options = {"batch_size": 2, "eval_batch_size": 64}
+    message = refused(bank, {"mood": task}, monkeypatch, held.of(16) + 10, **options)
+    assert f"fit: scoring mood takes 0.0 GiB for 64 rows of {tokens} tokens" in message
+    assert "Use eval_batch_size=16, or a smaller max_length" in message
+    fit(bank, {"mood": task}, epochs=1, progress=False, **options | {"eval_batch_size": 16})
+    bank = tiny_bank({"who": Reader(SingleLayer(dim=2), HEADS["first"])})
+    monkeypatch.setattr(BankSubject, "kept", lambda *_: KeptBytes(0, 0))
+    assert "Not one row fits. Use a smaller max_length" in refused(bank, {"who": task}, monkeypatch, 10)
 
 
 def test_rows_of_tags_and_of_hidden_tokens_are_measured(monkeypatch: pytest.MonkeyPatch):
