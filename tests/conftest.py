@@ -61,7 +61,17 @@ def _show_shape_types() -> None:
     builtins.Tensor = torch.Tensor  # type: ignore[attr-defined]
 
 
+def _seed_what_is_there() -> None:
+    """Leave out devices that this machine lacks: until one is used torch keeps a stack trace of every seeding."""
+    import torch
+
+    for kind in (torch.cuda, torch.xpu, torch.mtia):
+        if not kind.is_available():
+            kind.manual_seed_all = lambda seed: None
+
+
 _show_shape_types()
+_seed_what_is_there()
 
 
 class NetworkBlockedError(RuntimeError):
