@@ -6,6 +6,7 @@ The environment is set before anything imports torch or transformers, which read
 from __future__ import annotations
 
 import builtins
+import gc
 import os
 import random
 import shutil
@@ -25,11 +26,19 @@ WHOLE_RUNS = (
     "contract/test_tuning",
     "end_to_end",
     "golden",
+    "hostile/test_commands",
+    "hostile/test_disk_full",
+    "hostile/test_fuzz",
     "hostile/test_kill",
     "hostile/test_nan",
     "hostile/test_resume",
+    "hostile/test_threads",
     "unit/cli",
     "unit/recipes",
+    "unit/studies/test_advise",
+    "unit/studies/test_errors",
+    "unit/studies/test_probe.py",
+    "unit/studies/test_removal",
     "unit/train",
 )
 _CACHE = tempfile.mkdtemp(prefix="lamina-tests-")
@@ -130,6 +139,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         if item.get_closest_marker("full"):
             item.add_marker(pytest.mark.skip(reason="the whole matrix: run with -m full"))
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what was imported: a third of a second each time, were it looked through."""
+    gc.collect()
+    gc.freeze()
 
 
 def _has_cuda() -> bool:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.support.deaths import forked
 from tests.support.tiny import FAMILIES
 from tests.support.training import (
     largest_difference,
@@ -40,14 +39,12 @@ from lamina.train.checkpoint import Checkpoints
 from lamina.train.engine import Engine
 from lamina.train.learner import Learner
 
-ROOT = Path(__file__).parents[2]
-
 # Law 1
 
 
 @pytest.mark.parametrize("name", ["bert-SequenceClassification", "gpt2-CausalLM", "bart-Seq2SeqLM", "t5-Seq2SeqLM"])
 def test_the_base_comes_out_of_training_as_it_went_in(name: str):
-    family, model = FAMILIES[name], FAMILIES[name].build()
+    family, model = FAMILIES[name], FAMILIES[name].known()
     bank = ReaderBank(model, tiny_tokenizer())
     task = yes_no(train=12, validation=6)
     bank.add("r", reader(task, dropout=0.1))
@@ -421,28 +418,23 @@ def test_the_checkpoints_of_the_two_highest_steps_are_kept(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-11"]
 
 
-SCRIPT = """
-import os, signal, sys
-from tests.contract.test_training import OPTIONS, three, train
-from lamina.train.engine import Engine
-step, calls = Engine.step, []
-def dying(self, *args, **kwargs):
-    calls.append(1)
-    if len(calls) == 21:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(self, *args, **kwargs)
-Engine.step = dying
-bank, tasks = three()
-train(bank, tasks, output=sys.argv[1], **OPTIONS)
-"""
+def killed_at(step: int, folder: Path) -> None:
+    """A run that kills its own process."""
+    calls, plain = iter(range(10**6)), Engine.step
+
+    def dying(self: Engine, *args: Any, **kwargs: Any) -> Any:
+        if next(calls) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(self, *args, **kwargs)
+
+    Engine.step = dying
+    bank, tasks = three()
+    train(bank, tasks, output=folder, **OPTIONS)
 
 
 def test_a_process_that_is_killed_resumes(whole: tuple[dict[str, torch.Tensor], Any], tmp_path: Path):
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)], cwd=ROOT, env=environment, capture_output=True, check=False
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    ended = forked(lambda: killed_at(20, tmp_path))
+    assert ended.code == -signal.SIGKILL, ended.err
     assert newest_checkpoint(tmp_path / "checkpoints") is not None
     bank, tasks = three()
     result = train(bank, tasks, output=tmp_path, resume=True, **OPTIONS)

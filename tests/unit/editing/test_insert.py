@@ -42,7 +42,7 @@ T5_BASE = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_head
 
 def built(name="bert"):
     family = FAMILIES[name]
-    model = family.build()
+    model = family.known()
     return model, family.inputs(model)
 
 
@@ -252,7 +252,7 @@ def test_every_inserted_weight_gets_a_gradient():
 
 
 def test_a_plain_trainer_trains_and_saves_it(tmp_path):
-    model = FAMILIES["bert-SequenceClassification"].build()
+    model = FAMILIES["bert-SequenceClassification"].known()
     insert_(model, "both")
     before = {name: value.clone() for name, value in model.named_parameters() if "inserted" in name}
     rows = [{"input_ids": torch.arange(5, 12), "labels": label} for label in (0, 1, 0, 1)]
@@ -278,7 +278,7 @@ def test_generation_with_its_cache_goes_through_the_layers(name):
 @pytest.mark.parametrize("tokens", [9, 16])  # 16: as many as there are positions, one text
 def test_position_calls_of_shared_projections_are_left_alone(tokens):
     family = FAMILIES["deberta-v2"]
-    model = family.build()
+    model = family.known()
     inputs = family.inputs(model, batch=1, tokens=tokens)
     seen = []
     projection = model.encoder.layer[0].attention.self.key_proj
