@@ -41,6 +41,10 @@ WHOLE_RUNS = (
     "unit/studies/test_removal",
     "unit/train",
 )
+SHIPPED = tuple(
+    f"tests/unit/recipes/test_{name}.py"
+    for name in ("discussed_methods", "insertion_recipes", "paper_tasks", "reinit_recipes", "shipped_recipes")
+)
 _CACHE = tempfile.mkdtemp(prefix="lamina-tests-")
 os.environ.update(
     HF_HUB_OFFLINE="1",
@@ -151,6 +155,21 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Under xdist, give one process all files that share what is dear to make: the dry runs of shipped recipes."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByWork(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = super()._split_scope(nodeid)
+            return "shipped recipes" if path.startswith(SHIPPED) else path
+
+    return ByWork(config, log)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support import shipped
 
 from lamina.layers.discovery import same_stacks
 from lamina.recipes.edits import apply_edits, config_of
-from lamina.recipes.estimate import estimate
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.model_size import Sizes
-from lamina.recipes.schema import load_recipe
 from lamina.tasks import kind_of
 from lamina.train.options import FitOptions
 
@@ -32,9 +31,8 @@ VIT_RECIPES = ("table-3-cifar100", "table-3-imagenet")
 POSITIONS = ("attention", "ffn", "both")
 
 
-@cache
 def recipe(name: str) -> Recipe:
-    return load_recipe(FOLDER / f"{name}.yaml")
+    return shipped.recipe(f"papers/insertion/{name}")
 
 
 @cache
@@ -42,9 +40,8 @@ def specs(name: str) -> dict[str, RunSpec]:
     return expand_recipe(recipe(name), {})
 
 
-@cache
 def tried(name: str) -> Estimate:
-    return estimate(recipe(name))
+    return shipped.tried(f"papers/insertion/{name}")
 
 
 def header(name: str) -> str:
