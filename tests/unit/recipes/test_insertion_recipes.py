@@ -166,7 +166,9 @@ def test_how_many_models_are_trained(name: str, runs: int):
         ("attention", "1-20"),
         ("ffn", "1-24"),
         ("both", "1-20"),
-        *(pytest.param(*rest, marks=pytest.mark.full) for rest in (("attention", "1-24"), ("ffn", "1-20"), ("both", "1-24"))),
+        pytest.param("attention", "1-24", marks=pytest.mark.full),
+        pytest.param("ffn", "1-20", marks=pytest.mark.full),
+        pytest.param("both", "1-24", marks=pytest.mark.full),
     ],
 )
 def test_the_frozen_variant_trains_the_inserted_layers_and_the_classifier(position: str, layers: str):
