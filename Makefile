@@ -22,7 +22,7 @@ demo: $(READY)
 
 # Without bytecode every process of the suite would compile all of lamina and rewrite the tests' asserts anew.
 test: $(READY)
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .

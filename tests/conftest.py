@@ -6,6 +6,7 @@ The environment is set before anything imports torch or transformers, which read
 from __future__ import annotations
 
 import builtins
+import gc
 import os
 import random
 import shutil
@@ -25,12 +26,24 @@ WHOLE_RUNS = (
     "contract/test_tuning",
     "end_to_end",
     "golden",
+    "hostile/test_commands",
+    "hostile/test_disk_full",
+    "hostile/test_fuzz",
     "hostile/test_kill",
     "hostile/test_nan",
     "hostile/test_resume",
+    "hostile/test_threads",
     "unit/cli",
     "unit/recipes",
+    "unit/studies/test_advise",
+    "unit/studies/test_errors",
+    "unit/studies/test_probe.py",
+    "unit/studies/test_removal",
     "unit/train",
+)
+SHIPPED = tuple(
+    f"tests/unit/recipes/test_{name}.py"
+    for name in ("discussed_methods", "insertion_recipes", "paper_tasks", "reinit_recipes", "shipped_recipes")
 )
 _CACHE = tempfile.mkdtemp(prefix="lamina-tests-")
 os.environ.update(
@@ -61,7 +74,17 @@ def _show_shape_types() -> None:
     builtins.Tensor = torch.Tensor  # type: ignore[attr-defined]
 
 
+def _seed_what_is_there() -> None:
+    """Leave out devices that this machine lacks: until one is used torch keeps a stack trace of every seeding."""
+    import torch
+
+    for kind in (torch.cuda, torch.xpu, torch.mtia):
+        if not kind.is_available():
+            kind.manual_seed_all = lambda seed: None
+
+
 _show_shape_types()
+_seed_what_is_there()
 
 
 class NetworkBlockedError(RuntimeError):
@@ -122,10 +145,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="the whole matrix: run with -m full"))
 
 
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what was imported: a third of a second each time, were it looked through."""
+    gc.collect()
+    gc.freeze()
+
+
 def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Under xdist, give one process all files that share what is dear to make: the dry runs of shipped recipes."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByWork(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = super()._split_scope(nodeid)
+            return "shipped recipes" if path.startswith(SHIPPED) else path
+
+    return ByWork(config, log)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -251,7 +251,7 @@ def test_a_bank_hears_what_its_readers_are_at_the_time_of_the_call():
 
 @pytest.mark.parametrize("name", TALKING)
 def test_training_mode_concerns_the_readers_only(name: str):
-    family, model = FAMILIES[name], FAMILIES[name].build()
+    family, model = FAMILIES[name], FAMILIES[name].known()
     inputs = family.inputs(model)
     bank = bank_of(model)
     before = photograph(model)
@@ -271,7 +271,7 @@ def test_training_mode_concerns_the_readers_only(name: str):
 
 @pytest.mark.parametrize("name", TALKING)
 def test_a_step_of_training_by_hand_reaches_the_readers_only(name: str):
-    family, model = FAMILIES[name], FAMILIES[name].build()
+    family, model = FAMILIES[name], FAMILIES[name].known()
     bank = bank_of(model)
     before = photograph(model)
     bank.train()
@@ -286,14 +286,14 @@ def test_a_step_of_training_by_hand_reaches_the_readers_only(name: str):
 
 
 def test_a_bank_freezes_a_model_that_was_training():
-    model = FAMILIES["bert-SequenceClassification"].build().train()
+    model = FAMILIES["bert-SequenceClassification"].known().train()
     ReaderBank(model)
     assert not any(module.training for module in model.modules())
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_nothing_stays_behind_after_an_error():
-    family, model = FAMILIES["bert"], FAMILIES["bert"].build()
+    family, model = FAMILIES["bert"], FAMILIES["bert"].known()
     bank = bank_of(model)
     bank(**family.inputs(model))
 

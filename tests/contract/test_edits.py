@@ -63,7 +63,7 @@ def same_names(model: Any, edit: Edit) -> set[str]:
 
 @pytest.mark.parametrize("name", EDITABLE)
 def test_reinit_changes_the_maps_of_the_named_block_alone(name):
-    model = READABLE[name].build()
+    model = READABLE[name].known()
     for stack in READABLE[name].stacks:
         before = values(model)
         edit = reinit_(model, layers_of(name), stack=stack)
@@ -76,7 +76,7 @@ def test_reinit_changes_the_maps_of_the_named_block_alone(name):
 
 @pytest.mark.parametrize("name", EDITABLE)
 def test_reinit_of_a_block_sets_all_of_it(name):
-    model = READABLE[name].build()
+    model = READABLE[name].known()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.01  # away from the ones and zeros it began with
@@ -97,7 +97,7 @@ def test_reinit_of_a_block_sets_all_of_it(name):
 def test_truncate_keeps_the_rest_and_reloads(name, tmp_path: Path):
     family = READABLE[name]
     for stack in family.stacks:
-        model = family.build()
+        model = family.known()
         if family.model_type in DEEP:
             with pytest.raises(ConfigError, match=r"the shape of .* depends on the number of blocks"):
                 truncate_(model, 1, stack=stack)
@@ -144,7 +144,7 @@ def parts(value: Any) -> list[Tensor]:
 def test_freeze_stops_the_named_layers_alone(name):
     family = READABLE[name]
     for stack in family.stacks:
-        model = family.build()
+        model = family.known()
         before, free = values(model), trainable(model)
         choice = (1 if layers_of(name) != "all" else "all") if family.blocks else "all"
         edit = freeze_(model, choice, stack=stack)
@@ -156,7 +156,7 @@ def test_freeze_stops_the_named_layers_alone(name):
 
 @pytest.mark.parametrize("name", [name for name, family in READABLE.items() if family.model_type in ROLES])
 def test_insert_adds_what_it_names_and_changes_nothing(name):
-    model = READABLE[name].build()
+    model = READABLE[name].known()
     before, config = values(model), model.config.to_dict()
     edit = insert_(model, "both", layers_of(name))
     after = model.state_dict()
@@ -168,14 +168,14 @@ def test_insert_adds_what_it_names_and_changes_nothing(name):
 
 @pytest.mark.parametrize("name", ["bert", "t5", "gpt2", "wav2vec2"])
 def test_edits_are_recorded_in_order(name):
-    model = FAMILIES[name].build()
+    model = FAMILIES[name].known()
     made = [reinit_(model, 1), truncate_(model, 2), freeze_(model, "0-1")]
     assert edits(model) == made
     assert [Edit.from_dict(json.loads(json.dumps(each.to_dict()))) for each in made] == made
 
 
 def test_a_truncated_backbone_loads_with_plain_auto_model(tmp_path: Path):
-    model = HEADED["bert-SequenceClassification"].build()
+    model = HEADED["bert-SequenceClassification"].known()
     truncate_(model, 1)
     model.save_pretrained(tmp_path)
     loaded, report = AutoModel.from_pretrained(tmp_path, output_loading_info=True)

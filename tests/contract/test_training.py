@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.support.deaths import forked
 from tests.support.tiny import FAMILIES
 from tests.support.training import (
     largest_difference,
@@ -40,14 +40,12 @@ from lamina.train.checkpoint import Checkpoints
 from lamina.train.engine import Engine
 from lamina.train.learner import Learner
 
-ROOT = Path(__file__).parents[2]
-
 # Law 1
 
 
 @pytest.mark.parametrize("name", ["bert-SequenceClassification", "gpt2-CausalLM", "bart-Seq2SeqLM", "t5-Seq2SeqLM"])
 def test_the_base_comes_out_of_training_as_it_went_in(name: str):
-    family, model = FAMILIES[name], FAMILIES[name].build()
+    family, model = FAMILIES[name], FAMILIES[name].known()
     bank = ReaderBank(model, tiny_tokenizer())
     task = yes_no(train=12, validation=6)
     bank.add("r", reader(task, dropout=0.1))
@@ -103,15 +101,15 @@ def effective(bank: ReaderBank, name: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("schedule", "dropout"), [("linear", 0.0), ("plateau", 0.3)])
 def test_a_reader_is_the_same_beside_fifteen_others(schedule: str, dropout: float):
-    task = yes_no(train=200)
+    task = yes_no(train=100)
     options: dict[str, Any] = {"schedule": schedule, "weight_decay": 0.1, "max_grad_norm": 0.5, "warmup_ratio": 0.1}
     alone = tiny_bank({"one": reader(task, dropout=dropout)})
-    assert train(alone, {"one": task}, **options).steps == 50
+    assert train(alone, {"one": task}, **options).steps == 25
     readers, tasks = crowd(task, dropout)
     beside = tiny_bank({**readers, "one": reader(task, dropout=dropout)})
     epochs = {name: 2 if name.startswith("other") else 1 for name in beside}
     result = train(beside, {**tasks, "one": task}, epochs=epochs, **options)
-    assert result.steps > 50
+    assert result.steps > 25
     assert largest_difference(weights(alone), weights(tiny_bank({"one": reader(task)}))) > 0.1  # it did learn
     assert largest_difference(effective(alone, "one"), effective(beside, "one")) <= 1e-4
 
@@ -206,10 +204,16 @@ PER_EPOCH = 8  # five batches of the first texts and three of the others
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, torch.Tensor], Any]:
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the run writes that nobody kills."""
+    return tmp_path_factory.mktemp("whole")
+
+
+@pytest.fixture(scope="module")
+def whole(ended: Path) -> tuple[dict[str, torch.Tensor], Any]:
     """The run that nobody kills."""
     bank, tasks = three()
-    result = train(bank, tasks, output=tmp_path_factory.mktemp("whole"), **OPTIONS)
+    result = train(bank, tasks, output=ended, **OPTIONS)
     assert sum(row["reader"] == "two" for row in result.history) == 3  # it did stop early
     assert result.best["one"]["epoch"] > 2  # and another went on learning
     return weights(bank), result
@@ -293,14 +297,13 @@ def test_resuming_really_goes_on_and_does_not_start_anew(tmp_path: Path):
     assert steps == list(range(2 * PER_EPOCH, result.steps))
 
 
-def test_a_finished_run_resumes_to_itself(tmp_path: Path):
-    bank, tasks = three()
-    first = train(bank, tasks, output=tmp_path, **OPTIONS)
-    again, _ = three()
+def test_a_finished_run_resumes_to_itself(whole: tuple[dict[str, torch.Tensor], Any], ended: Path, tmp_path: Path):
+    shutil.copytree(ended, tmp_path, dirs_exist_ok=True)
+    again, tasks = three()
     second = train(again, tasks, output=tmp_path, resume=True, **OPTIONS)
-    assert same(weights(again), weights(bank))
-    assert second.history == first.history
-    assert second.steps == first.steps
+    assert same(weights(again), whole[0])
+    assert second.history == whole[1].history
+    assert second.steps == whole[1].steps
 
 
 def test_without_a_checkpoint_a_resumed_run_starts(whole: tuple[dict[str, torch.Tensor], Any], tmp_path: Path):
@@ -377,7 +380,7 @@ def test_a_disk_that_is_full_leaves_whole_checkpoints(tmp_path: Path, monkeypatc
 def test_what_another_run_left_in_the_folder_is_not_resumed(tmp_path: Path):
     """Else the checkpoints of a longer run would pass for newer ones."""
     bank, tasks = three()
-    train(bank, tasks, output=tmp_path, epochs=5)
+    train(bank, tasks, output=tmp_path, epochs=3)
     options = {"epochs": 2, "learning_rate": 0.02}
     expected, _ = three()
     train(expected, tasks, **options)
@@ -421,28 +424,23 @@ def test_the_checkpoints_of_the_two_highest_steps_are_kept(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-11"]
 
 
-SCRIPT = """
-import os, signal, sys
-from tests.contract.test_training import OPTIONS, three, train
-from lamina.train.engine import Engine
-step, calls = Engine.step, []
-def dying(self, *args, **kwargs):
-    calls.append(1)
-    if len(calls) == 21:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(self, *args, **kwargs)
-Engine.step = dying
-bank, tasks = three()
-train(bank, tasks, output=sys.argv[1], **OPTIONS)
-"""
+def killed_at(step: int, folder: Path) -> None:
+    """A run that kills its own process."""
+    calls, plain = iter(range(10**6)), Engine.step
+
+    def dying(self: Engine, *args: Any, **kwargs: Any) -> Any:
+        if next(calls) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(self, *args, **kwargs)
+
+    Engine.step = dying
+    bank, tasks = three()
+    train(bank, tasks, output=folder, **OPTIONS)
 
 
 def test_a_process_that_is_killed_resumes(whole: tuple[dict[str, torch.Tensor], Any], tmp_path: Path):
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)], cwd=ROOT, env=environment, capture_output=True, check=False
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    ended = forked(lambda: killed_at(20, tmp_path))
+    assert ended.code == -signal.SIGKILL, ended.err
     assert newest_checkpoint(tmp_path / "checkpoints") is not None
     bank, tasks = three()
     result = train(bank, tasks, output=tmp_path, resume=True, **OPTIONS)

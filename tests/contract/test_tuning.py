@@ -41,7 +41,7 @@ WRITE = {"processor": t5_tokenizer(), "max_target_length": 8}
 # Kind -> model, task, options, a score that chance does not reach
 KINDS: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any], float]] = {
     "sequence": (bert, lambda: yes_no(train=80), {"epochs": 2}, 0.9),
-    "pair": (bert, pairs, {"epochs": 8}, 0.9),
+    "pair": (bert, pairs, {"epochs": 2}, 0.9),
     "pair, encoder and decoder": (
         lambda: t5("AutoModelForSequenceClassification"),
         pairs,
@@ -49,7 +49,7 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any], flo
         0.9,
     ),
     "regression": (lambda: bert(labels=1), lambda: length_of_text(train=80), {"epochs": 3}, 0.8),
-    "multi-label": (lambda: bert(labels=3), lambda: several(train=240), {"epochs": 8, "learning_rate": 3e-3}, 0.85),
+    "multi-label": (lambda: bert(labels=3), lambda: several(train=240), {"epochs": 5, "learning_rate": 3e-3}, 0.85),
     "tags": (lambda: bert(TOKEN, 5), lambda: names(train=60), {"epochs": 6}, 0.8),
     "tags in windows": (lambda: bert(TOKEN, 5), lambda: names(train=20, validation=5, **LONG), {"epochs": 4}, 0.8),
     "summaries": (t5, copies, {**WRITE, "epochs": 8, "num_beams": 3}, 0.6),

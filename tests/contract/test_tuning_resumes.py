@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pyarrow import parquet
+from tests.support.deaths import forked
 from tests.support.finetuned import bert, tensors, tune
 from tests.support.training import same, yes_no
 
@@ -21,7 +20,6 @@ from lamina.errors import ConfigError
 from lamina.train.checkpoint import Checkpoints
 from lamina.train.engine import Engine
 
-ROOT = Path(__file__).parents[2]
 OPTIONS: dict[str, Any] = {"epochs": 3, "batch_size": 4, "save_steps": 4, "warmup_ratio": 0.2, "weight_decay": 0.1}
 PER_EPOCH = 10
 
@@ -110,29 +108,23 @@ def test_a_run_with_a_limit_of_steps_resumes(tmp_path: Path):
     check_resumed(tmp_path, (tensors(model), whole), **limit)  # once more, now that it has ended
 
 
-SCRIPT = """
-import os, signal, sys
-from pathlib import Path
-from tests.contract.test_tuning_resumes import OPTIONS, job, tune
-from lamina.train.engine import Engine
-plain, calls = Engine.step, []
-def dying(self, *args, **kwargs):
-    calls.append(1)
-    if len(calls) == 16:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return plain(self, *args, **kwargs)
-Engine.step = dying
-model, task = job()
-tune(model, task, Path(sys.argv[1]), **OPTIONS)
-"""
+def killed_at(step: int, output: Path) -> None:
+    """A run that kills its own process."""
+    calls, plain = iter(range(10**6)), Engine.step
+
+    def dying(self: Engine, *args: Any, **kwargs: Any) -> Any:
+        if next(calls) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(self, *args, **kwargs)
+
+    Engine.step = dying
+    model, task = job()
+    tune(model, task, output, **OPTIONS)
 
 
 def test_a_process_that_is_killed_resumes(whole: Any, tmp_path: Path):
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=False
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    ended = forked(lambda: killed_at(15, tmp_path))
+    assert ended.code == -signal.SIGKILL, ended.err
     assert newest_checkpoint(tmp_path / "checkpoints") is not None
     check_resumed(tmp_path, whole)
 

@@ -20,7 +20,7 @@ def blocks(path: Path) -> list[str]:
 
 def test_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "out" / "demo" / "corpus", rows=200)
+    write(tmp_path / "out" / "demo" / "corpus", rows=100)
     code = blocks(ROOT / "README.md")
     names: dict[str, object] = {}
     for block in code:

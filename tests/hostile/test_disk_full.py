@@ -6,7 +6,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,9 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.deaths import forked
 from tests.support.stored import tiny_bank, tiny_model, tiny_tokenizer
+from transformers.utils import logging
 
 import lamina
+from lamina.cli import main
 from lamina.data.read import read_table
 from lamina.errors import LaminaError
 from lamina.store import load, load_bank, save, save_bank
@@ -165,19 +167,17 @@ def test_what_was_there_before_stays(place: Path):
     assert {name: before.get(name) for name in contents(place)} == before
 
 
-COMMAND = """
-import resource, signal, sys
-sys.dont_write_bytecode = True  # Python would leave a part of it
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
-from lamina.cli import main
-main()
-"""
+def in_full_command(*arguments: str) -> None:
+    logging.disable_progress_bar()  # as the command does before it loads transformers
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    sys.dont_write_bytecode = True  # Python would leave a part of it
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
+    main(list(arguments))
 
 
 def test_the_command_ends_with_one_sentence(tmp_path: Path):
     save(tiny_model(), tmp_path / "base", tiny_tokenizer())
     arguments = ("edit", str(tmp_path / "base"), "--freeze", "1", "-o", str(tmp_path / "out"))
-    done = subprocess.run([sys.executable, "-c", COMMAND, *arguments], capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith(f"error: save: {tmp_path / 'out'} cannot be written (")
+    ended = forked(lambda: in_full_command(*arguments))
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1), ended.err
+    assert ended.err.startswith(f"error: save: {tmp_path / 'out'} cannot be written (")

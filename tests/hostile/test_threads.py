@@ -46,7 +46,7 @@ def count_hooks(model: torch.nn.Module) -> int:
 
 
 def bank_of(family: str, stack: str | None = None, fusions: dict[str, Any] = FUSIONS) -> ReaderBank:
-    bank = ReaderBank(FAMILIES[family].build())
+    bank = ReaderBank(FAMILIES[family].known())
     for seed, (name, fusion) in enumerate(fusions.items()):
         bank.add(name, Reader(fusion, TWO, stack, seed=seed))
     return bank.eval()

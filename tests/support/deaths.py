@@ -6,9 +6,11 @@ import logging
 import os
 import shutil
 import sys
+import traceback
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,16 +74,40 @@ def _ends(action: Callable[[], Any], at: int, kind: type[BaseException]) -> bool
 
 def is_killed(action: Callable[[], Any], at: int) -> bool:
     """The same in a real process, whose locks and memory go with it."""
-    child = os.fork()
-    if child == 0:
-        code = 1  # of an error of the action's own
-        try:
-            code = 9 if dies(action, at) else 0
-        finally:
-            os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, 9), at
-    return code == 9
+    ended = forked(lambda: sys.exit(9 if dies(action, at) else 0))
+    assert ended.code in (0, 9), (at, ended.err)
+    return ended.code == 9
+
+
+class Ended(NamedTuple):
+    """How a process ended, and what it printed."""
+
+    code: int  # less than 0: by that signal
+    out: str
+    err: str
+
+
+def forked(action: Callable[[], Any]) -> Ended:
+    """Run an action in a process of its own, which need not import anything anew."""
+    with TemporaryFile("w+", encoding="utf-8") as out, TemporaryFile("w+", encoding="utf-8") as err:
+        child = os.fork()
+        if child == 0:
+            code: Any = 1  # of an error of the action's own
+            try:
+                sys.stdout, sys.stderr = out, err
+                try:
+                    action()
+                    code = 0
+                except SystemExit as ended:
+                    code = ended.code or 0
+                except BaseException:
+                    traceback.print_exc()
+                out.flush()
+                err.flush()
+            finally:
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return Ended(code, *(file.seek(0) or file.read() for file in (out, err)))
 
 
 def contents(folder: Path) -> Contents:

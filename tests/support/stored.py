@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,7 @@ from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
+from lamina.layers.discovery import same_stacks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,9 +69,16 @@ def save_base(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+@cache
+def _known() -> BertModel:
+    return tiny_model()
+
+
 def tiny_bank(model: BertModel | None = None) -> ReaderBank:
     """Two readers whose scores and norms were moved away from their start."""
-    bank = ReaderBank(tiny_model() if model is None else model, tiny_tokenizer())
+    if model is None:
+        same_stacks(_known(), model := tiny_model())
+    bank = ReaderBank(model, tiny_tokenizer())
     bank.add("mood", Reader(AdaLayers(dim=16), SequenceClassification(("bad", "good"))))
     bank.add("who", Reader(Mean(layers=(1, 3)), TokenClassification(("O", "B-PER", "B-LOC"), feedforward=24), seed=5))
     with torch.no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from lamina.bank import Reader, ReaderBank
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
+from lamina.layers.discovery import same_stacks
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
 from lamina.train import FitResult, fit
@@ -81,8 +83,16 @@ def tiny_model(seed: int = 0) -> PreTrainedModel:
         return BertModel(config, add_pooling_layer=False).eval()
 
 
+@cache
+def _known() -> PreTrainedModel:
+    return tiny_model()
+
+
 def tiny_bank(readers: Mapping[str, Reader], model: PreTrainedModel | None = None) -> ReaderBank:
-    bank = ReaderBank(model or tiny_model(), tiny_tokenizer())
+    """A bank on a model of its own; where the layers of that are is found once per process."""
+    if model is None:
+        same_stacks(_known(), model := tiny_model())
+    bank = ReaderBank(model, tiny_tokenizer())
     for name, reader in readers.items():
         bank.add(name, reader)
     return bank

@@ -29,7 +29,7 @@ TWO = SequenceClassification(("a", "b"))
 
 @pytest.fixture
 def model() -> Any:
-    return FAMILIES["bert"].build()
+    return FAMILIES["bert"].known()
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_layers_that_a_cutoff_removed_are_not_waited_for(model: Any, batch: dict
 
 def test_main_runs_the_model_head_too():
     family = FAMILIES["bert-SequenceClassification"]
-    model = family.build()
+    model = family.known()
     bank = ReaderBank(model)
     bank.add("r", Reader(SingleLayer(layer=1, dim=8), TWO))
     counts, _ = runs(model)
@@ -103,7 +103,7 @@ def test_main_runs_the_model_head_too():
 
 def test_only_the_stack_that_is_needed_runs():
     family = FAMILIES["bart-Seq2SeqLM"]
-    model = family.build()
+    model = family.known()
     bank = ReaderBank(model)
     bank.add("r", Reader(AdaLayers(dim=8), TWO, stack="encoder"))
     calls = []
@@ -386,7 +386,7 @@ def test_double_precision_readers_on_a_single_precision_model(bank: ReaderBank, 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_half_precision_model_is_read_in_single_precision(dtype: torch.dtype):
     family = FAMILIES["bert"]
-    model = family.build().to(dtype)
+    model = family.known().to(dtype)
     bank = ReaderBank(model)
     for number, fusion in enumerate((AdaLayers(dim=8), Mean(), SingleLayer(dim=8))):
         stir_(bank.add(f"r{number}", Reader(fusion, TWO)), size=0.1)
@@ -453,7 +453,7 @@ def test_a_copied_reader_goes_on_with_the_same_random_numbers(
 
 
 def test_a_model_is_held_for_as_long_as_a_bank_lives():
-    model = FAMILIES["bert-SequenceClassification"].build()
+    model = FAMILIES["bert-SequenceClassification"].known()
     assert not is_held(model)
     first, second = ReaderBank(model), ReaderBank(model.base_model)
     assert is_held(model)
@@ -513,7 +513,7 @@ def test_an_edit_under_a_bank_is_told_at_the_next_pass(
 
 def test_an_edit_of_a_part_of_the_model_is_told_too():
     family = FAMILIES["bert-SequenceClassification"]
-    model = family.build()
+    model = family.known()
     bank = ReaderBank(model)
     bank.add("r", Reader(AdaLayers(dim=8), TWO))
     reinit_(model.base_model, [1])

@@ -25,7 +25,7 @@ SHORT: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id"
 
 
 def bank_of(name: str, stack: str | None = None, fusion: Any = None) -> ReaderBank:
-    bank = ReaderBank(FAMILIES[name].build())
+    bank = ReaderBank(FAMILIES[name].known())
     bank.add("r", Reader(fusion or AdaLayers(dim=8), TWO, stack))
     return bank.eval()
 
@@ -41,7 +41,7 @@ def traces(model: torch.nn.Module) -> tuple[int, Any, set[str]]:
 
 
 def test_an_encoder_has_no_decoder_to_read():
-    bank = ReaderBank(FAMILIES["bert"].build())
+    bank = ReaderBank(FAMILIES["bert"].known())
     with pytest.raises(UnknownNameError, match="bank: unknown stack 'decoder'; known: main"):
         bank.add("r", Reader(AdaLayers(dim=8), TWO, "decoder"))
 

@@ -23,7 +23,7 @@ TWO = SequenceClassification(("a", "b"))
 
 
 def bank_of(name: str, stack: str | None = None, fusion: Any = None) -> tuple[ReaderBank, dict[str, torch.Tensor]]:
-    model = FAMILIES[name].build()
+    model = FAMILIES[name].known()
     bank = ReaderBank(model)
     bank.add("r", Reader(fusion or AdaLayers(dim=8), TWO, stack))
     return bank.eval(), FAMILIES[name].inputs(model, batch=2, tokens=7)
@@ -128,7 +128,7 @@ def test_a_decoder_has_the_decoders_mask():
 
 
 def test_where_a_mask_is_found():
-    stack = stacks(FAMILIES["bert"].build())["main"]
+    stack = stacks(FAMILIES["bert"].known())["main"]
     mask, other = torch.ones(2, 3), torch.zeros(2, 3)
     assert token_mask(stack, {"attention_mask": mask}, (), {"attention_mask": other}) is mask
     assert token_mask(stack, {}, (), {"attention_mask": other}) is other
@@ -154,7 +154,7 @@ def test_where_a_mask_is_found():
     ids=["4-D", "additive", "packed", "twos", "negative", "soft", "nan", "mapping"],
 )
 def test_a_mask_that_cannot_be_understood_is_refused(mask: Any, form: str):
-    stack = stacks(FAMILIES["bert"].build())["main"]
+    stack = stacks(FAMILIES["bert"].known())["main"]
     for batch, kwargs in (({"attention_mask": mask}, {}), ({}, {"attention_mask": mask})):
         with pytest.raises(ConfigError, match=f"mask: the attention mask is {form}; it must be \\[batch, tokens\\]"):
             token_mask(stack, batch, (), kwargs)
@@ -162,7 +162,7 @@ def test_a_mask_that_cannot_be_understood_is_refused(mask: Any, form: str):
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int32, torch.uint8, torch.float32, torch.float16])
 def test_masks_of_zeros_and_ones_are_read_in_any_dtype(dtype: torch.dtype):
-    stack, mask = stacks(FAMILIES["bert"].build())["main"], torch.tensor([[1, 1, 0]]).to(dtype)
+    stack, mask = stacks(FAMILIES["bert"].known())["main"], torch.tensor([[1, 1, 0]]).to(dtype)
     assert token_mask(stack, {"attention_mask": mask}) is mask
     assert token_mask(stack, {"attention_mask": mask[:0]}) is not None
 
@@ -190,7 +190,7 @@ class Peft(nn.Module):
 @pytest.mark.parametrize("family", ["bert", "distilbert", "bert-SequenceClassification", "gpt2-CausalLM", "xlnet"])
 @torch.no_grad()
 def test_the_true_mask_is_found_inside_a_wrapper(family: str):
-    inner, alone = FAMILIES[family].build(), ReaderBank(FAMILIES[family].build())
+    inner, alone = FAMILIES[family].known(), ReaderBank(FAMILIES[family].known())
     batch = FAMILIES[family].inputs(inner, batch=2, tokens=7)
     bank = ReaderBank(Peft(inner))  # pyright: ignore[reportArgumentType]
     for each in (alone, bank):
@@ -232,7 +232,7 @@ def test_only_layers_that_count_are_asked_for():
 
 
 def test_readers_are_grouped_by_shape_and_layers():
-    model = FAMILIES["bert"].build()
+    model = FAMILIES["bert"].known()
     bank = ReaderBank(model)
     fusions = {
         "a": AdaLayers(dim=8),

@@ -114,8 +114,8 @@ def test_both_stacks(lamina, tmp_path: Path):
 @pytest.mark.parametrize(
     ("family", "position", "total", "added"),
     [
-        ("deberta-v2", "attention", 435_063_810, 4_718_592),
-        ("deberta-v2", "ffn", 435_063_810, 25_165_824),
+        pytest.param("deberta-v2", "attention", 435_063_810, 4_718_592, marks=pytest.mark.full),
+        pytest.param("deberta-v2", "ffn", 435_063_810, 25_165_824, marks=pytest.mark.full),
         ("deberta-v2", "both", 435_063_810, 4_718_592 + 25_165_824),
     ],
 )

@@ -25,7 +25,7 @@ def starts(model, *prefixes: str) -> set[str]:
 
 
 def test_all_is_the_stack_without_pooler_and_head():
-    model = FAMILIES["bert-SequenceClassification"].build()
+    model = FAMILIES["bert-SequenceClassification"].known()
     edit = freeze_(model)
     assert frozen(model) == starts(model, "bert.embeddings", "bert.encoder") == set(edit.parameters)
     assert edit.layers == (0, 1, 2, 3)
@@ -41,31 +41,31 @@ def test_layer_0_is_the_embeddings():
 
 
 def test_the_norm_after_the_blocks_goes_with_the_last_layer():
-    model = FAMILIES["llama"].build()
+    model = FAMILIES["llama"].known()
     freeze_(model, 0)
     assert frozen(model) == starts(model, "embed_tokens")
     freeze_(model, -1)
     assert frozen(model) == starts(model, "embed_tokens", "layers.2.", "norm")
-    model = FAMILIES["roberta-prelayernorm"].build()
+    model = FAMILIES["roberta-prelayernorm"].known()
     freeze_(model, "0-2")
     assert frozen(model) == starts(model, "embeddings", "encoder.layer.0.", "encoder.layer.1.")
 
 
 def test_weights_that_blocks_use_from_outside_are_layer_0():
-    model = FAMILIES["deberta-v2"].build()
+    model = FAMILIES["deberta-v2"].known()
     freeze_(model, 0)
     assert frozen(model) == starts(model, "embeddings", "encoder.rel_embeddings", "encoder.LayerNorm")
 
 
 @pytest.mark.parametrize("name", ["bart-Seq2SeqLM", "t5-Seq2SeqLM"])
 def test_a_decoder_leaves_the_encoder_alone(name):
-    model = FAMILIES[name].build()
+    model = FAMILIES[name].known()
     freeze_(model, stack="decoder")
     blocks = [p for block in stacks(model)["encoder"].blocks for p in block.parameters()]
     assert all(parameter.requires_grad for parameter in blocks)
     assert not any(p.requires_grad for block in stacks(model)["decoder"].blocks for p in block.parameters())
     assert not model.get_input_embeddings().weight.requires_grad  # shared: the decoder reads it too
-    model = FAMILIES[name].build()
+    model = FAMILIES[name].known()
     freeze_(model, stack="encoder")
     assert all(p.requires_grad for block in stacks(model)["decoder"].blocks for p in block.parameters())
 
@@ -81,7 +81,7 @@ def test_it_runs_without_weights():
 
 
 def test_only_the_inserted_layers_and_the_head_train():
-    model = FAMILIES["bert-SequenceClassification"].build()
+    model = FAMILIES["bert-SequenceClassification"].known()
     model.requires_grad_(False)
     for part in (model.classifier, model.bert.pooler):
         part.requires_grad_(True)
@@ -96,7 +96,7 @@ def test_only_the_inserted_layers_and_the_head_train():
 
 
 def test_only_the_inserted_layers_of_both_stacks_train():
-    model = FAMILIES["bart-Seq2SeqLM"].build()
+    model = FAMILIES["bart-Seq2SeqLM"].known()
     inserted = insert_(model, "ffn", stack="all").parameters
     edit = freeze_(model, train="inserted")
     assert {name for name, _ in model.named_parameters()} - frozen(model) == set(inserted)
@@ -108,7 +108,7 @@ def free(model) -> set[str]:
 
 
 def test_a_list_trains_its_parts_and_freezes_all_else():
-    model = FAMILIES["bert-SequenceClassification"].build()
+    model = FAMILIES["bert-SequenceClassification"].known()
     inserted = insert_(model, "both", [1, 2]).parameters
     model.classifier.requires_grad_(False)
     edit = freeze_(model, train=["inserted", "classifier"])
@@ -134,20 +134,20 @@ def test_a_list_trains_its_parts_and_freezes_all_else():
     ],
 )
 def test_parts_are_named_by_what_stands_between_dots(parts: list[str], prefixes: tuple[str, ...]):
-    model = FAMILIES["bert-SequenceClassification"].build()
+    model = FAMILIES["bert-SequenceClassification"].known()
     freeze_(model, train=parts)
     assert free(model) == starts(model, *prefixes) != set()
 
 
 def test_a_pattern_stands_for_every_block():
-    model = FAMILIES["bert"].build()
+    model = FAMILIES["bert"].known()
     freeze_(model, train=["layer.*.output.LayerNorm"])
     norms = {f"encoder.layer.{block}.output.LayerNorm.{name}" for block in range(3) for name in ("weight", "bias")}
     assert free(model) == norms
 
 
 def test_tied_weights_train_under_either_name():
-    model = FAMILIES["bart-Seq2SeqLM"].build()
+    model = FAMILIES["bart-Seq2SeqLM"].known()
     freeze_(model, train=["lm_head"])  # which is the embeddings
     assert free(model) == {"model.shared.weight"}
 
@@ -160,7 +160,7 @@ def test_parts_of_a_convolutional_network_train():
 
 
 def test_lists_that_cannot_be():
-    model = FAMILIES["bert-SequenceClassification"].build()
+    model = FAMILIES["bert-SequenceClassification"].known()
     with pytest.raises(
         UnknownNameError, match=r"unknown part to train 'clasifier'; known: .*Did you mean 'classifier'"
     ):
@@ -193,7 +193,7 @@ def test_freezing_twice_adds_up():
 
 
 def test_a_model_without_blocks_is_frozen_as_a_whole():
-    model = FAMILIES["xlm"].build()
+    model = FAMILIES["xlm"].known()
     with pytest.raises(ConfigError, match="single layers of the main stack came; it has no module per block"):
         freeze_(model, 1)
     assert frozen(model) == set()
@@ -202,7 +202,7 @@ def test_a_model_without_blocks_is_frozen_as_a_whole():
 
 
 def test_layers_without_parameters_are_refused():
-    model: Any = FAMILIES["bert"].build()
+    model: Any = FAMILIES["bert"].known()
     model.encoder.layer[0].requires_grad_(False)
     freeze_(model, 1)  # says again what holds already, for a reload to know it
     model.encoder.layer[0] = Passing()
@@ -222,6 +222,6 @@ def test_what_is_refused():
     with pytest.raises(UnknownNameError, match="freeze_: unknown stack 'top'"):
         freeze_(model, stack="top")
     with pytest.raises(ConfigError, match="layer 2 is not named"):
-        freeze_(FAMILIES["albert"].build(), 1)
+        freeze_(FAMILIES["albert"].known(), 1)
     assert frozen(model) == set()
     assert edits(model) == []

@@ -20,6 +20,7 @@ from lamina.editing.insert import insert_, replay_insert
 from lamina.editing.inserted import InsertedLayer, inserted_in
 from lamina.editing.record import Edit, edits
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError, UnsupportedModelError
+from lamina.layers.discovery import same_stacks
 from lamina.layers.roles import ROLES
 
 DEBERTA_V3_LARGE = {
@@ -42,7 +43,7 @@ T5_BASE = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_head
 
 def built(name="bert"):
     family = FAMILIES[name]
-    model = family.build()
+    model = family.known()
     return model, family.inputs(model)
 
 
@@ -78,10 +79,12 @@ def test_table_8_from_the_config_alone(auto, model_type, settings, before, atten
     with torch.device("meta"):
         model = auto.from_config(AutoConfig.for_model(model_type, **settings))
     assert count(model) == before
+    other = copy.deepcopy(model)
+    same_stacks(model, other)  # to look for its layers again is most of the work
     insert_(model, "attention", stack="all")
     assert count(model) - before == attention
-    insert_(model, "ffn", stack="all", init="he")
-    assert count(model) - before == attention + ffn
+    insert_(other, "ffn", stack="all", init="he")
+    assert count(other) - before == ffn
 
 
 def test_names_stay_and_the_record_says_what_came():
@@ -252,7 +255,7 @@ def test_every_inserted_weight_gets_a_gradient():
 
 
 def test_a_plain_trainer_trains_and_saves_it(tmp_path):
-    model = FAMILIES["bert-SequenceClassification"].build()
+    model = FAMILIES["bert-SequenceClassification"].known()
     insert_(model, "both")
     before = {name: value.clone() for name, value in model.named_parameters() if "inserted" in name}
     rows = [{"input_ids": torch.arange(5, 12), "labels": label} for label in (0, 1, 0, 1)]
@@ -278,7 +281,7 @@ def test_generation_with_its_cache_goes_through_the_layers(name):
 @pytest.mark.parametrize("tokens", [9, 16])  # 16: as many as there are positions, one text
 def test_position_calls_of_shared_projections_are_left_alone(tokens):
     family = FAMILIES["deberta-v2"]
-    model = family.build()
+    model = family.known()
     inputs = family.inputs(model, batch=1, tokens=tokens)
     seen = []
     projection = model.encoder.layer[0].attention.self.key_proj

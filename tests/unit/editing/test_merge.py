@@ -11,7 +11,7 @@ from lamina.errors import ConfigError, UnsupportedModelError
 
 def built(name="bert"):
     family = FAMILIES[name]
-    model = family.build()
+    model = family.known()
     return model, family.inputs(model)
 
 
@@ -69,7 +69,7 @@ def test_positions_of_their_own_projections_let_queries_fold():
     family = FAMILIES["deberta-v2"]
     config = family.config()
     config.share_att_key = False
-    model = type(family.build())(config).eval()
+    model = type(family.known())(config).eval()
     inputs = family.inputs(model)
     insert_(model, init="xavier")
     inserted = run(model, inputs)

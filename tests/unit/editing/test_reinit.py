@@ -113,7 +113,7 @@ def test_the_models_own_initialiser_gives_the_start_of_a_fresh_block():
 
 
 def test_norms_that_start_at_zero_are_reset_to_zero():
-    model = FAMILIES["gemma"].build()
+    model = FAMILIES["gemma"].known()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.5
@@ -123,7 +123,7 @@ def test_norms_that_start_at_zero_are_reset_to_zero():
 
 
 def test_experts_and_their_router_are_linear_maps():
-    edit = reinit_(FAMILIES["mixtral"].build(), 1)
+    edit = reinit_(FAMILIES["mixtral"].known(), 1)
     assert {name.removeprefix("layers.0.mlp.") for name in edit.parameters if ".mlp." in name} == {
         "gate.weight",
         "experts.gate_up_proj",
@@ -151,7 +151,7 @@ def test_modes_flags_and_gradients_are_left():
 
 
 def test_blocks_that_share_weights():
-    model = FAMILIES["albert"].build()
+    model = FAMILIES["albert"].known()
     with pytest.raises(ConfigError, match=r"layer 1 is not named.*share weights\. Name all of them"):
         reinit_(model, [2, 3])
     assert reinit_(model, "1-").layers == (1, 2, 3)
@@ -192,13 +192,13 @@ def test_layers_and_stacks_that_are_not_there():
     with pytest.raises(UnknownNameError, match="reinit_: unknown stack 'decoder'"):
         reinit_(model, 1, stack="decoder")
     with pytest.raises(ConfigError, match="the main stack of the family 'xlm' has no module per block"):
-        reinit_(FAMILIES["xlm"].build(), 1)
+        reinit_(FAMILIES["xlm"].known(), 1)
     assert differing(model, tiny_model()) == set()
     assert edits(model) == []
 
 
 def test_an_initialiser_that_leaves_weights():
-    model = FAMILIES["openai-gpt"].build()
+    model = FAMILIES["openai-gpt"].known()
     before = copy.deepcopy(model)
     with pytest.raises(
         ConfigError, match=r"initialiser of the family 'openai-gpt' leaves h\.0\..* nothing was changed"

@@ -33,7 +33,7 @@ def test_the_pooler_is_kept_and_reads_the_new_top(keep):
 
 @torch.no_grad()
 def test_the_final_norm_stays():
-    model, full = FAMILIES["llama"].build(), FAMILIES["llama"].build()
+    model, full = FAMILIES["llama"].known(), FAMILIES["llama"].known()
     inputs = FAMILIES["llama"].inputs(model)
     truncate_(model, 1)
     state = full(**inputs, output_hidden_states=True).hidden_states[1]
@@ -42,7 +42,7 @@ def test_the_final_norm_stays():
 
 @pytest.mark.parametrize("name", ["bart-Seq2SeqLM", "t5-Seq2SeqLM", "whisper-SpeechSeq2Seq"])
 def test_both_stacks_are_cut_and_it_generates(name, tmp_path: Path):
-    model = FAMILIES[name].build()
+    model = FAMILIES[name].known()
     truncate_(model, 2, stack="encoder")
     truncate_(model, 1, stack="decoder")
     assert {stack: found.depth for stack, found in stacks(model).items()} == {"encoder": 2, "decoder": 1}
@@ -56,35 +56,35 @@ def test_both_stacks_are_cut_and_it_generates(name, tmp_path: Path):
 
 
 def test_the_encoder_is_the_default():
-    model = FAMILIES["bart"].build()
+    model = FAMILIES["bart"].known()
     assert truncate_(model, 1).stack == "encoder"
     assert (model.config.encoder_layers, model.config.decoder_layers) == (1, 2)
 
 
 def test_lists_with_an_entry_per_layer_are_cut():
-    model = FAMILIES["gemma2"].build()
+    model = FAMILIES["gemma2"].known()
     truncate_(model, 1)
     assert model.config.layer_types == ["sliding_attention"]
-    model = FAMILIES["gpt_neo"].build()
+    model = FAMILIES["gpt_neo"].known()
     truncate_(model, 1)
     assert model.config.attention_layers == ["global"]
-    model = FAMILIES["dinov2"].build()
+    model = FAMILIES["dinov2"].known()
     truncate_(model, 1)
     assert (model.config.stage_names, model.config.out_features) == (["stem", "stage1"], ["stage1"])
 
 
 def test_configs_and_counters_inside_the_model_follow():
-    model = FAMILIES["t5"].build()
+    model = FAMILIES["t5"].known()
     truncate_(model, 1, stack="decoder")
     assert (model.config.num_layers, model.config.num_decoder_layers) == (3, 1)
     assert (model.encoder.config.num_layers, model.decoder.config.num_layers) == (3, 1)
-    model = FAMILIES["distilbert"].build()
+    model = FAMILIES["distilbert"].known()
     truncate_(model, 2)
     assert (model.config.n_layers, model.transformer.n_layers) == (2, 2)
 
 
 def test_layers_that_are_one_block():
-    model = FAMILIES["albert"].build()
+    model = FAMILIES["albert"].known()
     count = model.num_parameters()
     edit = truncate_(model, 2)
     assert edit.parameters == ()
@@ -121,11 +121,11 @@ def test_unknown_stacks_and_models_without_blocks():
     with pytest.raises(UnknownNameError, match="unknown stack 'decoder'"):
         truncate_(tiny_model(), 1, stack="decoder")
     with pytest.raises(ConfigError, match="'xlm' has no module per block"):
-        truncate_(FAMILIES["xlm"].build(), 1)
+        truncate_(FAMILIES["xlm"].known(), 1)
 
 
 def test_shapes_that_follow_from_the_depth():
-    model = FAMILIES["esm"].build()
+    model = FAMILIES["esm"].known()
     with pytest.raises(ConfigError, match=r"shape of contact_head\..* depends on the number of blocks"):
         truncate_(model, 1)
     assert model.config.num_hidden_layers == len(model.encoder.layer) == 3
@@ -177,7 +177,7 @@ def test_blocks_in_no_list():
 
 
 def test_plain_auto_classes_load_it(tmp_path: Path):
-    model = FAMILIES["t5-Seq2SeqLM"].build()
+    model = FAMILIES["t5-Seq2SeqLM"].known()
     truncate_(model, 1)
     model.save_pretrained(tmp_path)
     for auto in (AutoModel, AutoModelForSeq2SeqLM):

@@ -48,11 +48,11 @@ VARIED = [
 
 @functools.cache
 def model_of(name: str) -> Any:
-    return FAMILIES[name].build()
+    return FAMILIES[name].known()
 
 
 def fresh(name: str) -> Any:
-    return FAMILIES[name].build().requires_grad_(False)
+    return FAMILIES[name].known().requires_grad_(False)
 
 
 def bank_of(model: Any, n: int = 1, stack: str | None = None, seed: int = 0) -> ReaderBank:

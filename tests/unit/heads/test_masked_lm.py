@@ -117,7 +117,7 @@ def test_a_head_that_does_something_else_is_not_copied(change: str):
 
 @pytest.mark.parametrize("name", ["bert", "albert", "gpt2", "t5"])
 def test_without_a_head_it_starts_fresh_on_the_input_embeddings(name: str):
-    model = FAMILIES[name].build()
+    model = FAMILIES[name].known()
     head = MaskedLM().build_on(model, 32)
     table = model.get_input_embeddings().weight
     features = torch.randn(2, 4, 32)
@@ -133,7 +133,7 @@ def test_features_of_another_size_are_mapped_to_the_bases():
     assert own.enter is not None
     assert own.enter.weight.shape == (32, 8)
     assert own(torch.randn(2, 4, 8), torch.ones(2, 4, dtype=torch.bool)).shape == (2, 4, 99)
-    fresh = MaskedLM().build_on(FAMILIES["bert"].build(), 8)
+    fresh = MaskedLM().build_on(FAMILIES["bert"].known(), 8)
     assert fresh.enter is None
     assert fresh.dense.weight.shape == (32, 8)
 
@@ -228,4 +228,4 @@ def test_the_labels_are_the_vocabulary():
 
 def test_a_model_without_a_vocabulary_is_refused():
     with pytest.raises(ConfigError, match="masked_lm: the family 'vit' has no vocabulary"):
-        vocabulary_of(FAMILIES["vit"].build())
+        vocabulary_of(FAMILIES["vit"].known())

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support import shipped
 
-from lamina.recipes.estimate import Estimate, estimate
-from lamina.recipes.schema import Recipe, load_recipe
+if TYPE_CHECKING:
+    from lamina.recipes.estimate import Estimate
+    from lamina.recipes.schema import Recipe
 
 PAPERS = Path(__file__).parents[3] / "recipes" / "papers"
 ROUTING, HEAD2TOE = "adalayers/imdb-routing", "adalayers/imdb-head2toe"
@@ -17,14 +18,12 @@ MIXES = "dwatt/figure-3-discussed-mixes"
 WIDTH, LAYERS, VECTORS, TAGS = 1024, 25, 64, 9
 
 
-@cache
 def recipe(name: str) -> Recipe:
-    return load_recipe(PAPERS / f"{name}.yaml")
+    return shipped.recipe(f"papers/{name}")
 
 
-@cache
 def tried(name: str) -> Estimate:
-    return estimate(recipe(name))
+    return shipped.tried(f"papers/{name}")
 
 
 def header(name: str) -> str:

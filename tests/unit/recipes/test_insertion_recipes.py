@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support import shipped
 
 from lamina.layers.discovery import same_stacks
 from lamina.recipes.edits import apply_edits, config_of
-from lamina.recipes.estimate import estimate
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.model_size import Sizes
-from lamina.recipes.schema import load_recipe
 from lamina.tasks import kind_of
 from lamina.train.options import FitOptions
 
@@ -32,9 +31,8 @@ VIT_RECIPES = ("table-3-cifar100", "table-3-imagenet")
 POSITIONS = ("attention", "ffn", "both")
 
 
-@cache
 def recipe(name: str) -> Recipe:
-    return load_recipe(FOLDER / f"{name}.yaml")
+    return shipped.recipe(f"papers/insertion/{name}")
 
 
 @cache
@@ -42,9 +40,8 @@ def specs(name: str) -> dict[str, RunSpec]:
     return expand_recipe(recipe(name), {})
 
 
-@cache
 def tried(name: str) -> Estimate:
-    return estimate(recipe(name))
+    return shipped.tried(f"papers/insertion/{name}")
 
 
 def header(name: str) -> str:
@@ -163,8 +160,17 @@ def test_how_many_models_are_trained(name: str, runs: int):
 # Which parameters are trained
 
 
-@pytest.mark.parametrize("layers", ["1-20", "1-24"])
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize(
+    ("position", "layers"),
+    [
+        ("attention", "1-20"),
+        ("ffn", "1-24"),
+        ("both", "1-20"),
+        pytest.param("attention", "1-24", marks=pytest.mark.full),
+        pytest.param("ffn", "1-20", marks=pytest.mark.full),
+        pytest.param("both", "1-24", marks=pytest.mark.full),
+    ],
+)
 def test_the_frozen_variant_trains_the_inserted_layers_and_the_classifier(position: str, layers: str):
     depth = int(layers.partition("-")[2])
     model = edited("table-1", "rte", "frozen", insert_position=position, insert_layers=layers)
@@ -200,12 +206,12 @@ def test_a_frozen_t5_trains_its_inserted_layers_and_its_classification_head():
     freeze = ("freeze", {"train": ["inserted", "classification_head"]})
     inserted = {"init": "xavier", "activation": "relu", "placement": "output", "stack": "all"}
     head = 768 * 768 + 768 + 2 * 768 + 2  # both of its maps have "classifi" in their name
-    for position, whole in {"attention": 5_308_416, "ffn": 14_155_776, "both": 19_464_192}.items():
-        for depth in (10, 12):
-            insert = ("insert", {"position": position, "layers": f"1-{depth}", **inserted})
-            found = size.edited((insert, freeze), where="here")
-            assert found.added == whole * depth // 12
-            assert size.parameters + found.added - found.frozen == found.added + head
+    whole = {"attention": 5_308_416, "ffn": 14_155_776, "both": 19_464_192}
+    for position, depth in (("attention", 12), ("ffn", 10), ("both", 12)):
+        insert = ("insert", {"position": position, "layers": f"1-{depth}", **inserted})
+        found = size.edited((insert, freeze), where="here")
+        assert found.added == whole[position] * depth // 12
+        assert size.parameters + found.added - found.frozen == found.added + head
     model = copy.deepcopy(size.model)
     same_stacks(size.model, model)
     apply_edits(model, [("insert", {"position": "ffn", "layers": "1", **inserted}), freeze], seed=0, where="here")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import shipped
 
 from lamina.errors import LaminaError
 from lamina.recipes.estimate import Estimate, estimate
 from lamina.recipes.expand import expand_recipe, with_sweep
 from lamina.recipes.loading import load_task, load_tasks
-from lamina.recipes.schema import Recipe, load_recipe, parse_recipe
+from lamina.recipes.schema import Recipe, parse_recipe
 
 PAPERS = Path(__file__).parents[3] / "recipes" / "papers"
 BERT = {
@@ -26,14 +26,12 @@ BERT = {
 }
 
 
-@cache
 def recipe(path: str) -> Recipe:
-    return load_recipe(PAPERS / f"{path}.yaml")
+    return shipped.recipe(f"papers/{path}")
 
 
-@cache
 def tried(path: str) -> Estimate:
-    return estimate(recipe(path))
+    return shipped.tried(f"papers/{path}")
 
 
 def tuned(tasks: dict[str, Any], **fields: Any) -> Recipe:

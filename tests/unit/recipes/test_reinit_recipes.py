@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.support import shipped
 from transformers import AutoModelForSequenceClassification
 
 from lamina.recipes.edits import apply_edits, config_of
-from lamina.recipes.estimate import estimate
 from lamina.recipes.expand import expand_recipe
-from lamina.recipes.schema import load_recipe
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
@@ -29,9 +28,8 @@ LINEAR = ("attention.self.query", "attention.self.key", "attention.self.value", 
           "intermediate.dense", "output.dense")  # fmt: skip
 
 
-@cache
 def recipe(name: str) -> Recipe:
-    return load_recipe(FOLDER / f"{name}.yaml")
+    return shipped.recipe(f"papers/partial-reinit/{name}")
 
 
 @cache
@@ -81,7 +79,7 @@ SCORED = {"sst2": 872, "qnli": 5_463, "cola": 1_043}
 
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_to_learn_from_and_to_score(name: str):
-    tasks = estimate(recipe(name)).tasks
+    tasks = shipped.tried(f"papers/partial-reinit/{name}").tasks
     assert {task["task"]: task["rows"] for task in tasks} == ROWS[name]
     assert [task["validation"] for task in tasks] == [SCORED[task["task"].partition("-")[0]] for task in tasks]
 

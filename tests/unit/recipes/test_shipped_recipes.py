@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support import shipped
 
-from lamina.recipes.estimate import Estimate, estimate
-from lamina.recipes.schema import Recipe, load_recipe
+if TYPE_CHECKING:
+    from lamina.recipes.estimate import Estimate
+    from lamina.recipes.schema import Recipe
 
 ROOT = Path(__file__).parents[3]
 FILES = [
@@ -22,14 +23,12 @@ ADA, DWATT, INSERTION, REINIT = "papers/adalayers", "papers/dwatt", "papers/inse
 LINEAR = 1024 * 9 + 9  # the head of every reader of CoNLL-2003 in the second paper
 
 
-@cache
 def recipe(path: str) -> Recipe:
-    return load_recipe(ROOT / "recipes" / path)
+    return shipped.recipe(path.removesuffix(".yaml"))
 
 
-@cache
 def tried(path: str) -> Estimate:
-    return estimate(recipe(path))
+    return shipped.tried(path.removesuffix(".yaml"))
 
 
 def sizes(path: str) -> dict[str, int]:

@@ -33,7 +33,7 @@ def moved(model: Any, by: float = 0.5) -> Any:
 @pytest.mark.parametrize("init", ["identity", "unit", "xavier", "he", "zero"])
 @pytest.mark.parametrize("position", ["attention", "ffn"])
 def test_the_starts_are_made_again_from_the_record(init: Any, position: Any, tmp_path: Path):
-    model = FAMILIES["bert"].build()
+    model = FAMILIES["bert"].known()
     insert_(model, position, [1, 3], init=init, placement="weight")
     starts = {name: parameter.detach().clone() for name, parameter in model.named_parameters() if "inserted" in name}
     save(moved(model), tmp_path)
@@ -47,7 +47,7 @@ def test_the_starts_are_made_again_from_the_record(init: Any, position: Any, tmp
 
 
 def test_every_insertion_has_its_own_start():
-    model = FAMILIES["bert"].build()
+    model = FAMILIES["bert"].known()
     insert_(model, "ffn", 1, init="xavier", placement="output")
     insert_(model, "ffn", 1, init="unit")
     first, second = inserted_weights(moved(model))
@@ -57,7 +57,7 @@ def test_every_insertion_has_its_own_start():
 
 
 def test_weights_that_were_cut_off_do_not_shift_the_others(tmp_path: Path):
-    model = FAMILIES["bart"].build()
+    model = FAMILIES["bart"].known()
     insert_(model, "both", stack="all", init="xavier", placement="output")
     starts = {name: parameter.detach().clone() for name, parameter in model.named_parameters() if "inserted" in name}
     truncate_(model, 1, stack="encoder")  # whose layers were drawn before those of the decoder
@@ -69,7 +69,7 @@ def test_weights_that_were_cut_off_do_not_shift_the_others(tmp_path: Path):
 
 
 def test_layers_are_named_by_stack_block_and_projection():
-    model = FAMILIES["bart"].build()
+    model = FAMILIES["bart"].known()
     insert_(model, "both", 2, stack="all")
     names = [(weight.stack, weight.layer, weight.projection) for weight in inserted_weights(model)]
     heads = [*(f"self_attn.{part}_proj" for part in "kvq"), "fc2"]
@@ -89,7 +89,7 @@ def test_the_middle_of_a_kernel_stands_for_a_convolution():
 
 
 def test_another_model_gives_the_start(tmp_path: Path):
-    start, model = (FAMILIES["bert"].build() for _ in range(2))
+    start, model = (FAMILIES["bert"].known() for _ in range(2))
     for each in (start, model):
         insert_(each, "ffn", 1, init="xavier", placement="output")
     (weight,) = inserted_weights(model, start)
@@ -97,11 +97,11 @@ def test_another_model_gives_the_start(tmp_path: Path):
         weight.start[0], dict(start.named_parameters())["encoder.layer.0.output.dense.inserted_0.weight"]
     )
     with pytest.raises(ConfigError, match="has no weight to start from; the two models have other layers"):
-        inserted_weights(model, FAMILIES["bert"].build())
+        inserted_weights(model, FAMILIES["bert"].known())
 
 
 def test_models_without_inserted_layers():
-    model = FAMILIES["bert"].build()
+    model = FAMILIES["bert"].known()
     with pytest.raises(ConfigError, match="inserted weights: the model has no inserted layers"):
         inserted_weights(model)
     edit = insert_(model, "ffn", init="unit")
@@ -116,7 +116,7 @@ def test_models_without_inserted_layers():
 
 
 def test_means_of_the_diagonal_and_of_the_rest():
-    model = FAMILIES["bert"].build()
+    model = FAMILIES["bert"].known()
     insert_(model, "both", [1, 2], init="unit")
     moved(model, 0.25)
     rows = diagonals(inserted_weights(model))
@@ -131,7 +131,7 @@ def test_means_of_the_diagonal_and_of_the_rest():
 
 
 def test_changes_to_both_sides_do_not_cancel():
-    model = FAMILIES["bert"].build()
+    model = FAMILIES["bert"].known()
     insert_(model, "ffn", 1, init="zero")
     with torch.no_grad():
         weight = dict(model.named_parameters())["encoder.layer.0.output.dense.inserted_0.weight"]
@@ -147,7 +147,7 @@ def test_changes_to_both_sides_do_not_cancel():
 def two() -> dict[str, list[Any]]:
     found = {}
     for name in ("xavier", "unit"):
-        model = FAMILIES["bert"].build()
+        model = FAMILIES["bert"].known()
         insert_(model, "both", init=name, placement="output" if name == "xavier" else "weight")
         found[name] = inserted_weights(moved(model, 0.25))
     return found
@@ -187,7 +187,7 @@ def test_large_weights_are_drawn_without_numbers(two: dict[str, list[Any]], tmp_
 
 
 def test_an_untrained_model_has_no_change(tmp_path: Path):
-    model = FAMILIES["bert"].build()
+    model = FAMILIES["bert"].known()
     insert_(model, "attention", init="unit")
     path = weight_maps({"start": chosen_weight(inserted_weights(model))}, tmp_path / "weights.png")
     assert path.read_bytes()[:4] == b"\x89PNG"

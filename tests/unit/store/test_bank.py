@@ -92,18 +92,18 @@ class TestRoundTrip:
 
     def test_readers_of_two_stacks(self, tmp_path: Path):
         family = FAMILIES["bart"]
-        bank = ReaderBank(family.build())
+        bank = ReaderBank(family.known())
         for stack in family.stacks:
             bank.add(stack, Reader(Mean(), SequenceClassification(("a", "b")), stack=stack))
         save_bank(bank.eval(), tmp_path)
-        after = load_bank(tmp_path, family.build())
+        after = load_bank(tmp_path, family.known())
         batch = family.inputs(bank.model)
         with torch.no_grad():
             first, second = bank(**batch), after(**batch)
         assert all(torch.equal(first[name].logits, second[name].logits) for name in family.stacks)
 
     def test_an_encoder_is_the_same_with_and_without_its_decoder(self, tmp_path: Path):
-        whole = FAMILIES["t5"].build()
+        whole = FAMILIES["t5"].known()
         alone = T5EncoderModel(copy.deepcopy(whole.config))  # which it changes
         alone.load_state_dict(whole.state_dict(), strict=False)
         bank = ReaderBank(alone)
@@ -226,9 +226,9 @@ class TestBase:
             (lambda: tiny_model(num_hidden_layers=2), {"layers": (4, 3)}),
             (lambda: tiny_model(hidden_size=64), {"width": (32, 64)}),
             (lambda: tiny_model(hidden_size=64, num_hidden_layers=2), {"layers": (4, 3), "width": (32, 64)}),
-            (lambda: FAMILIES["electra"].build(), {"model_type": ("bert", "electra")}),
+            (lambda: FAMILIES["electra"].known(), {"model_type": ("bert", "electra")}),
             (
-                lambda: FAMILIES["bart"].build(),
+                lambda: FAMILIES["bart"].known(),
                 {"model_type": ("bert", "bart")},
             ),
         ],

@@ -65,7 +65,7 @@ def comes_back(model: Any, folder: Path, name: str, auto: Any) -> Any:
     "name", ["bert-SequenceClassification", "gpt2-CausalLM", "bart-Seq2SeqLM", "deberta-v2", "vit"]
 )
 def test_every_edit_comes_back(name, tmp_path: Path):
-    model = FAMILIES[name].build()
+    model = FAMILIES[name].known()
     insert_(model, "both", [1, 2])
     reinit_(model, 1)
     insert_(model, "attention", 1, init="xavier", placement="output", activation="relu")
@@ -76,7 +76,7 @@ def test_every_edit_comes_back(name, tmp_path: Path):
 
 
 def test_parts_that_train_come_back(tmp_path: Path):
-    model = FAMILIES["bert-SequenceClassification"].build()
+    model = FAMILIES["bert-SequenceClassification"].known()
     insert_(model, "both", [1, 2])
     freeze_(model)
     freeze_(model, train=["inserted", "classifier", "bert.embeddings"])
@@ -89,7 +89,7 @@ def test_parts_that_train_come_back(tmp_path: Path):
 
 def test_a_frozen_pooler_is_not_missed_where_there_is_none(tmp_path: Path):
     """As in DeBERTa, whose pooler is a part of the head."""
-    model = FAMILIES["deberta-v2-SequenceClassification"].build()
+    model = FAMILIES["deberta-v2-SequenceClassification"].known()
     insert_(model, "attention")
     freeze_(model, train=["inserted", "classifier"])
     save(model, tmp_path)
@@ -103,7 +103,7 @@ def test_a_frozen_pooler_is_not_missed_where_there_is_none(tmp_path: Path):
 
 
 def test_half_precision_keeps_wide_inserted_layers(tmp_path: Path):
-    model = FAMILIES["bert"].build().to(torch.bfloat16)
+    model = FAMILIES["bert"].known().to(torch.bfloat16)
     insert_(model, "ffn")
     again = comes_back(model, tmp_path, "bert", AutoModel)
     assert {parameter.dtype for parameter in again.parameters()} == {torch.bfloat16, torch.float32}
@@ -111,7 +111,7 @@ def test_half_precision_keeps_wide_inserted_layers(tmp_path: Path):
 
 @pytest.mark.parametrize("layers", ["all", "top:2", "2-", [3], [1, -1]])
 def test_what_was_inserted_before_a_cut_comes_back(layers, tmp_path: Path):
-    model = FAMILIES["bart"].build()
+    model = FAMILIES["bart"].known()
     insert_(model, "ffn", layers, stack="encoder")
     if layers == "all":
         insert_(model, "attention", "all", stack="all")
@@ -121,7 +121,7 @@ def test_what_was_inserted_before_a_cut_comes_back(layers, tmp_path: Path):
 
 
 def test_a_merged_model_is_plain(tmp_path: Path):
-    model = FAMILIES["bert"].build()
+    model = FAMILIES["bert"].known()
     insert_(model, "both")
     freeze_(model, train="inserted")
     merge_(model)
@@ -135,7 +135,7 @@ def test_a_merged_model_is_plain(tmp_path: Path):
 
 
 def test_layers_inserted_after_a_merge_come_back(tmp_path: Path):
-    model = FAMILIES["bert"].build()
+    model = FAMILIES["bert"].known()
     insert_(model, "both", [1, 2])
     merge_(model)
     insert_(model, "ffn", 3)
@@ -155,14 +155,14 @@ def test_a_model_without_edits_is_loaded_as_transformers_does(tmp_path: Path):
 
 
 def test_a_models_own_class_loads_it(tmp_path: Path):
-    model = FAMILIES["bert"].build()
+    model = FAMILIES["bert"].known()
     insert_(model, "ffn", 1)
     shake(model)
     comes_back(model, tmp_path, "bert", BertModel)
 
 
 def test_a_family_whose_layers_cannot_be_read_is_saved_and_loaded(tmp_path: Path):
-    model = FAMILIES["swin"].build()
+    model = FAMILIES["swin"].known()
     save(model, tmp_path)
     again = load(tmp_path, "AutoModelForImageClassification")[0]
     assert all(torch.equal(value, again.swin.state_dict()[key]) for key, value in model.state_dict().items())
@@ -177,7 +177,7 @@ def test_a_head_that_the_family_does_not_have(tmp_path: Path):
 
 
 def test_the_backbone_and_another_head_can_be_loaded(tmp_path: Path, caplog):
-    model = FAMILIES["bert-SequenceClassification"].build()
+    model = FAMILIES["bert-SequenceClassification"].known()
     insert_(model, "ffn", 1)
     freeze_(model, "0-1")
     shake(model)
@@ -200,7 +200,7 @@ def test_the_backbone_and_another_head_can_be_loaded(tmp_path: Path, caplog):
 
 
 def test_an_outline_has_the_inserted_layers_and_no_weights(tmp_path: Path):
-    model = FAMILIES["gpt2-CausalLM"].build()
+    model = FAMILIES["gpt2-CausalLM"].known()
     insert_(model, "both")
     save(model, tmp_path)
     for path in (tmp_path / "model.safetensors",):
@@ -371,7 +371,7 @@ def test_what_is_not_there(tmp_path: Path):
 
 
 def test_an_edited_model_generates_the_same(tmp_path: Path):
-    model = FAMILIES["gpt2-CausalLM"].build()
+    model = FAMILIES["gpt2-CausalLM"].known()
     insert_(model, "both")
     shake(model)
     save(model, tmp_path)
@@ -385,7 +385,7 @@ def test_an_edited_model_generates_the_same(tmp_path: Path):
 
 @pytest.mark.parametrize("edited", [False, True])
 def test_a_head_for_other_classes(edited, tmp_path: Path):
-    model = FAMILIES["bert-SequenceClassification"].build()
+    model = FAMILIES["bert-SequenceClassification"].known()
     if edited:
         insert_(model, layers=1)
     save(model, tmp_path)

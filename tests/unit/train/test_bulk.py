@@ -6,13 +6,13 @@ import csv
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyarrow import parquet
+from tests.support.deaths import forked
 from tests.support.finetuned import bert, drawn, image_processor, shades, t5, t5_tokenizer, vit
 from tests.support.training import names, reader, tiny_bank, tiny_tokenizer, yes_no
 
@@ -20,7 +20,6 @@ from lamina import ReaderBank, predict, predict_file
 from lamina.errors import ConfigError, DataError, StoreError
 from lamina.train import bulk
 
-ROOT = Path(__file__).parents[3]
 TEXTS = [f"anna was in paris {'and oslo ' * (row % 5)}" for row in range(23)]
 
 
@@ -202,28 +201,24 @@ def test_a_run_that_was_ended_goes_on(
     assert left(tmp_path) == {"in.jsonl", output.name, whole.name}
 
 
-SCRIPT = """
-import os, signal, sys
-from pathlib import Path
-from tests.unit.train.test_bulk import bank, bulk, run
-plain, calls = bulk.Partial.add, []
-def dying(self, *args, **given):
-    calls.append(1)
-    if len(calls) == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-    plain(self, *args, **given)
-bulk.Partial.add = dying
-run(bank(), Path(sys.argv[1]), Path(sys.argv[2]))
-"""
+def killed_at(chunk: int, source: Path, output: Path) -> None:
+    """A run that kills its own process."""
+    calls, plain = iter(range(10**6)), bulk.Partial.add
+
+    def dying(self: bulk.Partial, *args: Any, **given: Any) -> None:
+        if next(calls) == chunk:
+            os.kill(os.getpid(), signal.SIGKILL)
+        plain(self, *args, **given)
+
+    bulk.Partial.add = dying
+    run(bank(), source, output)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
 def test_a_process_that_is_killed_goes_on(tmp_path: Path):
     source, output = write(tmp_path / "in.jsonl", TEXTS), tmp_path / "out.jsonl"
-    command = [sys.executable, "-c", SCRIPT, str(source), str(output)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    ended = forked(lambda: killed_at(3, source, output))
+    assert ended.code == -signal.SIGKILL, ended.err
     assert len(rows(tmp_path / ".out.jsonl.partial")) == 15
     assert run(bank(), source, output).rows == 23
     assert [row["text"] for row in rows(output)] == TEXTS

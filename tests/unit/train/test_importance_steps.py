@@ -19,6 +19,7 @@ from lamina.fusion.gated import Gated
 from lamina.fusion.last_layer import LastLayer
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.tasks.task import Task
+from lamina.train import FitResult
 from lamina.train.engine import Engine
 from lamina.train.learner import Learner
 
@@ -119,12 +120,18 @@ class Killed(BaseException):
     pass
 
 
+SAVING = {**OPTIONS, "save_steps": 3}
+
+
+@pytest.fixture(scope="module")
+def whole() -> FitResult:
+    """The run that nobody kills."""
+    return train(*bank_of_two(), **SAVING)
+
+
 @pytest.mark.parametrize("count", [0, 1, 4, 9, 11, 17])
-def test_a_killed_and_resumed_run_has_the_same_rows(count: int, tmp_path: Path):
-    options = {**OPTIONS, "save_steps": 3}
+def test_a_killed_and_resumed_run_has_the_same_rows(count: int, whole: FitResult, tmp_path: Path):
     bank, tasks = bank_of_two()
-    whole = train(bank, tasks, **options)
-    bank, _ = bank_of_two()
     calls = iter(range(10**6))
     step = Engine.step
 
@@ -136,9 +143,9 @@ def test_a_killed_and_resumed_run_has_the_same_rows(count: int, tmp_path: Path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "step", dying)
         with pytest.raises(Killed):
-            train(bank, tasks, output=tmp_path / "out", **options)
+            train(bank, tasks, output=tmp_path / "out", **SAVING)
     bank, _ = bank_of_two()
-    resumed = train(bank, tasks, output=tmp_path / "out", resume=True, **options)
+    resumed = train(bank, tasks, output=tmp_path / "out", resume=True, **SAVING)
     assert resumed.importances == whole.importances
     assert json.loads((tmp_path / "out" / "history.json").read_text())["importances"] == whole.importances
     assert parquet.read_table(tmp_path / "out" / "importances.parquet").to_pylist() == whole.importances
