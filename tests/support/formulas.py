@@ -92,7 +92,7 @@ def pooled_layers(fusion: Any, states: Tensor, mask: Tensor) -> Tensor:
             z = layer_norm(states[i, row, mask[row]])
             slices = []
             for h in range(heads):
-                weights = (z @ fusion.queries[i, h] / math.sqrt(fusion.width)).exp()
+                weights = (z @ fusion.queries[i, h]).exp()
                 slices.append(weights / weights.sum() @ z[:, h * size : (h + 1) * size])
             total = total + shares[i] * gelu(layer_norm(fusion.projection[i] @ torch.cat(slices)))
         rows.append(total)
@@ -103,7 +103,7 @@ def _pooled(fusion: Any, i: int, z: Tensor) -> Tensor:
     """A layer's normed states of some tokens, each head's slice averaged as its query says; 0 of none."""
     size, slices = fusion.width // fusion.config.heads, []
     for h in range(fusion.config.heads):
-        weights = (z @ fusion.queries[i, h] / math.sqrt(fusion.width)).exp()
+        weights = (z @ fusion.queries[i, h]).exp()
         slices.append(weights / weights.sum().clamp(min=1e-30) @ z[:, h * size : (h + 1) * size])
     return torch.cat(slices)
 

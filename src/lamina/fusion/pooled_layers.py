@@ -21,7 +21,7 @@ class PooledLayers(PoolingConfig):
     """Pool the tokens of every layer by learned queries, then mix the layers; the features are of a whole text.
 
     `F = sum_i softmax(scores)_i dropout(gelu(LayerNorm(W_i p_i)))`, where slice h of `p_i` is slice h of the mean of
-    the states `LayerNorm(z_i)` over the real tokens, weighted by `softmax_t(Q_ih . LayerNorm(z_it) / sqrt(width))`.
+    the states `LayerNorm(z_i)` over the real tokens, weighted by `softmax_t(Q_ih . LayerNorm(z_it))`.
     Every token carries the same features, so the head is `SequenceClassification(labels, pooling="first")`. Nothing is
     projected per token, which makes this the cheapest fusion that learns what to take from every layer.
 

@@ -30,7 +30,7 @@ class PoolingConfig(FusionConfig):
     op: ClassVar[str]  # the name of the fusion
 
     dim: int = 64
-    heads: int = 8
+    heads: int = 1
     layers: Selector = "all"
     dropout: float = 0.1
 
@@ -47,7 +47,7 @@ def pool_tokens(
     masks: Sequence[Bool[Tensor, "batch tokens"]],
 ) -> list[Float[Tensor, "members batch width"]]:
     """Means of states over the tokens of each mask, slice h weighted as query h says; 0 where a mask has no token."""
-    scores = F.linear(states, queries.flatten(0, 1)) / math.sqrt(states.shape[-1])
+    scores = F.linear(states, queries.flatten(0, 1))  # undivided: at usual rates queries would else hardly move
     slices = states.unflatten(-1, (queries.shape[1], -1))
     means = []
     for mask in masks:

@@ -10,9 +10,9 @@ from lamina.heads.token_classification import TokenClassification
 
 
 def test_parameter_counts():
-    """At MiniLM's size: 7 states x (8 queries + 64 rows of three parts) x 384, the matches' map, and a score each."""
+    """At MiniLM's size: 7 states x (1 query + 64 rows of three parts) x 384, the matches' map, and a score each."""
     fusion = PairedLayers().build(7, 384)
-    count = 7 * (8 + 64 * 3) * 384 + 7 * 64 * 8 + 64 + 7
+    count = 7 * (1 + 64 * 3) * 384 + 7 * 64 * 8 + 64 + 7
     assert sum(parameter.numel() for parameter in fusion.parameters()) == count
     assert list(fusion.state_dict()) == ["queries", "projection", "matching", "bias", "scores"]
 
@@ -45,8 +45,8 @@ def test_two_texts_that_change_places_are_as_far_apart():
 
 
 def test_heads_must_divide_the_width():
-    with pytest.raises(ConfigError, match="paired_layers: 8 heads for states of width 12; they must divide it"):
-        PairedLayers().build(2, 12)
+    with pytest.raises(ConfigError, match="paired_layers: 5 heads for states of width 12; they must divide it"):
+        PairedLayers(heads=5).build(2, 12)
 
 
 def test_a_head_that_labels_tokens_is_refused():

@@ -13,9 +13,9 @@ from lamina.heads.token_classification import TokenClassification
 
 
 def test_parameter_counts():
-    """At RoBERTa-large's size: 25 states x (8 queries + 64 rows) x 1024, and a score each."""
+    """At RoBERTa-large's size: 25 states x (1 query + 64 rows) x 1024, and a score each."""
     fusion = PooledLayers().build(25, 1024)
-    assert sum(parameter.numel() for parameter in fusion.parameters()) == 25 * (8 + 64) * 1024 + 25
+    assert sum(parameter.numel() for parameter in fusion.parameters()) == 25 * (1 + 64) * 1024 + 25
 
 
 def test_at_the_start_every_token_weighs_the_same():
@@ -60,8 +60,8 @@ def test_a_bank_reads_its_features_by_the_mask_of_the_batch():
 
 
 def test_heads_must_divide_the_width():
-    with pytest.raises(ConfigError, match="pooled_layers: 8 heads for states of width 12; they must divide it"):
-        PooledLayers().build(2, 12)
+    with pytest.raises(ConfigError, match="pooled_layers: 5 heads for states of width 12; they must divide it"):
+        PooledLayers(heads=5).build(2, 12)
 
 
 def test_a_head_that_labels_tokens_is_refused():
