@@ -40,11 +40,11 @@ class Reader:
 
     @classmethod
     def default(cls, task: ReadTask) -> Reader:
-        """What to begin with for a task, a `lamina.Task`: chosen on held-out rows of seven public tasks on MiniLM.
+        """What to begin with for a task, a `lamina.Task`.
 
         One whole text: `PooledLayers`. A pair: `PairedLayers`; it asks that the tokenizer puts a token between two
-        texts, and `PooledLayers` reads any. Tags: `ScalarMix` behind one encoder layer. See
-        docs/results/default-readers.md for what else was tried.
+        texts, and `PooledLayers` reads any. Tags: `ScalarMix` behind one encoder layer. recipes/small/default-*.yaml
+        train each beside others.
 
         Raises:
             ConfigError: If nothing was chosen for tasks of its kind.

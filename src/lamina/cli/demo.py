@@ -18,7 +18,7 @@ _OUTPUT = "Folder for the bank, the picture and the corpus."
 
 def demo(
     output: Annotated[Path, Option("--output", "-o", help=_OUTPUT)] = Path("out/demo"),
-    rows: Annotated[int, Option(help="Sentences in the corpus.")] = 3000,
+    rows: Annotated[int, Option(help="Sentences in the corpus.")] = 6000,
     epochs: Annotated[int, Option(min=1, help="Times through the training part.")] = 6,
     seed: Annotated[int, Option(help="Of corpus, readers and order.")] = 0,
     progress: Annotated[bool, Option(help="Show a progress bar.")] = True,
@@ -32,7 +32,7 @@ def demo(
 
 
 def _show(result: Demo) -> None:
-    methods = ("last layer + linear", "best single layer", "AdaLayers")
+    methods = ("last layer + linear", "best single layer", "default reader")
     rows = [(row["task"], row["metric"], *(row[m] for m in methods), row["its layer"]) for row in result.scores]
     columns = ("task", "metric", *methods, "best layer")
     print_table("Test scores: three tasks, one pass of one frozen model", columns, rows)

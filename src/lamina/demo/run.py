@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from lamina.bank import Reader, ReaderBank
 from lamina.demo.corpus import ACCEPTABILITY, SENTIMENTS, TAGS, write
 from lamina.demo.timing import in_turn, ratio
 from lamina.errors import LaminaError
-from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
@@ -44,7 +43,7 @@ class Demo:
 
     Attributes:
         scores: One row per task: its metric, and the test scores of the last layer + linear, of the single layer that
-            is best on the validation part (and which one that is), and of AdaLayers.
+            is best on the validation part (and which one that is), and of the task's default reader.
         importances: One row per task and layer.
         timing: Median milliseconds of a pass over 64 texts without readers and with the three, and their ratio.
         reload_difference: Largest difference of any logit after saving and loading; 0.0 is bit for bit.
@@ -62,7 +61,7 @@ class Demo:
     folder: Path
 
 
-def run_demo(folder: str | Path, *, rows: int = 3000, epochs: int = 6, seed: int = 0, progress: bool = True) -> Demo:
+def run_demo(folder: str | Path, *, rows: int = 6000, epochs: int = 6, seed: int = 0, progress: bool = True) -> Demo:
     """Make a corpus, train three readers and their baselines in one pass, compare, save, and load again.
 
     Args:
@@ -76,7 +75,7 @@ def run_demo(folder: str | Path, *, rows: int = 3000, epochs: int = 6, seed: int
     tasks = _tasks(write(folder / "corpus", seed=seed, rows=rows))
     model, tokenizer = load(MODEL)
     bank = ReaderBank(model, tokenizer)
-    members = _add_readers(bank, seed)
+    members = _add_readers(bank, tasks, seed)
     result = fit(
         bank,
         {member: tasks[member.partition("-")[0]] for member in members},
@@ -90,7 +89,7 @@ def run_demo(folder: str | Path, *, rows: int = 3000, epochs: int = 6, seed: int
     kept = {task: (f"{task}-last", best[task], f"{task}-all") for task in TASKS}
     test = evaluate(bank, {m: tasks[task] for task, names in kept.items() for m in names}, split="test")
     scores = [_score_row(task, tasks[task].metric, kept[task], test) for task in TASKS]
-    importances = _keep_ada_layers(bank)
+    importances = _keep_defaults(bank)
     importance(importances, folder / "importance.png")
     bank.save_pretrained(folder / "bank")
     return Demo(
@@ -119,13 +118,14 @@ def _task(files: dict[str, Path], kind: str, **columns: Any) -> Task:
     return Task.from_files(kind, train=files["train"], validation=files["validation"], test=files["test"], **columns)
 
 
-def _add_readers(bank: ReaderBank, seed: int) -> list[str]:
-    """AdaLayers, every single layer and the last layer for each task; all with the same head but the last layer's."""
-    fusions: dict[str, FusionConfig] = {"all": AdaLayers(dim=64), "last": LastLayer()}
+def _add_readers(bank: ReaderBank, tasks: dict[str, Task], seed: int) -> list[str]:
+    """The default reader, every single layer and the last layer for each task; layers have the AdaLayers paper's head."""
+    fusions: dict[str, FusionConfig] = {"last": LastLayer()}
     fusions |= {str(layer): SingleLayer(layer, dim=64) for layer in range(bank.stacks["main"].layers)}
-    for task in TASKS:
+    for name, task in tasks.items():
+        bank.add(f"{name}-all", replace(Reader.default(task), seed=seed))
         for how, fusion in fusions.items():
-            bank.add(f"{task}-{how}", Reader(fusion, _head(task, linear=how == "last"), seed=seed))
+            bank.add(f"{name}-{how}", Reader(fusion, _head(name, linear=how == "last"), seed=seed))
     return list(bank)
 
 
@@ -143,7 +143,7 @@ def _best_single(task: str, bank: ReaderBank, best: dict[str, dict[str, float]])
 
 
 def _score_row(task: str, metric: str, names: tuple[str, str, str], test: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    last, single, ada = (test[name][metric] for name in names)
+    last, single, default = (test[name][metric] for name in names)
     layer = int(names[1].rpartition("-")[2])
     return {
         "task": task,
@@ -151,12 +151,12 @@ def _score_row(task: str, metric: str, names: tuple[str, str, str], test: dict[s
         "last layer + linear": last,
         "best single layer": single,
         "its layer": layer,
-        "AdaLayers": ada,
+        "default reader": default,
     }
 
 
-def _keep_ada_layers(bank: ReaderBank) -> list[dict[str, Any]]:
-    """Leave one AdaLayers reader per task, named after it, in the bank; returns their importances."""
+def _keep_defaults(bank: ReaderBank) -> list[dict[str, Any]]:
+    """Leave the default reader of each task, named after it, in the bank; returns their importances."""
     rows: list[dict[str, Any]] = []
     for name in list(bank):
         task, _, how = name.partition("-")

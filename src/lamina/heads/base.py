@@ -60,7 +60,7 @@ class HeadConfig(ABC):
 
     @classmethod
     def default(cls, task: ReadTask) -> tuple[FusionConfig, Self]:
-        """The fusion and head that read a task best, of those that were tried; ConfigError if none was chosen."""
+        """The fusion and head to begin with for a task; ConfigError if none was chosen."""
         came = f"no default reader was chosen for tasks of kind {task.kind}"
         raise ConfigError(f"reader: {came}. Name its fusion and head, as Reader(ScalarMix(), {cls.__name__}()).")
 
