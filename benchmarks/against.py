@@ -22,6 +22,7 @@ from typing import Any
 from common import report
 
 HERE = Path(__file__).resolve().parents[1]
+NOT_TIMED = ("against", "common", "frontier", "rivals")
 UNITS = ("s", "ms", "seconds", "MiB")
 Row = tuple[str, str]
 
@@ -35,7 +36,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, help="handed on to each benchmark")
     parser.add_argument("--json", action="store_true", help="print JSON")
     asked = parser.parse_args()
-    names = sorted(path.stem for path in (HERE / "benchmarks").glob("*.py") if path.stem not in ("against", "common"))
+    names = sorted(path.stem for path in (HERE / "benchmarks").glob("*.py") if path.stem not in NOT_TIMED)
     asked.only = asked.only or names
     for name in asked.only:
         if not (asked.checkout / "benchmarks" / f"{name}.py").is_file():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,13 +95,12 @@ def embedded(task: Task, *, seed: int, max_length: int) -> dict[str, Any]:
 
 def lora_passes(inputs: Mapping[str, Tensor], *, tasks: int) -> dict[str, Callable[[], object]]:
     """How adapters answer several tasks for one batch: one after the other, and all in one mixed batch."""
-    from peft import LoraConfig
-
+    peft: Any = import_module("peft")
     model, _ = lamina.load("minilm")
     names = [f"t{number}" for number in range(tasks)]
     adapted = _adapted(model, names[0])
     for name in names[1:]:
-        adapted.add_adapter(name, LoraConfig(r=8, lora_alpha=16, target_modules=["query", "value"]))
+        adapted.add_adapter(name, peft.LoraConfig(r=8, lora_alpha=16, target_modules=["query", "value"]))
     adapted.eval()
 
     def in_turn() -> None:
@@ -122,12 +122,11 @@ def _with_head(task: Task) -> tuple[Any, Any]:
 
 
 def _adapted(model: Any, name: str = "default") -> Any:
-    from peft import LoraConfig, get_peft_model
-
+    peft: Any = import_module("peft")
     heads = [head for head in ("pooler", "classifier") if any(head in key for key, _ in model.named_modules())]
     saved = heads if "classifier" in heads else None
-    config = LoraConfig(r=8, lora_alpha=16, target_modules=["query", "value"], modules_to_save=saved)
-    return get_peft_model(model, config, adapter_name=name)
+    config = peft.LoraConfig(r=8, lora_alpha=16, target_modules=["query", "value"], modules_to_save=saved)
+    return peft.get_peft_model(model, config, adapter_name=name)
 
 
 class _Part:
@@ -177,12 +176,11 @@ def _embeddings(task: Task, part: str, model: Any, tokenizer: Any, max_length: i
 
 def _metric(task: Task, part: str, guesses: Any) -> float:
     """The task's own metric of plain guesses."""
-    from scipy.stats import pearsonr
     from sklearn.metrics import accuracy_score, matthews_corrcoef
 
     truth = np.array(list(task.split(part).labels))
     if task.problem_type == "regression":
-        return float(pearsonr(truth, guesses)[0])
+        return float(np.corrcoef(truth, guesses)[0, 1])
     return float((matthews_corrcoef if task.metric == "mcc" else accuracy_score)(truth, guesses))
 
 

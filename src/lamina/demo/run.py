@@ -119,7 +119,7 @@ def _task(files: dict[str, Path], kind: str, **columns: Any) -> Task:
 
 
 def _add_readers(bank: ReaderBank, tasks: dict[str, Task], seed: int) -> list[str]:
-    """The default reader, every single layer and the last layer for each task; layers have the AdaLayers paper's head."""
+    """The default reader, the last layer and every single layer for each task, these under AdaLayers' own head."""
     fusions: dict[str, FusionConfig] = {"last": LastLayer()}
     fusions |= {str(layer): SingleLayer(layer, dim=64) for layer in range(bank.stacks["main"].layers)}
     for name, task in tasks.items():

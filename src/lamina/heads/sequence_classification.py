@@ -21,6 +21,7 @@ from lamina.utils import check_range
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
+    from lamina.fusion.base import FusionConfig
     from lamina.heads.base import ReadTask
 
 Pooling = Literal["attention", "mean", "first"]

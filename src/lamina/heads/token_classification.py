@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
+    from lamina.fusion.base import FusionConfig
     from lamina.heads.base import ReadTask
 
 

@@ -19,12 +19,12 @@ from lamina.train.options import FitOptions
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from lamina.heads.base import ReadTask
     from lamina.recipes.schema import ReaderRecipe, Recipe
-    from lamina.tasks.base import TaskLike
 
 
 def expand_recipe(
-    recipe: Recipe, options: Mapping[str, Any], tasks: Mapping[str, TaskLike] | None = None
+    recipe: Recipe, options: Mapping[str, Any], tasks: Mapping[str, ReadTask] | None = None
 ) -> dict[str, RunSpec]:
     """Every single run of a recipe, in its order, with `options` of `lamina.fit` in place of the recipe's.
 
@@ -81,7 +81,7 @@ def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Itera
             yield replace(setting, name=name, settings=values, repeat=repeat, reader=reader, options=options)
 
 
-def _of_reader(body: ReaderRecipe, task: TaskLike, template: RunSpec) -> Iterator[RunSpec]:
+def _of_reader(body: ReaderRecipe, task: ReadTask, template: RunSpec) -> Iterator[RunSpec]:
     for spec in expand(body.template(task), body.grid, name=template.name):
         own = {"epochs": spec.epochs, "learning_rate": spec.learning_rate or body.learning_rate}
         options = {**template.options, **{key: value for key, value in own.items() if value is not None}}

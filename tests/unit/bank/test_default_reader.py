@@ -32,7 +32,8 @@ def test_a_whole_text_has_its_layers_pooled_and_a_pair_has_its_texts_compared(
 def test_a_task_in_place_of_a_reader_learns(make: Callable[[], Task]):
     task, bank = make(), tiny_bank({})
     module = bank.add("it", task)
-    assert module is bank["it"] and module.config == Reader.default(task)
+    assert module is bank["it"]
+    assert module.config == Reader.default(task)
     [row] = train(bank, {"it": task}, epochs=1).table
     assert (row["parameters"], row["metric"]) == (module.size(), task.metric)
     assert -1 <= row["score"] <= 1
@@ -43,7 +44,9 @@ def test_pairs_joined_into_one_text_are_read_as_texts():
 
 
 def test_what_has_no_default_is_refused_with_what_does():
-    with pytest.raises(ConfigError, match=r"got str; a lamina.Reader is needed, or a lamina.Task for its default reader"):
+    with pytest.raises(
+        ConfigError, match=r"got str; a lamina.Reader is needed, or a lamina.Task for its default reader"
+    ):
         tiny_bank({}).add("it", "cola")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match=r"'summarization' have no readers; those of .*lamina.finetune"):
         Reader.default(copies())
