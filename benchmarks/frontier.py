@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,27 +69,21 @@ EPOCHS = {"readers": 8, "lora": 6, "fine-tuning": 3}
 def main() -> None:
     """Run what has not ended, and print."""
     asked = _options()
-    methods: dict[str, Callable[..., dict[str, Any]]] = {
-        **{name: partial(_read, name) for name in READERS},
-        "embedding + regression": embedded,
-        "LoRA": partial(lora, epochs=EPOCHS["lora"]),
-        TUNED: partial(fine_tuned, epochs=EPOCHS["fine-tuning"]),
-    }
     cells = [
         Cell(
             {"task": task, "method": method, "seed": seed},
-            partial(_cell, methods[method], asked.data, task, seed),
+            partial(_cell, METHODS[method], asked.data, task, seed),
         )
         for seed in asked.seeds
         for task in asked.tasks
-        for method in asked.methods or methods
+        for method in asked.methods
         if not (task == "conll2003" and method == "embedding + regression")
     ]
     settings = {"tasks": TASKS, "epochs": EPOCHS, "rates": RATES, "torch": torch.__version__}
     table, failures = run_cells(cells, settings=settings, output=asked.output, resume=True)
     for failure in failures:
         print(f"failed: {dict(failure.key)}: {failure.error}")
-    rows = _summed(table, _answering(asked.repeats) if asked.repeats else {})
+    rows = _summed(table, _answering(asked.methods, asked.repeats) if asked.repeats else {})
     report(rows, as_json=asked.json)
     if asked.picture is not None:
         _draw(pd.DataFrame(rows), asked.picture)
@@ -99,12 +94,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="folder of the tasks' folders, as of `lamina train`")
     parser.add_argument("--output", type=Path, default=Path("out/frontier"), help="where ended cells are kept")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
-    parser.add_argument("--methods", nargs="+", help="default all")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--repeats", type=int, default=9, help="turns of the timing; 0: none")
     parser.add_argument("--picture", type=Path, help="draw score against cost here")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser.parse_args()
+    asked = parser.parse_args()
+    if "LoRA" in asked.methods and find_spec("peft") is None:
+        parser.error("LoRA needs PEFT: pip install peft, or name the other --methods")
+    return asked
 
 
 def _cell(method: Callable[..., dict[str, Any]], data: Path, name: str, seed: int) -> list[dict[str, Any]]:
@@ -138,8 +136,10 @@ def _variants(name: str, task: Task) -> Variants:
             return by_rate(Reader(Concat(), plain))
         case "DWAtt":
             return by_rate(Reader(DWAtt(), plain))
-        case _:
+        case "default":
             return by_rate(Reader.default(task))
+        case _:
+            raise ValueError(name)
 
 
 READERS = ("last layer", "scalar mix", "best single layer", "AdaLayers", "Concat", "DWAtt", "default")
@@ -176,22 +176,30 @@ def _read(name: str, task: Task, *, seed: int, max_length: int) -> dict[str, Any
     }
 
 
+METHODS: dict[str, Callable[..., dict[str, Any]]] = {
+    **{name: partial(_read, name) for name in READERS},
+    "embedding + regression": embedded,
+    "LoRA": partial(lora, epochs=EPOCHS["lora"]),
+    TUNED: partial(fine_tuned, epochs=EPOCHS["fine-tuning"]),
+}
+
+
 # The table
 
 
-def _answering(repeats: int) -> dict[str, float]:
+def _answering(methods: list[str], repeats: int) -> dict[str, float]:
     """Method -> time to answer eight whole-text tasks for one batch, over one pass of the model."""
     model, tokenizer = lamina.load("minilm")
     inputs = tokens(model, 16, 64)
     runs: dict[str, Callable[[], object]] = {"base": lambda: model(**inputs)}
     rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
     asked = Task.from_dataset("sequence_classification", {"train": rows}, text="text", label="label")
-    for name in READERS:
+    for name in (name for name in READERS if name in methods):
         bank = lamina.ReaderBank(model, tokenizer).eval()
         for number in range(8):
             bank.add(f"r{number}", _variants(name, asked)[0][0])
         runs[name] = partial(bank, main=True, **inputs)
-    runs |= lora_passes(inputs, tasks=8)
+    runs |= lora_passes(inputs, tasks=8) if "LoRA" in methods else {}
     runs[TUNED] = lambda: [model(**inputs) for _ in range(8)]
     with torch.no_grad():
         taken = in_turn(runs, repeats=repeats)
