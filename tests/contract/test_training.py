@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.deaths import forked
+from tests.support.deaths import die_at_step, forked
 from tests.support.tiny import FAMILIES
 from tests.support.training import (
     largest_difference,
@@ -426,14 +425,7 @@ def test_the_checkpoints_of_the_two_highest_steps_are_kept(tmp_path: Path):
 
 def killed_at(step: int, folder: Path) -> None:
     """A run that kills its own process."""
-    calls, plain = iter(range(10**6)), Engine.step
-
-    def dying(self: Engine, *args: Any, **kwargs: Any) -> Any:
-        if next(calls) == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return plain(self, *args, **kwargs)
-
-    Engine.step = dying
+    die_at_step(step)
     bank, tasks = three()
     train(bank, tasks, output=folder, **OPTIONS)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from pyarrow import parquet
-from tests.support.deaths import forked
+from tests.support.deaths import die_at_step, forked
 from tests.support.finetuned import bert, tensors, tune
 from tests.support.training import same, yes_no
 
@@ -110,14 +109,7 @@ def test_a_run_with_a_limit_of_steps_resumes(tmp_path: Path):
 
 def killed_at(step: int, output: Path) -> None:
     """A run that kills its own process."""
-    calls, plain = iter(range(10**6)), Engine.step
-
-    def dying(self: Engine, *args: Any, **kwargs: Any) -> Any:
-        if next(calls) == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return plain(self, *args, **kwargs)
-
-    Engine.step = dying
+    die_at_step(step)
     model, task = job()
     tune(model, task, output, **OPTIONS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import sys
 import traceback
 from functools import cache
@@ -138,3 +139,17 @@ def deaths(
             logger.info("%d times %s", len(range(1, at, step)), kill.__name__)  # pytest --log-cli-level INFO shows it
             return
         yield at
+
+
+def die_at_step(step: int) -> None:
+    """Have this process kill itself before its training step number `step`, counted from 0."""
+    from lamina.train.engine import Engine
+
+    calls, plain = iter(range(10**6)), Engine.step
+
+    def dying(self: Engine, *args: Any, **kwargs: Any) -> Any:
+        if next(calls) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(self, *args, **kwargs)
+
+    Engine.step = dying
