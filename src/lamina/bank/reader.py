@@ -43,8 +43,8 @@ class Reader:
         """What to begin with for a task, a `lamina.Task`.
 
         One whole text: `PooledLayers`. A pair: `PairedLayers`; it asks that the tokenizer puts a token between two
-        texts, and `PooledLayers` reads any. Tags: `ScalarMix` behind one encoder layer. recipes/small/default-*.yaml
-        train each beside others.
+        texts, and `PooledLayers` reads any. Tags: `Concat` to 128 numbers behind one encoder layer.
+        recipes/small/default-*.yaml train each beside others.
 
         Raises:
             ConfigError: If nothing was chosen for tasks of its kind.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from torch import nn
 
+from lamina.fusion.concat import Concat
 from lamina.fusion.dropout import dropout
-from lamina.fusion.scalar_mix import ScalarMix
 from lamina.heads.attention import EncoderLayer, encode, linear
 from lamina.heads.base import HeadConfig, LabelHead, checked_weights, label_names
 from lamina.utils import check_range
@@ -50,8 +50,8 @@ class TokenClassification(HeadConfig):
 
     @classmethod
     def default(cls, task: ReadTask) -> tuple[FusionConfig, TokenClassification]:
-        """A mix of all layers at the model's own width, behind one encoder layer."""
-        return ScalarMix(), cls(task.labels, feedforward=512)
+        """All layers mapped to one small vector, behind one encoder layer."""
+        return Concat(dim=128, layers="all"), cls(task.labels, feedforward=512)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", label_names(self.kind, self.labels))
