@@ -1,0 +1,79 @@
+"""Figures in README and docs: each stands beside the command that printed it, and what the command names is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from lamina.cli.app import build
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FIGURE = re.compile(
+    r"(?<![\w.])(?<![A-Za-z]-)\d*\.\d+(?![\w.]*\w)|^!\[", re.MULTILINE
+)  # a number with decimals, or a picture
+COMMAND = re.compile(r"\b(?:lamina|python|make) [a-z][^`\n]*")
+NAMED = re.compile(r"\b(?:recipes|benchmarks)/[\w./-]+")
+
+
+class Section(NamedTuple):
+    """From one heading to the next: what is shown (text, tables, what a command printed), and what is to be typed."""
+
+    heading: str
+    shown: str
+    typed: str
+
+
+def sections(page: str) -> list[Section]:
+    parts: list[tuple[str, list[str], list[str]]] = [("", [], [])]
+    fence = None
+    for line in page.splitlines():
+        if line.startswith("```"):
+            fence = line[3:] if fence is None else None
+        elif fence is None and line.startswith("#"):
+            parts.append((line, [], []))
+        elif fence in (None, "text"):
+            parts[-1][1].append(re.sub(r"`[^`]*`", "", line))
+            parts[-1][2].extend(re.findall(r"`([^`]*)`", line))
+        elif fence == "sh":
+            parts[-1][2].append(line)
+    return [Section(heading, "\n".join(shown), "\n".join(typed)) for heading, shown, typed in parts]
+
+
+def without_command(page: str) -> list[str]:
+    """Headings of the sections that show figures, and name no command that could have printed them."""
+    return [part.heading for part in sections(page) if FIGURE.search(part.shown) and not COMMAND.search(part.typed)]
+
+
+def unknown_commands(page: str) -> list[str]:
+    """Commands of a page whose subcommand, make target, recipe or benchmark is not there."""
+    known = {
+        "lamina": set(build().commands),
+        "make": set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)),
+    }
+    wrong = []
+    for command in COMMAND.findall("\n".join(part.typed for part in sections(page))):
+        program, word = command.split()[:2]
+        files = [name.rstrip("/.") for name in NAMED.findall(command)]
+        if word not in known.get(program, {word}) or not all((ROOT / name).exists() for name in files):
+            wrong.append(command)
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_figures_stand_beside_a_command_that_is_there(page: Path):
+    text = page.read_text(encoding="utf-8")
+    assert without_command(text) == []
+    assert unknown_commands(text) == []
+
+
+def test_what_is_missing_is_found():
+    bare = "# Scores\n\n| task | score |\n|---|---|\n| mood | .91 |\n"
+    assert without_command(bare) == ["# Scores"]
+    assert without_command(bare + "\nPrinted by `make demo`.\n") == []
+    assert without_command("# Scores\n`make demo`\n## More\n![Curve](images/curve.png)\n") == ["## More"]
+    typed = "`lamina train recipes/none.yaml`, `python benchmarks/none.py`, `lamina fly OUT`, `make tea`, `make demo`"
+    assert unknown_commands(typed) == [part.strip("`") for part in typed.split(", ")[:4]]
