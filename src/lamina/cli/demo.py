@@ -44,8 +44,8 @@ def _show(result: Demo) -> None:
         f"readers, {timing['ratio']:.2f} x."
     )
     print(f"Saved and loaded again: largest difference of a logit {result.reload_difference}.")
-    bank, picture = result.folder / "bank", result.folder / "importance.png"
-    print(f"Which layers each reader uses: {picture}")
+    print(f"What each layer gives for each task: {result.picture}")
+    bank = result.folder / "bank"
     print(f'Done in {result.seconds:.0f} s. Try: lamina predict {bank} "The pasta at Luigi\'s was cold."')
 
 

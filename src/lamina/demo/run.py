@@ -18,7 +18,8 @@ from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
-from lamina.report.figures import importance
+from lamina.recipes.report_file import Curves, Point
+from lamina.report.curves import draw
 from lamina.store import load
 from lamina.tasks.task import Task
 from lamina.train import evaluate, fit, predict
@@ -44,20 +45,22 @@ class Demo:
     Attributes:
         scores: One row per task: its metric, and the test scores of the last layer + linear, of the single layer that
             is best on the validation part (and which one that is), and of the task's default reader.
-        importances: One row per task and layer.
+        layers: One row per task and layer: the test score of the reader of that layer alone.
         timing: Median milliseconds of a pass over 64 texts without readers and with the three, and their ratio.
         reload_difference: Largest difference of any logit after saving and loading; 0.0 is bit for bit.
         predictions: Three sentences and what the readers say about them.
         seconds: Wall-clock time of the whole demo.
+        picture: The file with the curves of `layers`, the default readers across.
         folder: Where bank, picture and corpus are.
     """
 
     scores: list[dict[str, Any]]
-    importances: list[dict[str, Any]]
+    layers: list[dict[str, Any]]
     timing: dict[str, float]
     reload_difference: float
     predictions: list[dict[str, Any]]
     seconds: float
+    picture: Path
     folder: Path
 
 
@@ -86,19 +89,21 @@ def run_demo(folder: str | Path, *, rows: int = 4500, epochs: int = 4, seed: int
         progress=progress,
     )
     best = {task: _best_single(task, bank, result.best) for task in TASKS}
-    kept = {task: (f"{task}-last", best[task], f"{task}-all") for task in TASKS}
-    test = evaluate(bank, {m: tasks[task] for task, names in kept.items() for m in names}, split="test")
-    scores = [_score_row(task, tasks[task].metric, kept[task], test) for task in TASKS]
-    importances = _keep_defaults(bank)
-    importance(importances, folder / "importance.png")
+    test = evaluate(bank, {member: tasks[member.partition("-")[0]] for member in members}, split="test")
+    found = {member: scores[tasks[member.partition("-")[0]].metric] for member, scores in test.items()}
+    scores = [_score_row(task, tasks[task].metric, best[task], found) for task in TASKS]
+    layers = _layer_rows(tasks, bank.stacks["main"].layers, found)
+    picture = _draw_layers(layers, scores, folder / "layers.png")
+    _keep_defaults(bank)
     bank.save_pretrained(folder / "bank")
     return Demo(
         scores=scores,
-        importances=importances,
+        layers=layers,
         timing=time_passes(bank, tasks["sentiment"].split("test").texts[:64]),
         reload_difference=_reload_difference(bank, folder / "bank"),
         predictions=predict(bank, EXAMPLES),
         seconds=time.perf_counter() - start,
+        picture=picture,
         folder=folder,
     )
 
@@ -142,30 +147,45 @@ def _best_single(task: str, bank: ReaderBank, best: dict[str, dict[str, float]])
     return max(names, key=lambda name: best[name][bank[name].info["metric"]])
 
 
-def _score_row(task: str, metric: str, names: tuple[str, str, str], test: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    last, single, default = (test[name][metric] for name in names)
-    layer = int(names[1].rpartition("-")[2])
+def _score_row(task: str, metric: str, single: str, found: dict[str, float]) -> dict[str, Any]:
     return {
         "task": task,
         "metric": metric,
-        "last layer + linear": last,
-        "best single layer": single,
-        "its layer": layer,
-        "default reader": default,
+        "last layer + linear": found[f"{task}-last"],
+        "best single layer": found[single],
+        "its layer": int(single.rpartition("-")[2]),
+        "default reader": found[f"{task}-all"],
     }
 
 
-def _keep_defaults(bank: ReaderBank) -> list[dict[str, Any]]:
-    """Leave the default reader of each task, named after it, in the bank; returns their importances."""
-    rows: list[dict[str, Any]] = []
+def _layer_rows(tasks: dict[str, Task], layers: int, found: dict[str, float]) -> list[dict[str, Any]]:
+    return [
+        {"task": name, "metric": task.metric, "layer": layer, "score": found[f"{name}-{layer}"]}
+        for name, task in tasks.items()
+        for layer in range(layers)
+    ]
+
+
+def _draw_layers(layers: list[dict[str, Any]], scores: list[dict[str, Any]], path: Path) -> Path:
+    """A curve over the layers for each task, with its default reader across."""
+    single = [(row, "one layer", row["layer"], row["score"]) for row in layers]
+    across = [(row, "default reader", None, row["default reader"]) for row in scores]
+    points = [
+        Point(row["task"], series, x, row["metric"], mean=score, spread=0.0, interval=None, runs=1, settings={})
+        for row, series, x, score in single + across
+    ]
+    title = "What one layer gives, and the default reader over all"
+    return draw(Curves(title, "test", "layer (0 = embeddings)", points), path)
+
+
+def _keep_defaults(bank: ReaderBank) -> None:
+    """Leave the default reader of each task, named after it, in the bank."""
     for name in list(bank):
         task, _, how = name.partition("-")
-        if how != "all":
+        if how == "all":
+            bank.rename(name, task)
+        else:
             bank.remove(name)
-            continue
-        bank.rename(name, task)
-        rows += [{"reader": task, "layer": n, "importance": share} for n, share in bank[task].importance().items()]
-    return rows
 
 
 def _reload_difference(bank: ReaderBank, folder: Path) -> float:
