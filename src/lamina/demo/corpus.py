@@ -39,8 +39,8 @@ OPENER_SHARE = TAIL_SHARE = 0.35
 
 OTHER = {"positive": "negative", "negative": "positive"}
 AGREEMENT = {"is": "are", "was": "were", "has": "have", "does": "do"}
-CASES = {"he": "him", "she": "her", "they": "them", "we": "us"}
-DETERMINERS = ("a", "the", "this", "every", "our")
+CASES = {"I": "me", "he": "him", "she": "her", "they": "them", "we": "us"}
+DETERMINERS = ("a", "the", "this", "every", "our", "my")
 ENTITIES = {"org": "ORG", "team": "ORG", "loc": "LOC", "misc": "MISC"}
 ONCE = ("{loc}", "{day}", "{month}")  # an opener or a tail does not repeat these
 PRESENT = re.compile(r"\b(?!was/|were/)\w+/f|\.(s|base)}|\bwill\b")  # such a clause takes no "last May"
@@ -53,18 +53,20 @@ SLOTS = {
     "adv": ("adv_%", "adv"),
     "neutral": ("adj_neutral", "j"),
     "state": ("state", "j"),
+    "fate": ("fate_%", "j"),
     "degree": ("degree", "adv"),
     "day": ("day", ""),
     "month": ("month", ""),
     "number": ("number", "num"),
     "thing": ("thing", "n"),
     "job": ("job", "n"),
+    "kin": ("kin", "n"),
     "place": ("place", "n"),
     "like": ("verb_%", ""),
     "mlike": ("mild_verb_%", ""),
     "do": ("verb_neutral", ""),
 }
-FORMS = {"base": (0, "f"), "s": (1, "f"), "past": (2, "p"), "part": (3, "v")}
+FORMS = {"base": (0, "f"), "s": (1, "f"), "past": (2, "p"), "part": (3, "v"), "ing": (4, "")}
 
 
 @dataclass(frozen=True)
@@ -196,10 +198,12 @@ class _Writer:
                 kind, polarity = "negated", OTHER[sentiment]
         template = self._frame(self.rng.choice(self.templates[kind]))
         tokens = [token for piece in template.split() for token in self._fill(piece, polarity)]
-        return [*tokens, Token(".")]
+        return tokens if template.endswith("!") else [*tokens, Token(".")]
 
     def _frame(self, clause: str) -> str:
-        """The clause, perhaps with something before or after it."""
+        """The clause, perhaps with something before or after it; a call stands alone."""
+        if clause.endswith("!"):
+            return clause
         times = "" if PRESENT.search(clause) else "past_"
         for kind, share in (("opener", OPENER_SHARE), ("tail", TAIL_SHARE)):
             if self.rng.random() < share:
@@ -217,6 +221,10 @@ class _Writer:
         name, _, form = name.partition(".")
         if name == "per":
             return self._person()
+        if name == "first":
+            return _entity(self._draw("first"), "PER")
+        if name == "shop":
+            return _entity(self._draw("first") + "'s", "ORG")
         if name in ENTITIES:
             return _entity(self._draw(name), ENTITIES[name])
         return [self._word(name, form, role, polarity)]
@@ -344,7 +352,9 @@ def _wrong_number(tokens: list[Token]) -> list[list[Token]]:
 @cache
 def _other_number() -> dict[str, str]:
     words = _data()["words"]
-    pairs = [noun.split("/") for name in ("thing", "job", "place") for group in words[name].values() for noun in group]
+    pairs = [
+        noun.split("/") for name in ("thing", "job", "kin", "place") for group in words[name].values() for noun in group
+    ]
     return dict(pairs) | {plural: singular for singular, plural in pairs}
 
 
