@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,8 @@ class Task:
             raise ConfigError(f"subsample: {came}; its rows have not one class each.")
         names, classes = kind.row_classes(self, train)
         chosen = subsample_rows(names, classes, size, stratified=stratified, seed=seed)
-        seen = {number for row in chosen for number in classes[row]}
-        for number, name in enumerate(names):
-            if number not in seen:
-                logger.warning("task %s: none of the %d rows drawn is of class '%s'", self.name, len(chosen), name)
+        for name in _without_rows(names, (classes[row] for row in chosen)):
+            logger.warning("task %s: none of the %d rows drawn is of class '%s'", self.name, len(chosen), name)
         facts = {**size.given(), "of": len(train), "stratified": stratified, "seed": seed}
         if self.subsampled is not None:
             facts["before"] = self.subsampled
@@ -188,8 +187,8 @@ class Task:
             text_pair: Column of the second text of sentence-pair tasks.
             label: Column of the label, of the list of tags, or of the text to write; in CoNLL files a number (default
                 the last).
-            labels: Class names in the order of their ids; by default those of `train`, sorted. The files hold
-                these names, or whole numbers that are the ids.
+            labels: Class names in the order of their ids (one that no training row has is named in a warning); by
+                default those of `train`, sorted. The files hold these names, or whole numbers that are the ids.
             metric: The metric that picks the best checkpoint; by default the usual one of the problem.
             problem_type: "classification", "regression" (labels with a decimal point) or "multi_label" (lists of
                 labels); by default read off the labels, or what the kind says.
@@ -348,6 +347,7 @@ def _assemble(
     kind = kind_of(spec.kind)
     _check_spec(spec)
     kind.check_tags(label_all_tokens=label_all_tokens)
+    named = bool(spec.labels)
     spec, splits = kind.build(spec, tables)
     labels, problem_type = spec.labels or (), spec.problem_type or "classification"
     if not isinstance(metrics, tuple):
@@ -361,9 +361,18 @@ def _assemble(
     if "validation" in task.splits:
         validation = limited(task.split("validation"), limits[1], seed, option="limit_validation")
         task = replace(task, splits={**task.splits, "validation": validation})
-    if "train" not in splits or limited(task.split("train"), limits[0], seed) is task.split("train"):
-        return task
-    return task.subsample(rows=limits[0], seed=seed)
+    if "train" in splits and limited(train := task.split("train"), limits[0], seed) is not train:
+        return task.subsample(rows=limits[0], seed=seed)
+    if named and "train" in splits:
+        for label in _without_rows(*kind.row_classes(task, task.split("train"))):
+            logger.warning("task %s: no row of the train part is of class '%s', which nothing can learn", name, label)
+    return task
+
+
+def _without_rows(names: Sequence[str], classes: Iterable[Sequence[int]]) -> list[str]:
+    """The classes that no row is of."""
+    seen = set(chain.from_iterable(classes))
+    return [name for number, name in enumerate(names) if number not in seen]
 
 
 def _check_spec(spec: ColumnSpec) -> None:

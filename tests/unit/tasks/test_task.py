@@ -132,6 +132,16 @@ def test_draws_of_a_draw_are_recorded(tmp_path: Path):
     assert json.loads(json.dumps(task.subsampled)) == task.subsampled
 
 
+def test_a_class_that_no_training_row_has_is_named(caplog: pytest.LogCaptureFixture):
+    rows = {
+        "train": [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}],
+        "validation": [{"text": "c", "label": "z"}],
+    }
+    Task.from_dataset(SEQUENCE, rows, text="text", label="label", labels=("x", "y", "z"), name="t")
+    assert "task t: no row of the train part is of class 'z', which nothing can learn" in caplog.text
+    assert caplog.text.count("no row of") == 1
+
+
 def test_an_empty_class_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     task = letters(tmp_path, {"a": 60, "b": 40})
     task.subsample(rows=100)
