@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import RobertaConfig, RobertaModel
 
-from lamina import AdaLayers, PooledLayers, Reader, ReaderBank, SequenceClassification
+from lamina import AdaLayers, PairedLayers, PooledLayers, Reader, ReaderBank, SequenceClassification
 from lamina.store import load
 
 if TYPE_CHECKING:
@@ -51,11 +51,15 @@ def tokens(model: PreTrainedModel, batch: int, length: int) -> dict[str, torch.T
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def bank_of(model: PreTrainedModel, readers: int, fusion: str = "ada_layers") -> ReaderBank:
-    """A bank of readers of whole texts with k = 64: AdaLayers with its attention head, or PooledLayers."""
-    bank, labels = ReaderBank(model), ("no", "yes")
-    pooled = PooledLayers(dim=64), SequenceClassification(labels, pooling="first")
-    parts = {"ada_layers": (AdaLayers(dim=64), SequenceClassification(labels)), "pooled_layers": pooled}[fusion]
+def bank_of(model: PreTrainedModel, readers: int, fusion: str = "ada_layers", processor: Any = None) -> ReaderBank:
+    """A bank of readers of whole texts with k = 64: AdaLayers with its attention head, or a pooling fusion."""
+    bank, labels = ReaderBank(model, processor), ("no", "yes")
+    attention, first = (SequenceClassification(labels, pooling=pooling) for pooling in ("attention", "first"))
+    parts = {
+        "ada_layers": (AdaLayers(dim=64), attention),
+        "pooled_layers": (PooledLayers(dim=64), first),
+        "paired_layers": (PairedLayers(dim=64), first),
+    }[fusion]
     for number in range(readers):
         bank.add(f"r{number}", Reader(*parts, seed=number))
     return bank.eval()

@@ -3,7 +3,8 @@
     python benchmarks/marginal_cost.py [--json]
 
 Budgets: 8 AdaLayers readers at RoBERTa-large's shape, batch 4 x 128 tokens, at most 1.10; on MiniLM, 16 x 64, at most
-1.25; 8 PooledLayers readers on MiniLM at most 1.06.
+1.25; 8 PooledLayers readers on MiniLM at most 1.06. PairedLayers reads the same tokens as pairs of texts of equal
+length; RoBERTa's shape has no tokenizer that could tell them apart.
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ from typing import Any
 import torch
 from common import SHAPES, bank_of, base, options, report, synchronise, tokens
 
+import lamina
 from lamina.demo.timing import in_turn, ratio
 
 BUDGETS = {("minilm", "ada_layers"): 1.25, ("minilm", "pooled_layers"): 1.06, ("roberta-large", "ada_layers"): 1.10}
 COUNTS = (1, 2, 4, 8, 16)
+FUSIONS = {
+    "minilm": ("ada_layers", "pooled_layers", "paired_layers"),
+    "roberta-large": ("ada_layers", "pooled_layers"),
+}
 
 
 def main() -> None:
@@ -26,8 +32,11 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name, (batch, length) in SHAPES.items():
         model = base(name).to(asked.device)
-        inputs = tokens(model, batch, length)
-        banks = {(f, count): bank_of(model, count, f) for f in ("ada_layers", "pooled_layers") for count in COUNTS}
+        inputs, processor = tokens(model, batch, length), None
+        if "paired_layers" in FUSIONS[name]:
+            processor = lamina.load(name)[1]
+            inputs["input_ids"][:, [length // 2, -1]] = processor.sep_token_id
+        banks = {(f, count): bank_of(model, count, f, processor) for f in FUSIONS[name] for count in COUNTS}
         runs: dict[Any, Any] = {"base": lambda model=model, inputs=inputs: (model(**inputs), synchronise())}
         for key, bank in banks.items():
             runs[key] = lambda bank=bank, inputs=inputs: (bank(**inputs, main=True), synchronise())
