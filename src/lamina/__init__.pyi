@@ -37,6 +37,7 @@ from lamina.store.edited import save as save
 from lamina.store.loading import load as load
 from lamina.tasks.task import Task as Task
 from lamina.train import FitResult as FitResult
+from lamina.train import calibrate as calibrate
 from lamina.train import evaluate as evaluate
 from lamina.train import finetune as finetune
 from lamina.train import fit as fit

@@ -132,6 +132,7 @@ class ReaderBank(nn.Module, Monitoring, ModelHubMixin):
         self._known("bank.rename", [name])
         self._check_new("bank.rename", to)
         self.readers = nn.ModuleDict({_key(to if known == name else known): self[known] for known in self})
+        self._rename_in_monitors(name, to)
 
     def __getitem__(self, name: str) -> ReaderModule:
         self._known("bank", [name])

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from lamina.bank.listening import check_over, decodes, listening
-from lamina.bank.watching import AnyMonitor, Leaving, Step, Watch, checked_monitors
+from lamina.bank.streaming import attach
+from lamina.bank.watching import AnyMonitor, Leaving, Step, Watch, checked_monitors, token_logits
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers.causality import is_causal
+from lamina.layers.hooks import StopForward, run_until_stopped
 from lamina.layers.isolation import evaluating
-from lamina.layers.wrappers import unwrapped
+from lamina.layers.wrappers import uncompiled, unwrapped
 from lamina.monitors.cascade import Cascade
 from lamina.monitors.monitor import Monitor
 from lamina.utils import check_range
@@ -62,6 +64,42 @@ class Monitoring:
             raise UnknownNameError(op="bank.drop_monitor", got=name, known=self.monitors, what="monitor")
         for reader in self._bank:
             self._bank[reader].info.get(KEY, {}).pop(name, None)
+
+    def _rename_in_monitors(self, name: str, to: str) -> None:
+        """Have the monitors that are kept follow a reader to its new name."""
+        saved = [value for reader in self._readers.values() for value in reader.info.get(KEY, {}).values()]
+        for value in saved:
+            for part in (value, value.get("first", {}), value.get("second", {})):
+                if part.get("reader") == name:
+                    part["reader"] = to
+
+    @torch.no_grad()
+    def monitor_scores(self, monitor: AnyMonitor, batch: Mapping[str, Any], mask: Tensor | None = None) -> Tensor:
+        """The score of each text up to and including each token, in one plain pass of the model.
+
+        Args:
+            monitor: The monitor; its readers must be in the bank.
+            batch: What the model is called with.
+            mask: True at the tokens that count, `[batch, tokens]`; None: at all real ones.
+
+        Returns:
+            `[batch, tokens]` in float64, on the CPU; NaN before the first token that counts. Of a cascade -inf (its
+            first monitor sees no danger) and inf (it is sure) at tokens at which the second was not asked.
+
+        Raises:
+            UnknownNameError, ConfigError: As of `watch`.
+        """
+        checked_monitors("bank.monitor_scores", [monitor], {}, self._readers)
+        stack_pass, stop = self._template("bank.monitor_scores", monitor.readers), StopForward()
+        base = [self._bank.model] if self._bank.train_base else []
+        with evaluating(self._bank, *base), attach([stack_pass], batch, stop), uncompiled():
+            run_until_stopped(self._bank.model, batch, stop)
+            logits = token_logits(stack_pass)
+        real = torch.ones(next(iter(logits.values())).shape[:2], dtype=torch.bool)
+        for given in (stack_pass.mask, mask):
+            real = real if given is None else real & given.cpu().bool()
+        heads = {name: self._bank[name].config.head for name in monitor.readers}
+        return monitor.start(heads).add(lambda name, rows: logits[name][rows], real)
 
     @contextmanager
     def watch(

@@ -125,28 +125,36 @@ class _Text(Follower):
         self._working = {name: monitor.start(heads) for name, monitor in monitors.items()}
         self._scores: dict[str, Tensor] = {}
         self._always = list(dict.fromkeys(monitor.readers[0] for monitor in monitors.values()))
-        self._ends = _ids(call.option("eos_token_id"))
         criteria = [own for own in call.kwargs.get("stopping_criteria") or () if not isinstance(own, Leaving)]
-        if criteria or call.option("stop_strings"):  # may end a sequence, which is then padded
-            self._ends |= _ids(call.option("pad_token_id"))
+        may_end = bool(criteria or call.option("stop_strings"))  # a sequence without an end token, which is then padded
+        self._ends = torch.tensor(_ids(call.option("eos_token_id")), dtype=torch.long)
+        self._pads = torch.tensor(_ids(call.option("pad_token_id") if may_end else None), dtype=torch.long)
         self._ended: Tensor | None = None
         self._read = 0  # real tokens
+        self._asked = {name: 0 for name, monitor in monitors.items() if isinstance(monitor, Cascade)}  # of them
 
     def read(self, columns: Columns) -> None:
         """Score some tokens, and tell of those that are new."""
         tokens, real, states = columns.tokens.cpu(), columns.real.cpu(), columns.states
-        if self._ended is None:
-            self._ended = torch.zeros(len(tokens), dtype=torch.bool)
         new = torch.arange(columns.first, columns.first + tokens.shape[1]) >= columns.prompt
-        ends = torch.isin(tokens, torch.tensor(sorted(self._ends))) & new
-        before = self._ended.unsqueeze(1) | (ends.cumsum(1) - ends.long() > 0)  # had ended before the token
-        self._ended = before[:, -1] | ends[:, -1]
-        real = real & ~before & ~ends
+        own, last = self._own(tokens, new)
+        real = real & own & ~last
         values = self._values(states, real)
         for at in range(tokens.shape[1]):
             self._take(columns.first + at - columns.prompt, real[:, at], {name: v[:, at] for name, v in values.items()})
             if new[at]:
-                self._tell(tokens[:, at], ~before[:, at])
+                self._tell(tokens[:, at], own[:, at])
+
+    def _own(self, tokens: Int[Tensor, "rows columns"], new: Bool[Tensor, " columns"]) -> tuple[Tensor, Tensor]:
+        """Which tokens are of sequences that had not ended, and which end one; `[rows, columns]`."""
+        if self._ended is None:
+            self._ended = torch.zeros(len(tokens), dtype=torch.bool)
+        last = torch.isin(tokens, self._ends) & new
+        after = torch.isin(tokens, self._pads) & new & ~last
+        ends = last | after
+        before = self._ended.unsqueeze(1) | (ends.cumsum(1) - ends.long() > 0)
+        self._ended = before[:, -1] | ends[:, -1]
+        return ~before & ~after, last
 
     def _values(self, states: Mapping[int, Tensor], real: Bool[Tensor, "rows columns"]) -> dict[str, Tensor]:
         """By monitor the score up to each column `[rows, columns]`."""
@@ -159,7 +167,10 @@ class _Text(Follower):
             some = {layer: state[rows.to(state.device)] for layer, state in states.items()}
             return read_tokens(self._template, [name], some)[name]
 
-        return {name: working.add(ask, real) for name, working in self._working.items()}
+        values = {name: working.add(ask, real) for name, working in self._working.items()}
+        for name in self._asked:
+            self._asked[name] += int((values[name].isfinite() & real).sum())
+        return values
 
     def _take(self, index: int, real: Bool[Tensor, " rows"], values: Mapping[str, Tensor]) -> None:
         """Note the scores after one column, and who is flagged by them."""
@@ -184,14 +195,15 @@ class _Text(Follower):
 
     def end(self, new: Int[Tensor, "sequences tokens"]) -> None:
         """Tell of the tokens that no step read."""
-        ended = torch.zeros(len(new), dtype=torch.bool) if self._ended is None else self._ended
-        for tokens in new.cpu()[:, len(self.steps) :].unbind(1):
-            self._tell(tokens, ~ended)
+        left = new.cpu()[:, len(self.steps) :]
+        if left.shape[1]:
+            own, _ = self._own(left, torch.ones(left.shape[1], dtype=torch.bool))
+            for at in range(left.shape[1]):
+                self._tell(left[:, at], own[:, at])
 
     def asked(self) -> dict[str, float]:
         """By cascade the share of the tokens."""
-        counts = {name: working.asked for name, working in self._working.items()}
-        return {name: int(count.sum()) / max(1, self._read) for name, count in counts.items() if count is not None}
+        return {name: count / max(1, self._read) for name, count in self._asked.items()}
 
 
 class _Stopping(StoppingCriteria):
@@ -226,17 +238,22 @@ def read_tokens(template: StackPass, names: Sequence[str], states: Mapping[int, 
     Returns:
         Logits `[rows, tokens, classes]`.
     """
-    readers = {name: template.readers[name] for name in names}
-    stack_pass = template.again(readers)
+    stack_pass = template.again({name: template.readers[name] for name in names})
     for layer in stack_pass.layers:
         stack_pass.take(layer, states[layer])
+    return token_logits(stack_pass)
+
+
+def token_logits(stack_pass: StackPass) -> dict[str, Tensor]:
+    """The same, of a pass that has taken its states."""
     features = stack_pass.features()
     rows, count = next(iter(features.values())).shape[:2]
     each = {name: part.flatten(0, 1).unsqueeze(1) for name, part in features.items()}  # every token is a text
     alone = torch.ones(rows * count, 1, dtype=torch.bool, device=next(iter(each.values())).device)
-    outputs = run_heads(readers, each, alone, {}, grad=False)
-    logits = [outputs[name].logits.reshape(rows, count, -1).float() for name in names]
-    return dict(zip(names, torch.cat(logits, dim=-1).cpu().split([part.shape[-1] for part in logits], -1), strict=True))
+    outputs = run_heads(stack_pass.readers, each, alone, {}, grad=False)
+    logits = [outputs[name].logits.float().reshape(rows, count, -1) for name in each]
+    parts = torch.cat(logits, dim=-1).cpu().split([part.shape[-1] for part in logits], dim=-1)  # one copy for all
+    return dict(zip(each, parts, strict=True))
 
 
 def check_reader(op: str, name: str, reader: ReaderModule) -> None:
@@ -289,6 +306,6 @@ def _check_call(call: GenerateCall) -> None:
         raise ConfigError(f"bank.watch: {came}. Leave them out, or use bank.listen(over='output').")
 
 
-def _ids(given: Any) -> set[int]:
+def _ids(given: Any) -> list[int]:
     """Token ids from one, several or none."""
-    return set() if given is None else {int(token) for token in torch.as_tensor(given).flatten()}
+    return [] if given is None else [int(token) for token in torch.as_tensor(given).flatten()]

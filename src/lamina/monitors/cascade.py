@@ -117,5 +117,4 @@ class _Pair(Watching):
         value = torch.full_like(score, -torch.inf)
         if bool(rows.any()):
             value = torch.where(unsure, self._second.add(ask_some, unsure), value)
-        self.asked = unsure.sum(1) + (0 if self.asked is None else self.asked)
         return value.masked_fill(certain, torch.inf)

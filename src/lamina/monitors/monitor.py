@@ -27,8 +27,6 @@ Ask = Callable[[str, Tensor], Tensor]
 class Watching(ABC):
     """A monitor or cascade at work on some texts."""
 
-    asked: Tensor | None = None  # [batch], of a cascade: for how many tokens of each text its second reader ran
-
     @abstractmethod
     def add(self, ask: Ask, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens"]:
         """Take some more tokens; returns the score of each text up to and including each of them, in float64."""
