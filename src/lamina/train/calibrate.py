@@ -70,7 +70,7 @@ def calibrate(  # noqa: PLR0913
     Raises:
         ConfigError: If there are too few negatives or no positives, or the monitor does not fit the bank's readers or
             reads a decoder beside an encoder.
-        UnknownNameError: If a reader or label does not exist.
+        UnknownNameError: If a reader, label or part of the task does not exist.
         NotFiniteError: If a score is no number.
     """
     options = FitOptions.of_call(locals(), "calibrate", eval_batch_size=batch_size, progress=progress)
@@ -81,8 +81,6 @@ def calibrate(  # noqa: PLR0913
     if bank[monitor.readers[0]].stack == "decoder":
         came = f"reader '{monitor.readers[0]}' reads a decoder beside an encoder, which is what reads a task's texts"
         raise ConfigError(f"calibrate: {came}. Score texts by bank.monitor_scores and use Calibration.of.")
-    if not len(task.split(split)):
-        raise ConfigError(f"calibrate: the {split} part of task {task.name} is empty; it needs at least one row.")
     subject = BankSubject(bank, "calibrate", processor)
     (group,) = scoring_groups(subject, {monitor.readers[0]: task}, split, options)
     highest, asked = _highest(subject, group, monitor, options)
