@@ -62,7 +62,7 @@ class Calibration:
             **facts: More fields.
 
         Raises:
-            ConfigError: If the rate is no share, there are too few negatives for it, or no positives.
+            ConfigError: If the rate is no share, there are too few negatives for it, no positives or no scores.
         """
         if not 0 < false_positive_rate < 1:
             raise ConfigError(f"calibrate: false_positive_rate is {false_positive_rate}; it must be between 0 and 1.")
@@ -77,6 +77,9 @@ class Calibration:
             raise ConfigError(
                 "calibrate: no row is positive; recall needs one at least. Check `positive` and the task."
             )
+        if not any(map(math.isfinite, highest)):
+            came = "no text has a token that is scored"
+            raise ConfigError(f"calibrate: {came}. Check the texts, and the first threshold of a cascade.")
         if no[allowed] == math.inf:
             came = f"{sum(score == math.inf for score in no)} of {len(no)} negatives are flagged without a threshold"
             raise ConfigError(f"calibrate: {came}, as the first of a cascade is sure. Raise `sure`.")

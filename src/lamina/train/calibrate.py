@@ -109,7 +109,8 @@ def _highest(
     """The highest score of each text, and the share of the tokens for which a cascade's second reader ran."""
     inputs: Any = group.inputs
     highest = np.full(inputs.encoded.texts, -np.inf)
-    special = torch.tensor(sorted(tokenizer_of(subject.processor).all_special_ids), dtype=torch.long)
+    tokenizer = tokenizer_of(subject.processor)
+    special = torch.tensor(sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), dtype=torch.long)
     asked = count = 0
     batches = length_batches(inputs.lengths, options.scoring_batch_size)
     for rows in progress_bar(batches, show=options.progress, unit="batch", leave=False):

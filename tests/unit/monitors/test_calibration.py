@@ -86,6 +86,12 @@ def test_what_cannot_be_calibrated_is_refused(negatives: int, positives: int, ra
         Calibration.of(highest, positive, false_positive_rate=rate)
 
 
+@pytest.mark.parametrize("score", [math.inf, -math.inf])
+def test_texts_without_a_score_are_refused(score: float):
+    with pytest.raises(ConfigError, match="calibrate: no text has a token that is scored"):
+        Calibration.of([score] * 20, [False] * 10 + [True] * 10, false_positive_rate=0.1)
+
+
 def test_a_rate_that_the_first_of_a_cascade_exceeds_is_refused():
     highest, positive = [math.inf] * 3 + [0.1] * 8, [False] * 10 + [True]
     with pytest.raises(ConfigError, match="3 of 10 negatives are flagged without a threshold, as the first"):

@@ -122,6 +122,25 @@ def test_a_text_with_a_tagged_word_is_positive():
     assert by_span.calibration.recall > 0.9
 
 
+def test_special_tokens_are_not_scored_and_unknown_words_are():
+    """The words of no vocabulary are a part of the text; the marks around it are not."""
+    bank = fitted()
+    rows = [{"words": ["zzz"] * (3 + row), "tags": ["O", "B-bad", "O"] + ["O"] * row} for row in range(2)]
+    rows += [{"words": ["zzz", "film"], "tags": ["O", "O"]}] * 2
+    parts = {"train": rows, "validation": rows}
+    task = Task.from_dataset("token_classification", parts, text="words", label="tags", labels=spans_task().labels)
+    found = calibrate(bank, Monitor("spans", FLAGS, LastScore()), task, false_positive_rate=0.5, store=False)
+
+    def highest(text: str) -> float:  # between the two marks
+        ids = tiny_tokenizer()(text, return_tensors="pt")["input_ids"]
+        return float(bank.monitor_scores(Monitor("spans", FLAGS, LastScore()), {"input_ids": ids})[0, 1:-1].max())
+
+    assert tiny_tokenizer()("zzz film")["input_ids"] == [2, 1, 6, 3]
+    low, high = highest("zzz film"), min(highest("zzz zzz zzz"), highest("zzz zzz zzz zzz"))
+    assert low < high
+    assert found.threshold == pytest.approx((low + high) / 2, abs=1e-6)
+
+
 def test_a_cascade_says_how_often_its_second_reader_ran():
     bank = fitted()
     first = calibrate(bank, Monitor("cheap", FLAGS, LastScore()), spans_task(), false_positive_rate=0.5, store=False)
