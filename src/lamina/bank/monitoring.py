@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from lamina.bank.listening import check_over, decodes, listening
 from lamina.bank.streaming import attach
-from lamina.bank.watching import AnyMonitor, Leaving, Step, Watch, checked_monitors, token_logits
+from lamina.bank.watching import Leaving, Step, Watch, checked_monitors, token_logits
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers.causality import is_causal
 from lamina.layers.hooks import StopForward, run_until_stopped
 from lamina.layers.isolation import evaluating
 from lamina.layers.wrappers import uncompiled, unwrapped
-from lamina.monitors.cascade import Cascade
+from lamina.monitors.cascade import AnyMonitor, Cascade, start
 from lamina.monitors.monitor import Monitor
 from lamina.utils import check_range
 
@@ -99,7 +99,8 @@ class Monitoring:
         for given in (stack_pass.mask, mask):
             real = real if given is None else real & given.cpu().bool()
         heads = {name: self._bank[name].config.head for name in monitor.readers}
-        return monitor.start(heads).add(lambda name, rows: logits[name][rows], real)
+        ((_, working),) = start({"": monitor}, heads)
+        return working.add(lambda name, rows: logits[name][rows], real)[0]
 
     @contextmanager
     def watch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event, get_ident
@@ -16,13 +17,10 @@ from lamina.bank.reader import ReaderModule
 from lamina.bank.streaming import StackPass, run_heads
 from lamina.bank.transcript import Columns, Follower
 from lamina.errors import ConfigError, check_known
-from lamina.monitors.cascade import Cascade
-from lamina.monitors.monitor import Monitor
+from lamina.monitors.cascade import AnyMonitor, Cascade, start
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
-
-AnyMonitor = Monitor | Cascade
 
 
 @final
@@ -90,7 +88,12 @@ class Watch:
 
         Tokens of the prompt have negative ones, -1 the last. In a cascade the second monitor's verdict counts.
         """
-        return {name: list(places) for name, places in self._text().places.items()}
+        text = self._text()
+        rows = 0 if text.flags is None else text.flags.shape[1]
+        places: dict[str, list[int | None]] = {name: [None] * rows for name in text.order}
+        for monitor, row, index in text.places:
+            places[text.names[monitor]][row] = index
+        return places
 
     @property
     def asked(self) -> dict[str, float]:
@@ -99,9 +102,8 @@ class Watch:
 
     def is_flagged(self, names: Sequence[str]) -> Bool[Tensor, " sequences"] | None:
         """Whether one of some monitors has flagged each sequence of the text of this thread; None: nothing was read."""
-        flags = self._text().flags
-        chosen = [flags[name] for name in names if name in flags]
-        return torch.stack(chosen).any(0) if chosen else None
+        text = self._text()
+        return None if text.flags is None else text.flags[[text.names.index(name) for name in names]].any(0)
 
 
 @final
@@ -118,30 +120,39 @@ class _Text(Follower):
         on_token: Callable[[Step], None] | None,
     ) -> None:
         self.every, self.steps = every, list[Step]()
-        self.flags: dict[str, Tensor] = {}
-        self.places: dict[str, list[int | None]] = {}
-        self._template, self._monitors, self._on_token = template, monitors, on_token
+        self.places: list[tuple[int, int, int]] = []  # monitor, row and index of the token of every flag
         heads = {name: reader.config.head for name, reader in template.readers.items()}
-        self._working = {name: monitor.start(heads) for name, monitor in monitors.items()}
-        self._scores: dict[str, Tensor] = {}
+        self._template, self._on_token, self._working = template, on_token, start(monitors, heads)
+        self.names, self.order = [name for names, _ in self._working for name in names], list(monitors)
+        thresholds = [monitors[name].threshold for name in self.names]
+        self._thresholds = torch.tensor([[math.nan if one is None else one] for one in thresholds], dtype=torch.float64)
         self._always = list(dict.fromkeys(monitor.readers[0] for monitor in monitors.values()))
+        self._cascades = [isinstance(monitors[name], Cascade) for name in self.names]
+        self.flags: Tensor | None = None  # [monitors, rows]; None while nothing was read
+        self._scores: Tensor | None = None  # of the last token that was read
         criteria = [own for own in call.kwargs.get("stopping_criteria") or () if not isinstance(own, Leaving)]
         may_end = bool(criteria or call.option("stop_strings"))  # a sequence without an end token, which is then padded
         self._ends = torch.tensor(_ids(call.option("eos_token_id")), dtype=torch.long)
         self._pads = torch.tensor(_ids(call.option("pad_token_id") if may_end else None), dtype=torch.long)
         self._ended: Tensor | None = None
         self._read = 0  # real tokens
-        self._asked = {name: 0 for name, monitor in monitors.items() if isinstance(monitor, Cascade)}  # of them
+        self._asked = torch.zeros(len(self.names), dtype=torch.long)  # of them those with a score of their own
 
     def read(self, columns: Columns) -> None:
         """Score some tokens, and tell of those that are new."""
-        tokens, real, states = columns.tokens.cpu(), columns.real.cpu(), columns.states
+        tokens, real = columns.tokens.cpu(), columns.real.cpu()
         new = torch.arange(columns.first, columns.first + tokens.shape[1]) >= columns.prompt
         own, last = self._own(tokens, new)
         real = real & own & ~last
-        values = self._values(states, real)
-        for at in range(tokens.shape[1]):
-            self._take(columns.first + at - columns.prompt, real[:, at], {name: v[:, at] for name, v in values.items()})
+        values = self._values(columns.states, real)
+        hits = real & (values >= self._thresholds.unsqueeze(-1))
+        for at, (score, hit) in enumerate(zip(values.unbind(-1), hits.unbind(-1), strict=True)):
+            flags = hit if self.flags is None else self.flags | hit
+            if bool(hit.any()):
+                fresh = hit if self.flags is None else hit & ~self.flags
+                index = columns.first + at - columns.prompt
+                self.places += [(monitor, row, index) for monitor, row in fresh.nonzero().tolist()]
+            self.flags, self._scores = flags, score
             if new[at]:
                 self._tell(tokens[:, at], own[:, at])
 
@@ -156,8 +167,10 @@ class _Text(Follower):
         self._ended = before[:, -1] | ends[:, -1]
         return ~before & ~after, last
 
-    def _values(self, states: Mapping[int, Tensor], real: Bool[Tensor, "rows columns"]) -> dict[str, Tensor]:
-        """By monitor the score up to each column `[rows, columns]`."""
+    def _values(
+        self, states: Mapping[int, Tensor], real: Bool[Tensor, "rows columns"]
+    ) -> Float[Tensor, "monitors rows columns"]:
+        """The score up to each column."""
         self._read += int(real.sum())
         always = read_tokens(self._template, self._always, states)
 
@@ -167,31 +180,23 @@ class _Text(Follower):
             some = {layer: state[rows.to(state.device)] for layer, state in states.items()}
             return read_tokens(self._template, [name], some)[name]
 
-        values = {name: working.add(ask, real) for name, working in self._working.items()}
-        for name in self._asked:
-            self._asked[name] += int((values[name].isfinite() & real).sum())
+        values = torch.cat([working.add(ask, real) for _, working in self._working])
+        if any(self._cascades):
+            self._asked += (values.isfinite() & real).sum((1, 2))
         return values
 
-    def _take(self, index: int, real: Bool[Tensor, " rows"], values: Mapping[str, Tensor]) -> None:
-        """Note the scores after one column, and who is flagged by them."""
-        for name, value in values.items():
-            threshold = self._monitors[name].threshold
-            hit = real & (value >= threshold) if threshold is not None else torch.zeros_like(real)
-            flags = self.flags.get(name, torch.zeros_like(real))
-            places = self.places.setdefault(name, [None] * len(real))
-            for row in (hit & ~flags).nonzero().flatten().tolist():
-                places[row] = index
-            self.flags[name] = flags | hit
-        self._scores = dict(values)
-
     def _tell(self, tokens: Int[Tensor, " rows"], real: Bool[Tensor, " rows"]) -> None:
-        unknown = torch.full(tokens.shape, torch.nan, dtype=torch.float64)
-        scores = {name: self._scores.get(name, unknown) for name in self._monitors}
-        flags = {name: self.flags.get(name, torch.zeros_like(real)) for name in self._monitors}
-        step = Step(len(self.steps), tokens, real, scores, flags)
+        shape = len(self.names), len(tokens)
+        scores = torch.full(shape, torch.nan, dtype=torch.float64) if self._scores is None else self._scores
+        flags = torch.zeros(shape, dtype=torch.bool) if self.flags is None else self.flags
+        step = Step(len(self.steps), tokens, real, self._named(scores), self._named(flags))
         self.steps.append(step)
         if self._on_token is not None:
             self._on_token(step)
+
+    def _named(self, values: Tensor) -> dict[str, Tensor]:
+        rows = dict(zip(self.names, values.unbind(0), strict=True))
+        return {name: rows[name] for name in self.order}
 
     def end(self, new: Int[Tensor, "sequences tokens"]) -> None:
         """Tell of the tokens that no step read."""
@@ -203,7 +208,8 @@ class _Text(Follower):
 
     def asked(self) -> dict[str, float]:
         """By cascade the share of the tokens."""
-        return {name: count / max(1, self._read) for name, count in self._asked.items()}
+        counts = zip(self.names, self._asked.tolist(), self._cascades, strict=True)
+        return {name: count / max(1, self._read) for name, count, is_cascade in counts if is_cascade}
 
 
 class _Stopping(StoppingCriteria):
@@ -250,7 +256,7 @@ def token_logits(stack_pass: StackPass) -> dict[str, Tensor]:
     rows, count = next(iter(features.values())).shape[:2]
     each = {name: part.flatten(0, 1).unsqueeze(1) for name, part in features.items()}  # every token is a text
     alone = torch.ones(rows * count, 1, dtype=torch.bool, device=next(iter(each.values())).device)
-    outputs = run_heads(stack_pass.readers, each, alone, {}, grad=False)
+    outputs = run_heads(stack_pass.readers, each, alone, {}, grad=False, together=True)
     logits = [outputs[name].logits.float().reshape(rows, count, -1) for name in each]
     parts = torch.cat(logits, dim=-1).cpu().split([part.shape[-1] for part in logits], dim=-1)  # one copy for all
     return dict(zip(each, parts, strict=True))

@@ -69,7 +69,7 @@ class RunningScore:
     def __init__(self, aggregation: Aggregation) -> None:
         self._aggregation = aggregation
         self._state: State | None = None
-        self._begun: Tensor | None = None  # [batch], True where a real token has come
+        self._begun: Tensor | None = None  # [batch], True where a real token has come; None: everywhere
 
     def add(
         self, scores: Float[Tensor, "batch tokens labels"], mask: Bool[Tensor, "batch tokens"]
@@ -80,14 +80,20 @@ class RunningScore:
         return torch.stack(values, dim=1) if values else scores.new_empty(mask.shape)
 
     def _one(self, score: Tensor, real: Bool[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        how, begun = self._aggregation, self._begun
-        fresh = how.first(score)
-        if self._state is None or begun is None:
-            self._state, begun = fresh, torch.zeros_like(real)
-        elif bool(begun.any()):
-            fresh = _where(begun, how.next(self._state, score), fresh)
-        self._state, self._begun = _where(real, fresh, self._state), begun | real
-        return how.value(self._state).masked_fill(~self._begun, torch.nan)
+        how = self._aggregation
+        if self._state is None:
+            fresh, self._begun = how.first(score), torch.zeros_like(real)
+            self._state = fresh
+        elif self._begun is None:
+            fresh = how.next(self._state, score)
+        else:
+            fresh = _where(self._begun, how.next(self._state, score), how.first(score))
+        every = bool(real.all())
+        self._state = fresh if every else _where(real, fresh, self._state)
+        if self._begun is not None:
+            self._begun = None if every else self._begun | real
+        value = how.value(self._state)
+        return value if self._begun is None else value.masked_fill(~self._begun, torch.nan)
 
 
 def _where(condition: Bool[Tensor, " batch"], then: State, other: State) -> State:

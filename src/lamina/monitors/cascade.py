@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, final
 
@@ -11,7 +12,7 @@ import torch
 from lamina.errors import ConfigError
 from lamina.heads.base import HeadConfig
 from lamina.monitors.calibration import Calibration
-from lamina.monitors.monitor import Monitor, Watching
+from lamina.monitors.monitor import Monitor, Together, Watching
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -80,10 +81,6 @@ class Cascade:
         self.first.check(heads)
         self.second.check(heads)
 
-    def start(self, heads: Mapping[str, HeadConfig]) -> Watching:
-        """Begin new texts."""
-        return _Pair(self, heads)
-
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
         return {"first": self.first.to_dict(), "second": self.second.to_dict(), "sure": self.sure, "name": self.name}
@@ -95,15 +92,32 @@ class Cascade:
         return cls(**{**given, **both})
 
 
+AnyMonitor = Monitor | Cascade
+
+
+def start(
+    monitors: Mapping[str, AnyMonitor], heads: Mapping[str, HeadConfig]
+) -> list[tuple[tuple[str, ...], Watching]]:
+    """Begin new texts: names, and those monitors at work."""
+    groups: dict[Hashable, list[str]] = defaultdict(list)
+    for name, monitor in monitors.items():
+        groups[monitor.group(heads) if isinstance(monitor, Monitor) else name].append(name)
+    working: list[tuple[tuple[str, ...], Watching]] = []
+    for names in groups.values():
+        first, alike = monitors[names[0]], [own for name in names if isinstance(own := monitors[name], Monitor)]
+        working.append((tuple(names), _Pair(first, heads) if isinstance(first, Cascade) else Together(alike, heads)))
+    return working
+
+
 class _Pair(Watching):
     """A cascade at work. Its score is the second's: -inf where that is not asked, inf where not needed."""
 
     def __init__(self, cascade: Cascade, heads: Mapping[str, HeadConfig]) -> None:
         self._cascade = cascade
-        self._first, self._second = cascade.first.start(heads), cascade.second.start(heads)
+        self._first, self._second = (Together([one], heads) for one in (cascade.first, cascade.second))
 
-    def add(self, ask: Ask, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens"]:
-        score, sure = self._first.add(ask, mask), self._cascade.sure
+    def add(self, ask: Ask, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
+        score, sure = self._first.add(ask, mask)[0], self._cascade.sure
         certain = mask & (score >= (torch.inf if sure is None else sure))
         unsure = mask & ~certain & (score >= (self._cascade.first.threshold or 0.0))
         rows = unsure.any(1)
@@ -116,5 +130,5 @@ class _Pair(Watching):
 
         value = torch.full_like(score, -torch.inf)
         if bool(rows.any()):
-            value = torch.where(unsure, self._second.add(ask_some, unsure), value)
-        return value.masked_fill(certain, torch.inf)
+            value = torch.where(unsure, self._second.add(ask_some, unsure)[0], value)
+        return value.masked_fill(certain, torch.inf).unsqueeze(0)

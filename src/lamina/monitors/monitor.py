@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
@@ -25,10 +25,10 @@ Ask = Callable[[str, Tensor], Tensor]
 
 
 class Watching(ABC):
-    """A monitor or cascade at work on some texts."""
+    """Some monitors or a cascade at work on some texts."""
 
     @abstractmethod
-    def add(self, ask: Ask, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens"]:
+    def add(self, ask: Ask, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
         """Take some more tokens; returns the score of each text up to and including each of them, in float64."""
 
 
@@ -96,9 +96,10 @@ class Monitor:
         odds = logits[..., group].logsumexp(-1) - logits[..., rest].logsumexp(-1)
         return odds.sigmoid() if self.scale == "probability" else odds
 
-    def start(self, heads: Mapping[str, HeadConfig]) -> Watching:
-        """Begin new texts."""
-        return _Single(self, heads[self.reader])
+    def group(self, heads: Mapping[str, HeadConfig]) -> Hashable:
+        """Monitors with equal groups are computed as one."""
+        head = heads[self.reader]
+        return self.aggregate, self.scale, tuple(self.flag), tuple(head.labels), head.problem_type
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
@@ -114,10 +115,18 @@ class Monitor:
         return cls(**{**given, "aggregate": aggregate, "calibration": calibration})
 
 
-class _Single(Watching):
-    def __init__(self, monitor: Monitor, head: HeadConfig) -> None:
-        self._monitor, self._head, self._running = monitor, head, RunningScore(monitor.aggregate)
+@final
+class Together(Watching):
+    """Monitors of one group at work."""
 
-    def add(self, ask: Ask, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens"]:
-        logits = ask(self._monitor.reader, torch.ones_like(mask[:, 0]))
-        return self._running.add(self._monitor.token_scores(logits, self._head), mask)
+    def __init__(self, monitors: Sequence[Monitor], heads: Mapping[str, HeadConfig]) -> None:
+        self._monitors, self._head = monitors, heads[monitors[0].reader]
+        self._running = RunningScore(monitors[0].aggregate)
+
+    def add(self, ask: Ask, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
+        """Score the tokens, and aggregate."""
+        every = torch.ones_like(mask[:, 0])
+        logits = torch.stack([ask(monitor.reader, every) for monitor in self._monitors])
+        scores = self._monitors[0].token_scores(logits, self._head)
+        count = len(self._monitors)
+        return self._running.add(scores.flatten(0, 1), mask.repeat(count, 1)).unflatten(0, (count, -1))

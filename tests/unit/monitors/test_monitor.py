@@ -15,6 +15,7 @@ from lamina.heads.base import HeadConfig
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.monitors import EMA, Calibration, Cascade, LastScore, MeanScore, Monitor, MultiMax
+from lamina.monitors.cascade import start
 
 TAGS = TokenClassification(("O", "B-x", "I-x"), encoder_layers=0)
 SEVERAL = SequenceClassification(("a", "b", "c"), pooling="mean", problem_type="multi_label")
@@ -90,7 +91,8 @@ def test_the_second_sees_the_tokens_at_which_the_first_is_unsure(sure: float | N
     mask = torch.ones(4, 5, dtype=torch.bool)
     mask[1, :2] = False
     how, asked, parts = cascade(sure), [], []
-    working, at = how.start(HEADS), 0
+    ((names, working),), at = start({"both": how}, HEADS), 0
+    assert names == ("both",)
     for size in sizes:
 
         def ask(name: str, rows: Tensor, at: int = at, size: int = size) -> Tensor:
@@ -99,7 +101,7 @@ def test_the_second_sees_the_tokens_at_which_the_first_is_unsure(sure: float | N
 
         parts.append(working.add(ask, mask[:, at : at + size]))
         at += size
-    got = torch.cat(parts, dim=1)
+    (got,) = torch.cat(parts, dim=2)
     first = logits["cheap"].double().softmax(-1)[..., 1]
     certain = mask & (first >= sure) if sure else torch.zeros_like(mask)
     unsure = mask & (first >= 0.3) & ~certain
@@ -110,6 +112,23 @@ def test_the_second_sees_the_tokens_at_which_the_first_is_unsure(sure: float | N
     if sizes == [1] * 5:
         assert sum(rows for name, rows in asked if name == "large") == int(unsure.sum()) < int(mask.sum())
         assert all(rows for _, rows in asked)
+
+
+def test_alike_monitors_are_computed_as_one_and_give_what_each_gives_alone():
+    heads: dict[str, HeadConfig] = dict.fromkeys("abc", TAGS)
+    logits = {name: torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(n)) for n, name in enumerate("abc")}
+    monitors: Any = {name: Monitor(name, "B-x", EMA(2.0)) for name in "abc"}
+    monitors |= {"other": Monitor("a", "B-x", EMA(3.0)), "odds": Monitor("b", "B-x", EMA(2.0), scale="log_odds")}
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    mask[1, 3:] = False
+    working = start(monitors, heads)
+    assert [names for names, _ in working] == [("a", "b", "c"), ("other",), ("odds",)]
+    for names, together in working:
+        got = together.add(lambda name, rows: logits[name][rows], mask)
+        for name, values in zip(names, got, strict=True):
+            own = monitors[name]
+            expected = own.aggregate.running(own.token_scores(logits[own.reader], TAGS), mask)
+            torch.testing.assert_close(values, expected, rtol=0, atol=1e-9)
 
 
 def test_both_come_back_from_a_file():
