@@ -168,7 +168,7 @@ class Monitoring:
     def stream(
         self,
         model: nn.Module,
-        inputs: Mapping[str, Any] | Tensor,
+        inputs: Mapping[str, Any] | Tensor | str | Sequence[str],
         *,
         monitors: Sequence[AnyMonitor | str] | None = None,
         over: Watched = "output",
@@ -182,7 +182,8 @@ class Monitoring:
 
         Args:
             model: The bank's model, or the part of it whose `generate` is to run.
-            inputs: What a tokenizer gives for the prompts, or their ids `[batch, tokens]`.
+            inputs: What a tokenizer gives for the prompts, or their ids `[batch, tokens]`, or a text or several, which
+                the bank's processor turns into them.
             monitors: As of `watch`.
             over: As of `watch`.
             stop: Whether a sequence ends once a monitor has flagged it; or the names of the monitors that end it.
@@ -193,13 +194,13 @@ class Monitoring:
             One `Step` per new token.
 
         Raises:
-            ConfigError: If the bank does not read `model`, and as of `watch`.
+            ConfigError: If the bank does not read `model`, texts are given and it has no processor, and as of `watch`.
         """
         model = unwrapped(model)
         if all(part is not model for part in self._bank.model.modules()):
             came = f"got a {type(model).__name__} that is not the bank's model or a part of it"
             raise ConfigError(f"bank.stream: {came}. Give bank.model.")
-        given = {"inputs": inputs} if isinstance(inputs, Tensor) else dict(inputs)
+        given = self._prompts(inputs)
         heeded = None if isinstance(stop, bool) else stop
         criteria = list(options.pop("stopping_criteria", None) or ())
 
@@ -211,6 +212,23 @@ class Monitoring:
         with self.watch(monitors, over, stop=heeded, every=every):
             pass  # what is wrong is told now, and not when the first token is asked for
         return _in_thread(write, self._bank.device.type)
+
+    def _prompts(self, inputs: Mapping[str, Any] | Tensor | str | Sequence[str]) -> dict[str, Any]:
+        """What `generate` takes for prompts."""
+        if isinstance(inputs, Mapping):
+            return dict(inputs)
+        if isinstance(inputs, Tensor):
+            return {"inputs": inputs}
+        if self._bank.processor is None:
+            came = "a text was given, and the bank has no processor to read it"
+            raise ConfigError(f"bank.stream: {came}. Use ReaderBank(model, processor=...).")
+        texts = [inputs] if isinstance(inputs, str) else list(inputs)
+        padding: dict[str, Any] = {"padding": len(texts) > 1}
+        if "main" in self._bank.stacks:
+            padding["padding_side"] = "left"  # so that what is written follows the text
+        encoded = self._bank.processor(texts, return_tensors="pt", **padding)
+        known = ("input_ids", "attention_mask")
+        return {key: encoded[key].to(self._bank.device) for key in known if key in encoded}
 
 
 def _in_thread(write: Callable[[Callable[[Step], None], Leaving], None], device: str) -> Iterator[Step]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.stored import tiny_tokenizer
 from tests.support.tiny import FAMILIES
 from torch import Tensor
 from transformers import BertConfig, BertLMHeadModel, GenerationMixin
@@ -167,6 +168,59 @@ def test_an_error_reaches_who_takes_the_steps():
     with pytest.raises(RuntimeError, match="from a criterion"):
         list(bank.stream(bank.model, prompt(), monitors=[FLAG], stopping_criteria=[fail], **SHORT))
     assert traces(bank) == before
+
+
+def test_texts_are_prompts_too():
+    bank = bank_of()
+    with pytest.raises(ConfigError, match=r"bank\.stream: a text was given, and the bank has no processor"):
+        bank.stream(bank.model, "the film", monitors=[FLAG])
+    bank.processor = tiny_tokenizer()
+    ids = torch.tensor([[2, 4, 6, 3], [0, 2, 5, 3]])  # padded on the left
+    given = {"input_ids": ids, "attention_mask": (ids > 0).long()}
+    expected = list(bank.stream(bank.model, given, monitors=[FLAG], **SHORT))
+    got = list(bank.stream(bank.model, ["the film", "a"], monitors=[FLAG], **SHORT))
+    assert torch.equal(scores_of(got), scores_of(expected))
+    (one, *_) = bank.stream(bank.model, "the film", monitors=[FLAG], **SHORT)
+    assert one.tokens.tolist() == expected[0].tokens[:1].tolist()
+
+
+def test_a_prompt_of_embeddings_and_one_of_a_decoder_are_no_part_of_the_output():
+    bank, given = bank_of(), prompt(2)
+    expected = list(bank.stream(bank.model, given, monitors=[FLAG], **SHORT))
+    embedded = {"inputs_embeds": bank.model.get_input_embeddings()(given["input_ids"])}
+    options = {**SHORT, "repetition_penalty": 1.0}
+    plain = list(bank.stream(bank.model, given, monitors=[FLAG], **options))
+    got = list(bank.stream(bank.model, embedded, monitors=[FLAG], **options))
+    torch.testing.assert_close(scores_of(got), scores_of(plain), rtol=0, atol=1e-6)
+    assert len(expected) == 8
+    writer = bank_of("bart-Seq2SeqLM", "decoder")
+    start = {**prompt(2), "decoder_input_ids": torch.tensor([[7, 9]] * 2)}  # `generate` puts a start token before
+    text = writer.model.generate(**start, **SHORT)
+    steps = list(writer.stream(writer.model, start, monitors=[FLAG], **SHORT))
+    assert torch.equal(torch.stack([step.tokens for step in steps], 1), text[:, 3:])
+    both = list(writer.stream(writer.model, start, monitors=[FLAG], over="both", **SHORT))
+    torch.testing.assert_close(scores_of(steps), scores_of(both), rtol=0, atol=1e-6)  # LastScore forgets the prompt
+
+
+def test_a_prompt_that_is_read_in_pieces_is_watched():
+    bank = ReaderBank(FAMILIES["llama-CausalLM"].known())
+    bank.add("flag", Reader(AdaLayers(dim=8), TOKENS))
+    bank.eval()
+    smooth = Monitor("flag", "odd", MeanScore())
+    for over in ("output", "both"):
+        whole = list(bank.stream(bank.model, prompt(), monitors=[smooth], over=over, **SHORT))
+        pieces = list(bank.stream(bank.model, prompt(), monitors=[smooth], over=over, prefill_chunk_size=2, **SHORT))
+        torch.testing.assert_close(scores_of(pieces), scores_of(whole), rtol=0, atol=1e-6)
+
+
+def test_a_stream_runs_in_the_precision_of_who_takes_it():
+    bank = bank_of()
+    with torch.autocast("cpu", torch.bfloat16):
+        got = scores_of(list(bank.stream(bank.model, prompt(), monitors=[FLAG], **SHORT)))
+        with bank.watch([FLAG]) as watch:
+            bank.model.generate(**prompt(), **SHORT)
+    assert torch.equal(got, scores_of(watch.steps))
+    assert not torch.equal(got, scores_of(list(bank.stream(bank.model, prompt(), monitors=[FLAG], **SHORT))))
 
 
 def test_sampling_streams_what_it_writes_without():
