@@ -159,7 +159,12 @@ def test_from_spans_to_a_stop(tmp_path: Path):
     calibrate(bank, replace(SPANS, name="bad words"), spans_task(), false_positive_rate=0.02)
     bank.save_pretrained(tmp_path)
     loaded = ReaderBank.from_pretrained(tmp_path, bank.model, tiny_tokenizer())
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "## Monitors" in card
+    assert "\n| bad words | spans | B-bad, I-bad | 0." in card
+    assert "60 texts) |" in card
     bank.drop_monitor("bad words")
+    assert "Monitors" not in str(bank.generate_model_card())
     saved = loaded.monitors["bad words"]
     assert saved.calibration is not None
     assert saved.threshold == saved.calibration.threshold
