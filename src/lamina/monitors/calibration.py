@@ -22,8 +22,8 @@ class Calibration:
     """
 
     threshold: float
-    target: float  # the rate of false positives that was asked for
-    false_positive_rate: float  # share of the negatives that are flagged, at most `target`
+    target: float | None  # the rate of false positives that was asked for; None if the threshold was given
+    false_positive_rate: float  # share of the negatives that are flagged
     false_positive_interval: Interval
     recall: float  # share of the positives that are flagged
     recall_interval: Interval
@@ -49,6 +49,7 @@ class Calibration:
         positive: Sequence[bool],
         *,
         false_positive_rate: float = 0.01,
+        threshold: float | None = None,
         confidence: float = 0.95,
         **facts: Any,
     ) -> Self:
@@ -58,37 +59,27 @@ class Calibration:
             highest: The highest score of each text; -inf for one that has none.
             positive: Which texts should be flagged.
             false_positive_rate: Share of the others that may be, above 0 and below 1.
+            threshold: One that was chosen before, whose rates are to be measured; None: it is chosen.
             confidence: Of the intervals.
             **facts: More fields.
 
         Raises:
             ConfigError: If the rate is no share, there are too few negatives for it, no positives or no scores.
         """
-        if not 0 < false_positive_rate < 1:
-            raise ConfigError(f"calibrate: false_positive_rate is {false_positive_rate}; it must be between 0 and 1.")
         both = list(zip(highest, positive, strict=True))
         no, yes = (sorted((score for score, is_so in both if is_so == kind), reverse=True) for kind in (False, True))
-        allowed = math.floor(len(no) * false_positive_rate + 1e-9)
-        if not allowed:
-            needed = math.ceil(1 / false_positive_rate - 1e-9)
-            came = f"there are {len(no)} negatives for a false_positive_rate of {false_positive_rate:g}"
-            raise ConfigError(f"calibrate: {came}; {needed} are needed at least. Give more, or ask for a higher rate.")
-        if not yes:
-            raise ConfigError(
-                "calibrate: no row is positive; recall needs one at least. Check `positive` and the task."
-            )
-        if not any(map(math.isfinite, highest)):
-            came = "no text has a token that is scored"
-            raise ConfigError(f"calibrate: {came}. Check the texts, and the first threshold of a cascade.")
-        if no[allowed] == math.inf:
-            came = f"{sum(score == math.inf for score in no)} of {len(no)} negatives are flagged without a threshold"
-            raise ConfigError(f"calibrate: {came}, as the first of a cascade is sure. Raise `sure`.")
-        threshold = _between(no[allowed], [score for score, _ in both])
-        hits = [sum(score >= threshold for score in scores) for scores in (no, yes)]
-        false, true = ((hits[0], len(no)), (hits[1], len(yes)))
+        for kind, rows, what in (("negative", no, "a rate of false positives"), ("positive", yes, "recall")):
+            if not rows:
+                raise ConfigError(
+                    f"calibrate: no row is {kind}; {what} needs one at least. Check `positive` and the task."
+                )
+        target = None if threshold is not None else false_positive_rate
+        if threshold is None:
+            threshold = _chosen(no, highest, false_positive_rate)
+        false, true = ((sum(score >= threshold for score in scores), len(scores)) for scores in (no, yes))
         return cls(
             threshold=threshold,
-            target=false_positive_rate,
+            target=target,
             false_positive_rate=false[0] / false[1],
             false_positive_interval=interval(*false, confidence),
             recall=true[0] / true[1],
@@ -98,6 +89,24 @@ class Calibration:
             confidence=confidence,
             **facts,
         )
+
+
+def _chosen(no: Sequence[float], highest: Sequence[float], false_positive_rate: float) -> float:
+    """The lowest threshold that flags at most this share of the negatives `no`, which are sorted, the highest first."""
+    if not 0 < false_positive_rate < 1:
+        raise ConfigError(f"calibrate: false_positive_rate is {false_positive_rate}; it must be between 0 and 1.")
+    allowed = math.floor(len(no) * false_positive_rate + 1e-9)
+    if not allowed:
+        needed = math.ceil(1 / false_positive_rate - 1e-9)
+        came = f"there are {len(no)} negatives for a false_positive_rate of {false_positive_rate:g}"
+        raise ConfigError(f"calibrate: {came}; {needed} are needed at least. Give more, or ask for a higher rate.")
+    if not any(map(math.isfinite, highest)):
+        came = "no text has a token that is scored"
+        raise ConfigError(f"calibrate: {came}. Check the texts, and the first threshold of a cascade.")
+    if no[allowed] == math.inf:
+        came = f"{sum(score == math.inf for score in no)} of {len(no)} negatives are flagged without a threshold"
+        raise ConfigError(f"calibrate: {came}, as the first of a cascade is sure. Raise `sure`.")
+    return _between(no[allowed], highest)
 
 
 def interval(hits: int, count: int, confidence: float = 0.95) -> Interval:

@@ -32,6 +32,7 @@ def calibrate(  # noqa: PLR0913
     false_positive_rate: float = 0.01,
     split: str = "validation",
     positive: str | Sequence[str] | None = None,
+    threshold: float | None = None,
     confidence: float = 0.95,
     store: bool = True,
     processor: Any = None,
@@ -54,6 +55,7 @@ def calibrate(  # noqa: PLR0913
         false_positive_rate: Share of the negatives that may be flagged; 1 / this rate of them are needed at least.
         split: Which part of the task. It should be one on which nothing was trained.
         positive: The task's label, or labels, of texts that should be flagged; None: the labels that the monitor flags.
+        threshold: One that was chosen before, whose rates on this part are to be measured; None: it is chosen.
         confidence: Of the intervals.
         store: Keep the monitor in `bank.monitors`, where it is saved with its reader.
         processor: As of `evaluate`, and so are the others.
@@ -88,6 +90,7 @@ def calibrate(  # noqa: PLR0913
         highest.tolist(),
         _positives(task, split, positive),
         false_positive_rate=false_positive_rate,
+        threshold=threshold,
         confidence=confidence,
         task=task.name,
         split=split,

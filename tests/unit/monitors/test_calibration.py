@@ -33,6 +33,16 @@ def test_the_threshold_is_the_lowest_that_keeps_the_rate(rate: float):
     assert (found.negatives, found.positives) == (200, 50)
 
 
+def test_a_threshold_that_was_chosen_before_is_measured():
+    highest, positive = scores()
+    chosen = Calibration.of(highest, positive, false_positive_rate=0.05)
+    again = Calibration.of(
+        highest[:250:10] + highest[200:], positive[:250:10] + positive[200:], threshold=chosen.threshold
+    )
+    assert (again.threshold, again.target, again.negatives) == (chosen.threshold, None, 20)
+    assert again.false_positive_rate == sum(score >= chosen.threshold for score in highest[:200:10]) / 20
+
+
 def test_no_score_stands_near_the_threshold():
     found = Calibration.of([0.1, 0.2, 0.4, 0.9, 0.8], [False] * 4 + [True], false_positive_rate=0.3)
     assert found.threshold == pytest.approx(0.6)  # between 0.4, which must not be flagged, and 0.8
@@ -75,6 +85,7 @@ def test_it_comes_back_from_a_file():
     [
         (99, 5, 0.01, "there are 99 negatives for a false_positive_rate of 0.01; 100 are needed at least"),
         (2, 5, 0.3, "there are 2 negatives for a false_positive_rate of 0.3; 4 are needed"),
+        (0, 5, 0.01, "no row is negative; a rate of false positives needs one at least"),
         (100, 0, 0.01, "no row is positive; recall needs one at least"),
         (100, 5, 0.0, "false_positive_rate is 0.0; it must be between 0 and 1"),
         (100, 5, 1, "false_positive_rate is 1; it must be between 0 and 1"),

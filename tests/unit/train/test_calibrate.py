@@ -112,6 +112,10 @@ def test_the_rates_are_those_of_the_texts_one_by_one(monitor: Monitor):
     assert (facts.task, facts.split, facts.target, facts.asked) == ("whole", "validation", 0.05, None)
     assert replace(found, threshold=None, calibration=None) == monitor
     assert bank.monitors == {}
+    measured = calibrate(bank, monitor, whole_task(), positive="bad", split="train", threshold=threshold, store=False)
+    assert measured.calibration is not None
+    assert (measured.threshold, measured.calibration.target) == (threshold, None)
+    assert measured.calibration.negatives + measured.calibration.positives == 60
 
 
 def test_a_text_with_a_tagged_word_is_positive():
@@ -206,7 +210,7 @@ def test_training_a_reader_anew_takes_its_monitors_away():
     [
         (SPANS, {}, ConfigError, "there are 60 negatives for a false_positive_rate of 0.005; 200 are needed at least"),
         (SPANS, {"positive": "worse"}, UnknownNameError, "calibrate: unknown label 'worse'; known: B-bad, I-bad, O"),
-        (SPANS, {"positive": ["B-bad", "O"]}, ConfigError, "there are 0 negatives"),
+        (SPANS, {"positive": ["B-bad", "O"]}, ConfigError, "no row is negative"),
         (SPANS, {"split": "test"}, UnknownNameError, "task spans: unknown split 'test'; known: train, validation"),
         (Monitor("none", FLAGS), {}, UnknownNameError, "calibrate: unknown reader 'none'; known: spans, cheap, whole"),
         (Monitor("spans", "bad"), {"positive": FLAGS}, UnknownNameError, "monitor 'spans': unknown label 'bad'"),
