@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lamina.bank.listening import check_over, decodes, listening
 from lamina.bank.streaming import attach
 from lamina.bank.watching import Leaving, Step, Watch, checked_monitors, token_logits
-from lamina.errors import ConfigError, UnknownNameError
+from lamina.errors import ConfigError, UnknownNameError, foreign_errors
 from lamina.layers.causality import is_causal
 from lamina.layers.hooks import StopForward, run_until_stopped
 from lamina.layers.isolation import evaluating
@@ -47,8 +47,15 @@ class Monitoring:
     @property
     def monitors(self) -> dict[str, AnyMonitor]:
         """The monitors that are kept with the readers of this bank, by name; they are saved and loaded with them."""
-        saved = {name: value for reader in self._bank for name, value in self._bank[reader].info.get(KEY, {}).items()}
-        return {name: (Cascade if "first" in value else Monitor).from_dict(value) for name, value in saved.items()}
+        monitors: dict[str, AnyMonitor] = {}
+        for reader, module in self._readers.items():
+            what = f"what is saved as the monitors of reader '{reader}' cannot be understood"
+            with foreign_errors(
+                lambda reason, what=what: ConfigError(f"bank: {what} ({reason}). Calibrate them anew.")
+            ):
+                for name, value in module.info.get(KEY, {}).items():
+                    monitors[name] = (Cascade if "first" in value else Monitor).from_dict(value)
+        return monitors
 
     def keep_monitor(self, monitor: AnyMonitor) -> None:
         """Keep a monitor with its reader, in place of one of that name; an error if it does not fit the readers."""
@@ -62,8 +69,9 @@ class Monitoring:
         """Forget a monitor; UnknownNameError if there is none of that name."""
         if name not in self.monitors:
             raise UnknownNameError(op="bank.drop_monitor", got=name, known=self.monitors, what="monitor")
-        for reader in self._bank:
-            self._bank[reader].info.get(KEY, {}).pop(name, None)
+        for reader in self._readers.values():
+            kept = {other: value for other, value in reader.info.pop(KEY, {}).items() if other != name}
+            reader.info |= {KEY: kept} if kept else {}
 
     def _rename_in_monitors(self, name: str, to: str) -> None:
         """Have the monitors that are kept follow a reader to its new name."""

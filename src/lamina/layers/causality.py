@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextvars import Context
 from typing import Any, cast
 
 import torch
@@ -25,8 +26,9 @@ def is_causal(model: nn.Module, stack: LayerStack) -> bool:
     as it was. A stack that reads no token ids, such as one of images or sound, is not causal.
     """
     if stack.scope not in _known:
-        with preserve_model(model):
-            _known[stack.scope] = _look(model, stack)
+        _known[stack.scope] = Context().run(
+            _look, model, stack
+        )  # so that whoever listens to the model does not hear it
     return _known[stack.scope]
 
 
@@ -40,7 +42,8 @@ def _look(model: nn.Module, stack: LayerStack) -> bool:
         return False
     inputs |= {name: torch.ones_like(value) for name, value in inputs.items() if name.endswith("attention_mask")}
     changed = torch.cat([inputs[key][:, :_KEPT], other[key][:, _KEPT:]], dim=1)
-    before, after = (_states(model, stack, inputs | {key: ids}) for ids in (inputs[key], changed))
+    with preserve_model(model):
+        before, after = (_states(model, stack, inputs | {key: ids}) for ids in (inputs[key], changed))
     return all(alike(after[layer], state, _CLOSE.get(state.dtype, 1e-2)) for layer, state in before.items())
 
 

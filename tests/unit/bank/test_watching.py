@@ -282,10 +282,19 @@ def test_monitors_are_kept_saved_loaded_renamed_and_dropped(tmp_path: Path):
     again.drop_monitor("cheap")
     again.drop_monitor("both")
     assert again.monitors == {}
+    assert "monitors" not in again["flag"].info
     again.save_pretrained(tmp_path / "plain")
     assert ReaderBank.from_pretrained(tmp_path / "plain", bank.model).monitors == {}
     with pytest.raises(UnknownNameError, match=r"bank\.drop_monitor: unknown monitor 'cheap'; known: none"):
         again.drop_monitor("cheap")
+
+
+@pytest.mark.parametrize("saved", [{"m": {"flag": ["odd"]}}, {"m": 3}, ["m"]])
+def test_saved_monitors_that_cannot_be_understood_are_named(saved: Any):
+    bank = bank_of()
+    bank["cheap"].info = {"monitors": saved}
+    with pytest.raises(ConfigError, match="what is saved as the monitors of reader 'cheap' cannot be understood"):
+        _ = bank.monitors
 
 
 def test_a_monitor_follows_a_reader_that_is_renamed():
@@ -379,6 +388,19 @@ def test_ways_to_decode_whose_tokens_are_not_final_are_refused(options: dict[str
     with pytest.raises(ConfigError, match=told):
         list(bank.stream(bank.model, prompt(1), monitors=[FLAG], **SHORT, **options))
     assert traces(bank) == before
+
+
+def test_who_listens_around_a_watch_hears_the_main_job_alone():
+    bank = bank_of()
+    bank.add("text", Reader(Mean(), SequenceClassification(("a", "b"))))
+    with bank.listen(["text"]) as heard:
+        with bank.watch([FLAG]) as watch:  # which tries the model the first time
+            assert len(heard) == 0
+            bank.model.generate(**prompt(), **SHORT)
+        stepwise = scores_of(watch.steps)
+    torch.testing.assert_close(heard["text"].logits, bank(**prompt(), readers=["text"])["text"].logits)
+    streamed = list(bank.stream(bank.model, prompt(), monitors=[FLAG], **SHORT))
+    assert torch.equal(scores_of(streamed), stepwise)
 
 
 def test_another_model_is_refused():
