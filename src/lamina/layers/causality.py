@@ -26,9 +26,8 @@ def is_causal(model: nn.Module, stack: LayerStack) -> bool:
     as it was. A stack that reads no token ids, such as one of images or sound, is not causal.
     """
     if stack.scope not in _known:
-        _known[stack.scope] = Context().run(
-            _look, model, stack
-        )  # so that whoever listens to the model does not hear it
+        # in a context of its own, so that whoever listens to the model does not hear it
+        _known[stack.scope] = Context().run(_look, model, stack)
     return _known[stack.scope]
 
 
