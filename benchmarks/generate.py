@@ -1,10 +1,12 @@
-"""What readers add to generation: new tokens with 4 readers of the encoder and 4 of the decoder, over without.
+"""What readers and monitors add to generation, over generation without them.
 
-    python benchmarks/generate.py [--small] [--tokens 64] [--json]
+    python benchmarks/generate.py [--part readers|monitors] [--small] [--tokens 64] [--json]
 
-BART-large's shape with random weights, greedy; `--small` is a narrow BART that takes a minute. Budget: 1.05. In the
-same turns: `output_hidden_states=True`, which hands over every state of every step and computes nothing with them.
-`MiB` is what is held when `generate` ends: features and answers, or states.
+Readers: 4 of the encoder and 4 of the decoder of BART-large's shape, budget 1.05. Monitors: 8 on the shape of Llama
+3.2 1B, which score each token as it is written, budget 1.02; `scalar_mix` reads a mix of all layers, `ada_layers` 16
+features of each, and "in eights" looks at eight tokens at a time. Random weights, greedy; `--small` takes narrow models
+and a minute. In the same turns: `output_hidden_states=True`, which hands over every state of every step and computes
+nothing with them. `MiB` is what is held when `generate` ends: features and answers, scores, or states.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from typing import Any
 
 import torch
 from common import report, synchronise
-from transformers import BartConfig, BartForConditionalGeneration, PreTrainedModel
+from transformers import BartConfig, BartForConditionalGeneration, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from lamina import AdaLayers, Reader, ReaderBank, SequenceClassification, TokenClassification
+from lamina import AdaLayers, Monitor, Reader, ReaderBank, ScalarMix, SequenceClassification, TokenClassification
 from lamina.demo.timing import in_turn, ratio
 
-BUDGET = 1.05
+BUDGETS = {"8 readers": 1.05} | {f"8 monitors, {name}": 1.02 for name in ("scalar_mix", "ada_layers", "in eights")}
 LABELS = ("no", "yes")
 
 
@@ -31,7 +33,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--repeats", type=int, default=5, help="counted runs of each (default 5)")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens (default 64)")
-    parser.add_argument("--small", action="store_true", help="4 + 4 blocks of width 256 in place of 12 + 12 of 1024")
+    parser.add_argument("--part", choices=("readers", "monitors"), help="one of both; None: both")
+    parser.add_argument("--small", action="store_true", help="4 blocks of width 256 a stack")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()
 
@@ -57,6 +60,34 @@ def bank_of(model: PreTrainedModel) -> ReaderBank:
     return bank.eval()
 
 
+def llama(*, small: bool) -> PreTrainedModel:
+    """The shape of Llama 3.2 1B, or a small one, with random weights."""
+    depth, width, heads, vocabulary = (4, 256, 4, 8000) if small else (16, 2048, 32, 128256)
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=width,
+            intermediate_size=4 * width,
+            num_hidden_layers=depth,
+            num_attention_heads=heads,
+            num_key_value_heads=heads // 4,
+            tie_word_embeddings=True,
+        )
+    ).eval()
+
+
+def watched(model: PreTrainedModel) -> tuple[ReaderBank, dict[str, list[Monitor]]]:
+    """Readers of tokens, and 8 monitors of each kind."""
+    bank, head = ReaderBank(model), TokenClassification(LABELS, encoder_layers=0)
+    fusions = {"scalar_mix": ScalarMix(), "ada_layers": AdaLayers(dim=16)}
+    names = {kind: [f"{kind}{number}" for number in range(8)] for kind in fusions}
+    for kind, fusion in fusions.items():
+        for number, name in enumerate(names[kind]):
+            bank.add(name, Reader(fusion, head, seed=number))
+    return bank.eval(), {kind: [Monitor(name, "yes", threshold=0.99) for name in own] for kind, own in names.items()}
+
+
 def held(output: Any) -> float:
     """MiB of the states or answers that an output holds."""
     if isinstance(output, torch.Tensor):
@@ -64,38 +95,70 @@ def held(output: Any) -> float:
     return sum(map(held, output), 0.0) if isinstance(output, tuple | list) else 0.0
 
 
-def rows_of(asked: argparse.Namespace, model: Any, batch: int) -> list[dict[str, Any]]:
-    """Measure one size of batch."""
-    bank = bank_of(model)
-    ids = torch.randint(5, model.config.vocab_size, (batch, 128), generator=torch.Generator().manual_seed(0))
+def inputs_of(asked: argparse.Namespace, model: Any, batch: int, prompt: int) -> dict[str, Any]:
+    """What `generate` is called with, for prompts of so many tokens."""
+    ids = torch.randint(5, model.config.vocab_size, (batch, prompt), generator=torch.Generator().manual_seed(0))
     inputs = {"input_ids": ids.to(asked.device), "attention_mask": torch.ones_like(ids).to(asked.device)}
-    given = {**inputs, "max_new_tokens": asked.tokens, "min_new_tokens": asked.tokens, "do_sample": False}
-    memory: dict[str, float] = {}
+    return {**inputs, "max_new_tokens": asked.tokens, "min_new_tokens": asked.tokens, "do_sample": False}
 
-    def plain() -> None:
-        model.generate(**given)
 
-    def states() -> None:
-        out = model.generate(**given, output_hidden_states=True, return_dict_in_generate=True)
-        memory["output_hidden_states"] = held([out.encoder_hidden_states, out.decoder_hidden_states])
+def reader_rows(asked: argparse.Namespace, model: Any, batch: int) -> list[dict[str, Any]]:
+    """Readers, at one size of batch."""
+    bank, given, memory = bank_of(model), inputs_of(asked, model, batch, 128), dict[str, float]()
 
     def readers() -> None:
         with bank.listen(over="both") as heard:
             model.generate(**given)
         memory["8 readers"] = held([[out.logits, out.mask] for out in heard.readers.values()])
 
-    ways: dict[str, Callable[[], None]] = {"plain": plain, "8 readers": readers, "output_hidden_states": states}
+    return measured(asked, model, given, {"8 readers": readers}, memory)
+
+
+def monitor_rows(asked: argparse.Namespace, model: Any, batch: int) -> list[dict[str, Any]]:
+    """Monitors, at one size of batch."""
+    (bank, monitors), given, memory = watched(model), inputs_of(asked, model, batch, 16), dict[str, float]()
+
+    def watch(name: str, kind: str, every: int) -> None:
+        with bank.watch(monitors[kind], every=every) as seen:
+            model.generate(**given)
+        memory[name] = held([list(step.scores.values()) for step in seen.steps])
+
+    ways = {"scalar_mix": ("scalar_mix", 1), "ada_layers": ("ada_layers", 1), "in eights": ("ada_layers", 8)}
+    named = {f"8 monitors, {name}": how for name, how in ways.items()}
+    runs = {name: lambda name=name, how=how: watch(name, *how) for name, how in named.items()}
+    return measured(asked, model, given, runs, memory)
+
+
+def measured(
+    asked: argparse.Namespace,
+    model: Any,
+    given: dict[str, Any],
+    ways: dict[str, Callable[[], None]],
+    memory: dict[str, float],
+) -> list[dict[str, Any]]:
+    """A row for each way, for plain generation and for `output_hidden_states`, in turn."""
+
+    def plain() -> None:
+        model.generate(**given)
+
+    def states() -> None:
+        out = model.generate(**given, output_hidden_states=True, return_dict_in_generate=True)
+        kinds = ("encoder_hidden_states", "decoder_hidden_states", "hidden_states")
+        memory["output_hidden_states"] = held([out.get(kind) for kind in kinds])
+
+    ways = {"plain": plain, **ways, "output_hidden_states": states}
     runs = {name: lambda run=run: (run(), synchronise()) for name, run in ways.items()}
     with torch.no_grad():
         taken = in_turn(runs, repeats=asked.repeats)
     return [
         {
-            "batch": batch,
+            "model": model.config.model_type,
+            "batch": len(given["input_ids"]),
             "way": name,
             "s": statistics.median(taken[name]),
             "ratio": ratio(taken, name, to="plain"),
             "MiB": memory.get(name, 0.0),
-            "budget": BUDGET if name == "8 readers" else "",
+            "budget": BUDGETS.get(name, ""),
         }
         for name in ways
     ]
@@ -104,8 +167,15 @@ def rows_of(asked: argparse.Namespace, model: Any, batch: int) -> list[dict[str,
 def main() -> None:
     """Measure and print."""
     asked = options()
-    model = summariser(small=asked.small).to(asked.device)
-    report([row for batch in (1, 4) for row in rows_of(asked, model, batch)], as_json=asked.json)
+    rows: list[dict[str, Any]] = []
+    if asked.part != "monitors":
+        model = summariser(small=asked.small).to(asked.device)
+        rows += [row for batch in (1, 4) for row in reader_rows(asked, model, batch)]
+        del model
+    if asked.part != "readers":
+        model = llama(small=asked.small).to(asked.device)
+        rows += [row for batch in (1, 8) for row in monitor_rows(asked, model, batch)]
+    report(rows, as_json=asked.json)
 
 
 if __name__ == "__main__":

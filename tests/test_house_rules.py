@@ -24,6 +24,7 @@ ROOMS = (
     ("layers",),
     ("fusion",),
     ("heads",),
+    ("monitors",),
     ("bank",),
     ("editing",),
     ("store",),

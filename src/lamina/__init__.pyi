@@ -1,5 +1,6 @@
 """The public names of Lamina, and where they are: what type checkers read, and what loads them."""
 
+from lamina import monitors as monitors
 from lamina import studies as studies
 from lamina.bank import Reader as Reader
 from lamina.bank import ReaderBank as ReaderBank
@@ -31,10 +32,12 @@ from lamina.heads.sequence_classification import SequenceClassification as Seque
 from lamina.heads.token_classification import TokenClassification as TokenClassification
 from lamina.layers import stacks as stacks
 from lamina.layers import tap as tap
+from lamina.monitors.monitor import Monitor as Monitor
 from lamina.store.edited import save as save
 from lamina.store.loading import load as load
 from lamina.tasks.task import Task as Task
 from lamina.train import FitResult as FitResult
+from lamina.train import calibrate as calibrate
 from lamina.train import evaluate as evaluate
 from lamina.train import finetune as finetune
 from lamina.train import fit as fit

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.support.stored import tiny_tokenizer
 from transformers import AutoModel, AutoTokenizer
 
 from lamina.demo.corpus import write
@@ -35,11 +36,12 @@ def test_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def test_the_page_on_generation_runs(capsys: pytest.CaptureFixture[str]):
-    names: dict[str, object] = {}
+    names: dict[str, object] = {"tokenizer": tiny_tokenizer()}
     for block in blocks(ROOT / "docs" / "generation.md"):
         exec(compile(block, "generation.md", "exec"), names)
     printed = capsys.readouterr().out
     assert "torch.Size([1, 3])\n" in printed
+    assert "'flag': Monitor(reader='flag', flag=('odd',), aggregate=RollingMax(window=4), threshold=0." in printed
     assert printed.endswith("torch.Size([1, 3, 32]) torch.Size([1, 3, 32])\n")
 
 

@@ -13,6 +13,7 @@ from huggingface_hub import ModelCard, ModelHubMixin
 from torch import Tensor, nn
 
 from lamina.bank.listening import check_over, listening
+from lamina.bank.monitoring import Monitoring
 from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
 from lamina.bank.streaming import StackPass, States, attach, recording
 from lamina.bank.transcript import Over
@@ -34,7 +35,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # a reader's name is also 
 
 
 @final
-class ReaderBank(nn.Module, ModelHubMixin):
+class ReaderBank(nn.Module, Monitoring, ModelHubMixin):
     """The readers that share one frozen model, trained and run in one pass of it.
 
     The model is not a submodule: `bank.parameters()` and `bank.state_dict()` concern the readers only. A copy of a bank
@@ -131,6 +132,7 @@ class ReaderBank(nn.Module, ModelHubMixin):
         self._known("bank.rename", [name])
         self._check_new("bank.rename", to)
         self.readers = nn.ModuleDict({_key(to if known == name else known): self[known] for known in self})
+        self._rename_in_monitors(name, to)
 
     def __getitem__(self, name: str) -> ReaderModule:
         self._known("bank", [name])

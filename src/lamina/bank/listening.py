@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lamina.bank.generation import GenerateCall, following
 from lamina.bank.reader import BankOutput
 from lamina.bank.streaming import StackPass
-from lamina.bank.transcript import Over, Transcript, inputs_of, past_tokens
+from lamina.bank.transcript import Follower, Over, Transcript, inputs_of, past_tokens
 from lamina.errors import ConfigError, check_known
 from lamina.layers.hooks import ContextHooks, arguments
 from lamina.layers.wrappers import uncompiled
@@ -23,11 +23,18 @@ from lamina.layers.wrappers import uncompiled
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Begin = Callable[[GenerateCall], Follower]
+
 
 @contextmanager
-def listening(model: PreTrainedModel, passes: Sequence[StackPass], over: Over) -> Iterator[BankOutput]:
-    """Read the model's own passes, one per stack, for as long as the context lasts; the output fills as it runs."""
-    listener = _Listener(model, passes, over)
+def listening(
+    model: PreTrainedModel, passes: Sequence[StackPass], over: Over, begin: Begin | None = None
+) -> Iterator[BankOutput]:
+    """Read the model's own passes, one per stack, for as long as the context lasts; the output fills as it runs.
+
+    With `begin` nothing is heard, but every text that `generate` writes is handed to the follower that it makes for it.
+    """
+    listener = _Listener(model, passes, over, begin)
     with uncompiled(), _alone(listener), following(model, listener.follow), ContextHooks() as hooks:
         for stack_pass in passes:
             take, start = partial(listener.take, stack_pass), partial(listener.start, stack_pass)
@@ -60,9 +67,9 @@ def _alone(listener: _Listener) -> Iterator[None]:
 class _Listener:
     """What is under way, by thread, since tasks of one context may run the model at once."""
 
-    def __init__(self, model: PreTrainedModel, passes: Sequence[StackPass], over: Over) -> None:
+    def __init__(self, model: PreTrainedModel, passes: Sequence[StackPass], over: Over, begin: Begin | None) -> None:
         self.heard = BankOutput()
-        self._model, self._passes = model, passes
+        self._model, self._passes, self._begin = model, passes, begin
         self.over: Over = over
         self.readers = {name: reader for template in passes for name, reader in template.readers.items()}
         # what the modules around a stack, outermost first, are being called with
@@ -92,7 +99,7 @@ class _Listener:
             if text := self._texts[thread, template]:
                 text.start(batch, args, kwargs)
             return
-        if not self.heard.readers.keys().isdisjoint(template.readers):
+        if self._begin is not None or not self.heard.readers.keys().isdisjoint(template.readers):
             return
         if decodes(template, self._model) and self.over != "prompt":
             if past_tokens(inputs_of(template, batch, args, kwargs)):
@@ -130,7 +137,8 @@ class _Listener:
         waiting = [template for template in decoders if heard.keys().isdisjoint(template.readers)]
         if waiting:
             call.check()
-        texts = {(thread, t): Transcript(t, call, self.over) if t in waiting else None for t in decoders}
+        follower = self._begin(call) if waiting and self._begin is not None else None
+        texts = {(thread, t): Transcript(t, call, self.over, follower) if t in waiting else None for t in decoders}
         self._texts.update(texts)
 
         def hear(sequences: Tensor, rows: Tensor | None) -> None:

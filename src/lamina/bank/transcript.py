@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import ChainMap, defaultdict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -23,6 +24,30 @@ Over = Literal["prompt", "output", "both"]
 _TOGETHER = 16  # states of as many tokens wait for each other: a fusion reads them in one go
 
 
+class Columns(NamedTuple):
+    """Some positions that were read, for who follows a text as it is written."""
+
+    first: int  # position of the first
+    prompt: int  # positions of the prompt
+    tokens: Int[Tensor, "rows columns"]
+    real: Bool[Tensor, "rows columns"]  # of the prompt; what was written since is taken to be real
+    states: Mapping[int, Tensor]  # layer -> [rows, columns, width]
+
+
+class Follower(ABC):
+    """Who follows a text as it is written."""
+
+    every: int  # how many tokens are handed on at a time
+
+    @abstractmethod
+    def read(self, columns: Columns) -> None:
+        """Take the next tokens."""
+
+    @abstractmethod
+    def end(self, new: Int[Tensor, "sequences tokens"]) -> None:
+        """The text is written; `new` is what `generate` returned of it."""
+
+
 @final
 class Transcript:
     """The states of one call of `generate` over one stack, handed to the readers as they come.
@@ -30,11 +55,13 @@ class Transcript:
     A text has positions, and each pass reads one or more of them: the whole prompt, a piece of it, the next token, or
     the drafts of an assistant, of which those that were not accepted are read again, so that the last reading counts.
     Readers whose fusion is token-wise keep features, one vector per token and row; the others keep states. Which rows
-    belong to which sequence is known when the call ends; see `GenerateCall`.
+    belong to which sequence is known when the call ends; see `GenerateCall`. With a `follower` nothing is kept: it is
+    handed the states of so many tokens as they come, whatever rows end up where.
     """
 
-    def __init__(self, template: StackPass, call: GenerateCall, over: Over) -> None:
-        self.call, self.over, self._template = call, over, template
+    def __init__(self, template: StackPass, call: GenerateCall, over: Over, follower: Follower | None = None) -> None:
+        self.call, self.over, self._template, self._follower = call, over, template, follower
+        self._together = _TOGETHER if follower is None else follower.every
         self._skipped = call.prompt_width()[0] if over == "output" else 0  # positions that no reader wants
         self._token_wise = {name: r for name, r in template.readers.items() if r.fusion.is_token_wise()}
         self._whole = {name: r for name, r in template.readers.items() if name not in self._token_wise}
@@ -49,6 +76,7 @@ class Transcript:
         self._given: tuple[Mapping[str, Any], tuple[object, ...], Mapping[str, object]] = {}, (), {}
         self._taken: list[int] = []
         self._fresh = 0  # columns that the present pass adds
+        self._prompt = 0  # positions of the prompt, as far as is known
 
     def start(self, batch: Mapping[str, Any], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """A pass begins; `batch` is what the modules around the stack were called with, the rest what the stack was."""
@@ -64,7 +92,8 @@ class Transcript:
         check_taken("bank", self._template.stack, self._template.layers[: len(self._taken)], self._taken)
         if self._fresh:
             self._waiting[layer].append(state[:, state.shape[1] - self._fresh :])
-        if layer == self._template.layers[-1] and sum(part.shape[1] for part in self._waiting[layer]) >= _TOGETHER:
+        waiting = sum(part.shape[1] for part in self._waiting[layer]) if layer == self._template.layers[-1] else 0
+        if waiting and waiting >= self._together:
             self._digest()
 
     def end(self) -> None:
@@ -82,6 +111,8 @@ class Transcript:
                 came = f"generate goes on from a cache of {self._past} tokens, whose states are not computed again"
                 raise ConfigError(f"bank.listen: {came}. Generate without it, or listen to none.")
             self._read = self._past
+        if not self._read:
+            self._prompt = max(count, self.call.prompt_width()[0])
         begin, self._read = self._read, self._read + count
         self._fresh = fresh = min(count, max(0, self._read - self._skipped))
         del self._standing[max(0, begin - self._skipped) :]
@@ -115,6 +146,9 @@ class Transcript:
         self._waiting.clear()
         if not columns:
             return
+        if self._follower is not None:
+            self._hand_on(self._follower, columns)
+            return
         if self._token_wise:
             stack_pass = self._template.again(self._token_wise)
             for layer in stack_pass.layers:
@@ -124,10 +158,21 @@ class Transcript:
         for layer in {layer for reader in self._whole.values() for layer in reader.layers} & columns.keys():
             self._states[layer].append(columns[layer])
 
+    def _hand_on(self, follower: Follower, states: Mapping[int, Tensor]) -> None:
+        """Let the follower have the columns that were read since the last time."""
+        tokens, real = torch.cat(self._ids, dim=1), torch.cat(self._masks, dim=1)
+        self._ids.clear()
+        self._masks.clear()
+        first = self._skipped + self._columns - tokens.shape[1]
+        follower.read(Columns(first, self._prompt, tokens, real, states))
+
     def finish(self, sequences: Int[Tensor, "sequences tokens"], rows: Tensor | None) -> dict[str, ReaderOutput] | str:
         """What each reader says of each sequence, or why nothing can be said."""
         self._digest()
         prompt, shown = self.call.prompt_width(sequences)
+        if self._follower is not None:
+            self._follower.end(sequences[:, shown:])
+            return {}
         new = sequences[:, shown:]
         read = self.call.tokens_read(new, rows)
         first = prompt if self.over == "output" else 0

@@ -94,6 +94,13 @@ class Head(nn.Module, ABC):
         """Whether it reads the features of the first real token alone."""
         return False
 
+    def is_token_wise(self) -> bool:
+        """Whether it says something of each token by itself: its logits, or of a whole text those of the mean of them.
+
+        A text of one token has that token's logits then, whatever comes before or after it.
+        """
+        return False
+
     def count(self, labels: Tensor) -> Tensor:
         """What `loss` divides by: how many labels are given, or their weight."""
         return counted(labels, None)

@@ -115,6 +115,10 @@ class MaskedLMHead(Head):
         transform = _Transform(self.dense, self._activation, self.norm, self.bias)
         return transform.logits(hidden, self._projection[0].weight)
 
+    def is_token_wise(self) -> bool:
+        """Every token's logits come of its features alone."""
+        return True
+
     @property
     def outputs(self) -> int:
         """Size of the base's vocabulary."""

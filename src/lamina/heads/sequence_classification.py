@@ -104,6 +104,10 @@ class SequenceClassificationHead(LabelHead):
         """Where that is the pooling."""
         return self.config.pooling == "first"
 
+    def is_token_wise(self) -> bool:
+        """Where the pooling is the mean: the logits are then the mean of those of the tokens alone."""
+        return self.config.pooling == "mean"
+
     def many(
         self, heads: list[Any], features: Float[Tensor, "heads batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "heads batch classes"]:

@@ -76,6 +76,10 @@ class TokenClassificationHead(LabelHead):
         encoder = (EncoderLayer(config.kind, dim, *settings) for _ in range(config.encoder_layers))
         super().__init__(config, dim, encoder=nn.ModuleList(encoder))
 
+    def is_token_wise(self) -> bool:
+        """Without encoder layers, in which the tokens see each other."""
+        return self.config.encoder_layers == 0
+
     def many(
         self, heads: list[Any], features: Float[Tensor, "heads batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "heads batch tokens classes"]:

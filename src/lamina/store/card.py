@@ -10,9 +10,11 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from lamina.fusion import FUSIONS
 from lamina.layers.selectors import ranges
+from lamina.monitors import Cascade
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank, ReaderModule
+    from lamina.monitors.cascade import AnyMonitor
 
 SHOWN_LABELS = 8
 _FROZEN = "The model itself is frozen: it stays as it is."
@@ -31,7 +33,7 @@ layers on the way. {{ about_base }}
 | reader | task | fusion | layers | labels | parameters | score |
 |---|---|---|---|---|---|---|
 {{ rows }}
-
+{{ monitors }}
 ## Use
 
 ```python
@@ -61,7 +63,36 @@ def model_card(bank: ReaderBank, title: str) -> ModelCard:
         base=f"`{base}`" if on_hub else f"a `{bank.model.config.model_type}`",
         about_base=_TRAINED if bank.own_base else _FROZEN,
         rows="\n".join(_row(name, bank[name]) for name in bank),
+        monitors=_monitors(bank),
     )
+
+
+_MONITORS = """
+## Monitors
+
+They score a text while the model writes it, and flag it from the threshold on. The rates are of whole texts, with
+their confidence intervals.
+
+| monitor | reader | flags | threshold | false positives | recall |
+|---|---|---|---|---|---|
+"""
+
+
+def _monitors(bank: ReaderBank) -> str:
+    """A table of the monitors that are kept with the bank; nothing if there are none."""
+    rows = [_cells(_monitor_cells(name, monitor)) for name, monitor in bank.monitors.items()]
+    return _MONITORS + "\n".join(rows) + "\n" if rows else ""
+
+
+def _monitor_cells(name: str, monitor: AnyMonitor) -> list[str]:
+    second = monitor.second if isinstance(monitor, Cascade) else monitor  # of a cascade, the one that decides
+    facts, threshold, rates = monitor.calibration, monitor.threshold, ["", ""]
+    if facts is not None:
+        false = facts.false_positive_rate, facts.false_positive_interval, facts.negatives
+        true = facts.recall, facts.recall_interval, facts.positives
+        rates = [f"{rate:.3f} ({low:.3f} to {high:.3f}, {count} texts)" for rate, (low, high), count in (false, true)]
+    readers, flags = ", ".join(monitor.readers), ", ".join(second.flag)
+    return [name, readers, flags, "none" if threshold is None else f"{threshold:.4g}", *rates]
 
 
 def _row(name: str, reader: ReaderModule) -> str:
@@ -72,5 +103,9 @@ def _row(name: str, reader: ReaderModule) -> str:
     score = reader.info.get("scores", {}).get(metric)  # if it was trained
     task, fusion = reader.config.head.kind.replace("_", " "), FUSIONS.name_of(reader.config.fusion)
     scored = f"{metric} {score:.3f}" if isinstance(score, int | float) else ""
-    cells = (name, task, fusion, ranges(reader.layers), shown, f"{reader.size():,}", scored)
+    return _cells([name, task, fusion, ranges(reader.layers), shown, f"{reader.size():,}", scored])
+
+
+def _cells(cells: list[str]) -> str:
+    """A row of a table."""
     return "| " + " | ".join(re.sub(r"\s+", " ", cell.replace("|", "\\|")) for cell in cells) + " |"

@@ -100,7 +100,7 @@ def evaluate(  # noqa: PLR0913
         if unjudged := [task for task in run.values() if errors and not kind_of(task.kind).has_classes]:
             what = "whose answers are not right or wrong one by one"
             raise ConfigError(f"evaluate: errors is {errors} for a task of kind {unjudged[0].kind}, {what}.")
-        groups = _groups(subject, run, split, options)
+        groups = scoring_groups(subject, run, split, options)
         for group in groups:
             if isinstance(subject, ModelSubject):
                 subject.fit_head(group, keep=False)
@@ -111,7 +111,7 @@ def evaluate(  # noqa: PLR0913
     return {name: scores[name] for name in tasks}
 
 
-def _groups(subject: Subject, tasks: Mapping[str, Task], split: str, options: FitOptions) -> list[Group]:
+def scoring_groups(subject: Subject, tasks: Mapping[str, Task], split: str, options: FitOptions) -> list[Group]:
     """A part of some tasks, encoded as what is scored was trained, but for what the options say."""
     trained = {name: subject.trained_with(list(tasks), name) for name in ("max_length", "stride")}
     trained |= {name: value for name in trained if (value := getattr(options, name)) is not None}

@@ -1,0 +1,144 @@
+"""Choose the threshold of a monitor for a rate of false alarms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from lamina.data.batches import length_batches, tokenizer_of
+from lamina.errors import ConfigError, NotFiniteError, check_known
+from lamina.monitors import Calibration, Cascade, Monitor
+from lamina.train.evaluate import scoring_groups
+from lamina.train.options import FitOptions
+from lamina.train.readers import BankSubject
+from lamina.train.scoring import autocast
+from lamina.utils import progress_bar
+
+if TYPE_CHECKING:
+    from lamina.bank import ReaderBank
+    from lamina.tasks.task import Task
+    from lamina.train.plan import Group
+
+
+def calibrate(  # noqa: PLR0913
+    bank: ReaderBank,
+    monitor: Monitor | Cascade,
+    task: Task,
+    *,
+    false_positive_rate: float = 0.01,
+    split: str = "validation",
+    positive: str | Sequence[str] | None = None,
+    threshold: float | None = None,
+    confidence: float = 0.95,
+    store: bool = True,
+    processor: Any = None,
+    batch_size: int = 32,
+    max_length: int | None = None,
+    stride: int | None = None,
+    add_prefix_space: bool = False,
+    precision: Literal["float32", "bfloat16", "float16"] = "float32",
+    progress: bool = False,
+) -> Monitor | Cascade:
+    """Choose a monitor's threshold on labelled texts, for a rate of false positives, and keep it with the bank.
+
+    A text is flagged if its score reaches the threshold at any token, as when it is written; so it is the highest score
+    that counts. Special tokens do not. Of a text that is longer than the model reads every window is a text.
+
+    Args:
+        bank: The bank with the monitor's readers, trained.
+        monitor: The monitor, or the cascade, whose second threshold is chosen.
+        task: Labelled texts: by the whole text, or word by word, where a text is positive if one of its words is.
+        false_positive_rate: Share of the negatives that may be flagged; 1 / this rate of them are needed at least.
+        split: Which part of the task. It should be one on which nothing was trained.
+        positive: The task's label, or labels, of texts that should be flagged; None: the labels that the monitor flags.
+        threshold: One that was chosen before, whose rates on this part are to be measured; None: it is chosen.
+        confidence: Of the intervals.
+        store: Keep the monitor in `bank.monitors`, where it is saved with its reader.
+        processor: As of `evaluate`, and so are the others.
+        batch_size: Rows per pass.
+        max_length: Tokens of a text; None: as in training.
+        stride: Tokens that two windows share.
+        add_prefix_space: As of `fit`; readers that were trained with it get it in any case.
+        precision: Of the model's pass.
+        progress: Show a progress bar.
+
+    Returns:
+        The monitor with `threshold` and `calibration`: the rate that was reached and the recall, with their intervals.
+
+    Raises:
+        ConfigError: If there are too few negatives or no positives, or the monitor does not fit the bank's readers or
+            reads a decoder beside an encoder.
+        UnknownNameError: If a reader, label or part of the task does not exist.
+        NotFiniteError: If a score is no number.
+    """
+    options = FitOptions.of_call(locals(), "calibrate", eval_batch_size=batch_size, progress=progress)
+    flags = monitor.second.flag if isinstance(monitor, Cascade) else monitor.flag
+    positive = flags if positive is None else (positive,) if isinstance(positive, str) else positive
+    check_known("calibrate", positive, task.labels, "label")
+    check_known("calibrate", monitor.readers, bank, "reader")
+    if bank[monitor.readers[0]].stack == "decoder":
+        came = f"reader '{monitor.readers[0]}' reads a decoder beside an encoder, which is what reads a task's texts"
+        raise ConfigError(f"calibrate: {came}. Score texts by bank.monitor_scores and use Calibration.of.")
+    subject = BankSubject(bank, "calibrate", processor)
+    (group,) = scoring_groups(subject, {monitor.readers[0]: task}, split, options)
+    highest, asked = _highest(subject, group, monitor, options)
+    calibration = Calibration.of(
+        highest.tolist(),
+        _positives(task, split, positive),
+        false_positive_rate=false_positive_rate,
+        threshold=threshold,
+        confidence=confidence,
+        task=task.name,
+        split=split,
+        asked=asked if isinstance(monitor, Cascade) else None,
+    )
+    chosen: Any = {"threshold": calibration.threshold, "calibration": calibration}
+    if isinstance(monitor, Cascade):
+        monitor = replace(monitor, second=replace(monitor.second, **chosen))
+    else:
+        monitor = replace(monitor, **chosen)
+    if store:
+        bank.keep_monitor(monitor)
+    return monitor
+
+
+def _highest(
+    subject: BankSubject, group: Group, monitor: Monitor | Cascade, options: FitOptions
+) -> tuple[np.ndarray[Any, Any], float]:
+    """The highest score of each text, and the share of the tokens for which a cascade's second reader ran."""
+    inputs: Any = group.inputs
+    highest = np.full(inputs.encoded.texts, -np.inf)
+    tokenizer = tokenizer_of(subject.processor)
+    special = torch.tensor(sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), dtype=torch.long)
+    asked = count = 0
+    batches = length_batches(inputs.lengths, options.scoring_batch_size)
+    for rows in progress_bar(batches, show=options.progress, unit="batch", leave=False):
+        batch = inputs.batch(rows)
+        batch.pop("labels", None)
+        mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+        mask &= ~torch.isin(batch["input_ids"], special)
+        with autocast(subject, options):
+            scores = subject.bank.monitor_scores(monitor, subject.arguments(batch), mask)
+        if bool(scores[mask].isnan().any()):
+            row = int(inputs.encoded.text[rows[int((scores.isnan() & mask).any(1).nonzero()[0])]])
+            what = f"monitor '{monitor.name}' gives NaN for row {row} of the {group.part} part, counted from 0"
+            raise NotFiniteError(f"calibrate: {what}; a score is a finite number.", name=str(monitor.name), row=row)
+        np.maximum.at(highest, inputs.encoded.text[rows], scores.masked_fill(~mask, -torch.inf).amax(1).numpy())
+        asked, count = asked + int((scores.isfinite() & mask).sum()), count + int(mask.sum())
+    return highest, asked / max(1, count)
+
+
+def _positives(task: Task, split: str, positive: Sequence[str]) -> list[bool]:
+    """Whether each text has one of these labels, or a word of it."""
+    wanted = {task.labels.index(label) for label in positive}
+
+    def is_positive(label: Any) -> bool:
+        if task.problem_type == "multi_label":
+            return any(label[number] > 0 for number in wanted)
+        return not wanted.isdisjoint(label) if isinstance(label, tuple | list) else label in wanted
+
+    return [is_positive(label) for label in task.split(split).labels]

@@ -1,0 +1,414 @@
+"""Watching `generate`: what is flagged and stopped, what is refused, what is kept, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.stored import tiny_tokenizer
+from tests.support.tiny import FAMILIES
+from torch import Tensor
+from transformers import BertConfig, BertLMHeadModel, GenerationMixin
+
+from lamina.bank import Reader, ReaderBank
+from lamina.bank.watching import Step
+from lamina.errors import ConfigError, UnknownNameError
+from lamina.fusion.ada_layers import AdaLayers
+from lamina.fusion.mean import Mean
+from lamina.fusion.pooled_layers import PooledLayers
+from lamina.fusion.single_layer import SingleLayer
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.heads.token_classification import TokenClassification
+from lamina.monitors import Cascade, LastScore, MeanScore, Monitor, RollingMax
+
+TOKENS = TokenClassification(("fine", "odd"), encoder_layers=0)
+SHORT: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": 98}
+SHORT |= {"repetition_penalty": 3.0}
+FLAG = Monitor("flag", "odd", LastScore())
+
+
+def bank_of(name: str = "gpt2-CausalLM", stack: str | None = None) -> ReaderBank:
+    bank = ReaderBank(FAMILIES[name].known())
+    bank.add("flag", Reader(AdaLayers(dim=8), TOKENS, stack))
+    bank.add("cheap", Reader(SingleLayer(1), TOKENS, stack, seed=1))
+    return bank.eval()
+
+
+def prompt(batch: int = 3, tokens: int = 5, seed: int = 0) -> dict[str, Tensor]:
+    ids = torch.randint(5, 90, (batch, tokens), generator=torch.Generator().manual_seed(seed))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def traces(bank: ReaderBank) -> tuple[int, Any, set[str], bool]:
+    modules = [*bank.model.modules()]
+    hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules)
+    return hooks, GenerationMixin.generate, set(vars(bank.model)), any(module.training for module in modules)
+
+
+def scores_of(steps: list[Step], name: str = "flag") -> Tensor:
+    return torch.stack([step.scores[name] for step in steps], dim=1)
+
+
+def middle_score(bank: ReaderBank) -> float:
+    """A threshold that two of three texts reach."""
+    scores = scores_of(list(bank.stream(bank.model, prompt(), monitors=[FLAG], **SHORT)))
+    return sorted(scores[:, :-1].amax(1).tolist())[1]
+
+
+def test_a_text_is_flagged_at_the_first_token_that_reaches_the_threshold():
+    bank = bank_of()
+    plain = bank.model.generate(**prompt(), **SHORT)
+    threshold = middle_score(bank)
+    with bank.watch([Monitor("flag", "odd", LastScore(), threshold=threshold)]) as watch:
+        assert torch.equal(bank.model.generate(**prompt(), **SHORT), plain)
+    scores = scores_of(watch.steps)[:, :-1]
+    hits = [[at for at, score in enumerate(row) if score >= threshold] for row in scores.tolist()]
+    assert watch.flagged_at == {"flag": [own[0] if own else None for own in hits]}
+    assert any(hits)
+    for step in watch.steps:
+        expected = [bool(own) and own[0] <= step.index for own in hits]
+        assert step.flagged["flag"].tolist() == expected
+    assert torch.equal(torch.stack([step.tokens for step in watch.steps], 1), plain[:, 5:])
+
+
+def test_a_monitor_without_a_threshold_flags_nothing():
+    bank = bank_of()
+    with bank.watch([FLAG]) as watch:
+        bank.model.generate(**prompt(), **SHORT)
+    assert watch.flagged_at == {"flag": [None] * 3}
+
+
+def test_what_is_flagged_stops_alone_and_the_text_before_is_the_same():
+    bank = bank_of()
+    plain = bank.model.generate(**prompt(), **SHORT)
+    monitor = Monitor("flag", "odd", LastScore(), threshold=middle_score(bank))
+    before = traces(bank)
+    with bank.watch([monitor]) as watch:
+        stopped = bank.model.generate(**prompt(), **SHORT, stopping_criteria=[watch.stopping])
+    places = watch.flagged_at["flag"]
+    assert None in places
+    assert any(place is not None and place < 6 for place in places)
+    for row, place in enumerate(places):
+        kept = 8 if place is None else min(8, place + 2)  # the flagged token, and the one that was chosen meanwhile
+        assert torch.equal(stopped[row, 5 : 5 + kept], plain[row, 5 : 5 + kept])
+        assert bool((stopped[row, 5 + kept :] == 0).all())
+        assert sum(bool(step.real[row]) for step in watch.steps) == kept
+    assert traces(bank) == before
+
+
+def test_only_the_monitors_that_are_named_stop():
+    bank = bank_of()
+    both = [Monitor("flag", "odd", threshold=0.0), Monitor("flag", "odd", threshold=1.0, name="never")]
+    counts = {}
+    for stop in (False, True, ["flag"], ["never"]):
+        counts[str(stop)] = len(list(bank.stream(bank.model, prompt(), monitors=both, stop=stop, **SHORT)))
+    assert counts == {"False": 8, "True": 2, "['flag']": 2, "['never']": 8}
+
+
+def test_a_prompt_may_be_flagged_and_stops_after_one_token():
+    bank = bank_of()
+    with bank.watch([Monitor("flag", "odd", threshold=0.0)], over="both") as watch:
+        text = bank.model.generate(**prompt(), **SHORT, stopping_criteria=[watch.stopping])
+    assert text.shape[1] == 6
+    assert watch.flagged_at == {"flag": [-5] * 3}
+    assert len(watch.steps) == 1
+
+
+def test_each_token_is_told_of_as_it_is_read():
+    bank = bank_of()
+    told: list[tuple[int, int]] = []
+    runs: list[int] = []
+    with bank.watch([FLAG], on_token=lambda step: told.append((step.index, len(runs)))):
+        handle = bank.model.register_forward_hook(lambda *_: runs.append(1))
+        bank.model.generate(**prompt(), **SHORT)
+    handle.remove()
+    assert told == [(at, at + 1) for at in range(7)] + [(7, 8)]  # within the step that reads it; the last is not read
+
+
+def test_several_tokens_at_a_time_cost_fewer_turns_and_give_the_same_scores():
+    bank = bank_of()
+    one, three = (list(bank.stream(bank.model, prompt(), monitors=[FLAG], every=n, **SHORT)) for n in (1, 3))
+    torch.testing.assert_close(scores_of(three), scores_of(one), rtol=0, atol=1e-6)
+
+
+def test_leaving_a_stream_ends_generation_and_leaves_nothing():
+    bank = bank_of()
+    before, threads, runs = traces(bank), threading.active_count(), []
+    handle = bank.model.register_forward_hook(lambda *_: runs.append(1))
+    stream = bank.stream(bank.model, prompt(), monitors=[FLAG], **{**SHORT, "max_new_tokens": 50})
+    next(stream)
+    during = traces(bank)
+    stream.close()  # pyright: ignore[reportAttributeAccessIssue]
+    handle.remove()
+    assert during[0] > before[0]
+    assert traces(bank) == before
+    assert threading.active_count() == threads
+    assert len(runs) < 8
+    for step in bank.stream(bank.model, prompt(), monitors=[FLAG], **SHORT):
+        if step.index == 1:
+            break
+    del step
+    gc.collect()
+    assert traces(bank) == before
+    assert threading.active_count() == threads
+
+
+def test_an_error_reaches_who_takes_the_steps():
+    bank = bank_of()
+    before = traces(bank)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("from a criterion")
+
+    with pytest.raises(RuntimeError, match="from a criterion"):
+        list(bank.stream(bank.model, prompt(), monitors=[FLAG], stopping_criteria=[fail], **SHORT))
+    assert traces(bank) == before
+
+
+def test_texts_are_prompts_too():
+    bank = bank_of()
+    with pytest.raises(ConfigError, match=r"bank\.stream: a text was given, and the bank has no processor"):
+        bank.stream(bank.model, "the film", monitors=[FLAG])
+    bank.processor = tiny_tokenizer()
+    ids = torch.tensor([[2, 4, 6, 3], [0, 2, 5, 3]])  # padded on the left
+    given = {"input_ids": ids, "attention_mask": (ids > 0).long()}
+    expected = list(bank.stream(bank.model, given, monitors=[FLAG], **SHORT))
+    got = list(bank.stream(bank.model, ["the film", "a"], monitors=[FLAG], **SHORT))
+    assert torch.equal(scores_of(got), scores_of(expected))
+    (one, *_) = bank.stream(bank.model, "the film", monitors=[FLAG], **SHORT)
+    assert one.tokens.tolist() == expected[0].tokens[:1].tolist()
+
+
+def test_a_prompt_of_embeddings_and_one_of_a_decoder_are_no_part_of_the_output():
+    bank, given = bank_of(), prompt(2)
+    expected = list(bank.stream(bank.model, given, monitors=[FLAG], **SHORT))
+    embedded = {"inputs_embeds": bank.model.get_input_embeddings()(given["input_ids"])}
+    options = {**SHORT, "repetition_penalty": 1.0}
+    plain = list(bank.stream(bank.model, given, monitors=[FLAG], **options))
+    got = list(bank.stream(bank.model, embedded, monitors=[FLAG], **options))
+    torch.testing.assert_close(scores_of(got), scores_of(plain), rtol=0, atol=1e-6)
+    assert len(expected) == 8
+    writer = bank_of("bart-Seq2SeqLM", "decoder")
+    start = {**prompt(2), "decoder_input_ids": torch.tensor([[7, 9]] * 2)}  # `generate` puts a start token before
+    text = writer.model.generate(**start, **SHORT)
+    steps = list(writer.stream(writer.model, start, monitors=[FLAG], **SHORT))
+    assert torch.equal(torch.stack([step.tokens for step in steps], 1), text[:, 3:])
+    both = list(writer.stream(writer.model, start, monitors=[FLAG], over="both", **SHORT))
+    torch.testing.assert_close(scores_of(steps), scores_of(both), rtol=0, atol=1e-6)  # LastScore forgets the prompt
+
+
+def test_a_prompt_that_is_read_in_pieces_is_watched():
+    bank = ReaderBank(FAMILIES["llama-CausalLM"].known())
+    bank.add("flag", Reader(AdaLayers(dim=8), TOKENS))
+    bank.eval()
+    smooth = Monitor("flag", "odd", MeanScore())
+    for over in ("output", "both"):
+        whole = list(bank.stream(bank.model, prompt(), monitors=[smooth], over=over, **SHORT))
+        pieces = list(bank.stream(bank.model, prompt(), monitors=[smooth], over=over, prefill_chunk_size=2, **SHORT))
+        torch.testing.assert_close(scores_of(pieces), scores_of(whole), rtol=0, atol=1e-6)
+
+
+def test_a_stream_runs_in_the_precision_of_who_takes_it():
+    bank = bank_of()
+    with torch.autocast("cpu", torch.bfloat16):
+        got = scores_of(list(bank.stream(bank.model, prompt(), monitors=[FLAG], **SHORT)))
+        with bank.watch([FLAG]) as watch:
+            bank.model.generate(**prompt(), **SHORT)
+    assert torch.equal(got, scores_of(watch.steps))
+    assert not torch.equal(got, scores_of(list(bank.stream(bank.model, prompt(), monitors=[FLAG], **SHORT))))
+
+
+def test_sampling_streams_what_it_writes_without():
+    bank = bank_of()
+    options = {**SHORT, "do_sample": True, "num_return_sequences": 2}
+    torch.manual_seed(5)
+    plain = bank.model.generate(**prompt(), **options)
+    torch.manual_seed(5)
+    steps = list(bank.stream(bank.model, prompt()["input_ids"], monitors=[FLAG], **options))
+    assert torch.equal(torch.stack([step.tokens for step in steps], 1), plain[:, 5:])
+
+
+def test_streams_of_several_threads_do_not_mix():
+    bank = bank_of()
+    prompts = [prompt(2, 5, seed) for seed in range(4)]
+    alone = [scores_of(list(bank.stream(bank.model, own, monitors=[FLAG], **SHORT))) for own in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        streams = pool.map(lambda own: list(bank.stream(bank.model, own, monitors=[FLAG], **SHORT)), prompts)
+        together = [scores_of(steps) for steps in streams]
+    for got, expected in zip(together, alone, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-6, equal_nan=True)
+
+
+def test_the_second_of_a_cascade_runs_where_the_first_is_unsure():
+    bank = bank_of()
+    cheap = scores_of(
+        list(bank.stream(bank.model, prompt(), monitors=[Monitor("cheap", "odd", LastScore())], **SHORT)), "cheap"
+    )
+    low = float(cheap[:, :-1].median())
+    both = Cascade(
+        Monitor("cheap", "odd", LastScore(), threshold=low), Monitor("flag", "odd", MeanScore(), threshold=0.0)
+    )
+    rows: list[int] = []
+    handle = bank["flag"].head.register_forward_hook(lambda _module, args, _out: rows.append(len(args[0])))
+    with bank.watch([both]) as watch:
+        bank.model.generate(**prompt(), **SHORT)
+    handle.remove()
+    unsure = int((cheap[:, :-1] >= low).sum())
+    assert sum(rows) == unsure < 21
+    assert watch.asked == {"flag": unsure / 21}
+    flags = [place is not None for place in watch.flagged_at["flag"]]
+    assert flags == (cheap[:, :-1] >= low).any(1).tolist()
+
+
+def test_monitors_are_kept_saved_loaded_renamed_and_dropped(tmp_path: Path):
+    bank = bank_of()
+    first = Monitor("cheap", "odd", RollingMax(3), threshold=0.4)
+    bank.keep_monitor(first)
+    bank.keep_monitor(Cascade(first, Monitor("flag", "odd", threshold=0.7), name="both"))
+    bank.save_pretrained(tmp_path / "bank")
+    again = ReaderBank.from_pretrained(tmp_path / "bank", bank.model)
+    assert again.monitors == bank.monitors
+    assert set(again.monitors) == {"cheap", "both"}
+    with again.watch() as watch:
+        again.model.generate(**prompt(), **SHORT)
+    assert set(watch.flagged_at) == {"cheap", "both"}
+    again.keep_monitor(Monitor("flag", "odd", name="cheap"))  # of that name, with another reader
+    assert again.monitors["cheap"].reader == "flag"
+    again.drop_monitor("cheap")
+    again.drop_monitor("both")
+    assert again.monitors == {}
+    assert "monitors" not in again["flag"].info
+    again.save_pretrained(tmp_path / "plain")
+    assert ReaderBank.from_pretrained(tmp_path / "plain", bank.model).monitors == {}
+    with pytest.raises(UnknownNameError, match=r"bank\.drop_monitor: unknown monitor 'cheap'; known: none"):
+        again.drop_monitor("cheap")
+
+
+@pytest.mark.parametrize("saved", [{"m": {"flag": ["odd"]}}, {"m": 3}, ["m"]])
+def test_saved_monitors_that_cannot_be_understood_are_named(saved: Any):
+    bank = bank_of()
+    bank["cheap"].info = {"monitors": saved}
+    with pytest.raises(ConfigError, match="what is saved as the monitors of reader 'cheap' cannot be understood"):
+        _ = bank.monitors
+
+
+def test_a_monitor_follows_a_reader_that_is_renamed():
+    bank = bank_of()
+    bank.keep_monitor(Monitor("cheap", "odd", threshold=0.4, name="m"))
+    bank.keep_monitor(Cascade(Monitor("cheap", "odd", threshold=0.4), Monitor("flag", "odd"), name="both"))
+    bank.rename("cheap", "small")
+    assert bank.monitors["m"].readers == ("small",)
+    assert bank.monitors["both"].readers == ("small", "flag")
+
+
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"monitors": []}, ConfigError, r"bank\.watch: there is no monitor"),
+    ({}, ConfigError, r"bank\.watch: there is no monitor"),
+    ({"monitors": ["m"]}, UnknownNameError, "unknown monitor 'm'"),
+    ({"monitors": [Monitor("other", "odd")]}, UnknownNameError, "unknown reader 'other'; known: flag, cheap"),
+    ({"monitors": [Monitor("flag", "even")]}, UnknownNameError, "monitor 'flag': unknown label 'even'"),
+    ({"monitors": [FLAG, FLAG]}, ConfigError, "two monitors are called 'flag'"),
+    ({"monitors": [FLAG], "over": "prompt"}, UnknownNameError, "unknown over 'prompt'; known: output, both"),
+    ({"monitors": [FLAG], "every": 0}, ConfigError, "every is 0; it must be at least 1"),
+    ({"monitors": [FLAG], "stop": ["other"]}, UnknownNameError, "unknown monitor 'other'; known: flag"),
+]
+
+
+@pytest.mark.parametrize(("given", "error", "told"), REFUSED)
+def test_what_cannot_be_watched_is_refused_before_anything_runs(given: Any, error: type[Exception], told: str):
+    bank = bank_of()
+    with pytest.raises(error, match=told), bank.watch(**given):
+        pass
+    with pytest.raises(error, match=told):
+        bank.stream(bank.model, prompt(), **given)
+
+
+@pytest.mark.parametrize(
+    ("reader", "told"),
+    [
+        (
+            Reader(AdaLayers(dim=8, positions=True), TOKENS),
+            r"reader 'r' has a fusion \(AdaLayers\) that looks at other",
+        ),
+        (
+            Reader(PooledLayers(dim=8), SequenceClassification(("a", "odd"), pooling="first")),
+            r"has a fusion \(PooledLayers\) that looks at other tokens, later ones too",
+        ),
+        (Reader(Mean(), TokenClassification(("a", "odd"), feedforward=8)), r"has a head \(TokenClassification\) that"),
+        (Reader(Mean(), SequenceClassification(("a", "odd"))), r"has a head \(SequenceClassification\) that looks"),
+    ],
+)
+def test_a_reader_that_looks_at_later_tokens_is_refused(reader: Reader, told: str):
+    bank = bank_of()
+    bank.add("r", reader)
+    with pytest.raises(ConfigError, match=told + r"(.|\n)*Use a token-wise fusion"), bank.watch([Monitor("r", "odd")]):
+        pass
+
+
+def test_a_model_whose_tokens_see_later_ones_is_refused():
+    config = BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+    bank = ReaderBank(BertLMHeadModel(config))
+    bank.add("flag", Reader(Mean(), TOKENS))
+    told = "reader 'flag' reads the stack 'main', whose states of a token change with later tokens"
+    with pytest.raises(ConfigError, match=told), bank.watch([FLAG]):
+        pass
+    config.is_decoder = True
+    causal = ReaderBank(BertLMHeadModel(config))
+    causal.add("flag", Reader(Mean(), TOKENS))
+    with causal.watch([FLAG]):
+        pass
+
+
+def test_an_encoder_and_a_model_that_does_not_write_are_refused():
+    told = "reader 'flag' reads the stack 'encoder', which does not read what is written"
+    with pytest.raises(ConfigError, match=told), bank_of("bart-Seq2SeqLM", "encoder").watch([FLAG]):
+        pass
+    with pytest.raises(ConfigError, match="reads the stack 'main', which does not read"), bank_of("gpt2").watch([FLAG]):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"num_beams": 2}, "num_beams=2; which text a beam is of is known at its end"),
+        ({"prompt_lookup_num_tokens": 2}, "generate is called with drafts, which are read before it is known"),
+        ({"guidance_scale": 1.5}, "guidance_scale=1.5, which runs the model on a second prompt"),
+    ],
+)
+def test_ways_to_decode_whose_tokens_are_not_final_are_refused(options: dict[str, Any], told: str):
+    bank = bank_of()
+    before = traces(bank)
+    with pytest.raises(ConfigError, match=told), bank.watch([FLAG]):
+        bank.model.generate(**prompt(1), **SHORT, **options)
+    with pytest.raises(ConfigError, match=told):
+        list(bank.stream(bank.model, prompt(1), monitors=[FLAG], **SHORT, **options))
+    assert traces(bank) == before
+
+
+def test_who_listens_around_a_watch_hears_the_main_job_alone():
+    bank = bank_of()
+    bank.add("text", Reader(Mean(), SequenceClassification(("a", "b"))))
+    with bank.listen(["text"]) as heard:
+        with bank.watch([FLAG]) as watch:  # which tries the model the first time
+            assert len(heard) == 0
+            bank.model.generate(**prompt(), **SHORT)
+        stepwise = scores_of(watch.steps)
+    torch.testing.assert_close(heard["text"].logits, bank(**prompt(), readers=["text"])["text"].logits)
+    streamed = list(bank.stream(bank.model, prompt(), monitors=[FLAG], **SHORT))
+    assert torch.equal(scores_of(streamed), stepwise)
+
+
+def test_another_model_is_refused():
+    bank, other = bank_of(), bank_of()
+    with pytest.raises(ConfigError, match=r"bank\.stream: got a GPT2LMHeadModel that is not the bank's model"):
+        bank.stream(other.model, prompt(), monitors=[FLAG])
+
+
+def test_a_watch_without_a_text_says_so():
+    with bank_of().watch([FLAG]) as watch, pytest.raises(ConfigError, match=r"bank\.watch: no text was written yet"):
+        _ = watch.steps

@@ -1,0 +1,134 @@
+"""Aggregations: their formulas, the same in pieces and beside padding, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lamina.errors import ConfigError
+from lamina.monitors import AGGREGATIONS, EMA, Aggregation, LastScore, MeanScore, MultiMax, RollingMax, SoftmaxMean
+from lamina.monitors.base import RunningScore
+
+CASES: dict[str, list[dict[str, Any]]] = {
+    "last_score": [{}],
+    "mean_score": [{}],
+    "ema": [{}, {"half_life": 1.0}],
+    "rolling_max": [{"window": 1}, {"window": 3}, {"window": 99}],
+    "multi_max": [{}],
+    "softmax_mean": [{}, {"temperature": 0.1}, {"temperature": 50.0}],
+}
+ALL = [pytest.param(name, settings, id=f"{name}-{n}") for name in CASES for n, settings in enumerate(CASES[name])]
+
+
+def _rolling(scores: list[float], window: int = 10) -> float:
+    if len(scores) < window:
+        return sum(scores) / len(scores)
+    return max(sum(scores[at : at + window]) / window for at in range(len(scores) - window + 1))
+
+
+def _ema(scores: list[float], half_life: float = 5.0) -> float:
+    keep = 0.5 ** (1 / half_life)
+    weights = [keep ** (len(scores) - 1 - at) * (1 - keep if at else 1) for at in range(len(scores))]
+    return sum(weight * score for weight, score in zip(weights, scores, strict=True))
+
+
+def _softmax(scores: list[float], temperature: float = 1.0) -> float:
+    weights = [math.exp(score / temperature) for score in scores]
+    return sum(weight * score for weight, score in zip(weights, scores, strict=True)) / sum(weights)
+
+
+FORMULAS: dict[str, Callable[..., float]] = {
+    "last_score": lambda scores: scores[-1],
+    "mean_score": lambda scores: sum(scores) / len(scores),
+    "ema": _ema,
+    "rolling_max": _rolling,
+    "softmax_mean": _softmax,
+}
+
+
+def scores_and_mask(labels: int = 1) -> tuple[Tensor, Tensor]:
+    """Padding on the left, on the right, in between; and a row without a token."""
+    scores = torch.randn(5, 12, labels, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(5, 12, dtype=torch.bool)
+    mask[1, :4], mask[2, 7:], mask[3, 2:9:3], mask[4] = False, False, False, False
+    return scores.masked_fill(~mask.unsqueeze(-1), torch.nan), mask
+
+
+def made(name: str, settings: dict[str, Any]) -> Aggregation:
+    return AGGREGATIONS.from_dict({"name": name, **settings})
+
+
+def test_every_aggregation_is_tried():
+    assert set(AGGREGATIONS.names()) == set(CASES) == {*FORMULAS, "multi_max"}
+
+
+@pytest.mark.parametrize(("name", "settings"), ALL)
+def test_the_running_score_is_that_of_the_formula(name: str, settings: dict[str, Any]):
+    labels = 3 if made(name, settings).per_label else 1
+    scores, mask = scores_and_mask(labels)
+    got = made(name, settings).running(scores, mask)
+    assert got.shape == mask.shape
+    for row in range(5):
+        for at in range(12):
+            real = scores[row, : at + 1][mask[row, : at + 1]].double()
+            if not len(real):
+                assert got[row, at].isnan()
+                continue
+            columns = [part.tolist() for part in real.unbind(-1)]
+            expected = sum(map(max, columns)) if labels > 1 else FORMULAS[name](columns[0], **settings)
+            assert float(got[row, at]) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("sizes", [[1] * 12, [5, 7], [1, 8, 3]])
+@pytest.mark.parametrize(("name", "settings"), ALL)
+def test_token_by_token_it_is_what_it_is_at_once(name: str, settings: dict[str, Any], sizes: list[int]):
+    how = made(name, settings)
+    scores, mask = scores_and_mask(3 if how.per_label else 1)
+    running = RunningScore(how)
+    pieces = [running.add(*piece) for piece in zip(scores.split(sizes, 1), mask.split(sizes, 1), strict=True)]
+    torch.testing.assert_close(torch.cat(pieces, 1), how.running(scores, mask), rtol=0, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize(("name", "settings"), ALL)
+def test_later_tokens_change_no_score(name: str, settings: dict[str, Any]):
+    how = made(name, settings)
+    scores, mask = scores_and_mask(3 if how.per_label else 1)
+    changed = scores.clone()
+    changed[:, 6:] += 5
+    before, after = how.running(scores, mask), how.running(changed, mask)
+    torch.testing.assert_close(after[:, :6], before[:, :6], rtol=0, atol=0, equal_nan=True)
+    assert not torch.equal(after[:1], before[:1])
+
+
+def test_a_half_life_is_one():
+    scores = torch.cat([torch.ones(1, 1), torch.zeros(1, 8)], dim=1).unsqueeze(-1)
+    assert float(EMA(half_life=4).running(scores, scores[..., 0] >= 0)[0, 4]) == pytest.approx(0.5)
+
+
+def test_high_scores_do_not_overflow():
+    scores = torch.tensor([[[1e4], [-1e4], [1e4]]])
+    got = SoftmaxMean(temperature=0.01).running(scores, torch.ones(1, 3, dtype=torch.bool))
+    assert got.tolist() == [[1e4, 1e4, 1e4]]
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: EMA(half_life=0), "ema: half_life is 0; it must be a positive, finite number of tokens"),
+        (lambda: SoftmaxMean(temperature=-1), "softmax_mean: temperature is -1; it must be positive and finite"),
+        (lambda: RollingMax(window=0), "rolling_max: window is 0; it must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(make: Callable[[], Aggregation], told: str):
+    with pytest.raises(ConfigError, match=told):
+        make()
+
+
+@pytest.mark.parametrize("how", [LastScore(), MeanScore(), EMA(3.0), RollingMax(4), MultiMax(), SoftmaxMean(0.5)])
+def test_settings_come_back_from_a_file(how: Aggregation):
+    assert AGGREGATIONS.from_dict(AGGREGATIONS.to_dict(how)) == how

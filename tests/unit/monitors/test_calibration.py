@@ -1,0 +1,109 @@
+"""Thresholds for a rate of false positives, and how certain the rates are."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from lamina.errors import ConfigError
+from lamina.monitors import Calibration
+from lamina.monitors.calibration import interval
+
+
+def scores(negatives: int = 200, positives: int = 50) -> tuple[list[float], list[bool]]:
+    rng = torch.Generator().manual_seed(0)
+    highest = torch.cat([torch.randn(negatives, generator=rng), 2 + torch.randn(positives, generator=rng)])
+    return highest.tolist(), [False] * negatives + [True] * positives
+
+
+@pytest.mark.parametrize("rate", [0.005, 0.01, 0.05, 0.5, 0.999])
+def test_the_threshold_is_the_lowest_that_keeps_the_rate(rate: float):
+    highest, positive = scores()
+    found = Calibration.of(highest, positive, false_positive_rate=rate)
+    no = [score for score, is_so in zip(highest, positive, strict=True) if not is_so]
+    flagged = sum(score >= found.threshold for score in no)
+    assert flagged == math.floor(rate * 200)
+    assert found.false_positive_rate == flagged / 200 <= rate == found.target
+    below = max(score for score in highest if score < found.threshold)
+    assert sum(score >= below for score in no) == flagged + 1  # any lower, and there is one more
+    assert found.recall == sum(score >= found.threshold for score in highest[200:]) / 50
+    assert (found.negatives, found.positives) == (200, 50)
+
+
+def test_a_threshold_that_was_chosen_before_is_measured():
+    highest, positive = scores()
+    chosen = Calibration.of(highest, positive, false_positive_rate=0.05)
+    again = Calibration.of(
+        highest[:250:10] + highest[200:], positive[:250:10] + positive[200:], threshold=chosen.threshold
+    )
+    assert (again.threshold, again.target, again.negatives) == (chosen.threshold, None, 20)
+    assert again.false_positive_rate == sum(score >= chosen.threshold for score in highest[:200:10]) / 20
+
+
+def test_no_score_stands_near_the_threshold():
+    found = Calibration.of([0.1, 0.2, 0.4, 0.9, 0.8], [False] * 4 + [True], false_positive_rate=0.3)
+    assert found.threshold == pytest.approx(0.6)  # between 0.4, which must not be flagged, and 0.8
+
+
+def test_equal_scores_are_flagged_together_or_not_at_all():
+    found = Calibration.of([0.5] * 10 + [1.0], [False] * 10 + [True], false_positive_rate=0.2)
+    assert (found.false_positive_rate, found.recall) == (0.0, 1.0)
+    top = Calibration.of([1.0] * 11, [False] * 10 + [True], false_positive_rate=0.2)
+    assert (top.false_positive_rate, top.recall) == (0.0, 0.0)
+    assert 1 < top.threshold < 1 + 1e-9
+
+
+def test_the_intervals_are_clopper_and_pearsons():
+    assert interval(0, 10) == pytest.approx((0, 1 - 0.025**0.1))
+    assert interval(10, 10) == pytest.approx((0.025**0.1, 1))
+    assert interval(10, 10, 0.9)[0] == pytest.approx(0.05**0.1)
+    highest, positive = scores()
+    found = Calibration.of(highest, positive, false_positive_rate=0.05, confidence=0.9)
+    assert found.false_positive_interval == interval(10, 200, 0.9)
+    assert found.recall_interval == interval(round(found.recall * 50), 50, 0.9)
+
+
+def test_texts_that_a_cascade_never_asks_about_are_not_flagged():
+    highest = [-math.inf] * 9 + [0.3, 0.7, -math.inf]
+    positive = [False] * 10 + [True, True]
+    found = Calibration.of(highest, positive, false_positive_rate=0.05 * 2)
+    assert found.threshold == 0.3
+    assert (found.false_positive_rate, found.recall) == (0.1, 0.5)
+
+
+def test_it_comes_back_from_a_file():
+    highest, positive = scores()
+    found = Calibration.of(highest, positive, task="a", split="test", asked=0.25)
+    assert Calibration(**json.loads(json.dumps(found.to_dict()))) == found
+
+
+@pytest.mark.parametrize(
+    ("negatives", "positives", "rate", "told"),
+    [
+        (99, 5, 0.01, "there are 99 negatives for a false_positive_rate of 0.01; 100 are needed at least"),
+        (2, 5, 0.3, "there are 2 negatives for a false_positive_rate of 0.3; 4 are needed"),
+        (0, 5, 0.01, "no row is negative; a rate of false positives needs one at least"),
+        (100, 0, 0.01, "no row is positive; recall needs one at least"),
+        (100, 5, 0.0, "false_positive_rate is 0.0; it must be between 0 and 1"),
+        (100, 5, 1, "false_positive_rate is 1; it must be between 0 and 1"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused(negatives: int, positives: int, rate: float, told: str):
+    highest, positive = scores(negatives, positives)
+    with pytest.raises(ConfigError, match=f"calibrate: {told}"):
+        Calibration.of(highest, positive, false_positive_rate=rate)
+
+
+@pytest.mark.parametrize("score", [math.inf, -math.inf])
+def test_texts_without_a_score_are_refused(score: float):
+    with pytest.raises(ConfigError, match="calibrate: no text has a token that is scored"):
+        Calibration.of([score] * 20, [False] * 10 + [True] * 10, false_positive_rate=0.1)
+
+
+def test_a_rate_that_the_first_of_a_cascade_exceeds_is_refused():
+    highest, positive = [math.inf] * 3 + [0.1] * 8, [False] * 10 + [True]
+    with pytest.raises(ConfigError, match="3 of 10 negatives are flagged without a threshold, as the first"):
+        Calibration.of(highest, positive, false_positive_rate=0.2)

@@ -1,0 +1,140 @@
+"""Monitors and cascades: a token's score, what does not fit, and which tokens the second of two sees."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lamina.errors import ConfigError, UnknownNameError
+from lamina.heads.base import HeadConfig
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.heads.token_classification import TokenClassification
+from lamina.monitors import EMA, Calibration, Cascade, LastScore, MeanScore, Monitor, MultiMax
+from lamina.monitors.cascade import start
+
+TAGS = TokenClassification(("O", "B-x", "I-x"), encoder_layers=0)
+SEVERAL = SequenceClassification(("a", "b", "c"), pooling="mean", problem_type="multi_label")
+NUMBER = SequenceClassification(("value",), pooling="mean", problem_type="regression")
+LOGITS = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_token_s_score_is_the_probability_of_its_labels():
+    p = LOGITS.double().softmax(-1)
+    got = Monitor("r", ("B-x", "I-x")).token_scores(LOGITS, TAGS)
+    torch.testing.assert_close(got, (p[..., 1] + p[..., 2]).unsqueeze(-1))
+    odds = Monitor("r", ("B-x", "I-x"), scale="log_odds").token_scores(LOGITS, TAGS)
+    torch.testing.assert_close(odds.sigmoid(), got)
+    apart = Monitor("r", ("B-x", "I-x"), MultiMax()).token_scores(LOGITS, TAGS)
+    torch.testing.assert_close(apart, p[..., 1:])
+
+
+def test_independent_labels_and_numbers_have_scores_of_their_own():
+    got = Monitor("r", ("a", "c")).token_scores(LOGITS, SEVERAL)
+    torch.testing.assert_close(got[..., 0], LOGITS.double()[..., [0, 2]].amax(-1).sigmoid())
+    odds = Monitor("r", ("a", "c"), scale="log_odds").token_scores(LOGITS, SEVERAL)
+    torch.testing.assert_close(odds.sigmoid(), got)
+    assert torch.equal(Monitor("r", "value").token_scores(LOGITS[..., :1], NUMBER), LOGITS[..., :1].double())
+
+
+def test_the_mean_of_a_reader_of_whole_texts_is_what_it_says_of_the_text():
+    head = SequenceClassification(("a", "b"), pooling="mean").build(8).eval()
+    features, mask = torch.randn(2, 6, 8), torch.ones(2, 6, dtype=torch.bool)
+    monitor = Monitor("r", "b", MeanScore(), scale="log_odds")
+    each = head(features.flatten(0, 1).unsqueeze(1), mask.flatten().unsqueeze(1)).view(2, 6, 2)
+    running = monitor.aggregate.running(monitor.token_scores(each, head.config), mask)
+    for count in range(1, 7):
+        whole = head(features[:, :count], mask[:, :count]).double()
+        torch.testing.assert_close(running[:, count - 1], whole[:, 1] - whole[:, 0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "told"),
+    [
+        (lambda: Monitor("r", ()), ConfigError, "monitor: 'r' flags no label"),
+        (lambda: Monitor("r", "a", scale="odds"), UnknownNameError, "unknown scale 'odds'"),  # type: ignore[arg-type]
+        (lambda: Monitor("r", "B-y").check({"r": TAGS}), UnknownNameError, "monitor 'r': unknown label 'B-y'"),
+        (lambda: Monitor("r", TAGS.labels).check({"r": TAGS}), ConfigError, "it flags every label of reader 'r'"),
+        (lambda: Cascade(Monitor("r", "a"), Monitor("s", "b")), ConfigError, "cascade 's': its first monitor has no"),
+        (
+            lambda: Cascade(Monitor("r", "a", threshold=0.5), Monitor("s", "b"), sure=0.5),
+            ConfigError,
+            "sure is 0.5, and the first monitor's threshold 0.5; sure must be above it",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(make: Any, error: type[Exception], told: str):
+    with pytest.raises(error, match=told):
+        make()
+
+
+def test_a_number_may_be_the_only_label():
+    Monitor("r", "value").check({"r": NUMBER})
+
+
+HEADS: dict[str, HeadConfig] = {"cheap": TAGS, "large": TAGS}
+
+
+def cascade(sure: float | None = None) -> Cascade:
+    cheap = Monitor("cheap", "B-x", LastScore(), threshold=0.3)
+    return Cascade(cheap, Monitor("large", "B-x", EMA(2.0), threshold=0.6, name="both"), sure=sure)
+
+
+@pytest.mark.parametrize("sure", [None, 0.6])
+@pytest.mark.parametrize("sizes", [[5], [1] * 5, [2, 3]])
+def test_the_second_sees_the_tokens_at_which_the_first_is_unsure(sure: float | None, sizes: list[int]):
+    logits = {name: torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(n)) for n, name in enumerate(HEADS)}
+    mask = torch.ones(4, 5, dtype=torch.bool)
+    mask[1, :2] = False
+    how, asked, parts = cascade(sure), [], []
+    ((names, working),), at = start({"both": how}, HEADS), 0
+    assert names == ("both",)
+    for size in sizes:
+
+        def ask(name: str, rows: Tensor, at: int = at, size: int = size) -> Tensor:
+            asked.append((name, int(rows.sum())))
+            return logits[name][rows, at : at + size]
+
+        parts.append(working.add(ask, mask[:, at : at + size]))
+        at += size
+    (got,) = torch.cat(parts, dim=2)
+    first = logits["cheap"].double().softmax(-1)[..., 1]
+    certain = mask & (first >= sure) if sure else torch.zeros_like(mask)
+    unsure = mask & (first >= 0.3) & ~certain
+    second = EMA(2.0).running(how.second.token_scores(logits["large"], TAGS), unsure)
+    torch.testing.assert_close(got[unsure], second[unsure])
+    assert bool((got[certain] == torch.inf).all())
+    assert bool((got[mask & ~unsure & ~certain] == -torch.inf).all())
+    if sizes == [1] * 5:
+        assert sum(rows for name, rows in asked if name == "large") == int(unsure.sum()) < int(mask.sum())
+        assert all(rows for _, rows in asked)
+
+
+def test_alike_monitors_are_computed_as_one_and_give_what_each_gives_alone():
+    heads: dict[str, HeadConfig] = dict.fromkeys("abc", TAGS)
+    logits = {name: torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(n)) for n, name in enumerate("abc")}
+    monitors: Any = {name: Monitor(name, "B-x", EMA(2.0)) for name in "abc"}
+    monitors |= {"other": Monitor("a", "B-x", EMA(3.0)), "odds": Monitor("b", "B-x", EMA(2.0), scale="log_odds")}
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    mask[1, 3:] = False
+    working = start(monitors, heads)
+    assert [names for names, _ in working] == [("a", "b", "c"), ("other",), ("odds",)]
+    for names, together in working:
+        got = together.add(lambda name, rows: logits[name][rows], mask)
+        for name, values in zip(names, got, strict=True):
+            own = monitors[name]
+            expected = own.aggregate.running(own.token_scores(logits[own.reader], TAGS), mask)
+            torch.testing.assert_close(values, expected, rtol=0, atol=1e-9)
+
+
+def test_both_come_back_from_a_file():
+    facts = Calibration.of([0.1] * 10 + [0.9], [False] * 10 + [True], false_positive_rate=0.1)
+    monitor = Monitor("r", ("B-x", "I-x"), MultiMax(), threshold=0.25, scale="log_odds", name="m", calibration=facts)
+    assert Monitor.from_dict(json.loads(json.dumps(monitor.to_dict()))) == monitor
+    both = Cascade(monitor, replace(monitor, reader="s", aggregate=EMA(3.0)), sure=0.9, name="c")
+    assert Cascade.from_dict(json.loads(json.dumps(both.to_dict()))) == both
+    assert (both.threshold, both.calibration, both.reader, both.readers) == (0.25, facts, "s", ("r", "s"))

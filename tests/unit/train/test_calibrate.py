@@ -1,0 +1,240 @@
+"""A monitor from spans to a stop: trained, calibrated, saved, streamed; and what cannot be calibrated."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.stored import WORDS, tiny_tokenizer
+from tests.support.tiny import FAMILIES
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from lamina.bank import Reader, ReaderBank
+from lamina.errors import ConfigError, NotFiniteError, UnknownNameError
+from lamina.fusion.ada_layers import AdaLayers
+from lamina.fusion.mean import Mean
+from lamina.fusion.single_layer import SingleLayer
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.heads.token_classification import TokenClassification
+from lamina.monitors import EMA, Cascade, LastScore, MeanScore, Monitor, RollingMax
+from lamina.tasks.task import Task
+from lamina.train import calibrate, fit
+
+NEUTRAL = ("the", "a", "film", "is", "good", "very", "paris", "anna", "went", "to", "and", "fun")
+
+
+def spans(count: int, seed: int) -> list[dict[str, Any]]:
+    """Texts of neutral words, half of them with one or two spans of "not bad slow"-like words, tagged as such."""
+    rng, rows = random.Random(seed), []
+    for row in range(count):
+        words = [rng.choice(NEUTRAL) for _ in range(rng.randint(8, 16))]
+        tags = ["O"] * len(words)
+        for _ in range(rng.randint(1, 2) if row % 2 else 0):
+            at = rng.randrange(len(words) - 3)
+            words[at : at + 2], tags[at : at + 2] = rng.sample(["not", "bad", "slow"], 2), ["B-bad", "I-bad"]
+        rows.append({"words": words, "tags": tags})
+    return rows
+
+
+@functools.cache
+def spans_task() -> Task:
+    parts = {"train": spans(120, 0), "validation": spans(120, 1)}
+    return Task.from_dataset("token_classification", parts, text="words", label="tags", name="spans")
+
+
+def whole_task(rows: list[dict[str, Any]] | None = None) -> Task:
+    """The same by the whole text."""
+    rows = spans(120, 1) if rows is None else rows
+    named = [{"text": " ".join(row["words"]), "label": "bad" if "B-bad" in row["tags"] else "fine"} for row in rows]
+    parts = {"train": named[:60], "validation": named}
+    return Task.from_dataset("sequence_classification", parts, text="text", label="label", name="whole")
+
+
+@functools.cache
+def fitted() -> ReaderBank:
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(WORDS),
+        n_embd=32,
+        n_layer=3,
+        n_head=4,
+        n_positions=64,
+        bos_token_id=2,
+        eos_token_id=3,
+        pad_token_id=0,
+    )
+    bank = ReaderBank(GPT2LMHeadModel(config).eval(), tiny_tokenizer())
+    tags, texts = spans_task().labels, ("bad", "fine")
+    bank.add("spans", Reader(AdaLayers(dim=16), TokenClassification(tags, encoder_layers=0, dropout=0.0)))
+    bank.add("cheap", Reader(SingleLayer(0), TokenClassification(tags, encoder_layers=0, dropout=0.0)))
+    bank.add("whole", Reader(Mean(), SequenceClassification(texts, pooling="mean", dropout=0.0)))
+    tasks = {"spans": spans_task(), "cheap": spans_task(), "whole": whole_task(spans(120, 0))}
+    fit(bank, tasks, epochs=4, batch_size=8, learning_rate=2e-2, progress=False)
+    return bank.eval()
+
+
+FLAGS = ("B-bad", "I-bad")
+SPANS = Monitor("spans", FLAGS, RollingMax(2))
+
+
+def plain_highest(bank: ReaderBank, monitor: Monitor, text: str) -> float:
+    batch = tiny_tokenizer()(text, return_tensors="pt")
+    mask = ~torch.isin(batch["input_ids"], torch.tensor(tiny_tokenizer().all_special_ids))
+    scores = bank.monitor_scores(monitor, {"input_ids": batch["input_ids"]}, mask)
+    return float(scores[mask].max())
+
+
+@pytest.mark.parametrize("monitor", [SPANS, Monitor("whole", "bad", MeanScore(), scale="log_odds")])
+def test_the_rates_are_those_of_the_texts_one_by_one(monitor: Monitor):
+    bank = fitted()
+    found = calibrate(bank, monitor, whole_task(), positive="bad", false_positive_rate=0.05, store=False)
+    facts, threshold = found.calibration, found.threshold
+    assert facts is not None
+    assert threshold is not None
+    split = whole_task().split("validation")
+    bad = whole_task().labels.index("bad")
+    flags = [
+        (label == bad, plain_highest(bank, monitor, text) >= threshold)
+        for text, label in zip(split.texts, split.labels, strict=True)
+    ]
+    false = sum(flag for is_bad, flag in flags if not is_bad)
+    true = sum(flag for is_bad, flag in flags if is_bad)
+    assert (facts.negatives, facts.positives) == (60, 60)
+    assert (facts.false_positive_rate, facts.recall) == (false / 60, true / 60)
+    assert 2 <= false <= 3  # texts that begin alike may have the same highest score
+    assert facts.false_positive_interval[0] < 0.05 < facts.false_positive_interval[1]
+    assert (facts.task, facts.split, facts.target, facts.asked) == ("whole", "validation", 0.05, None)
+    assert replace(found, threshold=None, calibration=None) == monitor
+    assert bank.monitors == {}
+    measured = calibrate(bank, monitor, whole_task(), positive="bad", split="train", threshold=threshold, store=False)
+    assert measured.calibration is not None
+    assert (measured.threshold, measured.calibration.target) == (threshold, None)
+    assert measured.calibration.negatives + measured.calibration.positives == 60
+
+
+def test_a_text_with_a_tagged_word_is_positive():
+    by_span = calibrate(fitted(), SPANS, spans_task(), false_positive_rate=0.05, store=False)
+    by_text = calibrate(fitted(), SPANS, whole_task(), positive="bad", false_positive_rate=0.05, store=False)
+    assert by_span.threshold == pytest.approx(by_text.threshold, abs=1e-6)
+    assert by_span.calibration is not None
+    assert by_span.calibration.recall > 0.9
+
+
+def test_special_tokens_are_not_scored_and_unknown_words_are():
+    """The words of no vocabulary are a part of the text; the marks around it are not."""
+    bank = fitted()
+    rows = [{"words": ["zzz"] * (3 + row), "tags": ["O", "B-bad", "O"] + ["O"] * row} for row in range(2)]
+    rows += [{"words": ["zzz", "film"], "tags": ["O", "O"]}] * 2
+    parts = {"train": rows, "validation": rows}
+    task = Task.from_dataset("token_classification", parts, text="words", label="tags", labels=spans_task().labels)
+    found = calibrate(bank, Monitor("spans", FLAGS, LastScore()), task, false_positive_rate=0.5, store=False)
+
+    def highest(text: str) -> float:  # between the two marks
+        ids = tiny_tokenizer()(text, return_tensors="pt")["input_ids"]
+        return float(bank.monitor_scores(Monitor("spans", FLAGS, LastScore()), {"input_ids": ids})[0, 1:-1].max())
+
+    assert tiny_tokenizer()("zzz film")["input_ids"] == [2, 1, 6, 3]
+    low, high = highest("zzz film"), min(highest("zzz zzz zzz"), highest("zzz zzz zzz zzz"))
+    assert low < high
+    assert found.threshold == pytest.approx((low + high) / 2, abs=1e-6)
+
+
+def test_a_cascade_says_how_often_its_second_reader_ran():
+    bank = fitted()
+    first = calibrate(bank, Monitor("cheap", FLAGS, LastScore()), spans_task(), false_positive_rate=0.5, store=False)
+    assert isinstance(first, Monitor)
+    both = calibrate(bank, Cascade(first, SPANS), spans_task(), false_positive_rate=0.05, store=False)
+    assert both.calibration is not None
+    assert both.threshold == both.calibration.threshold
+    assert 0 < (both.calibration.asked or 0) < 0.5
+    assert both.calibration.recall > 0.8
+
+
+@torch.no_grad()
+def test_from_spans_to_a_stop(tmp_path: Path):
+    """Train on spans, calibrate, save, load, stream: what is written is flagged and stopped by the saved threshold."""
+    bank = fitted()
+    calibrate(bank, replace(SPANS, name="bad words"), spans_task(), false_positive_rate=0.02)
+    bank.save_pretrained(tmp_path)
+    loaded = ReaderBank.from_pretrained(tmp_path, bank.model, tiny_tokenizer())
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "## Monitors" in card
+    assert "\n| bad words | spans | B-bad, I-bad | 0." in card
+    assert "60 texts) |" in card
+    bank.drop_monitor("bad words")
+    assert "Monitors" not in str(bank.generate_model_card())
+    saved = loaded.monitors["bad words"]
+    assert saved.calibration is not None
+    assert saved.threshold == saved.calibration.threshold
+    prompt = {"input_ids": torch.tensor([[2, 4]] * 4), "attention_mask": torch.ones(4, 2, dtype=torch.long)}
+    bias = {(WORDS.index(word),): 3.0 for word in ("not", "slow")}
+    options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "sequence_bias": bias, "eos_token_id": 3}
+    torch.manual_seed(1)
+    plain = bank.model.generate(**prompt, **options)
+    torch.manual_seed(1)
+    steps = list(loaded.stream(loaded.model, prompt, stop=True, **options))
+    written = torch.stack([step.tokens for step in steps], dim=1)
+    final = steps[-1].flagged["bad words"]
+    assert bool(final.any())
+    for row in range(4):
+        own = [step.index for step in steps if step.real[row]]
+        assert torch.equal(written[row, own], plain[row, 2:][own])
+        if len(own) == 1:  # nothing was read of it
+            continue
+        text = plain[row : row + 1, : len(own) + 1]
+        before = loaded.monitor_scores(saved, {"input_ids": text}, torch.arange(text.shape[1])[None] >= 2)
+        got = torch.stack([step.scores["bad words"][row] for step in steps[: len(own) - 1]])
+        torch.testing.assert_close(got, before[0, 2:], rtol=0, atol=1e-5)
+        assert bool(final[row]) is bool((got >= saved.threshold).any())
+
+
+def test_training_a_reader_anew_takes_its_monitors_away():
+    bank = fitted()
+    config = bank["cheap"].config
+    bank.add("again", config)
+    calibrate(bank, Monitor("again", FLAGS), spans_task(), false_positive_rate=0.5)
+    assert set(bank.monitors) == {"again"}
+    fit(bank, {"again": spans_task()}, epochs=1, progress=False)
+    assert bank.monitors == {}
+    bank.remove("again")
+
+
+@pytest.mark.parametrize(
+    ("monitor", "given", "error", "told"),
+    [
+        (SPANS, {}, ConfigError, "there are 60 negatives for a false_positive_rate of 0.005; 200 are needed at least"),
+        (SPANS, {"positive": "worse"}, UnknownNameError, "calibrate: unknown label 'worse'; known: B-bad, I-bad, O"),
+        (SPANS, {"positive": ["B-bad", "O"]}, ConfigError, "no row is negative"),
+        (SPANS, {"split": "test"}, UnknownNameError, "task spans: unknown split 'test'; known: train, validation"),
+        (Monitor("none", FLAGS), {}, UnknownNameError, "calibrate: unknown reader 'none'; known: spans, cheap, whole"),
+        (Monitor("spans", "bad"), {"positive": FLAGS}, UnknownNameError, "monitor 'spans': unknown label 'bad'"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused(monitor: Monitor, given: Any, error: type[Exception], told: str):
+    with pytest.raises(error, match=told):
+        calibrate(fitted(), monitor, spans_task(), **{"false_positive_rate": 0.005, **given})
+
+
+def test_a_decoder_beside_an_encoder_is_refused():
+    bank = ReaderBank(FAMILIES["bart-Seq2SeqLM"].known(), tiny_tokenizer())
+    bank.add("r", Reader(Mean(), TokenClassification(spans_task().labels, encoder_layers=0), "decoder"))
+    with pytest.raises(ConfigError, match="calibrate: reader 'r' reads a decoder beside an encoder"):
+        calibrate(bank, Monitor("r", FLAGS, EMA()), spans_task())
+
+
+def test_a_score_that_is_no_number_is_named():
+    bank = fitted()
+    bank.add("broken", bank["cheap"].config)
+    with torch.no_grad():
+        bank["broken"].head.output.bias.fill_(math.nan)  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(
+        NotFiniteError, match=r"calibrate: monitor 'broken' gives NaN for row .* of the validation part"
+    ):
+        calibrate(bank, Monitor("broken", FLAGS), spans_task(), false_positive_rate=0.05)
+    bank.remove("broken")
