@@ -82,7 +82,7 @@ def move(source: Path, target: Path) -> None:
         StoreError: If the target cannot be written, or holds a model that something else saved.
     """
     with staged(target, saved_names(target), listed_names(target)) as stage:
-        for name in dict.fromkeys([*saved_names(source), *listed_names(source)]):
+        for name in reversed(dict.fromkeys([*saved_names(source), *listed_names(source)])):  # the mark last
             if (source / name).is_file():
                 os.renames(source / name, stage / name)  # with the folders on its way, which go when they are empty
 
