@@ -63,8 +63,8 @@ class StackPass:
             layers = readers[names[0]].layers
             for index in sorted({index for fusion in fusions for index in fusion.active_layers()}):
                 self._takers[layers[index]][fusions[0].config.site].append((stream, index))
-        sites = {site for takers in self._takers.values() for site in takers} - {"output"}
-        self._sites = {site: at_site(model, stack, site) for site in sites}
+        sites: set[Site] = {site for takers in self._takers.values() for site in takers if site != "output"}
+        self._sites: dict[Site, LayerStack] = {site: at_site(model, stack, site) for site in sites}
         self.layers = sorted(self._takers)  # that are needed
         self._taken: list[int] = []
         self._inside: dict[tuple[Site, int], Tensor] = {}  # what was read within the block that runs
