@@ -3,12 +3,13 @@
 
 PYTHON ?= python3
 ARGS ?=
+DATA ?=
 BIN := .venv/bin
 READY := .venv/.ready
 # Parts of benchmarks, and those that need data or another tree.
 NOT_TIMED := $(addprefix benchmarks/,common.py against.py rivals.py frontier.py)
 
-.PHONY: .venv demo test check format bench docs clean
+.PHONY: .venv demo report test check format bench docs clean
 
 .venv: $(READY)
 
@@ -21,6 +22,10 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/lamina demo $(ARGS)
+
+# One page of studies, out/report.html: of rows that the demo makes, or of real sets with DATA=FOLDER, which takes hours.
+report: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" recipes/report.sh $(DATA)
 
 # Without bytecode every process of the suite would compile all of lamina and rewrite the tests' asserts anew.
 test: $(READY)

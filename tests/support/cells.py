@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
+from lamina.recipes import run as recipe_run
 from lamina.studies.runner import Cell
+from lamina.train.learner import Learner
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra 'ray')")
+in_worker = recipe_run._in_worker
 
 
 def cells(folder: Path, count: int = 4, *, fails: int = -1, dies: int = -1, always: bool = False) -> list[Cell]:
@@ -36,3 +44,19 @@ def _work(folder: str, number: int, fails: bool, dies: bool, always: bool) -> li
         os.kill(os.getpid(), signal.SIGKILL)
     drawn = torch.rand(2).double()
     return [{"layer": layer, "score": drawn[layer], "loss": float("nan")} for layer in range(2)]
+
+
+def run_that_dies(folder: str, dying: str, at: int, given: bytes, name: str) -> Any:
+    """Train a run of a recipe, and note its steps in a file; one kills its process at a step, the first time."""
+    real, notes = Learner.step, Path(folder) / f"{name}.runs"
+
+    def noting(self: Learner, *args: Any) -> Any:
+        with notes.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        if name == dying and len(notes.read_text().splitlines()) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learner, "step", noting)
+        return in_worker(given, name)

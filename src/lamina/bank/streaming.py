@@ -17,7 +17,7 @@ from lamina.bank.segments import segments_of, separators_of
 from lamina.errors import ConfigError
 from lamina.fusion.base import Stream, fed
 from lamina.fusion.layer_view import LayerView
-from lamina.layers import LayerStack, select
+from lamina.layers import LayerStack, Site, at_site, select
 from lamina.layers.hooks import OnStart, OnState, arguments, token_mask, watch
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class StackPass:
             group = reader.fusion.group()
             groups[name if group is None else (type(reader.fusion), reader.layers, group)].append(name)
         self._streams: list[tuple[list[str], Stream]] = []
-        self._takers: dict[int, list[tuple[Stream, int]]] = defaultdict(list)
+        self._takers: dict[int, dict[Site, list[tuple[Stream, int]]]] = defaultdict(lambda: defaultdict(list))
         for names in groups.values():
             fusions = [readers[name].fusion for name in names]
             with torch.set_grad_enabled(grad):
@@ -62,9 +62,12 @@ class StackPass:
             self._streams.append((names, stream))
             layers = readers[names[0]].layers
             for index in sorted({index for fusion in fusions for index in fusion.active_layers()}):
-                self._takers[layers[index]].append((stream, index))
+                self._takers[layers[index]][fusions[0].config.site].append((stream, index))
+        sites: set[Site] = {site for takers in self._takers.values() for site in takers if site != "output"}
+        self._sites: dict[Site, LayerStack] = {site: at_site(model, stack, site) for site in sites}
         self.layers = sorted(self._takers)  # that are needed
         self._taken: list[int] = []
+        self._inside: dict[tuple[Site, int], Tensor] = {}  # what was read within the block that runs
 
     def again(self, readers: Mapping[str, ReaderModule] | None = None) -> StackPass:
         """A new pass over the stack, without gradients, for all or some of the readers."""
@@ -93,8 +96,14 @@ class StackPass:
         with ExitStack() as hooks:
             for reader in self.readers.values():
                 hooks.enter_context(reader.fusion.block_inputs(self.stack))
+            for site, seen in self._sites.items():
+                own = [layer for layer, takers in self._takers.items() if site in takers]
+                hooks.enter_context(watch(seen, own, partial(self._note, site)))
             hooks.enter_context(watch(self.stack, self.layers, on_state, on_start))
             yield
+
+    def _note(self, site: Site, layer: int, state: Tensor) -> None:
+        self._inside[site, layer] = state
 
     def take(self, layer: int, state: Tensor) -> bool:
         """Hand one state on; True once the last layer that anyone needs was taken."""
@@ -104,10 +113,13 @@ class StackPass:
             self._real = real_tokens(self.mask, state, self.model)
             if self._ids is not None:
                 self._segments = segments_of(self._ids.to(state.device), separators_of(self.processor), self._real)
-        view = LayerView(state, self._real, None if self._segments is None else self._segments.to(state.device))
+        segments = None if self._segments is None else self._segments.to(state.device)
         with torch.set_grad_enabled(self._grad):
-            for stream, index in self._takers[layer]:
-                stream.step(index, view)
+            for site, takers in self._takers[layer].items():
+                seen = state if site == "output" else self._inside.pop((site, layer))
+                view = LayerView(seen, self._real, segments)
+                for stream, index in takers:
+                    stream.step(index, view)
         return len(self._taken) == len(self.layers)
 
     def features(self) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ _SAVED = "Folder or hub id of a saved bank, or of a whole model that lamina fine
 _BASE = "Folder or hub id of a bank's base; by default the one that the bank names."
 _DEVICE = 'Where to run: "cpu", "cuda", ...; "auto" takes a GPU if there is one.'
 _DATA = "Folder with a folder per preset; by default presets come from the hub."
+_RAY = "Run cells as tasks of Ray: on this machine (local), on the cluster that runs here (auto), or at HOST:PORT."
 
 SavedArgument = Annotated[str, Argument(metavar="BANK|MODEL", help=_SAVED)]
 ModelArgument = Annotated[str, Argument(metavar="MODEL", help='Folder or hub id of a model, or "minilm".')]
@@ -28,6 +29,7 @@ PairOption = Annotated[str | None, Option(help="Column of the second text in a f
 ModelOption = Annotated[str | None, Option(help=_BASE)]
 DeviceOption = Annotated[str, Option(help=_DEVICE)]
 BatchSizeOption = Annotated[int, Option(min=1, help="Texts per pass.")]
+RayOption = Annotated[str | None, Option(metavar="local|auto|ADDRESS", help=_RAY)]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 
 

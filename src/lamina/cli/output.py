@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO, final
 from lamina.errors import StoreError, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 WIDE = 160  # columns where the output is no terminal
 READER_GONE = 141  # what a shell gives a command whose output nobody reads any more, as after `| head -1`
@@ -61,6 +61,16 @@ def print_json(value: Any, *, indent: int | None = 2) -> None:
 
     plain, encoding = to_jsonable_python(value, inf_nan_mode="null"), str(sys.stdout.encoding).lower()
     print(json.dumps(plain, indent=indent, ensure_ascii=not encoding.startswith("utf")))
+
+
+def end_if_failed(failures: Sequence[Mapping[str, Any]]) -> None:
+    """Name the cells of a study or run that failed, on standard error, and end with 1; do nothing if there is none."""
+    from typer import Exit
+
+    for failure in failures:
+        print(f"failed: {failure['key']}: {failure['error']}", file=sys.stderr)
+    if failures:
+        raise Exit(1)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

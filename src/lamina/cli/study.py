@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Exit, Option
+from typer import Argument, Option
 
-from lamina.cli.options import DataOption, JsonOption
-from lamina.cli.output import print_json, print_table
+from lamina.cli.options import DataOption, JsonOption, RayOption
+from lamina.cli.output import end_if_failed, print_json, print_table
 
 if TYPE_CHECKING:
     from lamina.studies.study import Study
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
 SHOWN = 20  # rows of a table
 _NAME = "Of the study, such as similarity; an unknown one lists those there are."
-_RAY = "Run cells as tasks of Ray: on this machine (local), on the cluster that runs here (auto), or at HOST:PORT."
 _OUTPUT = "Where to save; by default out/<recipe>/<study>."
 
 
@@ -27,7 +25,7 @@ def study(  # noqa: PLR0913
     data: DataOption = None,
     output: Annotated[Path | None, Option("--output", "-o", help=_OUTPUT)] = None,
     resume: Annotated[bool, Option("--resume", help="Run no cell again that has ended in the output.")] = False,
-    ray: Annotated[str | None, Option(metavar="local|auto|ADDRESS", help=_RAY)] = None,
+    ray: RayOption = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Read the recipe and its data, and say what would run.")] = False,
     progress: Annotated[bool, Option(help="Show a progress bar.")] = True,
     as_json: JsonOption = False,
@@ -49,11 +47,7 @@ def study(  # noqa: PLR0913
 
     found = run_study(name, loaded, data=data, output=folder, resume=resume, progress=progress, ray=ray)
     _show(found, folder, as_json=as_json)
-    failures = found.settings.get("failures") or []
-    for failure in failures:
-        print(f"failed: {failure['key']}: {failure['error']}", file=sys.stderr)
-    if failures:
-        raise Exit(1)
+    end_if_failed(found.settings.get("failures") or [])
 
 
 def _show(found: Study, folder: Path, *, as_json: bool) -> None:

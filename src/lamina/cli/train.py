@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from lamina.cli.options import DataOption, JsonOption
-from lamina.cli.output import print_json, print_table
+from lamina.cli.options import DataOption, JsonOption, RayOption
+from lamina.cli.output import end_if_failed, print_json, print_table
 from lamina.cli.report import write as write_report
 
 if TYPE_CHECKING:
@@ -25,12 +26,15 @@ def train(  # noqa: PLR0913
     sweep: Annotated[list[str] | None, Option(metavar="KEY=A,B,...", help=_SWEEP)] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Estimate parameters, steps and operations only.")] = False,
     resume: Annotated[bool, Option("--resume", help="Go on from the newest checkpoint in the output.")] = False,
+    ray: RayOption = None,
     progress: Annotated[bool | None, Option(help="Show a progress bar; by default as the recipe says.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train what a recipe names: readers, all in one pass of the model, or the model itself, once per method.
 
     With --sweep fusion.alpha=1,8,64 (or insert.layers, learning_rate ...) every combination of the values is trained.
+    Fine-tunings, and readers that are trained separately, are cells of their own, which --ray spreads over workers. One
+    that fails is listed, the others go on, and the command ends with 1.
     Tables and figures that the recipe names, and importances of layers, are drawn at the end, as by `lamina report`.
     """
     from lamina.recipes.expand import read_sweeps, with_sweep
@@ -53,24 +57,24 @@ def train(  # noqa: PLR0913
     options: dict[str, Any] = {"resume": True} if resume else {}
     if progress is not None:
         options["progress"] = progress
-    run = run_recipe(loaded, data=data, output=folder, **options)
+    run = run_recipe(loaded, data=data, output=folder, ray=ray, **options)
     if rank() != 0:
         return  # several processes share the run, and one of them tells
+    failures = [asdict(failure) for failure in run.failures]
     drawn: list[str] = []
     if run.importances or loaded.model_fields_set & {"table", "figure"}:
         drawn = write_report(folder, ["png"]).files
     if as_json:
-        print_json({"table": run.table, "seconds": run.seconds, "steps": run.steps, "output": str(folder)})
-        return
-    _show(run)
-    for name, count in run.truncated.items():
-        if count:
-            print(f"{name}: {count} training texts were longer than the model reads; their ends were not seen")
-    print(f"{run.steps} steps in {run.seconds:.0f} s; saved in {folder}" + (f", {', '.join(drawn)}" if drawn else ""))
+        facts = {"seconds": run.seconds, "steps": run.steps, "output": str(folder), "failures": failures}
+        print_json({"table": run.table, **facts})
+    else:
+        _show(run)
+        print(f"{run.steps} steps in {run.seconds:.0f} s; saved in {', '.join([str(folder), *drawn])}")
+    end_if_failed(failures)
 
 
 def _show(run: Run) -> None:
-    """Print the table of a run, one row per task, method and setting; of a sweep the best."""
+    """Print the table of a run, one row per task, method and setting, of a sweep the best; and what texts lost."""
     from lamina.recipes.summary import printed
 
     columns, cells = printed(run.table)
@@ -81,3 +85,6 @@ def _show(run: Run) -> None:
     print_table(title, (*columns, "best epoch"), shown)
     if left := len(run.table) - len(rows):
         print(f"and {left} rows more, in table.md")
+    for name, count in run.truncated.items():
+        if count:
+            print(f"{name}: {count} training texts were longer than the model reads; their ends were not seen")

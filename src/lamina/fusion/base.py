@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lamina.errors import ConfigError
 from lamina.fusion.layer_view import LayerView
 from lamina.layers.selectors import Selector
+from lamina.layers.sites import Site
 from lamina.layers.stack import LayerStack
 from lamina.utils import check_range
 
@@ -30,6 +31,7 @@ class FusionConfig:
     module: ClassVar[type[Fusion]]
     streams: ClassVar[bool] = True  # False: needs every state at once (it has `fuse`), so the bank keeps them
     needs_block_inputs: ClassVar[bool] = False  # True: recorded states are not enough
+    site: ClassVar[Site] = "output"  # where in its blocks the stack is read; see `layers.at_site`
     reads_pairs: ClassVar[bool] = False  # True: asks which tokens belong to which of two texts
 
     def __post_init__(self) -> None:

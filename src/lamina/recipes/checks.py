@@ -8,22 +8,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lamina.data.cache_files import cache_folder, entries
 from lamina.errors import CacheError, ConfigError, noted
-from lamina.store import load_processor
+from lamina.recipes.model_size import Sizes
+from lamina.store import load_config, load_processor
 from lamina.store.bank import claimed_output
+from lamina.store.edited import read_record
 from lamina.store.files import claimed
 from lamina.store.models import check_weights
+from lamina.tasks import kind_of
 from lamina.train.engine import check_device
 from lamina.train.options import FitOptions
 from lamina.train.rates import parameter_groups
 from lamina.train.run import groups_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from transformers import PreTrainedModel
 
     from lamina.recipes.schema import Recipe
+    from lamina.tasks.base import TaskLike
     from lamina.tasks.task import Task
     from lamina.train.grid import RunSpec
 
@@ -46,6 +50,22 @@ def check_machine(specs: Mapping[str, RunSpec], folder: Path | None) -> None:
     """Raise an error unless this machine has what the options of each run ask for."""
     for spec in specs.values():
         check_device(FitOptions.of(spec.options), folder)
+
+
+def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str, Sequence[TaskLike]]) -> None:
+    """Raise an error unless the edits of every run can be made, tried without weights.
+
+    A model that was edited before is not built from its config alone, and is left out.
+    """
+    edited = [spec for spec in specs.values() if spec.edits]
+    if not edited or read_record(recipe.model, recipe.revision)[1]:
+        return
+    sizes = Sizes(load_config(recipe.model, revision=recipe.revision))
+    for spec in edited:
+        task = tasks[spec.task][0]
+        kind = kind_of(task.kind)
+        model = sizes.model(kind.auto_class, task.labels if kind.has_classes else ())
+        model.edited(spec.edits, where=f"recipe, methods.{spec.settings['method']}")
 
 
 class _Subject(NamedTuple):

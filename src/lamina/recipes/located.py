@@ -183,7 +183,8 @@ def reason_of(details: Mapping[str, Any]) -> LaminaError:
         return error
     if details["type"] == "literal_error" and isinstance(given, str):
         known = re.findall(r"'([^']*)'", details["ctx"]["expected"])
-        return UnknownNameError(op="recipe", got=given, known=known, what=str(details["loc"][-1]).strip("[]"))
+        named = [str(part).strip("[]") for part in details["loc"] if isinstance(part, str)]
+        return UnknownNameError(op="recipe", got=given, known=known, what=named[-1] if named else "name")
     message = details["msg"].removeprefix("Value error, ")
     return ConfigError(f"{message[0].lower()}{message[1:]}" + ("" if given is None else f", not {given!r}"[:80]))
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import pickle
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,25 +19,22 @@ from transformers.utils import logging as bars
 
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, StoreError, noted
+from lamina.recipes.checks import check_edits
 from lamina.recipes.edits import apply_edits
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.loading import load_tasks
 from lamina.recipes.pivot import pivot
 from lamina.recipes.report_file import REPORT, Report, read_report_file, write_report_file
-from lamina.recipes.schema import slug
+from lamina.recipes.separate import Separate
 from lamina.recipes.summary import markdown, summaries
-from lamina.store import load, save
-from lamina.store.bank import saved_bytes
-from lamina.store.files import check_room, claimed, staged
+from lamina.store import load
+from lamina.store.files import claimed, staged
 from lamina.tasks import kind_of
-from lamina.tasks.metrics import better
-from lamina.train.checkpoint import Checkpoints
-from lamina.train.identity import data_digests, difference, reader_settings, starting_weights
+from lamina.train.cells import Cell, Failure, note_failures, run_cells
 from lamina.train.options import FitOptions
 from lamina.train.results import IMPORTANCES, sorted_rows, write_parquet
 from lamina.train.run import RATES, Tables, train
-from lamina.train.sealed import seal, unseal
-from lamina.utils import derive_seed, rank, sweep, write_text
+from lamina.utils import derive_seed, rank, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +53,6 @@ logger = logging.getLogger(__name__)
 SAVE_STEPS = 1000  # between checkpoints, where a recipe does not say
 TABLES = ("table.json", "table.md", "table.parquet", "importances.parquet", REPORT)
 _OF_EACH = ("rows", "importances", "history", "steps", "seconds", "truncated")  # noted of a run that ended
-_FREE = {"resume", "progress", "tensorboard", "save_steps", "num_workers", "cache_dir"}  # change nothing that is learnt
 
 
 @dataclass(frozen=True)
@@ -73,11 +71,17 @@ class Run:
     steps: int = 0
     seconds: float = 0.0
     truncated: dict[str, int] = field(default_factory=dict)  # task -> how many training texts lost their end
+    failures: list[Failure] = field(default_factory=list)  # of separate runs
     bank: ReaderBank | None = None  # every reader, at its best epoch; None if each was trained separately
 
 
 def run_recipe(
-    recipe: Recipe, *, data: str | Path | None = None, output: str | Path | None = None, **options: Any
+    recipe: Recipe,
+    *,
+    data: str | Path | None = None,
+    output: str | Path | None = None,
+    ray: str | None = None,
+    **options: Any,
 ) -> Run:
     """Train what a recipe says.
 
@@ -87,11 +91,18 @@ def run_recipe(
             come from the hub.
         output: Folder for the bank (none of readers trained separately), fine-tuned models (in `models`), checkpoints
             and tables: a row per method, per reader, and per epoch and layer.
+        ray: Where to train separate runs as tasks of Ray; see `lamina.train.cells.run_cells`. None: one by one, here.
         **options: Override the recipe's `fit` options. With resume, runs that ended are not repeated, and the one that
             was killed goes on from its checkpoint.
+
+    Returns:
+        What came out. Of separate runs, one that fails is recorded, in `failures.json` too, and the others go on.
+
+    Raises:
+        ConfigError: If `ray` is given and readers share their passes, or no run came to its end.
     """
-    with _bars_of_others(show={"progress": True, **recipe.fit, **options}["progress"]):
-        return _run(recipe, data, None if output is None else Path(output), options)
+    with _bars_of_others(show=_shown(recipe, options)):
+        return _run(recipe, data, None if output is None else Path(output), options, ray)
 
 
 @contextmanager
@@ -112,20 +123,29 @@ def _bars_of_others(*, show: bool) -> Iterator[None]:
             enable()
 
 
-def _run(recipe: Recipe, data: str | Path | None, folder: Path | None, options: dict[str, Any]) -> Run:
+def _run(recipe: Recipe, data: str | Path | None, folder: Path | None, options: dict[str, Any], ray: str | None) -> Run:
     alone = bool(recipe.separately or recipe.methods)  # each run has a fresh model
+    if ray is not None and not alone:
+        what = "the readers of the recipe share each pass of the model, in one process"
+        raise ConfigError(f"recipe: ray is given; {what}. Leave it out, or set separately: true.")
     with nullcontext() if folder is None or rank() else claimed(folder, TABLES if alone else ()):
-        tasks = load_tasks(recipe, data)
-        specs = expand_recipe(recipe, options, {name: copies[0] for name, copies in tasks.items()})
-        session = _Session(recipe, tasks, folder)
+        session = _Session(recipe, load_tasks(recipe, data), folder)
+        specs = session.expand(options)
         if not alone:
             return session.train(specs, output=folder)
-        run = session.one_by_one(specs)
+        check_edits(recipe, specs, session.tasks)
+        given = None if ray is None else pickle.dumps((Path.cwd(), recipe, data, folder, options))
+        show = _shown(recipe, options) and len(specs) > 1
+        run = session.apart(specs, given, progress=show, ray=ray)
         if folder is not None and rank() == 0:
             with staged(folder, TABLES) as stage:
                 for name, write in _files(run, folder).items():
                     write(stage / name)
         return run
+
+
+def _shown(recipe: Recipe, options: dict[str, Any]) -> bool:
+    return {"progress": True, **recipe.fit, **options}["progress"]
 
 
 def _files(run: Run, folder: Path | None) -> Files:
@@ -149,39 +169,35 @@ def _files(run: Run, folder: Path | None) -> Files:
 
 @dataclass(frozen=True)
 class _Session:
-    """What all runs of a recipe share: their data, read and encoded once, their folder, and rows of the runs before."""
+    """What all runs of a recipe share: their data, read and encoded once, and their folder."""
 
     recipe: Recipe
     tasks: dict[str, list[Task]]
     folder: Path | None
     encodings: Encodings = field(default_factory=dict)
-    done: list[dict[str, Any]] = field(default_factory=list)
 
-    def train(
-        self,
-        specs: dict[str, RunSpec],
-        *,
-        output: Path | None = None,
-        checkpoints: Path | None = None,
-        kept_models: int = 0,
-    ) -> Run:
+    def expand(self, options: dict[str, Any]) -> dict[str, RunSpec]:
+        """Every single run of the recipe, by name."""
+        return expand_recipe(self.recipe, options, {name: copies[0] for name, copies in self.tasks.items()})
+
+    def train(self, specs: dict[str, RunSpec], *, output: Path | None = None, own: Separate | None = None) -> Run:
         """Train some readers in one pass, or one model, on a fresh base; `output` gets everything.
 
-        So many models are yet to be kept, for which there must be room.
+        One that is trained by itself has its `own` checkpoints, from which it goes on.
         """
         tasks = {name: self.tasks[spec.task][spec.repeat] for name, spec in specs.items()}
         options = {name: FitOptions.of(spec.options) for name, spec in specs.items()}
         target, processor = self._load(specs, tasks)
-        if self.folder is not None:
-            check_room(self.folder, kept_models * saved_bytes(target))
+        checkpoints = None if own is None else own.checkpoints(*specs)
         changes: dict[str, Any] = {}
         (shared, *_) = options.values()
         if isinstance(target, ReaderBank):
-            changes["epochs"] = {name: own.epochs for name, own in options.items()}
-            changes["learning_rate"] = {name: own.learning_rate or RATES[True] for name, own in options.items()}
-        if output is None and checkpoints is None:
-            changes["resume"] = False
-        elif shared.save_steps is None:
+            changes["epochs"] = {name: chosen.epochs for name, chosen in options.items()}
+            rates = {name: chosen.learning_rate or RATES[True] for name, chosen in options.items()}
+            changes["learning_rate"] = rates
+        if output is None:
+            changes["resume"] = own is not None
+        if not (output is None and own is None) and shared.save_steps is None:
             changes["save_steps"] = SAVE_STEPS
         shared = shared.model_copy(update=changes)
         bank = target if isinstance(target, ReaderBank) else None
@@ -189,8 +205,9 @@ class _Session:
         tables = Tables(TABLES, lambda result: _files(self._run(specs, result, bank), self.folder))
         result = train(target, tasks, shared, processor=processor, encodings=self.encodings, tables=tables, **places)
         run = self._run(specs, result, bank)
-        if not isinstance(target, ReaderBank):
-            self._keep(target, processor, run.rows[0])
+        if own is not None and not isinstance(target, ReaderBank):
+            (name,) = specs
+            own.offer(name, target, processor, run.rows[0])
         return run
 
     def _run(self, specs: dict[str, RunSpec], result: FitResult, bank: ReaderBank | None) -> Run:
@@ -211,39 +228,46 @@ class _Session:
     def _table(self, rows: list[dict[str, Any]], specs: dict[str, RunSpec]) -> list[dict[str, Any]]:
         return summaries(rows, specs, {name: copies[0].metrics for name, copies in self.tasks.items()})
 
-    def one_by_one(self, specs: dict[str, RunSpec]) -> Run:
-        """Train each by itself; with an output folder, what was ended goes on where it was."""
-        joined = Run(rows=self.done)
-        for number, (name, spec) in enumerate(specs.items(), start=1):
-            place = None if self.folder is None else self.folder / "separate" / f"{name}.json"
-            checkpoints = None if place is None else place.with_suffix(".checkpoints")
-            if spec.options.get("resume") and place is not None and place.exists():
-                own = _read(place, self._identity(spec))
-            else:
-                logger.info("%s, %d of %d", name, number, len(specs))
-                run = self.train({name: spec}, checkpoints=checkpoints, kept_models=self._models_left(specs))
-                own = {key: getattr(run, key) for key in _OF_EACH}
-                if place is not None and rank() == 0:
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    sweep(place)
-                    write_text(place, seal(self._identity(spec), own))
-            if checkpoints is not None and rank() == 0:
-                Checkpoints(checkpoints, "recipe").clear()
-            joined.rows.extend(own["rows"])
-            joined.importances.extend(own["importances"])
-            joined.history.extend(own["history"])
-            joined.truncated.update(own["truncated"])
-            joined = replace(joined, steps=joined.steps + own["steps"], seconds=joined.seconds + own["seconds"])
-        table = self._table(joined.rows, specs)
-        return replace(joined, table=table, report=pivot(self.recipe, table, joined.history, list(specs)))
+    def separate(self, specs: dict[str, RunSpec]) -> Separate | None:
+        """The files of runs that are trained each by itself."""
+        return None if self.folder is None else Separate(self.recipe, self.folder, specs, self.tasks)
 
-    def _models_left(self, specs: dict[str, RunSpec]) -> int:
-        """How many models are yet to be written, at most, the one that another takes the place of counted too."""
-        if not self.recipe.methods or self.recipe.keep == "none":
-            return 0
-        if self.recipe.keep == "all":
-            return len(specs) - len(self.done)
-        return len({spec.task for spec in specs.values()} - {row["task"] for row in self.done}) + 1
+    def apart(self, specs: dict[str, RunSpec], given: bytes | None, **how: Any) -> Run:
+        """Train each as a cell of its own; with an output folder, what was ended goes on where it was.
+
+        Cells for workers are made of what is `given` to open a session from.
+        """
+        own = self.separate(specs)
+        work = partial(self.alone, specs, own) if given is None else partial(_in_worker, given)
+        cells = [Cell({"run": name}, partial(work, name), name) for name in specs]
+        done, on_end = ({}, lambda _cell, _state: None) if own is None else (own.begin(cells), own.end)
+        states, failures = run_cells(cells, op="recipe", done=done, on_end=on_end, **how)
+        if own is not None and rank() == 0:
+            note_failures(own.folder, failures)
+        if not states:
+            what = f"the first, {failures[0].key['run']}: {failures[0].error}"
+            raise ConfigError(f"recipe: none of {len(failures)} runs came to its end; {what}")
+        return self._joined(specs, states, failures)
+
+    def alone(self, specs: dict[str, RunSpec], own: Separate | None, name: str) -> dict[str, Any]:
+        """Train one by itself, from its own checkpoint if there is one."""
+        logger.info("%s, %d of %d", name, 1 + list(specs).index(name), len(specs))
+        run = self.train({name: specs[name]}, own=own)
+        return {key: getattr(run, key) for key in _OF_EACH}
+
+    def _joined(self, specs: dict[str, RunSpec], states: list[dict[str, Any]], failures: list[Failure]) -> Run:
+        """What runs by themselves gave, as one; of those that failed nothing is in the tables."""
+        joined = Run(failures=failures)
+        for state in states:
+            for row in state["rows"]:
+                row["importances"] = {int(layer): share for layer, share in row["importances"].items()}
+            for key in ("rows", "importances", "history"):
+                getattr(joined, key).extend(state[key])
+            joined.truncated.update(state["truncated"])
+        ended = {row["reader"]: specs[row["reader"]] for row in joined.rows}
+        table = self._table(joined.rows, ended)
+        sums = {key: sum(state[key] for state in states) for key in ("steps", "seconds")}
+        return replace(joined, table=table, report=pivot(self.recipe, table, joined.history, list(ended)), **sums)
 
     def _load(self, specs: dict[str, RunSpec], tasks: dict[str, Task]) -> tuple[ReaderBank | PreTrainedModel, Any]:
         """A fresh bank with the readers, or a fresh model, edited; and its processor."""
@@ -266,43 +290,17 @@ class _Session:
                 bank.add(name, spec.reader)  # pyright: ignore[reportArgumentType]
         return bank, processor
 
-    def _keep(self, model: PreTrainedModel, processor: Any, row: dict[str, Any]) -> None:
-        """Save a model if it is to be kept."""
-        name, keep = slug(row["task"]), self.recipe.keep
-        others = [other["score"] for other in self.done if other["task"] == row["task"]]
-        best = all(better(row["metric"], row["score"], other) for other in others)
-        if self.folder is not None and rank() == 0 and (keep == "all" or (keep == "best" and best)):
-            save(model, self.folder / "models" / (name if keep == "best" else row["reader"]), processor)
 
-    @cached_property
-    def _weights(self) -> str:
-        model, _ = load(self.recipe.model, revision=self.recipe.revision)
-        return starting_weights(model, list(model.parameters()))
-
-    def _identity(self, spec: RunSpec) -> dict[str, Any]:
-        """What decides what a run learns, JSON-ready; see `lamina.train.identity`."""
-        recipe, task = self.recipe, self.tasks[spec.task][spec.repeat]
-        facts = {"model": recipe.model, "revision": recipe.revision, "train_base": recipe.train_base, **spec.settings}
-        facts |= {"edits": list(spec.edits), "metric": task.metric, "labels": list(task.labels)}
-        facts |= {key: getattr(task, key) for key in ("by_row", "label_all_tokens", "image_size")}
-        facts |= FitOptions.of(spec.options).model_dump(exclude=_FREE)
-        settings = {"": facts | ({} if spec.reader is None else reader_settings(spec.reader))}
-        digests: dict[str, Any] = {"": {"weights of the model": self._weights}}
-        for part, split in task.splits.items():
-            settings[where := f"in the {part} part of '{spec.task}'"] = {"rows": len(split)}
-            digests[where] = data_digests(split)
-        return json.loads(json.dumps({"settings": settings, "digests": digests}, default=str))
+def _in_worker(given: bytes, name: str) -> dict[str, Any]:
+    """A run of a recipe in another process, which reads the data itself, once for all runs that come to it."""
+    session, specs, own = _opened(given)
+    return session.alone(specs, own, name)
 
 
-def _read(path: Path, run: dict[str, Any]) -> dict[str, Any]:
-    """What a run that ended before gave: a ConfigError if it was another run, a StoreError if the file is damaged."""
-    try:
-        before, done = unseal(path)
-    except StoreError as error:
-        raise StoreError(f"recipe: {path} cannot be used ({error}). Remove it to train that run again.") from error
-    if differs := difference(before, run):
-        rule = "a run goes on as it began. Give another output folder, or leave resume out"
-        raise ConfigError(f"recipe: {path} is of a run with {differs}; {rule}.")
-    for row in done["rows"]:
-        row["importances"] = {int(layer): share for layer, share in row["importances"].items()}
-    return done
+@lru_cache(maxsize=1)
+def _opened(given: bytes) -> tuple[_Session, dict[str, RunSpec], Separate | None]:
+    where, recipe, data, folder, options = pickle.loads(given)
+    os.chdir(where)  # what is relative is so there, and a worker belongs to one run
+    session = _Session(recipe, load_tasks(recipe, data), folder)
+    specs = session.expand({**options, "progress": False})
+    return session, specs, session.separate(specs)

@@ -62,6 +62,9 @@ def drawing_of(study: Study, name: str) -> Drawing:
         points, said = _scattered(drawn, figure, columns)
     else:
         points, said = _means(drawn, figure.value, columns)
+    if figure.kind == "line" and any("x" not in row for row in points):
+        points = _across(points)
+        said.append(f"a dashed line has no {figure.x}")
     remark = "; ".join([*said, *_counts(drawn, study.settings), *remarks])
     titles = {part: _title(column) for part, column in columns.items()}
     titles |= {"value": figure.value_title or _value_title(rows, figure)}
@@ -99,6 +102,14 @@ def _means(rows: Frame, value: str, columns: dict[str, str]) -> tuple[list[dict[
     else:
         said = [f"mean of {_span(seeds)} seeds with its 95 % t interval"]
     return _records(found), said + _averaged(rows, [*keys, *(["seed"] if "seed" in rows else [])], value)
+
+
+def _across(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Points of lines; those without a place along the bottom hold for all, and stand at both ends."""
+    along = list(dict.fromkeys(row["x"] for row in points if "x" in row))
+    ends = list(dict.fromkeys([*along[:1], *along[-1:]]))
+    pairs = [[row] if "x" in row else [{**row, "x": end, "across": True} for end in ends] for row in points]
+    return [row for pair in pairs for row in pair]
 
 
 def _averaged(rows: Frame, keys: list[str], value: str) -> list[str]:

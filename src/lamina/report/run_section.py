@@ -16,6 +16,7 @@ from lamina.report.points import LAYER, Drawing
 from lamina.report.sections import Section
 from lamina.report.tables import PAPER, chosen, grid, heads, remarks
 from lamina.store.files import damaged, read_json
+from lamina.train.cells import FAILURES
 from lamina.train.results import sort_key, summarise
 
 if TYPE_CHECKING:
@@ -58,11 +59,14 @@ def _table(folder: Path) -> list[dict[str, Any]]:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """What a run's manifest says of its base and of what wrote it."""
-    if not (path := folder / "lamina.json").exists():
-        return {}
-    facts = read_json(path)
-    return {key: facts[key] for key in ("base", "info", "lamina") if facts.get(key)}
+    """What a run's manifest says of its base and of what wrote it; and which of its separate runs failed."""
+    facts = read_json(path) if (path := folder / "lamina.json").exists() else {}
+    settings = {key: facts[key] for key in ("base", "info", "lamina") if facts.get(key)}
+    if (path := folder / FAILURES).exists():
+        with foreign_errors(lambda reason: damaged(path, f"cannot be read ({reason})")):
+            failures = json.loads(path.read_text(encoding="utf-8"))
+            settings |= {f"failed: {failure['key']['run']}": failure["error"] for failure in failures}
+    return settings
 
 
 def _conclusions(table: Rows) -> list[str]:

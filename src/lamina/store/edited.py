@@ -75,6 +75,31 @@ def save(
         write_json(stage / RECORD, fields)
 
 
+def move(source: Path, target: Path) -> None:
+    """Move a model that `save` wrote; it takes the place of one that `save` wrote to the target, all of it or nothing.
+
+    Raises:
+        StoreError: If the target cannot be written, or holds a model that something else saved.
+    """
+    with staged(target, saved_names(target), listed_names(target)) as stage:
+        for name in reversed(dict.fromkeys([*saved_names(source), *listed_names(source)])):  # the mark last
+            if (source / name).is_file():
+                os.renames(source / name, stage / name)  # with the folders on its way, which go when they are empty
+
+
+def discard(folder: Path) -> None:
+    """Remove a model that `save` wrote, and what a `save` that died left there; the folder too, if it is empty then.
+
+    Raises:
+        StoreError: If the model was saved by something else.
+    """
+    if is_dir(folder):
+        with staged(folder, saved_names(folder), listed_names(folder)):
+            pass
+        with suppress(OSError):
+            folder.rmdir()
+
+
 def saved_names(folder: Path) -> list[str]:
     """What `save` replaces in a folder; the first marks a model of ours."""
     paths = folder.glob("model*") if is_dir(folder) else ()

@@ -14,7 +14,7 @@ from lamina.layers import default_stack, select
 from lamina.layers.wrappers import unwrapped
 from lamina.studies.deletion import without_span
 from lamina.studies.probe import RATES, check_task
-from lamina.studies.probe_cell import ProbeSettings, Trained, probe_bank, results_of
+from lamina.studies.probe_cell import Place, ProbeSettings, Trained, probe_bank, results_of
 from lamina.studies.provenance import library_versions, model_facts
 from lamina.studies.row_scores import row_counts
 from lamina.studies.sources import own_processor
@@ -91,11 +91,12 @@ def errors(  # noqa: D417, PLR0913 the options of a public entry point
     given = {"epochs": epochs, "batch_size": batch_size, "learning_rate": rate, "max_length": max_length}
     fixed = {"seed": seed, "keep": "last", "max_grad_norm": 0.0, "augment": False, "progress": False}
     options = FitOptions.of({**given, **fixed}, "errors")
+    places = {f"layer{at}": Place(at, "output", probe) for at in chosen}
     rows: list[dict[str, Any]] = []
     said: list[str] = []
     for name, task in named.items():
         check_task(name, task, split)
-        with probe_bank(source, own, task, {f"layer{at}": (at, probe) for at in chosen}, how, seed) as bank:
+        with probe_bank(source, own, task, places, how, seed) as bank:
             found = _Errors(task, split, chosen, Trained(bank, dict.fromkeys(bank, task), options, split))
             some = [*found.wrong(count), *found.agreement(), *found.by_length(), *found.deleted(deleted, seed)]
         rows += [{"task": name, **row} for row in some]

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import pandas as pd
 
-from lamina.errors import ConfigError, DataError, check_known
-from lamina.layers import default_stack, select
+from lamina.errors import ConfigError, DataError, UnsupportedModelError, check_known
+from lamina.layers import Site, at_site, default_stack, select
 from lamina.layers.wrappers import unwrapped
 from lamina.store import load
 from lamina.studies.baselines import baseline_guesses
@@ -29,6 +29,7 @@ from lamina.utils import check_range
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lamina.layers import LayerStack
     from lamina.layers.selectors import Selector
     from lamina.tasks.task import Task
 
@@ -47,6 +48,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     split: str = "validation",
     layers: Selector = "all",
     stack: str | None = None,
+    sites: Sequence[Site] = ("output",),
     probes: Sequence[Literal["linear", "mlp"]] = ("linear", "mlp"),
     hidden: int = 128,
     seeds: Sequence[int] = (0, 1, 2),
@@ -83,6 +85,8 @@ def probe(  # noqa: PLR0913 the options of a public entry point
         split: The part that is scored.
         layers: Which layers; with `baselines` the embeddings, layer 0, are always among them.
         stack: Which stack; None: the only one, or the encoder.
+        sites: Where in the blocks, all in the same passes: "output", the layers' states; "attention" and "ffn", what
+            that part of block i adds to its state, as `lamina.tap` gives it. The embeddings are read as they are.
         probes: "linear", "mlp" or both.
         hidden: Size of the MLP's hidden layer.
         seeds: Each decides a start, an order of the rows, a control and a code.
@@ -101,7 +105,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
         ray: Where to run cells as tasks of Ray; see `lamina.studies.runner.run_cells`.
 
     Returns:
-        A study whose table has "task", "seed", "layer", "site" ("output"), "probe", "measure", "metric", "rows" and
+        A study whose table has "task", "seed", "layer", "site", "probe", "measure", "metric", "rows" and
         "score". Measures are "score" (in the task's metric), "accuracy" (where it is another), "control",
         "selectivity", "code_length" (in bits) and "compression" (the uniform code's length over it). Baselines have
         their names for a probe, and neither layer nor seed. Rows of "ahead" say by how much the mean over seeds is
@@ -109,8 +113,10 @@ def probe(  # noqa: PLR0913 the options of a public entry point
 
     Raises:
         DataError: If the rows to learn from are of fewer than two classes.
-        ConfigError: If a task has neither classes nor numbers, there is no seed, or one twice, or no cell gave rows.
-        UnknownNameError: If there is no such probe, split or stack.
+        ConfigError: If a task has neither classes nor numbers, there is no seed or site, or one twice, a site is asked
+            of the embeddings alone, or no cell gave rows.
+        UnknownNameError: If there is no such probe, split, stack or site.
+        UnsupportedModelError: If what the parts of a block add cannot be seen; gives the reason.
         LayerIndexError: If there is no such layer.
 
     Source:
@@ -125,6 +131,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     check_range("probe", "hidden", hidden, 1)
     used = default_stack(source, stack, op="probe")
     chosen = select(layers, used.layers, op="probe")
+    _check_sites(source, used, sites, chosen)
     missing = {name: check_task(name, task, split) for name, task in named.items()}
     own = own_processor(source, found if processor is None else processor)
     training = {"epochs": epochs, "batch_size": batch_size, "max_length": max_length}
@@ -139,6 +146,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
         controls=controls,
         code_length=code_length,
         training=training,
+        sites=tuple(sites),
     )
     settings = {**asdict(how), "baselines": baselines, "seeds": list(seeds), "versions": library_versions()}
     settings["models"] = {"model": model_facts(source)}
@@ -154,6 +162,23 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     if folder is not None:
         study.save(folder)
     return study
+
+
+def _check_sites(model: PreTrainedModel, stack: LayerStack, sites: Sequence[Site], layers: Sequence[int]) -> None:
+    """Raise an error unless the model can be read at these sites."""
+    check_known("probe", sites, get_args(Site), "site")
+    if not sites or len(set(sites)) < len(sites):
+        raise ConfigError(f"probe: sites are {list(sites)}; at least one is needed, none twice.")
+    inside: list[Site] = [site for site in sites if site != "output"]
+    if inside and not any(layers):
+        raise ConfigError(f"probe: layer 0 is the embeddings; they have no {inside[0]}. Use layers from 1.")
+    for site in inside:
+        try:
+            at_site(model, stack, site)
+        except UnsupportedModelError as error:
+            hint = "Use sites=['output']."
+            given = {"model_type": error.model_type, "reason": error.reason, "hint": hint}
+            raise UnsupportedModelError(op="probe", **given) from error
 
 
 def check_task(name: str, task: Task, split: str) -> list[str]:
@@ -245,8 +270,16 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
         "compression": ("Compression of the labels by each layer's probe", "High: the layer shows them plainly."),
     }
     figures = {}
+    several = "site" in table and len(set(table["site"].dropna())) > 1
     for measure, (title, note) in names.items():
-        if measure in set(table["measure"]) and "layer" in table:
-            x: dict[str, Any] = {"x": "layer", "colour": "probe", "facet": "task", "where": {"measure": measure}}
-            figures[measure] = Figure("line", **x, title=title, x_title="layer (0: embeddings)", note=note)
+        if measure not in set(table["measure"]) or "layer" not in table:
+            continue
+        x: dict[str, Any] = {"x": "layer", "facet": "task", "x_title": "layer (0: embeddings)", "note": note}
+        if not several:
+            figures[measure] = Figure("line", **x, colour="probe", where={"measure": measure}, title=title)
+            continue
+        for probe in table.loc[table["layer"].notna(), "probe"].unique():
+            where = {"measure": measure, "probe": probe}
+            named = f"{title}, by site ({probe})"
+            figures[f"{measure}, {probe}"] = Figure("line", **x, colour="site", where=where, title=named)
     return figures

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, final
 
 from lamina.bank import Reader, ReaderBank
 from lamina.heads.base import HeadConfig, ProblemType
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
+from lamina.layers import Site
 from lamina.layers.isolation import evaluating
 from lamina.layers.wrappers import unwrapped
 from lamina.store import load
@@ -37,6 +38,14 @@ MLP = "mlp"
 Collected = TypeVar("Collected", bound="Results")
 
 
+class Place(NamedTuple):
+    """What a probe reads, and its kind."""
+
+    layer: int
+    site: Site
+    probe: str  # "linear" or "mlp"
+
+
 @dataclass(frozen=True)
 class ProbeSettings:
     """What all cells of a probing study have in common; plain data."""
@@ -50,6 +59,16 @@ class ProbeSettings:
     controls: bool
     code_length: bool
     training: Mapping[str, Any]  # other options of `fit`, but for the seed
+    sites: tuple[Site, ...] = ("output",)
+
+    @property
+    def places(self) -> dict[str, Place]:
+        """Name -> probe; the embeddings, which have no site within, are read as they are."""
+        first: list[tuple[int, Site]] = [(0, "output")]
+        reads = first * (0 in self.layers) + [(layer, site) for site in self.sites for layer in self.layers if layer]
+        named = {"output": "layer", "attention": "attention", "ffn": "ffn"}
+        places = [Place(layer, site, probe) for probe in self.probes for layer, site in reads]
+        return {f"{named[place.site]}{place.layer}-{place.probe}": place for place in places}
 
 
 @final
@@ -75,18 +94,18 @@ def probe_bank(
     model: PreTrainedModel,
     processor: Any,
     task: Task,
-    readers: Mapping[str, tuple[int, str]],
+    readers: Mapping[str, Place],
     how: ProbeSettings,
     seed: int,
 ) -> Iterator[ReaderBank]:
-    """A bank of probes, name -> layer and "linear" or "mlp"; afterwards the model learns and drops out as before."""
+    """A bank of probes by name; afterwards the model learns and drops out as before."""
     base, tags = unwrapped(model), kind_of(task.kind).tags_words
     learnt = [(parameter, parameter.requires_grad) for parameter in base.parameters()]
     head = ProbeHead(task.labels, task.kind, task.problem_type, tags)  # pyright: ignore[reportArgumentType]
     with evaluating(base):
         bank = ReaderBank(base, processor)
-        for name, (layer, probe) in readers.items():
-            fusion = ProbeLayer(layer, pooled=not tags, hidden=how.hidden if probe == MLP else None)
+        for name, (layer, site, probe) in readers.items():
+            fusion = ProbeLayer(layer, pooled=not tags, hidden=how.hidden if probe == MLP else None, site=site)
             bank.add(name, Reader(fusion, head, stack=how.stack, seed=seed))
         try:
             yield bank
@@ -125,7 +144,7 @@ def probe_rows(
     model: PreTrainedModel | str, processor: Any, task: Task, how: ProbeSettings, seed: int
 ) -> list[dict[str, Any]]:
     """The rows of one seed; those of measure "score" have the "guesses" that it is of."""
-    probes = {f"layer{layer}-{probe}": (layer, probe) for probe in how.probes for layer in how.layers}
+    probes = how.places
     control = control_task(task, ("train", how.split), seed) if how.controls else None
     blocks = code_blocks(len(task.split("train")), seed) if how.code_length and has_code(task) else []
     codes = _Codes(task, blocks)
@@ -133,7 +152,7 @@ def probe_rows(
     learnt |= {f"{name}-control": control for name in probes if control is not None}
     learnt |= {f"{name}-code{number}": part for name in probes for number, part in enumerate(codes.learnt)}
     shapes = {name: probes[name.rpartition("-")[0] if name not in probes else name] for name in learnt}
-    rates = {name: how.rates[probe] for name, (_, probe) in shapes.items()}
+    rates = {name: how.rates[place.probe] for name, place in shapes.items()}
     own = {"learning_rate": rates, "seed": seed, "keep": "last", "max_grad_norm": 0.0}
     options = FitOptions.of({**how.training, **own}, "probe")
     model = _loaded(model) if isinstance(model, str) else model
@@ -143,13 +162,12 @@ def probe_rows(
         asked = {f"{name}-code{number}": part for name in probes for number, part in enumerate(codes.asked)}
         bits = trained.run(asked, "train", lambda name, group: LabelBits(cast("Targets", group.targets[name])))
     rows: list[dict[str, Any]] = []
-    for name, (layer, probe) in probes.items():
-        facts = {"layer": layer, "site": "output", "probe": probe}
+    for name, place in probes.items():
         measured = _scores(task, scored[name], scored.get(f"{name}-control"))
         measured[0]["guesses"] = scored[name].guesses()
         if codes.learnt:
             measured += codes.rows([bits[f"{name}-code{number}"].bits for number in range(len(codes.asked))])
-        rows += [{**facts, "rows": len(task.split(how.split)), **row} for row in measured]
+        rows += [{**place._asdict(), "rows": len(task.split(how.split)), **row} for row in measured]
     return rows
 
 

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lamina.studies.probe_cell import Place
 from lamina.studies.row_scores import row_counts
 from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap
 
 if TYPE_CHECKING:
+    from lamina.layers import Site
     from lamina.tasks.task import Task
 
 Row = dict[str, Any]  # of the table, with "guesses"
@@ -20,23 +22,23 @@ REPEATS = 5000  # draws per comparison
 
 @dataclass(frozen=True)
 class Compared:
-    """The probes of one task: their scores by layer and kind, and how far each is ahead of the best baseline."""
+    """The probes of one task: their scores by place and kind, and how far each is ahead of the best baseline."""
 
     metric: str
     rows_scored: int
-    scores: dict[tuple[int, str], list[float]]  # over seeds
+    scores: dict[Place, list[float]]  # over seeds
     baseline: tuple[str, float] | None  # the best one that reads the text alone
-    ahead: dict[tuple[int, str], Difference]  # of that baseline
+    ahead: dict[Place, Difference]  # of that baseline
     of_embeddings: Difference | None  # the best probe, ahead of the same probe at layer 0
 
     @property
-    def best(self) -> tuple[int, str]:
-        """Layer and kind of the probe with the best mean score."""
+    def best(self) -> Place:
+        """The probe with the best mean score."""
         return max(self.scores, key=lambda key: float(np.mean(self.scores[key])))
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Rows of measure "ahead"."""
-        for (layer, probe), own in self.ahead.items():
+        for place, own in self.ahead.items():
             numbers = {
                 "score": own.value,
                 "low": own.low,
@@ -45,31 +47,32 @@ class Compared:
             }
             if own.seeds < 2:  # no interval is claimed
                 numbers |= dict.fromkeys(("low", "high", "p"), float("nan"))
-            facts = {"layer": layer, "site": "output", "probe": probe, "measure": "ahead", "metric": self.metric}
+            facts = {**place._asdict(), "measure": "ahead", "metric": self.metric}
             yield {**facts, "rows": own.rows, **numbers}
 
 
 def compare_probes(rows: Sequence[Row], task: Task, split: str) -> Compared:
     """Compare the probes of one task with each other and with the baselines, on the same rows."""
     truths = list(task.split(split).labels)
-    keyed: dict[tuple[int, str], list[Row]] = {}
+    keyed: dict[Place, list[Row]] = {}
     of_text: list[Row] = []
     for row in rows:
         if row["measure"] == "score" and row.get("seed") is None:
             of_text.append(row)
         elif row["measure"] == "score":
-            keyed.setdefault((int(row["layer"]), row["probe"]), []).append(row)
+            place = Place(int(row["layer"]), row.get("site", "output"), row["probe"])
+            keyed.setdefault(place, []).append(row)
     scores = {key: [row["score"] for row in own] for key, own in keyed.items()}
     _, metric = row_counts(task, task.metric, truths, truths)
 
     def counts(guesses: Sequence[Any]) -> Any:
         return row_counts(task, task.metric, guesses, truths)[0]
 
-    def probe_counts(key: tuple[int, str]) -> Any:
+    def probe_counts(key: Place) -> Any:
         return np.stack([counts(row["guesses"]) for row in keyed[key]])
 
     text = max(of_text, key=lambda row: row["score"], default=None)
-    ahead: dict[tuple[int, str], Difference] = {}
+    ahead: dict[Place, Difference] = {}
     if text is not None:
         base = counts(text["guesses"])
         for key in keyed:
@@ -80,18 +83,21 @@ def compare_probes(rows: Sequence[Row], task: Task, split: str) -> Compared:
         ahead = dict(zip(ahead, corrected(list(ahead.values())), strict=True))
     baseline = None if text is None else (text["probe"], text["score"])
     found = Compared(task.metric, len(truths), scores, baseline, ahead, None)
-    if not scores or (0, found.best[1]) not in scores or found.best[0] == 0:
+    if not scores or (first := Place(0, "output", found.best.probe)) not in scores or found.best.layer == 0:
         return found
-    first = (0, found.best[1])
     names = title(found.best), title(first)
     both = probe_counts(found.best), probe_counts(first)
     of_embeddings = paired_bootstrap(*both, metric=metric, names=names, repeats=REPEATS)
     return Compared(task.metric, len(truths), scores, baseline, ahead, of_embeddings)
 
 
-def title(key: tuple[int, str]) -> str:
+def title(place: Place) -> str:
     """What a sentence calls a probe."""
-    return f"layer {key[0]} ({key[1]})"
+    return f"{_of(place.site)}layer {place.layer} ({place.probe})"
+
+
+def _of(site: Site) -> str:
+    return "" if site == "output" else f"{site} of "
 
 
 def conclusions(task: str, found: Compared) -> list[str]:
@@ -116,15 +122,16 @@ def _beating(found: Compared, against: str) -> str:
     """Which probes beat the baseline."""
     if max(map(len, found.scores.values())) < 2:
         return f"with one seed no probe can be said to beat {against}."
-    beating: dict[str, list[int]] = {}
+    beating: dict[tuple[str, Site], list[int]] = {}
     values: list[float] = []
-    for (layer, probe), own in found.ahead.items():
+    for place, own in found.ahead.items():
         if own.conclusive and own.value > 0:
-            beating.setdefault(probe, []).append(layer)
+            beating.setdefault((place.probe, place.site), []).append(place.layer)
             values.append(own.value)
     if not beating:
         return f"no probe is shown to beat {against}; such probes have found nothing that the words do not tell."
-    who = " and ".join(f"{probe} probes of layers {_ranges(layers)}" for probe, layers in beating.items())
+    named = [f"{probe} probes of {_of(site)}layers {_ranges(layers)}" for (probe, site), layers in beating.items()]
+    who = " and ".join(named)
     return f"{who} beat {against}, by {min(values):.3f} to {max(values):.3f}; the others have found nothing."
 
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from lamina.fusion.base import Fusion, FusionConfig, Stream, fed
 from lamina.fusion.layer_view import LayerView
+from lamina.layers.sites import Site
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
@@ -27,14 +28,21 @@ class ProbeLayer(FusionConfig):
         layer: Which layer.
         pooled: The mean over the real tokens of a text in place of the token's own state.
         hidden: Size of a layer `gelu(W z + b)` before the head, which makes it an MLP; None: the head alone, linear.
+        site: "output", the layer's states; "attention" or "ffn", what that part of its block adds to them.
     """
 
     layer: int
     pooled: bool = True
     hidden: int | None = None
+    site: Site = "output"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __post_init__(self) -> None:
         check_range("probe", "hidden", self.hidden, 1)
+
+    @property
+    def needs_block_inputs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether it reads within a block, of which no states are recorded."""
+        return self.site != "output"
 
     def selector(self) -> int:
         """The one layer."""
@@ -80,4 +88,4 @@ class ProbeLayerFusion(Fusion, config=ProbeLayer):
 
     def group(self) -> Hashable:
         """Same settings, same place."""
-        return (super().group(), self.config.pooled, self.config.hidden)
+        return (super().group(), self.config.pooled, self.config.hidden, self.config.site)

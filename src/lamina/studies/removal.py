@@ -6,15 +6,20 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lamina.bank import ReaderBank
+from lamina.bank.listening import generates
+from lamina.data.batches import tokenizer_of
 from lamina.data.encode import length_limit
 from lamina.editing.checks import chosen_blocks
 from lamina.errors import ConfigError
+from lamina.studies.generated import continuations, prompt_ids, same_share
 from lamina.studies.lens import perplexity
+from lamina.studies.output_head import OutputHead
 from lamina.studies.passes import row_groups, text_inputs
-from lamina.studies.removal_table import with_predictions
+from lamina.studies.removal_table import SAME, with_predictions
 from lamina.studies.runner import Cell, run_cells
 from lamina.studies.similarity import similarity
 from lamina.studies.skipped_blocks import skipping
@@ -35,7 +40,8 @@ if TYPE_CHECKING:
     from lamina.tasks.task import Task
 
 _OP = "removal"
-LANGUAGE = "language model"  # the task of a model's own output head
+LANGUAGE, GENERATION = "language model", "generation"  # the tasks of a model's own output head
+_PROMPTS, _PROMPT_TOKENS = 32, 8  # texts whose first tokens are prompts, and how many
 _PROXY_ROWS = 512  # that proxies are measured on
 Row = dict[str, Any]
 
@@ -45,6 +51,8 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     tasks: Mapping[str, Task] | Task | None = None,
     texts: Iterable[Any] | None = None,
     *,
+    prompts: Sequence[str] | None = None,
+    new_tokens: int = 32,
     processor: Any = None,
     runs: Sequence[int] = (1,),
     seeds: Sequence[int] = (0, 1, 2),
@@ -62,11 +70,14 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 
     For each task and seed a linear reader of the last layer is trained once, on the whole frozen model, and scored with
     each run of blocks left out; nothing is trained again. A model with an output over a vocabulary is asked for the
-    tokens of `texts` too (of a masked model hidden ones). Nothing is known of the family: a block that is out hands on
-    the state that it was given.
+    tokens of `texts` too (of a masked model hidden ones). A causal one that generates also goes on from prompts, token
+    by token the most likely one, with all blocks and without each run. Nothing is known of the family: a block that is
+    out hands on the state that it was given.
 
-    Measures: the task's metric or "perplexity" of the whole model (blocks 0) and without a run; "drop", what is lost
-    (for perplexity the rise of its logarithm), beside what each proxy foretold of it in "predicted"; and
+    Measures: the task's metric, "perplexity" or "same_tokens" of the whole model (blocks 0) and without a run;
+    "same_tokens" is the share of the whole model's continuation, from its first token on, that is written before the
+    two first differ, from 0 to 1, the mean over prompts. "drop" is what is lost (for perplexity the rise of its
+    logarithm), beside what each proxy foretold of it in "predicted"; and
     "rank_correlation" (Spearman) of the two over all runs, by the means of the seeds. Proxies, from before the first to
     after the last block of a run: "block_influence", 1 - the mean cosine of tokens' states; "cka_distance", 1 - CKA of
     the rows' vectors; "nu", by how much the variability within classes falls, for tasks of one class per row.
@@ -75,6 +86,8 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
         model: A model; or a folder or name, which each cell loads itself (as Ray needs).
         tasks: Name -> task, with train and validation parts.
         texts: For perplexity.
+        prompts: To go on from; None: the first 8 tokens of each of up to 32 of the texts.
+        new_tokens: That are written, at most; 0: nothing is.
         processor: Tokenizer or image processor; None: the one of the name.
         runs: Lengths of the runs of blocks that are taken out.
         seeds: Of the readers' start and the order of rows.
@@ -85,10 +98,12 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 
     Returns:
         A study whose table has "task", "seed", "layer" (the first block that is out; 0: none), "blocks" (how many),
-        "measure", "proxy", "predicted", "n" (runs of blocks, of a correlation), "p" and "score".
+        "measure", "proxy", "predicted", "n" (runs of blocks, of a correlation), "p", "score" and, where something was
+        written, "text", the first prompt and what was written behind it.
 
     Raises:
-        ConfigError: If there is neither a task nor text, a run is not from 1 to the depth less 1, or all cells failed.
+        ConfigError: If there is neither a task nor text, a run is not from 1 to the depth less 1, `new_tokens` is
+            negative, or all cells failed.
 
     Source:
         Men et al. 2024, "ShortGPT", arXiv:2403.03853, for block influence, and Gromov et al. 2024, arXiv:2403.17887,
@@ -96,7 +111,8 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
         arXiv:2210.10041, for nu.
     """
     named, listed = named_tasks(tasks), list(texts or ())
-    if not named and not listed:
+    check_range(_OP, "new_tokens", new_tokens, 0)
+    if not named and not listed and not prompts:
         raise ConfigError(f"{_OP}: there is no task and no text; at least one is needed to measure by.")
     edited = edited_stack(model, processor, stack, _OP)
     for length in runs:
@@ -112,7 +128,16 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     cells += [Cell({"task": name, "seed": None}, partial(_proxies, base, task)) for name, task in named.items()]
     if listed:
         cells.append(Cell({"task": LANGUAGE, "seed": None}, partial(_language, base, listed)))
-    own = {"texts": len(listed), "runs": list(runs), "seeds": list(seeds)}
+    if new_tokens and (listed or prompts):
+        work = partial(_generation, base, listed, prompts, new_tokens)
+        cells.append(Cell({"task": GENERATION, "seed": None}, work))
+    own = {
+        "prompts": None if prompts is None else list(prompts),
+        "new_tokens": new_tokens,
+        "texts": len(listed),
+        "runs": list(runs),
+        "seeds": list(seeds),
+    }
     settings = cell_settings(model, named, edited, training, **own)
     table, failures = run_cells(cells, settings=settings, output=output, resume=resume, progress=progress, ray=ray)
     conclusions: list[str] = []
@@ -208,6 +233,29 @@ def _language(base: Any, texts: list[Any]) -> list[Row]:
     return [*cell.without(measure), *cell.proxies(inputs, len(texts))]
 
 
+def _generation(base: Any, texts: list[Any], prompts: Sequence[str] | None, new_tokens: int) -> list[Row]:
+    cell: _Cell = base()
+    model, processor = cell.model, cell.processor
+    if cell.stack.name != "main" or not generates(model) or not OutputHead(model, op=_OP).causal:
+        return []
+    given = prompts or [text for text in texts if isinstance(text, str)][:_PROMPTS]
+    if not given:
+        return []
+    starts = prompt_ids(model, given, processor, tokens=None if prompts else _PROMPT_TOKENS, op=_OP)
+    whole: list[list[int]] = []
+
+    def measure() -> Row:
+        said = continuations(model, starts, processor, new_tokens=new_tokens, op=_OP)
+        whole[:] = whole or said
+        text = tokenizer_of(processor).decode([*starts[0].tolist(), *said[0]], skip_special_tokens=True)
+        shares = [same_share(own, other) for own, other in zip(whole, said, strict=True)]
+        return {"measure": SAME, "score": fmean(shares), "text": text}
+
+    read = texts or given
+    inputs = text_inputs(model, read, processor, cell.max_length, op=_OP)
+    return [*cell.without(measure), *cell.proxies(inputs, len(read))]
+
+
 def _figures() -> dict[str, Figure]:
     return {
         "predicted and measured": Figure(
@@ -218,7 +266,7 @@ def _figures() -> dict[str, Figure]:
             where={"measure": "drop"},
             title="What was lost without blocks, by what a proxy foretold",
             x_title="predicted by the proxy",
-            value_title="measured drop (of perplexity: rise of its logarithm)",
+            value_title="measured drop (of perplexity: rise of its logarithm; of generation: share of tokens)",
             note="A proxy to cut by would give a rising line.",
         ),
         "drop": Figure(

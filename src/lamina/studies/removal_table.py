@@ -13,13 +13,14 @@ from lamina.train.results import summarise
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+SAME = "same_tokens"  # of a continuation, before it first differs from the whole model's
 PROXIES = ("block_influence", "cka_distance", "nu")
 
 
 def with_predictions(table: DataFrame) -> tuple[DataFrame, list[str]]:
     """Measured rows, drops beside each proxy's numbers, rank correlations; and sentences.
 
-    `table` has the rows of the cells: "task", "seed", "layer", "blocks", "measure" and "score".
+    `table` has the rows of the cells: "task", "seed", "layer", "blocks", "measure" and "score", perhaps "text".
     """
     proxies: Any = table[table["measure"].isin(PROXIES)]
     measured: Any = table[~table["measure"].isin(PROXIES)]
@@ -41,6 +42,7 @@ def with_predictions(table: DataFrame) -> tuple[DataFrame, list[str]]:
             rows.append([{"task": task, "measure": "rank_correlation", "proxy": proxy, **found}])
             conclusions.append(_sentence(str(task), proxy, found))
     columns = ["task", "seed", "layer", "blocks", "measure", "proxy", "predicted", "n", "p", "score"]
+    columns += ["text"] * ("text" in table)
     whole = dict.fromkeys(("seed", "layer", "blocks", "n"), "Int64")
     return pd.DataFrame([row for part in rows for row in part], columns=columns).astype(whole), conclusions
 
@@ -50,7 +52,7 @@ def _drops(measured: Any) -> Any:
     parts = []
     for _, own in measured.groupby(["task", "seed"], sort=False, dropna=False):
         whole = float(own.loc[own["blocks"] == 0, "score"].iloc[0])
-        out = own[own["blocks"] > 0]
+        out = own[own["blocks"] > 0].drop(columns="text", errors="ignore")
         if own["measure"].iloc[0] in LOWER:
             drop = out["score"].map(lambda score, whole=whole: math.log(score) - math.log(whole))
         else:
@@ -86,5 +88,7 @@ def _least(task: str, drops: Any) -> str:
     summary = summarise(own)
     seeds = "one value; no interval" if summary.interval is None else f"95 % +- {summary.interval:.3f}, n = {len(own)}"
     what = f"block {int(first)}" if count == 1 else f"blocks {int(first)} to {int(first + count - 1)}"
-    kind = "rise of log perplexity" if drops["measure"].iloc[0] in LOWER else "drop"
+    measure = drops["measure"].iloc[0]
+    kind = "rise of log perplexity" if measure in LOWER else "drop"
+    kind += " of the share of same tokens" * (measure == SAME)
     return f"{task}: least is lost without {what}, a {kind} of {summary.mean:.3f} ({seeds})."

@@ -82,7 +82,7 @@ def test_the_table(lamina: Lamina, recipe: Path):
 
 def test_json(lamina: Lamina, recipe: Path):
     found = json.loads(run(lamina, recipe, "--json").out)
-    assert found.keys() == {"table", "seconds", "steps", "output"}
+    assert found.keys() == {"table", "seconds", "steps", "output", "failures"}
     assert [row["method"] for row in found["table"]] == ["Ada", "last"]
     assert (found["steps"], found["output"]) == (2, str(recipe.parent / "out"))
 

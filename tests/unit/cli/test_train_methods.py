@@ -97,3 +97,18 @@ def test_a_recipe_that_cannot_be(lamina: Lamina, recipe: Path, right: str, wrong
     assert ran.err.startswith("error: ")
     assert says in ran.err
     assert ran.err.count("\n") == 1
+
+
+def test_a_run_that_fails_is_told_and_the_command_ends_with_1(lamina: Lamina, recipe: Path):
+    text = recipe.read_text().replace("no insertion: {}", "no insertion: {fit: {learning_rate: 1.0e+38}}")
+    recipe.write_text(text.replace("seeds: [0, 1]", "seeds: [0]"))
+    ran = run(lamina, recipe)
+    assert ran.code == 1
+    (line,) = [line for line in ran.err.splitlines() if line.startswith("failed: ")]
+    assert "{'run': 'film-no-insertion-0'}: fit: the" in line
+    assert ran.out.startswith("Best validation scores")
+    again = run(lamina, recipe, "--resume", "--json")
+    assert again.code == 1
+    assert {row["method"] for row in json.loads(again.out)["table"]} == {"identity, gelu on the weight", "frozen"}
+    (failure,) = json.loads(again.out)["failures"]
+    assert failure["key"] == {"run": "film-no-insertion-0"}

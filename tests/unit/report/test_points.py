@@ -52,6 +52,16 @@ def test_rows_of_one_seed_count_once():
     assert (row["value"], row["seeds"]) == (2.0, 2)
 
 
+def test_what_has_no_layer_is_a_line_across():
+    layers, scores = [1.0, 2.0, 1.0, 2.0, None], [0.5, 0.6, 0.7, 0.8, 0.4]
+    study = of(Figure("line", x="layer", colour="probe"), layer=layers, probe=[*["linear"] * 4, "tfidf"], score=scores)
+    drawing = drawing_of(study, "it")
+    across = [row for row in drawing.rows if row.get("across")]
+    assert [(row["x"], row["value"], row["colour"]) for row in across] == [(1, 0.4, "tfidf"), (2, 0.4, "tfidf")]
+    assert [row["x"] for row in drawing.rows if not row.get("across")] == [1, 2]
+    assert "a dashed line has no layer" in drawing.remark
+
+
 def test_layers_run_upwards_and_names_stay_in_their_order():
     drawing = drawing_of(of(Figure("line", x="layer"), layer=[10, 9, 1], score=[1.0, 2.0, 3.0]), "it")
     assert [row["x"] for row in drawing.rows] == [1, 9, 10]

@@ -78,3 +78,13 @@ def test_damage(tmp_path: Path):
     (folder / "table.json").write_text("[{")
     with pytest.raises(StoreError, match=r"table\.json cannot be read"):
         run_section(folder, "run")
+
+
+def test_runs_that_failed_are_among_the_settings(tmp_path: Path):
+    folder = written(tmp_path / "run", row("a", [0.7]))
+    failure = {"key": {"run": "film-b-0"}, "error": "fit: the loss is nan", "traceback": "Traceback"}
+    (folder / "failures.json").write_text(json.dumps([failure]))
+    assert run_section(folder, "run").settings == {"failed: film-b-0": "fit: the loss is nan"}
+    (folder / "failures.json").write_text("[{}]")
+    with pytest.raises(StoreError, match=r"failures\.json cannot be read"):
+        run_section(folder, "run")

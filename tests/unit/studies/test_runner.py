@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from functools import partial
 
 import pandas as pd
 import pytest
-from tests.support.cells import cells, runs
+from tests.support.cells import cells, needs_ray, runs
 
 from lamina.errors import ConfigError, MissingExtraError, StoreError
-from lamina.studies import ray_tasks
 from lamina.studies.runner import Cell, Failure, run_cells
+from lamina.train import ray_tasks
 
-needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra 'ray')")
 quiet = partial(run_cells, progress=False)
 
 
@@ -133,15 +131,6 @@ def test_without_ray_the_extra_is_named(tmp_path, monkeypatch):
 def test_an_address_without_a_cluster_is_refused_at_once(tmp_path, address, told):
     with pytest.raises(ConfigError, match=told):
         quiet(cells(tmp_path, 1), ray=address)
-
-
-@pytest.fixture(scope="module")
-def two_workers():
-    ray = pytest.importorskip("ray")
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 27)
-    yield
-    ray.shutdown()
 
 
 @needs_ray

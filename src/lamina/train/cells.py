@@ -1,0 +1,187 @@
+"""Independent pieces of work, run here or on workers of Ray; what ended is kept as files, and none is done twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from pydantic_core import to_jsonable_python
+
+from lamina.errors import ConfigError, LaminaError, StoreError, memory_errors
+from lamina.train.identity import difference
+from lamina.train.ray_tasks import as_ray_tasks
+from lamina.train.sealed import seal, unseal
+from lamina.utils import derive_seed, progress_bar, seed_torch, sweep, world_size, write_text
+
+FAILURES = "failures.json"
+Value = str | int | float | bool | None
+State = dict[str, Any]  # what a cell gave, as JSON gives it back
+
+
+@final
+@dataclass(frozen=True)
+class Cell:
+    """One piece of work that needs no other, such as one seed of one task.
+
+    Attributes:
+        key: What tells it from the others.
+        work: Gives what it found, of texts, numbers, None, lists and mappings: in a study its rows. For Ray it must
+            pickle, and should load its model itself: a `functools.partial` of a function of a module over plain data.
+        name: Of its file; by default made of the key.
+    """
+
+    key: Mapping[str, Value]
+    work: Callable[[], Any]
+    name: str = ""
+
+    @property
+    def file(self) -> str:
+        """The name of its file, without an ending."""
+        text = json.dumps(self.key, sort_keys=True)
+        return self.name or hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@final
+@dataclass(frozen=True)
+class Failure:
+    """A cell that failed: its key, its error in a sentence, and where in the code it came from."""
+
+    key: Mapping[str, Value]
+    error: str
+    traceback: str = ""
+
+
+def run_cells(
+    cells: Iterable[Cell],
+    *,
+    op: str,
+    done: Mapping[str, State],
+    on_end: Callable[[Cell, State], None],
+    progress: bool = True,
+    ray: str | None = None,
+) -> tuple[list[State], list[Failure]]:
+    """Run all cells but those that are `done`.
+
+    A cell that raises is recorded, and the others go on. Each starts from a random state of its own, so that nothing
+    depends on the order in which cells end, nor on where they ran. Processes that share a run (torchrun) cannot go on
+    without each other: there an error ends the run.
+
+    Args:
+        cells: Each with a key and file of its own.
+        op: Named in errors.
+        done: File -> what cells gave before; see `Shelf.read`.
+        on_end: Called here with each cell that ended and what it gave, in the order in which they end.
+        progress: Show how many cells ended and the time left.
+        ray: Run the cells as tasks of Ray: on a cluster of this machine alone ("local"), on the one that runs here
+            ("auto"), or at an address; a cell whose worker died is tried again. None: in this process, one by one.
+
+    Returns:
+        What all cells gave, in their order, without those that failed; and those.
+
+    Raises:
+        ConfigError: If two cells have the same key, or no cluster answers.
+        MissingExtraError: If `ray` is given and Ray is not installed.
+    """
+    listed = list(cells)
+    files = [cell.file for cell in listed]
+    if len(set(files)) < len(files):
+        twice = next(cell.key for number, cell in enumerate(listed) if files.index(files[number]) < number)
+        raise ConfigError(f"{op}: two cells have the key {dict(twice)}; each must have one of its own.")
+    outcomes: dict[int, State | Failure] = {n: done[file] for n, file in enumerate(files) if file in done}
+    todo = {number: cell for number, cell in enumerate(listed) if number not in outcomes}
+    ended = _in_process(todo, op) if ray is None or not todo else as_ray_tasks(_outcome, _died, todo, ray, op)
+    total, first = len(listed), len(outcomes)
+    for number, outcome in progress_bar(ended, show=progress, desc="cells", total=total, initial=first):
+        outcomes[number] = outcome
+        if not isinstance(outcome, Failure):
+            on_end(listed[number], outcome)
+    inorder = [outcome for _, outcome in sorted(outcomes.items())]
+    states = [outcome for outcome in inorder if not isinstance(outcome, Failure)]
+    return states, [outcome for outcome in inorder if isinstance(outcome, Failure)]
+
+
+def _in_process(todo: Mapping[int, Cell], op: str) -> Iterator[tuple[int, State | Failure]]:
+    for number, cell in todo.items():
+        yield number, _outcome(cell, op)
+
+
+def _outcome(cell: Cell, op: str) -> State | Failure:
+    """What a cell gives, as JSON gives it back; or how it failed."""
+    try:
+        with torch.random.fork_rng(), memory_errors(op):
+            seed_torch(derive_seed(cell.file))
+            found = cell.work()
+        return json.loads(json.dumps(to_jsonable_python(found, fallback=_plain)))
+    except Exception as error:
+        if world_size() > 1:
+            raise
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        kind = "" if isinstance(error, LaminaError) else f"{type(error).__name__}: "
+        return Failure(dict(cell.key), f"{kind}{error}{notes}", traceback.format_exc())
+
+
+def _died(cell: Cell, reason: str) -> Failure:
+    """A cell whose worker died each time."""
+    return Failure(dict(cell.key), reason)
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy or PyTorch as one of Python."""
+    return value.item()
+
+
+@final
+class Shelf:
+    """A folder with a file for each cell that ended, written whole, which knows what it depends on.
+
+    Args:
+        folder: Where the files are.
+        run: What the work of a cell depends on besides its key, JSON-ready; see `lamina.train.identity.difference`.
+        op: Named in errors.
+        what: What errors call the whole: "study" or "run".
+    """
+
+    def __init__(self, folder: Path, run: Callable[[Cell], Mapping[str, Any]], *, op: str, what: str) -> None:
+        self._folder, self._run, self._op, self._what = folder, run, op, what
+
+    def path(self, cell: Cell) -> Path:
+        """The file of a cell."""
+        return self._folder / f"{cell.file}.json"
+
+    def read(self, cells: Iterable[Cell]) -> dict[str, State]:
+        """File -> what the cell gave, of those that ended.
+
+        Raises:
+            StoreError: If a file is damaged.
+            ConfigError: If it is of a run that depends on something else; says on what.
+        """
+        return {cell.file: self._read(self.path(cell), cell) for cell in cells if self.path(cell).exists()}
+
+    def _read(self, path: Path, cell: Cell) -> State:
+        try:
+            before, state = unseal(path)
+        except StoreError as error:
+            hint = "Remove it to have it made again."
+            raise StoreError(f"{self._op}: {path} cannot be used ({error}). {hint}") from error
+        if differs := difference(before, json.loads(json.dumps(self._run(cell), default=str))):
+            rule = f"a {self._what} goes on as it began. Give another output folder, or leave resume out"
+            raise ConfigError(f"{self._op}: {path} is of a {self._what} with {differs}; {rule}.")
+        return state
+
+    def write(self, cell: Cell, state: State) -> None:
+        """Keep what a cell gave."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        sweep(self.path(cell))
+        write_text(self.path(cell), seal(self._run(cell), state))
+
+
+def note_failures(folder: Path, failures: Sequence[Failure]) -> None:
+    """Write `failures.json` into an output folder; without failures only over an older one."""
+    if failures or (folder / FAILURES).exists():
+        write_text(folder / FAILURES, json.dumps(list(map(asdict, failures)), indent=1))

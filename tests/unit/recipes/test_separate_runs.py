@@ -1,0 +1,187 @@
+"""Separate runs of a recipe as cells: one that fails stops no other, workers of Ray give what one process gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.cells import needs_ray, run_that_dies
+from tests.support.stored import save_base
+from tests.unit.recipes.test_run import LAST, methods, recipe
+
+from lamina.editing.insert import insert_
+from lamina.errors import ConfigError, LayerIndexError, NotFiniteError, StoreError
+from lamina.recipes import run as runner
+from lamina.recipes.run import run_recipe
+from lamina.recipes.schema import Recipe
+from lamina.store import load, save
+from lamina.train import cells
+
+BAD = {"fit": {"learning_rate": 1e38}}
+OVER = "fit: the (loss|gradient|weight)"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("separate")
+    save_base(folder / "base")
+    for part, count in (("train", 24), ("validation", 8), ("test", 8)):
+        rows = [f"the film is {('bad', 'good')[row % 2]} .\t{('no', 'yes')[row % 2]}\n" for row in range(count)]
+        (folder / f"{part}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
+    return folder
+
+
+def of_two(folder: Path, second: dict[str, Any], **fields: Any) -> Recipe:
+    return methods(folder, {"plain": {}, "other": second, "cut": {"edits": [{"truncate": {"keep": 1}}]}}, **fields)
+
+
+# A run that fails
+
+
+def test_a_run_that_fails_is_recorded_and_the_others_go_on(folder: Path, tmp_path: Path):
+    run = run_recipe(of_two(folder, BAD), data=folder, output=tmp_path)
+    (failure,) = run.failures
+    assert failure.key == {"run": "film-other-0"}
+    assert re.match(OVER, failure.error)
+    assert [row["method"] for row in run.table] == ["plain", "cut"]
+    assert [row["reader"] for row in run.rows] == ["film-plain-0", "film-cut-0"]
+    assert [cell.row for cell in run.report.tables[0].cells] == ["plain", "cut"]
+    (noted,) = json.loads((tmp_path / "failures.json").read_text())
+    assert (noted["key"], noted["error"]) == (failure.key, failure.error)
+    assert "NotFiniteError" in noted["traceback"]
+    assert len(json.loads((tmp_path / "table.json").read_text())) == 2
+
+
+def test_what_failed_is_run_again_and_nothing_else(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    real, failing, trained = runner.train, [True], []
+
+    def train(model: Any, tasks: Any, *args: Any, **how: Any) -> Any:
+        trained.append(*tasks)
+        if trained[-1] == "film-other-0" and failing:
+            raise MemoryError("Unable to allocate 8.00 PiB for an array")
+        return real(model, tasks, *args, **how)
+
+    monkeypatch.setattr(runner, "train", train)
+    (failure,) = run_recipe(of_two(folder, {}), data=folder, output=tmp_path).failures
+    assert failure.error.startswith("recipe: 8.00 PiB more of memory could not be had. Use a smaller batch_size")
+    failing.clear()
+    whole = run_recipe(of_two(folder, {}), data=folder, output=tmp_path, resume=True)
+    assert trained == ["film-plain-0", "film-other-0", "film-cut-0", "film-other-0"]
+    assert (len(whole.table), whole.failures) == (3, [])
+    assert json.loads((tmp_path / "failures.json").read_text()) == []
+
+
+def test_no_run_that_ends_is_an_error(folder: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match=rf"recipe: none of 2 runs came to its end; the first, film-a-0: {OVER}"):
+        run_recipe(methods(folder, {"a": BAD, "b": BAD}), data=folder, output=tmp_path)
+    assert len(json.loads((tmp_path / "failures.json").read_text())) == 2
+    assert not (tmp_path / "table.json").exists()
+
+
+def test_processes_that_share_a_run_end_with_its_error(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cells, "world_size", lambda: 2)
+    with pytest.raises(NotFiniteError, match=OVER):
+        run_recipe(of_two(folder, BAD), data=folder)
+
+
+def test_an_edit_that_cannot_be_made_is_refused_before_anything_is_trained(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(runner, "train", None)
+    edits = [{"insert": {"layers": "1-9"}}]
+    with pytest.raises(LayerIndexError, match=r"layer 9 does not exist"):
+        run_recipe(of_two(folder, {"edits": edits}), data=folder, output=tmp_path)
+    assert not (tmp_path / "failures.json").exists()
+
+
+def test_a_model_that_was_edited_before_is_trained(folder: Path, tmp_path: Path):
+    model, tokenizer = load(str(folder / "base"))
+    insert_(model, "ffn")
+    save(model, tmp_path / "base", tokenizer)
+    made = methods(tmp_path, {"frozen": {"edits": [{"freeze": {"train": "inserted"}}]}})
+    assert run_recipe(made, data=folder).rows[0]["trained"] > 0
+
+
+# The model that is kept
+
+
+def test_of_equal_models_the_first_of_the_recipe_is_kept_whichever_ended_last(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made = methods(folder, {"plain": {"fit": {"epochs": 8}}, "same": {"fit": {"epochs": 9}}})
+    real, failing = runner.train, [True]
+
+    def train(model: Any, tasks: Any, *args: Any, **how: Any) -> Any:
+        if failing and "film-plain-0" in tasks:
+            raise ValueError("not yet")
+        return real(model, tasks, *args, **how)
+
+    monkeypatch.setattr(runner, "train", train)
+    run_recipe(made, data=folder, output=tmp_path)
+    other = load(tmp_path / "models" / "film", "sequence_classification")[0].state_dict()
+    failing.clear()
+    run = run_recipe(made, data=folder, output=tmp_path, resume=True)
+    assert run.rows[0]["score"] == run.rows[1]["score"] == 1.0
+    own = load(tmp_path / "models" / "film", "sequence_classification")[0].state_dict()
+    assert not torch.equal(own["classifier.weight"], other["classifier.weight"])
+    assert {path.suffix for path in (tmp_path / "separate").iterdir()} == {".json"}
+
+
+def test_a_model_that_is_not_where_its_worker_wrote_it_is_an_error(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("lamina.recipes.separate.save", lambda *_: None)
+    with pytest.raises(StoreError, match=r"the model of film-plain-0 is not in .*film-plain-0\.model, .*keep: none"):
+        run_recipe(methods(folder, {"plain": {}}), data=folder, output=tmp_path)
+
+
+# Workers
+
+
+def test_readers_that_share_a_pass_go_to_no_workers(folder: Path):
+    with pytest.raises(ConfigError, match=r"ray is given; the readers of the recipe share .* separately: true"):
+        run_recipe(recipe(folder, {"last": LAST}), data=folder, ray="local")
+
+
+def steps(folder: Path) -> dict[str, int]:
+    return {path.stem: len(path.read_text().splitlines()) for path in sorted(folder.glob("*.runs"))}
+
+
+@needs_ray
+def test_a_run_whose_worker_was_killed_goes_on_from_its_checkpoint(
+    folder: Path, tmp_path: Path, two_workers: None, monkeypatch: pytest.MonkeyPatch
+):
+    """Relative paths too."""
+    monkeypatch.chdir(folder)
+    fit = {"epochs": 2, "batch_size": 8, "learning_rate": 0.01, "progress": False, "save_steps": 1}
+    made = methods(Path(), {"plain": {}, "cut": {"edits": [{"truncate": {"keep": 1}}]}}, fit=fit, seeds=[0, 1])
+    whole = run_recipe(made, data=".", output=tmp_path / "here")
+    (notes := tmp_path / "notes").mkdir()
+    monkeypatch.setattr(runner, "_in_worker", partial(run_that_dies, str(notes), "film-plain-1", 5))
+    spread = run_recipe(made, data=".", output=tmp_path / "there", ray="auto")
+    assert (spread.table, spread.rows, spread.history) == (whole.table, whole.rows, whole.history)
+    assert (spread.failures, spread.steps) == ([], whole.steps)
+    assert steps(notes) == {"film-cut-0": 6, "film-cut-1": 6, "film-plain-0": 6, "film-plain-1": 7}  # one step twice
+    workers = {pid for path in notes.glob("*.runs") for pid in path.read_text().split()}
+    assert len(workers) > 1
+    assert str(os.getpid()) not in workers
+    best, same = (load(tmp_path / place / "models" / "film")[0].state_dict() for place in ("here", "there"))
+    assert best.keys() == same.keys()
+    assert all(torch.equal(value, same[name]) for name, value in best.items())
+    assert {path.suffix for path in (tmp_path / "there" / "separate").iterdir()} == {".json"}
+    monkeypatch.setattr(runner, "train", None)
+    assert run_recipe(made, data=".", output=tmp_path / "there", resume=True).table == whole.table
+
+
+@needs_ray
+def test_separate_readers_on_workers_and_without_an_output(folder: Path, two_workers: None):
+    made = recipe(folder, {"last": LAST, "more": {**LAST, "learning_rate": 0.1}}, separately=True)
+    whole = run_recipe(made, data=folder)
+    spread = run_recipe(made, data=folder, ray="auto")
+    assert (spread.rows, spread.importances) == (whole.rows, whole.importances)
