@@ -23,8 +23,8 @@ IGNORE = -100  # the label of a position that has none, as in transformers
 
 
 @runtime_checkable
-class ReadTask(Protocol):
-    """What a reader must know of a task: of a `Task`, or of what is known of one before its data is read."""
+class TaskLike(Protocol):
+    """What a kind must know of a task: of a `Task`, or of a reader's head where nothing is trained."""
 
     @property
     def kind(self) -> str:
@@ -40,6 +40,11 @@ class ReadTask(Protocol):
     def labels(self) -> Sequence[str]:
         """Class names in the order of their ids."""
         ...
+
+
+@runtime_checkable
+class ReadTask(TaskLike, Protocol):
+    """What a reader must know of a task: of a `Task`, or of what is known of one before its data is read."""
 
     @property
     def pairs(self) -> bool:

@@ -32,6 +32,7 @@ from lamina.train.grid import MOST_RUNS, check_count, expand, full_key, keys_of
 from lamina.train.options import FitOptions, Seed
 
 if TYPE_CHECKING:
+    from lamina.fusion.base import FusionConfig
     from lamina.heads.base import ReadTask
     from lamina.recipes.located import YamlFile
     from lamina.registry import Registry
@@ -71,7 +72,7 @@ class ReaderRecipe(Strict):
 
     def template(self, task: ReadTask) -> Reader:
         """The reader before its grid, for a task."""
-        if self.fusion.get("name") == "default":
+        if (fusion := self._fusion()) is None:
             if self.head or len(self.fusion) > 1:
                 raise ConfigError("reader: the default reader has settings of its own; give none, or name a fusion.")
             return replace(Reader.default(task), stack=self.stack)
@@ -80,7 +81,11 @@ class ReaderRecipe(Strict):
         if kind_of(task.kind).has_classes:
             given["labels"] = task.labels
         head = {"name": task.kind, **{key: value for key, value in given.items() if key in known}, **self.head}
-        return Reader(_build(FUSIONS, self.fusion), _build(HEADS, head), self.stack)
+        return Reader(fusion, _build(HEADS, head), self.stack)
+
+    def _fusion(self) -> FusionConfig | None:
+        """None: that of the default reader."""
+        return None if self.fusion.get("name") == "default" else _build(FUSIONS, self.fusion)
 
     def keys(self, task: ReadTask) -> list[str]:
         """Every key that the grid may have."""
@@ -89,9 +94,8 @@ class ReaderRecipe(Strict):
 
     def check(self, task: ReadTask) -> None:
         """Build everything that the reader and its grid name; a ValidationError says where something does not fit."""
-        if self.fusion.get("name") != "default":
-            with at("fusion", blame=self.fusion):
-                _build(FUSIONS, self.fusion)
+        with at("fusion", blame=self.fusion):
+            self._fusion()
         with at("head", blame=self.head):
             template = self.template(task)
         with at("grid", blame=self.grid):

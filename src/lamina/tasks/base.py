@@ -18,6 +18,7 @@ from torch import Tensor
 from lamina.data.arrow import Column
 from lamina.data.read import Table, read_table
 from lamina.errors import ConfigError
+from lamina.heads.base import TaskLike
 from lamina.tasks import kind_of
 from lamina.tasks.split import Split
 from lamina.utils import check_range
@@ -27,26 +28,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PARTS = ("train", "validation", "test")
-
-
-@runtime_checkable
-class TaskLike(Protocol):
-    """What a kind must know of a task: of a `Task`, or of a reader's head where nothing is trained."""
-
-    @property
-    def kind(self) -> str:
-        """Name of its kind."""
-        ...
-
-    @property
-    def problem_type(self) -> str:
-        """Which of the kind's problems it is."""
-        ...
-
-    @property
-    def labels(self) -> Sequence[str]:
-        """Class names in the order of their ids."""
-        ...
 
 
 @runtime_checkable
