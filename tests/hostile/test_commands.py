@@ -207,7 +207,7 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
             *of((*METHOD, "--resume"), "tuned/separate/film-plain-0.json", passes=NOTHING),
             *of(METHOD, "tuned/separate", "tuned/models", passes={"missing", "folder"}),
         ],
-        **dict.fromkeys(("sweep", "dry_run", "resume", "progress")),
+        **dict.fromkeys(("sweep", "dry_run", "resume", "ray", "progress")),
     },
     "evaluate": {
         "bank_or_model": of(EVALUATE, *BANK_FILES),
