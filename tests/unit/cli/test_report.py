@@ -56,7 +56,7 @@ def test_training_draws_and_the_report_prints_the_paper_s_table(lamina: Lamina, 
 
 def test_json(lamina: Lamina, recipe: Path):
     found = json.loads(train(lamina, recipe, "--json").out)
-    assert found.keys() == {"table", "seconds", "steps", "output"}
+    assert found.keys() == {"table", "seconds", "steps", "output", "failures"}
     found = json.loads(lamina("report", recipe.parent / "out", "--json").out)
     assert found.keys() == {"tables", "figures", "files", "format"}
     assert {(point["series"], point["x"]) for point in found["figures"][0]["points"]} == {
