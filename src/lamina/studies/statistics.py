@@ -66,7 +66,8 @@ class Difference:
         facts = f"({interval}, {n}, {self.seeds} seeds, {name} {_p_value(p)})"
         if self.conclusive:
             return f"{one} is ahead of {two} by {_number(abs(self.value))} {facts}."
-        return f"{one} and {two} cannot be told apart: the difference is {_number(self.value)} {facts}."
+        among = " among so many comparisons" if self.low * self.high > 0 and self.holm is not None else ""
+        return f"{one} and {two} cannot be told apart{among}: the difference is {_number(self.value)} {facts}."
 
 
 def paired_bootstrap(

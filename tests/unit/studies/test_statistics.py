@@ -106,6 +106,9 @@ def test_the_sentence_says_what_is_not_known():
     assert str(unsure) == f"A and B cannot be told apart: the difference is 0.012 {facts}."
     many = corrected([_difference(0.012, 0.003, 0.021, 0.04), _difference(0.01, 0.001, 0.02, 0.04)])
     assert [one.conclusive for one in many] == [False, False]
+    assert str(many[0]).startswith(
+        "A and B cannot be told apart among so many comparisons: the difference is 0.012 (95 % 0.003"
+    )
 
 
 def test_one_seed_claims_no_interval():
