@@ -65,6 +65,7 @@ class ColumnSpec:
     labels: tuple[str, ...] | None = None  # class names in the order of their ids; None: read off the train part
     problem_type: str | None = None  # None: read off the labels
     missing_labels: str = "error"  # what becomes of rows without a label: "error" or "drop"
+    by_row: bool = False  # as of a `Task`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ class EncodeOptions:
     max_target_length: int = 128  # tokens of a text to write
     augment: bool = False  # crop and flip training images at random
     add_prefix_space: bool = False  # read the first word of a text as any other
-    by_row: bool = False  # hide tokens of each row by itself, not of blocks of joined rows
+    by_row: bool = False  # read each row by itself, not blocks of joined rows
     image_size: int | None = None  # pixels of an image's width and height; None: as the processor has it
 
 
@@ -338,6 +339,12 @@ class Kind(ABC):
     ) -> Any:
         """A model's outputs for a batch without labels, as `Results.add` takes them."""
         return model(**batch).logits  # pyright: ignore[reportCallIssue]
+
+    def predict_outputs(
+        self, model: PreTrainedModel, batch: Mapping[str, Tensor], processor: Any, options: GenerationOptions
+    ) -> Any:
+        """What a model answers with where the inputs make no labels, as to predict; by default its outputs."""
+        return self.outputs(model, batch, processor, options)
 
     # From outputs to scores and answers
 

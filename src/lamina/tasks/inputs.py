@@ -42,6 +42,14 @@ class Windows:
         """Equal for equal tokens in equal rows."""
         return self.encoded.digest
 
+    @property
+    def uncacheable(self) -> str | None:
+        """Only texts with an attention mask are cached."""
+        keys = set(self.encoded.keys)
+        if "attention_mask" in keys and keys <= _CACHED:
+            return None
+        return f"the inputs are {', '.join(self.encoded.keys)}; only texts with an attention mask are cached"
+
 
 @final
 @dataclass(frozen=True)
@@ -55,14 +63,6 @@ class TextInputs(Windows):
         windows, how = options.windows, {"max_length": options.max_length, "stride": options.stride}
         how["add_prefix_space"] = options.add_prefix_space
         return cls(encode(split.texts, processor, windows=windows, offsets=windows, **how), processor)
-
-    @property
-    def uncacheable(self) -> str | None:
-        """Only texts with an attention mask are cached."""
-        keys = set(self.encoded.keys)
-        if "attention_mask" in keys and keys <= _CACHED:
-            return None
-        return f"the inputs are {', '.join(self.encoded.keys)}; only texts with an attention mask are cached"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Some windows, padded to the longest on the right."""

@@ -28,11 +28,11 @@ class Task:
     """Labelled examples, and what is asked about them.
 
     Attributes:
-        kind: "sequence_classification", "token_classification", "masked_lm", "summarization", "translation",
-            "image_classification", or another that is registered in `lamina.tasks.KINDS`.
+        kind: "sequence_classification", "token_classification", "masked_lm", "causal_lm", "summarization",
+            "translation", "image_classification", or another that is registered in `lamina.tasks.KINDS`.
         problem_type: "classification", "regression", "multi_label", or "generation" where texts are to be written.
-        labels: Class names in the order of their ids; regression: the score's name; "masked_lm": ("token",);
-            where texts are to be written: ("text",).
+        labels: Class names in the order of their ids; regression: the score's name; "masked_lm" and "causal_lm":
+            ("token",); where texts are to be written: ("text",).
         metric: The metric that picks the best checkpoint; see `lamina.tasks.metrics.better`.
         metrics: All metrics that are reported.
         splits: "train", "validation" and perhaps "test".
@@ -40,7 +40,7 @@ class Task:
         image_size: Pixels of the width and height that images are brought to; None: as the image processor has it.
         subsampled: How the train part was drawn from a larger one, if it was, JSON-ready: "per_class", "fraction" or
             "rows" as asked, "of" how many rows, "stratified" and "seed"; "before" it an earlier subsample.
-        by_row: Of "masked_lm": each row is read by itself; else rows are joined and cut into blocks.
+        by_row: Of "masked_lm" and "causal_lm": each row is read by itself; else rows are joined and cut into blocks.
         label_all_tokens: Of "token_classification": all sub-tokens of a word are learnt from, not the first alone.
     """
 
@@ -115,9 +115,16 @@ class Task:
         Raises:
             ConfigError: If the rows are images.
         """
+        return self._of_running_text("masked_lm", "mlm", rows=rows)
+
+    def causal_lm(self, *, rows: bool = False) -> Task:
+        """The same as a task of causal language modelling, "<name>-clm"; `rows` as of `masked_lm`."""
+        return self._of_running_text("causal_lm", "clm", rows=rows)
+
+    def _of_running_text(self, kind: str, short: str, *, rows: bool) -> Task:
         if kind_of(self.kind).processor != "tokenizer":
-            raise ConfigError(f"task {self.name}: a task of kind {self.kind} has no texts; masked_lm needs some.")
-        task = _assemble(ColumnSpec("masked_lm", "text", "label"), {}, metrics=None, name=f"{self.name}-mlm")
+            raise ConfigError(f"task {self.name}: a task of kind {self.kind} has no texts; {kind} needs some.")
+        task = _assemble(ColumnSpec(kind, "text", "label"), {}, metrics=None, name=f"{self.name}-{short}")
         splits = {name: split.without_labels(rows=rows) for name, split in self.splits.items()}
         return replace(task, splits=splits, subsampled=self.subsampled, by_row=rows)
 
@@ -170,6 +177,7 @@ class Task:
         limit_validation: int | None = None,
         seed: int = 0,
         image_size: int | None = None,
+        by_row: bool = False,
     ) -> Task:
         """Read a task from TSV, CSV, JSONL, Parquet, CoNLL-column or plain text files, or from images.
 
@@ -179,7 +187,7 @@ class Task:
                 lines belong together, the texts to read and those to write. For "image_classification" a folder
                 with a folder of images per class, or a tar of one.
             validation: Rows to choose by; without them a tenth of `train` is set aside, class by class; of running
-                text ("masked_lm") its last tenth.
+                text (in blocks) its last tenth.
             test: Rows that only `evaluate` looks at.
             text: Column of the text, or of the list of words. In CoNLL files its number (default 0). In plain text
                 every line that is not blank is a row. "translation.en" is what objects in column "translation" have
@@ -202,19 +210,21 @@ class Task:
             seed: Decides which rows are set aside and which are drawn.
             image_size: Pixels of the width and height that images are brought to; by default as the image processor
                 has it. A model that is built for another size interpolates its position embeddings, if it can.
+            by_row: Of running text ("masked_lm", "causal_lm"): read each row by itself; else rows are joined and cut
+                into blocks of the model's length.
 
         Raises:
             DataError: If a file, row, column or label does not fit; names it.
             UnknownNameError: If there is no such kind, problem type or metric.
             ConfigError: If a limit or `image_size` is below 1, a label is named twice, or a kind reads no pairs, has no
-                tags or no images.
+                tags, no images or no running text.
         """
         given = zip(PARTS, (train, validation, test), strict=True)
         sources = {part: source for part, source in given if source is not None}
         if not sources:
             raise DataError("task: no file was given; it needs `train`, `validation` or `test`.")
         classes = None if labels is None else tuple(labels)
-        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels)
+        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels, by_row)
         tables = {part: kind_of(kind).read(source, spec) for part, source in sources.items()}
         first = next(iter(sources.values()))
         name = name or Path(first if isinstance(first, str | Path) else first[0]).stem
@@ -240,6 +250,7 @@ class Task:
         limit_validation: int | None = None,
         seed: int = 0,
         image_size: int | None = None,
+        by_row: bool = False,
     ) -> Task:
         """Make a task of data that is at hand; arguments and errors are those of `from_files`, but for these.
 
@@ -265,7 +276,7 @@ class Task:
         if labels is None and kind_of(kind).has_classes and not isinstance(first, Mapping):
             labels = class_names(first, label)
         classes = None if labels is None else tuple(labels)
-        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels)
+        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels, by_row)
         tables = {part: kind_of(kind).from_rows(f"{name}/{part}", rows, spec) for part, rows in parts.items()}
         more: dict[str, Any] = {"limits": (limit, limit_validation), "label_all_tokens": label_all_tokens}
         return _assemble(spec, tables, metrics=metric, name=name, seed=seed, **more).sized(image_size)
@@ -355,7 +366,8 @@ def _assemble(
         check_known("task", [] if first is None else [first], known, "metric")
         metrics = tuple(sorted(known, key=lambda name: name != first))
     ordered = {part: splits[part] for part in PARTS if part in splits}
-    task = Task(spec.kind, problem_type, labels, metrics[0], metrics, ordered, name, label_all_tokens=label_all_tokens)
+    more = {"label_all_tokens": label_all_tokens, "by_row": spec.by_row}
+    task = Task(spec.kind, problem_type, labels, metrics[0], metrics, ordered, name, **more)
     if "train" in splits and "validation" not in splits:
         task = task.held_out(seed)
     if "validation" in task.splits:
@@ -382,5 +394,7 @@ def _check_spec(spec: ColumnSpec) -> None:
         check_known("task", [spec.problem_type], kind.problem_types, "problem type")
     if labels is not None and (not labels or len(set(labels)) < len(labels)):
         raise ConfigError(f"task: labels are {', '.join(labels) or 'none'}; every class has a name of its own.")
+    if spec.by_row and not kind.sequential:
+        raise ConfigError(f"task: by_row is set for a task of kind {spec.kind}; it is for running text.")
     if spec.text_pair is not None and not kind.reads_pairs:
         raise ConfigError(f"task: text_pair is '{spec.text_pair}'; a task of kind {spec.kind} reads one text a row.")
