@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -13,12 +13,15 @@ from torch import Tensor
 
 from lamina.data.batches import padding_of, tokenizer_of
 from lamina.data.encode import encode, length_limit
-from lamina.data.windows import IGNORED
+from lamina.data.read import Table
+from lamina.data.windows import IGNORED, Encoded
 from lamina.errors import ConfigError
 from lamina.layers import stacks
 from lamina.layers.causality import is_causal
-from lamina.tasks.base import EncodeOptions, GenerationOptions, Results, TaskLike, checked_texts
-from lamina.tasks.inputs import TextInputs, Windows, check_tokenizer
+from lamina.tasks import labels as lab
+from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, Results, TaskLike, checked_texts
+from lamina.tasks.chats import Chat, Span, chat_problem, chat_split, chats_of, is_chat, render
+from lamina.tasks.inputs import SteadyWindows, TextInputs, WordTargets, check_tokenizer
 from lamina.tasks.running_text import RunningTextKind, best_tokens, candidates, encode_running, has_nan
 from lamina.tasks.split import Split
 from lamina.tasks.text_to_text import generate, texts_of
@@ -32,14 +35,18 @@ logger = logging.getLogger(__name__)
 
 @final
 @dataclass(frozen=True)
-class CausalInputs(Windows):
+class CausalInputs(SteadyWindows):
     """Blocks of running text, or rows by themselves, with the token that follows each; an `Inputs`."""
 
+    replies: WordTargets | None = None  # 1 at the tokens of replies, which alone are learnt; None: all are
+
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Some blocks or rows; "labels" holds the next token of each, and -100 at the last and at padding."""
+        """Some blocks or rows; "labels" holds the next token of each, and -100 where none is learnt."""
         batch = self.encoded.batch(rows, padding_of(self.processor))
         ids, lengths = batch["input_ids"], torch.from_numpy(self.encoded.lengths[list(rows)]).unsqueeze(1)
         told = torch.arange(ids.shape[1]).expand_as(ids) < lengths
+        if self.replies is not None:
+            told = told & (self.replies.tensor(rows) == 1)
         return {**batch, "labels": shifted(ids.where(told, IGNORED), -1)}
 
 
@@ -57,15 +64,47 @@ class CausalLMKind(RunningTextKind):
     name = "causal_lm"
     auto_class = base_class = "AutoModelForCausalLM"
     inputs = predict_inputs = "causal_text"
+    reads_pairs = True
+
+    def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
+        """Texts, or by row prompts with replies (`text_pair`) or chats, lists of messages (by default "messages").
+
+        A row without a reply, or with a blank one, is one without a label.
+        """
+        if any("messages" in table.columns for table in tables.values()):
+            spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "messages", tables))
+        first = next(iter(tables.values()), None)
+        if spec.text_pair is not None:
+            splits = {part: _pairs(table, spec) for part, table in tables.items()}
+        elif first is not None and any(map(is_chat, first.columns.get(str(spec.text), ())[:1])):
+            splits = {part: chats_of(table, spec) for part, table in tables.items()}
+        else:
+            return super().build(spec, tables)
+        spec = lab.without_classes(spec, ("token",), "classification", "the replies' own tokens")
+        return replace(spec, by_row=True), splits
 
     def encode(self, split: Split, processor: Any, options: EncodeOptions) -> CausalInputs | TextInputs:
         """Blocks of the joined texts, or rows by themselves; to predict, the last tokens of each text."""
         check_tokenizer(processor)
-        if options.part != "predict":
-            return CausalInputs(encode_running(split, processor, options), processor)
+        chats = len(split) > 0 and isinstance(split.texts[0], Chat)
+        reader: Any = _AsWritten(processor) if chats else processor
         how: dict[str, Any] = {"max_length": options.max_length, "add_prefix_space": options.add_prefix_space}
-        with _kept_end(processor):
-            return TextInputs(encode(split.texts, processor, offsets=False, **how), processor)
+        if options.part == "predict":
+            texts = [render(chat, processor, prompt=True)[0] for chat in split.texts] if chats else split.texts
+            with _kept_end(processor):
+                return TextInputs(encode(texts, reader, offsets=False, **how), processor)
+        if not chats and not split.pairs:
+            return CausalInputs(encode_running(split, processor, options), processor)
+        if not tokenizer_of(processor).is_fast:
+            what = (
+                f"{type(tokenizer_of(processor)).__name__} is a slow tokenizer; replies are found by character offsets"
+            )
+            raise ConfigError(f"causal_lm: {what}, which only fast ones give. Take a model that has a fast one.")
+        told = (render(chat, processor) for chat in split.texts) if chats else _joined(split.texts, processor)
+        texts, spans = zip(*told, strict=True)
+        encoded = encode(texts, reader, **how)
+        marks = _marks(encoded, spans, end=not chats and _adds_end(processor))
+        return CausalInputs(encoded, processor, WordTargets(marks))
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
         """It must write, in one stack, and no token of it see later ones."""
@@ -103,12 +142,56 @@ class CausalLMKind(RunningTextKind):
         return [whole.removeprefix(text) for whole, text in zip(*both, strict=True)]  # with the blank between the two
 
     def examples(self, raw: Sequence[Any], processor: Any) -> Split:
-        """Texts."""
-        return Split.of(checked_texts(raw, pairs=False))
+        """Texts, or chats that a reply is to be written to."""
+        if not len(raw) or not is_chat(raw[0]):
+            return Split.of(checked_texts(raw, pairs=False))
+        for number, chat in enumerate(raw):
+            if problem := chat_problem(chat):
+                raise ConfigError(f"predict: entry {number} {problem}.")
+        return chat_split(raw)
 
     def answers(self, task: TaskLike, split: Split, inputs: Any, processor: Any) -> Results:
         """Of a model "text", what it writes after the text; of a reader "candidates" for the next token, best first."""
         return _Continuations(inputs, processor)
+
+
+def _pairs(table: Table, spec: ColumnSpec) -> Split:
+    """Prompts with their replies."""
+    told = lab.labelled({"": table}, replace(spec, label=spec.text_pair or ""), texts=True)[""]
+    return Split.of(zip(lab.texts(told, spec.text), lab.texts(told, spec.text_pair or ""), strict=True))
+
+
+class _AsWritten:
+    """A tokenizer that adds no special tokens, as to the text of a chat template, which has them."""
+
+    def __init__(self, processor: Any) -> None:
+        self._tokenizer: Any = tokenizer_of(processor)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, texts: list[str], **options: Any) -> Any:
+        return self._tokenizer(texts, add_special_tokens=False, **options)
+
+
+def _adds_end(processor: Any) -> bool:
+    """Whether a tokenizer puts its end token behind every text."""
+    tokenizer = tokenizer_of(processor)
+    return tokenizer.eos_token is not None and tokenizer("a")["input_ids"][-1] == tokenizer.eos_token_id
+
+
+def _joined(pairs: Iterable[tuple[str, str]], processor: Any) -> Iterator[tuple[str, list[Span]]]:
+    """Each prompt with its reply behind it, as they stand, and the end token, unless the tokenizer adds one itself."""
+    end = "" if _adds_end(processor) else tokenizer_of(processor).eos_token or ""
+    for prompt, reply in pairs:
+        yield prompt + reply + end, [(len(prompt), len(prompt + reply + end))]
+
+
+def _marks(encoded: Encoded, spans: Sequence[Sequence[Span]], *, end: bool) -> Iterator[list[int]]:
+    """1 at the tokens that start inside one of their text's spans, and (`end`) at the last of all; 0 at the others."""
+    for text, offsets in zip(encoded.text.tolist(), encoded.offsets, strict=True):
+        row = [int(any(at <= start < stop for at, stop in spans[text]) and start < over) for start, over in offsets]
+        yield [*row[:-1], 1] if end else row
 
 
 @contextmanager

@@ -118,7 +118,7 @@ class Task:
         return self._of_running_text("masked_lm", "mlm", rows=rows)
 
     def causal_lm(self, *, rows: bool = False) -> Task:
-        """The same as a task of causal language modelling, "<name>-clm"; `rows` as of `masked_lm`."""
+        """The same as a task of causal language modelling, "<name>-clm"; of pairs in `rows` the second is a reply."""
         return self._of_running_text("causal_lm", "clm", rows=rows)
 
     def _of_running_text(self, kind: str, short: str, *, rows: bool) -> Task:
@@ -192,7 +192,7 @@ class Task:
             text: Column of the text, or of the list of words. In CoNLL files its number (default 0). In plain text
                 every line that is not blank is a row. "translation.en" is what objects in column "translation" have
                 under "en".
-            text_pair: Column of the second text of sentence-pair tasks.
+            text_pair: Column of the second text of sentence-pair tasks; of "causal_lm" that of replies to `text`.
             label: Column of the label, of the list of tags, or of the text to write; in CoNLL files a number (default
                 the last).
             labels: Class names in the order of their ids (one that no training row has is named in a warning); by
@@ -366,7 +366,7 @@ def _assemble(
         check_known("task", [] if first is None else [first], known, "metric")
         metrics = tuple(sorted(known, key=lambda name: name != first))
     ordered = {part: splits[part] for part in PARTS if part in splits}
-    more = {"label_all_tokens": label_all_tokens, "by_row": spec.by_row}
+    more: dict[str, Any] = {"label_all_tokens": label_all_tokens, "by_row": spec.by_row}
     task = Task(spec.kind, problem_type, labels, metrics[0], metrics, ordered, name, **more)
     if "train" in splits and "validation" not in splits:
         task = task.held_out(seed)

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, final
 
-import pyarrow as pa
 import regex
 import torch
 from torch import Tensor
 
-from lamina.data.arrow import Ragged, chunks, dataset_of
-from lamina.data.batches import pad
 from lamina.data.read import Table
-from lamina.data.windows import IGNORED, word_labels, word_places
+from lamina.data.windows import word_labels, word_places
 from lamina.layers.finite import first_bad_row
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, LabelledTask, Results, TaskLike, checked_texts
 from lamina.tasks.error_examples import error_rows, wrong_spans
-from lamina.tasks.inputs import ClassKind, TextInputs
+from lamina.tasks.inputs import ClassKind, TextInputs, WordTargets
 from lamina.tasks.metrics import class_table, score_tags, span_table
 from lamina.tasks.split import Split
 from lamina.tasks.tags import both_ends, continued, is_iob, marks_spans, to_iob2
@@ -102,20 +99,6 @@ class TokenClassificationKind(ClassKind):
         """Texts, whose words are found by their letters and signs."""
         texts = checked_texts(raw, pairs=False)
         return Split.of(texts, words=map(word_spans, texts))
-
-
-@final
-class WordTargets:
-    """A label for every token of every row, in Arrow; a `Targets`."""
-
-    def __init__(self, labels: Iterable[Sequence[int]]) -> None:
-        tables = (pa.table({"label": pa.array(part, pa.list_(pa.int32()))}) for part in chunks(labels))
-        self._rows = dataset_of(tables)  # holds the file that large columns are in
-        self._labels = Ragged(self._rows.data.column("label"))
-
-    def tensor(self, rows: Sequence[int]) -> Tensor:
-        """The labels of some rows `[batch, tokens]`."""
-        return pad([self._labels[row] for row in rows], IGNORED)
 
 
 class _TagResults(Results):

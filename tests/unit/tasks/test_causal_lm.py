@@ -102,7 +102,7 @@ def test_the_whole_models_loss_is_over_the_same_labels():
 
 
 def test_states_of_texts_can_be_kept_from_epoch_to_epoch():
-    banks = {cache: causal_bank("word") for cache in ("on", "off")}
+    banks: dict[Any, ReaderBank] = {cache: causal_bank("word") for cache in ("on", "off")}
     how: dict[str, Any] = {"epochs": 2, "batch_size": 8, "learning_rate": 0.01, "progress": False}
     cached, plain = (fit(bank, {"word": lines()}, cache=cache, **how).table for cache, bank in banks.items())
     assert cached[0]["score"] == pytest.approx(plain[0]["score"], rel=1e-4)
@@ -112,7 +112,8 @@ def test_states_of_texts_can_be_kept_from_epoch_to_epoch():
 
 
 def test_a_model_goes_on_with_each_text_whatever_stands_beside_it():
-    model, tokenizer = causal_model(), causal_tokenizer()
+    model: Any = causal_model()
+    tokenizer = causal_tokenizer()
     together = predict(model, TEXTS, processor=tokenizer, max_target_length=5)
     for text, answer in zip(TEXTS, together, strict=True):
         ids = tokenizer(text, return_tensors="pt")["input_ids"]
