@@ -205,7 +205,7 @@ class TaskRecipe(Strict):
     labels: list[str] | None = None
     metric: str | None = None  # picks the best epoch; by default the usual one of the task
     problem_type: str | None = None
-    missing_labels: Literal["error", "drop"] = "error"  # what becomes of rows without a label
+    missing_labels: Literal["error", "drop", "ignore"] = "error"  # what becomes of rows without a label
     by_row: bool = False  # of running text: read each row by itself, not blocks of joined rows
     label_all_tokens: bool = False  # learn from every sub-token of a word, not from its first alone
     limit: PositiveInt | None = None  # training rows at most

@@ -231,6 +231,7 @@ class Kind(ABC):
     usual_columns: ClassVar[tuple[str, str]] = ("sentence", "label")  # of text and label, where none is named
     other_files: ClassVar[str | None] = None  # what files of other endings hold: "conll", "lines"; None: there are none
     readers: ClassVar[bool] = True  # readers can do it; else only whole models
+    missing: ClassVar[tuple[str, ...]] = ("error", "drop")  # what may become of rows without a label
     takes_prefix: ClassVar[bool] = False  # a text may be put before every example
 
     # From files to examples

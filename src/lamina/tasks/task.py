@@ -19,7 +19,6 @@ from lamina.tasks.split import Split, held_out, limited
 
 logger = logging.getLogger(__name__)
 
-MISSING = ("error", "drop")  # what may become of rows without a label
 Source = str | Path | tuple[str | Path, str | Path] | list[str]  # of a part: a file or folder, or a pair of files
 
 
@@ -192,16 +191,19 @@ class Task:
             text: Column of the text, or of the list of words. In CoNLL files its number (default 0). In plain text
                 every line that is not blank is a row. "translation.en" is what objects in column "translation" have
                 under "en".
-            text_pair: Column of the second text of sentence-pair tasks; of "causal_lm" that of replies to `text`.
+            text_pair: Column of the second text of sentence-pair tasks; of "causal_lm" that of replies to `text`; of
+                "token_classification" that of texts whose spans are labelled, in the light of `text`.
             label: Column of the label, of the list of tags, or of the text to write; in CoNLL files a number (default
-                the last).
+                the last). Of "token_classification" over plain texts, of the list of spans: texts, pairs of characters
+                (from, before), or objects with "start", "end" and "label".
             labels: Class names in the order of their ids (one that no training row has is named in a warning); by
                 default those of `train`, sorted. The files hold these names, or whole numbers that are the ids.
             metric: The metric that picks the best checkpoint; by default the usual one of the problem.
             problem_type: "classification", "regression" (labels with a decimal point) or "multi_label" (lists of
                 labels); by default read off the labels, or what the kind says.
             missing_labels: What becomes of rows without a label (a cell that is empty, null, NaN, or a text such as
-                "NA", "null" or "None" that is none of `labels`): "error", or "drop", with a warning that counts them.
+                "NA", "null" or "None" that is none of `labels`): "error", or "drop", with a warning that counts them;
+                of rows with spans that are not in their text, "ignore" keeps them, without labels.
             label_all_tokens: Of "token_classification": learn from every sub-token of a word, with B- continued as I-,
                 and not from its first alone. Words are scored by their first sub-token either way.
             name: What the task is called; by default the first file's name without its ending.
@@ -389,7 +391,7 @@ def _without_rows(names: Sequence[str], classes: Iterable[Sequence[int]]) -> lis
 
 def _check_spec(spec: ColumnSpec) -> None:
     kind, labels = kind_of(spec.kind), spec.labels
-    check_known("task", [spec.missing_labels], MISSING, "missing_labels")
+    check_known("task", [spec.missing_labels], kind.missing, "missing_labels")
     if spec.problem_type is not None:
         check_known("task", [spec.problem_type], kind.problem_types, "problem type")
     if labels is not None and (not labels or len(set(labels)) < len(labels)):

@@ -216,8 +216,6 @@ def test_what_cannot_be_predicted():
         predict(bank, ["a"], readers=[])
     with pytest.raises(ConfigError, match="predict: the bank has no processor"):
         predict(ReaderBank(tiny_model()), ["a"])
-    with pytest.raises(ConfigError, match=r"(?s)predict: single texts are read here, and pairs were given.*'who'"):
-        predict(bank, [("a", "b")])
     with pytest.raises(ConfigError, match="predict: batch_size is 0; it must be at least 1"):
         predict(bank, ["a"], batch_size=0)
     with pytest.raises(ConfigError, match="predict: kind is 'masked_lm' for a bank; each of its readers has its own"):
