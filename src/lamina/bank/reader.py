@@ -74,6 +74,7 @@ class ReaderModule(nn.Module):
             self.fusion = config.fusion.build_on(model, stack, len(self.layers))
             self.head = config.head.build_on(model, self.fusion.dim)
         self.fusion.check_head(self.head)
+        self.head.check_reads(model, stack, self.fusion)
 
     def seed_dropout(self, device: torch.device) -> None:
         """Start a training pass with this reader's own random numbers; other processes draw others."""
