@@ -25,7 +25,7 @@ from lamina.layers.discovery import pick_stack
 from lamina.layers.finite import first_not_finite
 from lamina.layers.guard import LayerGuard, hold
 from lamina.layers.hooks import StopForward, run_until_stopped
-from lamina.layers.isolation import evaluating
+from lamina.layers.isolation import evaluating, main_device
 from lamina.layers.wrappers import is_compiled, uncompiled, unwrapped
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class ReaderBank(nn.Module, Monitoring, ModelHubMixin):
 
     @property
     def device(self) -> torch.device:
-        """Where the model's parameters are."""
-        return next(self.model.parameters()).device
+        """Where the model's parameters are; of offloaded ones, where it runs."""
+        return main_device(self.model)
 
     @property
     def stacks(self) -> dict[str, LayerStack]:

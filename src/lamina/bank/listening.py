@@ -53,13 +53,14 @@ def _alone(listener: _Listener) -> Iterator[None]:
     """Raise ConfigError if a reader that is to hear what `generate` writes is listening in this context already."""
     for other in _present.get():
         twice = [name for name, reader in other.readers.items() if listener.readers.get(name) is reader]
-        if twice and {listener.over, other.over} != {"prompt"}:
+        if twice and other.open and {listener.over, other.over} != {"prompt"}:
             came = f"reader '{twice[0]}' is listening already"
             raise ConfigError(f"bank.listen: {came}; a text is heard once. Leave the context around this one first.")
     _present.set((*_present.get(), listener))
     try:
         yield
     finally:
+        listener.open = False  # for tasks that began inside, whose contexts are copies
         _present.set(tuple(other for other in _present.get() if other is not listener))
 
 
@@ -71,6 +72,7 @@ class _Listener:
         self.heard = BankOutput()
         self._model, self._passes, self._begin = model, passes, begin
         self.over: Over = over
+        self.open = True
         self.readers = {name: reader for template in passes for name, reader in template.readers.items()}
         # what the modules around a stack, outermost first, are being called with
         self._calls: dict[int, dict[nn.Module, dict[str, object]]] = defaultdict(dict)
