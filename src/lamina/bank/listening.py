@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from lamina.bank.generation import GenerateCall, following
 from lamina.bank.reader import BankOutput
-from lamina.bank.streaming import StackPass
-from lamina.bank.transcript import Follower, Over, Transcript, inputs_of, past_tokens
+from lamina.bank.streaming import StackPass, past_tokens
+from lamina.bank.transcript import Follower, Over, Transcript, inputs_of
 from lamina.errors import ConfigError, check_known
 from lamina.layers.hooks import ContextHooks, arguments
 from lamina.layers.wrappers import uncompiled
@@ -94,6 +94,10 @@ class _Listener:
         self._calls[get_ident()].pop(module, None)
 
     def start(self, template: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        if _own_pass.get():
+            ran = f"only a bank's own pass over the stack '{template.stack.name}' ran, which is no part of the main job"
+            self._miss(template, ran)
+            return
         thread = get_ident()
         batch = ChainMap(*self._calls[thread].values())
         self._running.pop((thread, template), None)
@@ -117,6 +121,8 @@ class _Listener:
 
     def take(self, template: StackPass, layer: int, state: Tensor) -> None:
         key = get_ident(), template
+        if _own_pass.get():
+            return
         if text := self._texts.get(key):
             text.take(layer, state)
         elif (begun := self._running.get(key)) is not None and begun.take(layer, state):
@@ -124,6 +130,8 @@ class _Listener:
 
     def end(self, template: StackPass, *_: object) -> None:
         key = get_ident(), template
+        if _own_pass.get():
+            return
         if text := self._texts.get(key):
             text.end()
         elif begun := self._running.pop(key, None):
@@ -159,6 +167,17 @@ class _Listener:
 
 
 _present: ContextVar[tuple[_Listener, ...]] = ContextVar("present", default=())
+_own_pass: ContextVar[bool] = ContextVar("own_pass", default=False)
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """A bank's own pass runs within, which nobody listens to: it is no part of the main job."""
+    before = _own_pass.set(True)
+    try:
+        yield
+    finally:
+        _own_pass.reset(before)
 
 
 def decodes(stack_pass: StackPass, model: PreTrainedModel) -> bool:
