@@ -57,6 +57,9 @@ class Reader:
 
     def __post_init__(self) -> None:
         check_range("reader", "seed", self.seed, 0, (1 << 63) - 1)
+        if self.stack == "both" or not isinstance(self.stack, str | None):
+            rule = "a reader reads one stack, since the tokens of two are not the same"
+            raise ConfigError(f"reader: stack is {self.stack!r}; {rule}. Add one reader per stack: they share a pass.")
 
 
 @final
