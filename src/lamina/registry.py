@@ -88,5 +88,6 @@ KINDS = Registry(
         "summarization": "lamina.tasks.text_to_text:SummarizationKind",
         "translation": "lamina.tasks.text_to_text:TranslationKind",
         "image_classification": "lamina.tasks.image_classification:ImageClassificationKind",
+        "audio_classification": "lamina.tasks.audio_classification:AudioClassificationKind",
     },
 )  # here, and not in lamina.tasks, because `lamina.load` takes a kind's name for the head to load

@@ -7,6 +7,8 @@ HEADS = Registry(
     {
         "masked_lm": "lamina.heads.masked_lm:MaskedLM",
         "sequence_classification": "lamina.heads.sequence_classification:SequenceClassification",
+        "image_classification": "lamina.heads.sequence_classification:ImageClassification",
+        "audio_classification": "lamina.heads.sequence_classification:AudioClassification",
         "token_classification": "lamina.heads.token_classification:TokenClassification",
     },
 )
