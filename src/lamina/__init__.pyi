@@ -29,6 +29,8 @@ from lamina.fusion.scalar_mix import ScalarMix as ScalarMix
 from lamina.fusion.single_layer import SingleLayer as SingleLayer
 from lamina.heads.causal_lm import CausalLM as CausalLM
 from lamina.heads.masked_lm import MaskedLM as MaskedLM
+from lamina.heads.sequence_classification import AudioClassification as AudioClassification
+from lamina.heads.sequence_classification import ImageClassification as ImageClassification
 from lamina.heads.sequence_classification import SequenceClassification as SequenceClassification
 from lamina.heads.token_classification import TokenClassification as TokenClassification
 from lamina.layers import stacks as stacks

@@ -89,5 +89,6 @@ KINDS = Registry(
         "translation": "lamina.tasks.text_to_text:TranslationKind",
         "causal_lm": "lamina.tasks.causal_lm:CausalLMKind",
         "image_classification": "lamina.tasks.image_classification:ImageClassificationKind",
+        "audio_classification": "lamina.tasks.audio_classification:AudioClassificationKind",
     },
 )  # here, and not in lamina.tasks, because `lamina.load` takes a kind's name for the head to load

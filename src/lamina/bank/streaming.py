@@ -282,6 +282,8 @@ def _frame_mask(mask: Tensor, frames: int, model: PreTrainedModel) -> Tensor:
     """The mask of a speech model's frames, from the mask of its samples; other masks come back as they are."""
     convert = getattr(model.base_model, "_get_feature_vector_attention_mask", None)
     count = getattr(model.base_model, "_get_feat_extract_output_lengths", None)
-    if convert is None or count is None or int(count(mask.shape[1])) != frames:
+    if count is None or int(count(mask.shape[1])) != frames:
         return mask  # not a mask of samples, or the states are fewer than the model's own frames
+    if convert is None:  # Whisper, whose encoder takes no mask: two columns of a spectrogram make a frame
+        return torch.arange(frames, device=mask.device) < count(mask.sum(1, keepdim=True))
     return convert(frames, mask)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,8 +52,13 @@ def padding_of(processor: Processor) -> dict[str, int]:
     }
 
 
-def length_batches(lengths: Sequence[int], batch_size: int, *, seed: int | None = None) -> list[list[int]]:
+def length_batches(
+    lengths: Sequence[int], batch_size: int, *, seed: int | None = None, equal: bool = False
+) -> list[list[int]]:
     """Row numbers in batches of like length, so that little is padded; the last one of all may have fewer rows.
+
+    `equal` has the rows of a batch be of one length, and the last of each length may have fewer rows; there are then
+    `batch_count` batches whatever the seed.
 
     With a seed, for training, rows are shuffled, sorted within chunks of 50 batches, and batches shuffled. Without, for
     evaluation, the longest come first, so that memory runs out at once or never.
@@ -61,11 +69,18 @@ def length_batches(lengths: Sequence[int], batch_size: int, *, seed: int | None 
     rng = None if seed is None else random.Random(seed)
     if rng is not None:
         rng.shuffle(rows)
-        chunk = batch_size * _SORTED_BATCHES
+        chunk = chunk if equal else batch_size * _SORTED_BATCHES
     batches: list[list[int]] = []
     for start in range(0, len(rows), chunk):
         ordered = sorted(rows[start : start + chunk], key=lambda row: -lengths[row])
-        batches += [ordered[i : i + batch_size] for i in range(0, len(ordered), batch_size)]
+        alike = [list(group) for _, group in groupby(ordered, key=lengths.__getitem__)] if equal else [ordered]
+        batches += [part[i : i + batch_size] for part in alike for i in range(0, len(part), batch_size)]
     if rng is not None:
         rng.shuffle(batches)
     return batches
+
+
+def batch_count(lengths: Sequence[int], batch_size: int, *, equal: bool = False) -> int:
+    """How many batches `length_batches` makes."""
+    counts = Counter(map(int, lengths)).values() if equal else [len(lengths)]
+    return sum(math.ceil(count / batch_size) for count in counts)

@@ -157,15 +157,15 @@ def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
     return Table(f"{paths[0]} and {paths[1]}", cells, source.rows)
 
 
-def parquet_rows(path: str | Path, image: str | int) -> Any:
-    """A Parquet file as a `datasets.Dataset`; its images, objects with "bytes" or "path", are opened when asked for."""
+def parquet_rows(path: str | Path, column: str, feature: str = "Image") -> Any:
+    """A Parquet file as a `datasets.Dataset`; `column` is of a feature if it holds objects with "bytes" or "path"."""
     import datasets
 
     with formats.parquet_errors(path := _existing(path)):
         rows = datasets.Dataset(pq.read_table(path))
-    kind = rows.features.get(str(image))
+    kind = rows.features.get(column)
     if isinstance(kind, dict) and set(kind) <= {"bytes", "path"}:
-        rows = rows.cast_column(str(image), datasets.Image())
+        rows = rows.cast_column(column, getattr(datasets, feature)())
     return rows
 
 

@@ -8,6 +8,8 @@ HEADS = Registry(
         "causal_lm": "lamina.heads.causal_lm:CausalLM",
         "masked_lm": "lamina.heads.masked_lm:MaskedLM",
         "sequence_classification": "lamina.heads.sequence_classification:SequenceClassification",
+        "image_classification": "lamina.heads.sequence_classification:ImageClassification",
+        "audio_classification": "lamina.heads.sequence_classification:AudioClassification",
         "token_classification": "lamina.heads.token_classification:TokenClassification",
     },
 )

@@ -1,10 +1,10 @@
-"""One output for a whole text: classification, regression or several labels at once."""
+"""One output for a whole text, image or clip: classification, regression or several labels at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, final, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final, get_args
 
 import torch
 from torch import Tensor
@@ -27,10 +27,9 @@ if TYPE_CHECKING:
 Pooling = Literal["attention", "mean", "first"]
 
 
-@final
 @dataclass(frozen=True)
-class SequenceClassification(HeadConfig):
-    """Pool the tokens, then one linear map.
+class PooledClassification(HeadConfig):
+    """Pool the tokens, then one linear map: what the heads of whole texts, images and clips are.
 
     Args:
         labels: Names of the classes, or their number; one name for regression.
@@ -57,10 +56,8 @@ class SequenceClassification(HeadConfig):
     class_weights: tuple[float, ...] | None = None
     linear: bool = True
 
-    kind: ClassVar[str] = "sequence_classification"
-
     @classmethod
-    def default(cls, task: ReadTask) -> tuple[FusionConfig, SequenceClassification]:
+    def default(cls, task: ReadTask) -> tuple[FusionConfig, Self]:
         """Every layer pooled by learned queries; of pairs, each text by itself too, and how the two match."""
         fusion = PairedLayers() if task.pairs else PooledLayers()
         return fusion, cls(task.labels, pooling="first", problem_type=task.problem_type)
@@ -81,19 +78,50 @@ class SequenceClassification(HeadConfig):
             raise ConfigError(f"{self.kind}: {len(self.labels)} labels for a regression; it has one.")
         object.__setattr__(self, "class_weights", checked_weights(self.kind, self.class_weights, len(self.labels)))
 
-    def build(self, dim: int) -> SequenceClassificationHead:
+    def build(self, dim: int) -> PooledClassificationHead:
         """Make the module for features of size `dim`."""
-        return SequenceClassificationHead(self, dim)
+        return PooledClassificationHead(self, dim)
 
 
 @final
-class SequenceClassificationHead(LabelHead):
-    """The module of `SequenceClassification`; logits `[batch, classes]`."""
+@dataclass(frozen=True)
+class SequenceClassification(PooledClassification):
+    """One output for a whole text; see `PooledClassification` for the settings."""
+
+    kind: ClassVar[str] = "sequence_classification"
+
+
+@final
+@dataclass(frozen=True)
+class ImageClassification(PooledClassification):
+    """One class for an image; see `PooledClassification` for the settings.
+
+    All of a model's positions are read: patches, class tokens and registers. "first" is the class token, where there is
+    one. A model has one class per image: problem type "classification".
+    """
+
+    kind: ClassVar[str] = "image_classification"
+
+
+@final
+@dataclass(frozen=True)
+class AudioClassification(PooledClassification):
+    """One class for a clip of sound; see `PooledClassification` for the settings.
+
+    The tokens are the frames of the sound itself; those of padding are not read, where the model says which they are.
+    """
+
+    kind: ClassVar[str] = "audio_classification"
+
+
+@final
+class PooledClassificationHead(LabelHead):
+    """The module of `PooledClassification`; logits `[batch, classes]`."""
 
     pools: ClassVar[bool] = True
     settings: ClassVar = ("attention_heads", "dropout", "attention_dropout", "pooling", "linear")
 
-    def __init__(self, config: SequenceClassification, dim: int) -> None:
+    def __init__(self, config: PooledClassification, dim: int) -> None:
         parts = {}
         if config.pooling == "attention":
             parts["attention"] = SelfAttention(config.kind, dim, config.attention_heads, config.attention_dropout)

@@ -171,9 +171,12 @@ def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | 
         except Exception as error:  # the tokenizers library raises plain Exception
             reason = reason or first_line(error)
             continue
-        if hasattr(processor, "all_special_tokens"):
-            if len(processor) <= len(processor.all_special_tokens):
+        tokenizer = getattr(processor, "tokenizer", processor)
+        if hasattr(tokenizer, "all_special_tokens") and len(tokenizer) <= len(tokenizer.all_special_tokens):
+            if tokenizer is processor:
                 return None  # made up from the config alone, where a folder has no tokenizer (transformers 5.23)
+            continue  # the same inside a joint processor: a part of it is in the folder
+        if tokenizer is processor and hasattr(tokenizer, "all_special_tokens"):
             processor.name_or_path = SHORT_NAMES.get(str(name), str(name))
         return processor
     if any(any(Path(source).glob(pattern)) for pattern in _PROCESSOR_FILES):

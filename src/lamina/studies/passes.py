@@ -112,7 +112,8 @@ def row_groups(count: int, size: int, seed: int) -> list[list[int]]:
 
 def group_batches(inputs: Inputs, rows: Sequence[int], batch_size: int) -> Group:
     """Some rows of inputs as batches of like length, each with the numbers of its rows."""
-    for places in length_batches([int(inputs.lengths[row]) for row in rows], batch_size):
+    equal = bool(getattr(inputs, "equal_lengths", False))
+    for places in length_batches([int(inputs.lengths[row]) for row in rows], batch_size, equal=equal):
         numbers = [rows[place] for place in places]
         yield numbers, inputs.batch(numbers)
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from lamina.bank import ReaderBank
 from lamina.bank.listening import generates
 from lamina.data.batches import tokenizer_of
-from lamina.data.encode import length_limit
 from lamina.editing.checks import chosen_blocks
 from lamina.errors import ConfigError
 from lamina.studies.generated import continuations, prompt_ids, same_share
@@ -205,8 +204,7 @@ def _trained(base: Any, task: Task, seed: int, training: Mapping[str, Any]) -> l
 def _proxies(base: Any, task: Task) -> list[Row]:
     cell: _Cell = base()
     kind = kind_of(task.kind)
-    text = kind.processor == "tokenizer"
-    limit = length_limit(cell.model, cell.processor, cell.max_length) if text else 1
+    limit = kind.length_limit(cell.model, cell.processor, cell.max_length)
     part = task.split("validation")
     part = part.take(range(min(len(part), _PROXY_ROWS)))
     inputs = kind.encode(part, cell.processor, EncodeOptions(part="predict", max_length=limit))

@@ -12,7 +12,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lamina.data.encode import length_limit
 from lamina.errors import ConfigError, DataError
 from lamina.studies.class_scatter import ClassScatter
 from lamina.studies.passes import LayerReader, group_batches
@@ -86,7 +85,7 @@ def variability(  # noqa: PLR0913 the options of a public entry point
     labels = {name: _classes(task, name, split) for name, task in named.items()}
     rows: list[dict[str, Any]] = []
     for name, task in named.items():
-        limit = length_limit(reader.model, own, max_length) if _reads_text(task) else 1
+        limit = kind_of(task.kind).length_limit(reader.model, own, max_length)
         options = EncodeOptions(part="predict", max_length=limit)
         inputs = kind_of(task.kind).encode(task.split(split), own, options)
         scatter = _read(reader, inputs, labels[name], own, batch_size, progress=progress)
@@ -117,10 +116,6 @@ def _conclusions(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             continue
         said = f"{task}: layer {least['layer']} has the lowest nu, {least['score']:.3g} over {least['rows']:,} rows"
         yield f"{said}; it is the first to try a reader at. One measurement, so no interval is claimed."
-
-
-def _reads_text(task: Task) -> bool:
-    return kind_of(task.kind).processor == "tokenizer"
 
 
 def _classes(task: Task, name: str, split: str) -> list[int]:

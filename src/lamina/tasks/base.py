@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 from torch import Tensor
 
 from lamina.data.arrow import Column
+from lamina.data.encode import length_limit
 from lamina.data.read import Table, read_table
 from lamina.errors import ConfigError
 from lamina.heads.base import TaskLike
@@ -73,7 +74,7 @@ class EncodeOptions:
     """How a part of a task becomes inputs of a model; a kind looks at what concerns it."""
 
     part: str  # one of `PARTS`, or "predict"; random changes are made to "train" only
-    max_length: int  # tokens of a text or window, special ones included
+    max_length: int  # tokens of a text or window, special ones included; samples of a clip
     stride: int | None = None  # tokens that two windows of a long text share; None: a quarter of the window
     windows: bool = False  # cut long texts into windows: some task over these texts is answered token by token
     seed: int = 0  # of random changes (hidden tokens, crops of images)
@@ -96,11 +97,14 @@ class GenerationOptions:
 
 @runtime_checkable
 class Inputs(Protocol):
-    """A part of a task as rows that a model reads: windows of texts, blocks, images."""
+    """A part of a task as rows that a model reads: windows of texts, blocks, images, clips.
+
+    With an attribute `equal_lengths` that is true the rows of a batch must be of one length.
+    """
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Tokens of each row, by which batches are put together; 1 for what has none."""
+        """Tokens (or samples) of each row, by which batches are put together; 1 for what has none."""
         ...
 
     @property
@@ -185,10 +189,11 @@ def _by_name(names: tuple[str, ...], cell: Any) -> Any:
 
 def as_examples(given: Any) -> list[Any]:
     """What a user hands to `predict` as a list: of any iterable whose order means something; else a ConfigError."""
-    listed = given.tolist() if hasattr(given, "tolist") else given  # arrays of NumPy, columns of pandas, tensors
+    several = getattr(given, "ndim", 1) > 1  # images or clips in one array
+    listed = given.tolist() if hasattr(given, "tolist") and not several else given  # arrays, columns of pandas, tensors
     unordered = isinstance(listed, str | bytes | Path | Mapping | Set) or hasattr(listed, "__dataframe__")
     if unordered or not isinstance(listed, Iterable):
-        rule = "a list of texts, pairs of texts or images is needed"
+        rule = "a list of texts, pairs of texts, images or clips is needed"
         raise ConfigError(f"predict: got one {type(given).__name__}; {rule}.")
     return list(listed)
 
@@ -220,7 +225,7 @@ class Kind(ABC):
     problem_types: ClassVar[Mapping[str, tuple[str, ...]]]  # problem type -> its metrics; of both the usual one first
     auto_class: ClassVar[str]  # of transformers, whose models have the head for it
     base_class: ClassVar[str] = "AutoModel"  # auto class of the model that a bank's readers of this kind read
-    processor: ClassVar[str] = "tokenizer"  # what makes inputs; or "image_processor"
+    processor: ClassVar[str] = "tokenizer"  # what makes inputs; or "image_processor", "feature_extractor"
     inputs: ClassVar[str] = "text"  # tasks of kinds that name the same inputs share a pass over the same examples
     predict_inputs: ClassVar[str] = "text"  # the same for predicting
     per_token: ClassVar[bool] = False  # answers are token by token, so that long texts are cut into windows
@@ -289,6 +294,13 @@ class Kind(ABC):
 
     def targets(self, task: LabelledTask, split: Split, inputs: Inputs) -> Targets | None:
         """The labels of every row; None where the inputs make them."""
+
+    def length_limit(self, model: PreTrainedModel, processor: Any, asked: int | None) -> int:
+        """How much is read of one example: tokens of a window, samples of a clip; 1 of what has no length.
+
+        `asked` is the most that a user wants; None: as much as usual. More than the model reads is a ConfigError.
+        """
+        return length_limit(model, processor, asked)
 
     def truncated(self, inputs: Inputs) -> int:
         """How many examples are read without their end."""

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Sequence
+from typing import Any, final
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from lamina.data.read import Table, parquet_rows
 from lamina.errors import ConfigError
-from lamina.tasks import labels as lab
-from lamina.tasks.base import ColumnSpec, EncodeOptions, TaskLike, cells_of
+from lamina.tasks.base import EncodeOptions, TaskLike
+from lamina.tasks.file_kind import FileKind
 from lamina.tasks.image_size import image_processor, resized, set_image_size, target_of
-from lamina.tasks.images import LazyImage, dataset_images, image_column, image_dataset, image_split, read_images
-from lamina.tasks.inputs import ClassKind, ClassResults, RowTargets, label_array
+from lamina.tasks.images import LazyImage
 from lamina.tasks.split import Split
 from lamina.utils import derive_seed
-
-if TYPE_CHECKING:
-    import datasets
 
 SCALE = (0.08, 1.0)  # share of an image's area that a crop takes, as most vision models are trained with
 _ASPECT = (3 / 4, 4 / 3)  # of a crop, as width through height
@@ -34,48 +26,24 @@ _NO_RESIZING = ("do_resize", "do_center_crop")
 
 
 @final
-class ImageClassificationKind(ClassKind):
+class ImageClassificationKind(FileKind):
     """A class for every image."""
 
     name = "image_classification"
-    problem_types = {"classification": ("accuracy", "f1")}
     auto_class = "AutoModelForImageClassification"
     processor = "image_processor"
     inputs = predict_inputs = "image"
     usual_columns = ("image", "label")
-    readers = False
-
-    def read(self, source: Any, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
-        """A folder with a folder of images per class, a plain tar file of one, or a Parquet file."""
-        if not isinstance(source, str | Path):
-            return super().read(source, spec, header)
-        if Path(source).suffix == ".parquet":
-            return self.from_rows(str(source), parquet_rows(source, _column(spec)), spec)
-        return read_images(source)
-
-    def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[Any]], spec: ColumnSpec) -> Table:
-        """The columns of images, none of which is opened, and of labels."""
-        column = _column(spec)
-        if isinstance(rows, Mapping):
-            rows = image_dataset(name, rows, column, str(spec.label))
-        columns: dict[str, Any] = {column: dataset_images(rows, column)}
-        columns |= {label: cells_of(rows, label, spec) for label in rows.column_names if label == spec.label}
-        return Table(name, columns, range(1, len(rows) + 1))
-
-    def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Settle the classes, and make the examples."""
-        tables = lab.labelled(tables, spec)
-        labels, column = spec.labels or lab.class_labels(tables, spec.label), _column(spec)
-        splits: dict[str, Split] = {}
-        for name, table in tables.items():
-            images: Any = table.columns.get(column) or table.column(column)  # none of which is opened
-            splits[name] = image_split(images, lab.class_ids(table, spec.label, labels))
-        return replace(spec, text=column, problem_type="classification", labels=labels), splits
+    file = LazyImage
 
     def encode(self, split: Split, processor: Any, options: EncodeOptions) -> ImageInputs:
         """Pixels, augmented in the train part if that is wanted."""
         own = processor if options.image_size is None else resized(processor, options.image_size)
         return ImageInputs(split, own, augment=options.augment and options.part == "train", seed=options.seed)
+
+    def length_limit(self, model: Any, processor: Any, asked: int | None) -> int:
+        """An image has no length."""
+        return 1
 
     def fit_processor(self, processor: Any, task: TaskLike) -> bool:
         """Have the image processor make images of the task's size, if it has one."""
@@ -90,30 +58,6 @@ class ImageClassificationKind(ClassKind):
         """A token per patch and one more; without patches, as many as usual."""
         side, patch = (getattr(config, name, None) for name in ("image_size", "patch_size"))
         return rows, (side // patch) ** 2 + 1 if isinstance(side, int) and isinstance(patch, int) else round(tokens)
-
-    def targets(self, task: TaskLike, split: Split, inputs: Any) -> RowTargets:
-        """An image's class."""
-        return RowTargets(label_array(split))
-
-    def results(self, task: TaskLike, split: Split, inputs: Any) -> ClassResults:
-        """Logits of each image."""
-        return ClassResults(task, split, np.arange(len(split)))
-
-    def examples(self, raw: Sequence[Any], processor: Any) -> Split:
-        """Images by their paths, or as the bytes of their files."""
-        return image_split(image_column([_image(row, entry) for row, entry in enumerate(raw)]), None)
-
-
-def _column(spec: ColumnSpec) -> str:
-    return "image" if spec.text == "sentence" else str(spec.text)
-
-
-def _image(row: int, entry: Any) -> LazyImage:
-    if isinstance(entry, str | Path):
-        return LazyImage(str(entry), str(entry))
-    if isinstance(entry, bytes):
-        return LazyImage(f"entry {row}", data=entry)
-    raise ConfigError(f"predict: entry {row} is {type(entry).__name__}; images are given as paths or bytes.")
 
 
 @final

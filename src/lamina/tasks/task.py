@@ -28,7 +28,8 @@ class Task:
 
     Attributes:
         kind: "sequence_classification", "token_classification", "masked_lm", "causal_lm", "summarization",
-            "translation", "image_classification", or another that is registered in `lamina.tasks.KINDS`.
+            "translation", "image_classification", "audio_classification", or another that is registered in
+            `lamina.tasks.KINDS`.
         problem_type: "classification", "regression", "multi_label", or "generation" where texts are to be written.
         labels: Class names in the order of their ids; regression: the score's name; "masked_lm" and "causal_lm":
             ("token",); where texts are to be written: ("text",).
@@ -183,14 +184,14 @@ class Task:
         Args:
             kind: What is asked; see `Task`.
             train: Rows to learn from: a file. For summaries and translations perhaps a pair of plain text files whose
-                lines belong together, the texts to read and those to write. For "image_classification" a folder
-                with a folder of images per class, or a tar of one.
+                lines belong together, the texts to read and those to write. For images and sound a folder with a
+                folder per class, a tar of one, or a file with a column of paths.
             validation: Rows to choose by; without them a tenth of `train` is set aside, class by class; of running
                 text (in blocks) its last tenth.
             test: Rows that only `evaluate` looks at.
-            text: Column of the text, or of the list of words. In CoNLL files its number (default 0). In plain text
-                every line that is not blank is a row. "translation.en" is what objects in column "translation" have
-                under "en".
+            text: Column of the text, of the list of words, or of images or sound (default "image", "audio"). In CoNLL
+                files its number (default 0). In plain text every line that is not blank is a row. "translation.en" is
+                what objects in column "translation" have under "en".
             text_pair: Column of the second text of sentence-pair tasks; of "causal_lm" that of replies to `text`; of
                 "token_classification" that of texts whose spans are labelled, in the light of `text`.
             label: Column of the label, of the list of tags, or of the text to write; in CoNLL files a number (default
@@ -257,9 +258,9 @@ class Task:
         """Make a task of data that is at hand; arguments and errors are those of `from_files`, but for these.
 
         `dataset` maps parts ("train", "validation", "test") to rows: a `datasets.DatasetDict`, or a mapping of
-        `datasets.Dataset`s or of lists (or other iterables) of dicts. Images stand in a column of `datasets.Image`, or
-        in dicts as paths or images of Pillow; `text` is their column. `labels` are by default those that the column
-        itself has, or those of "train", sorted.
+        `datasets.Dataset`s or of lists (or other iterables) of dicts. Images and sound stand in a column of
+        `datasets.Image` or `datasets.Audio`, or in dicts as `predict` takes them; `text` is their column. `labels` are
+        by default those that the column itself has, or those of "train", sorted.
 
         Raises:
             DataError: If a column is missing, or a cell or label does not fit; names the row.

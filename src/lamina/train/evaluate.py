@@ -58,7 +58,8 @@ def evaluate(  # noqa: PLR0913
         bank_or_model: The readers and their model; or a whole model.
         tasks: Reader name -> task; for a model any name -> task that its head is for, or the task.
         split: "train", "validation" or "test".
-        processor: Tokenizer or image processor; None: the bank's, or the one that belongs to `model.name_or_path`.
+        processor: Tokenizer, image processor or feature extractor; None: the bank's, or the one that belongs to
+            `model.name_or_path`.
         batch_size: Rows per pass.
         per_class: Add "per_class", a list of rows with "label", "precision", "recall", "f1", "count" (true) and
             "guessed"; after the classes (or types of span) come "micro avg", "macro avg" and "weighted avg".
@@ -69,7 +70,7 @@ def evaluate(  # noqa: PLR0913
             "score" (the mean probability of the tags that the span's words were given) and "error": "missed", "extra",
             or "wrong" on both sides where spans overlap; the confidence is the highest score of one that was predicted
             or missed.
-        max_length: Tokens per window; None: what the readers were trained with, or what the model allows.
+        max_length: Tokens per window, samples per clip; None: what the readers were trained with, or the model allows.
         stride: Tokens two windows share; None: what the readers were trained with, or a quarter of the window.
         add_prefix_space: As of `fit`; readers that were trained with it get it in any case.
         precision: "float32", "bfloat16" or "float16".
@@ -106,20 +107,21 @@ def evaluate(  # noqa: PLR0913
                 subject.fit_head(group, keep=False)
             for name in group.names:
                 if cut := group.truncated(name):
-                    logger.warning("evaluate: %s saw only the start of %d texts, which are too long", name, cut)
+                    logger.warning("evaluate: %s saw only the start of %d examples, which are too long", name, cut)
         scores |= score(subject, groups, options, per_class=per_class, errors=errors, progress=progress)
     return {name: scores[name] for name in tasks}
 
 
 def scoring_groups(subject: Subject, tasks: Mapping[str, Task], split: str, options: FitOptions) -> list[Group]:
     """A part of some tasks, encoded as what is scored was trained, but for what the options say."""
-    trained = {name: subject.trained_with(list(tasks), name) for name in ("max_length", "stride")}
-    trained |= {name: value for name in trained if (value := getattr(options, name)) is not None}
-    apart: dict[bool, dict[str, Task]] = defaultdict(dict)
+    apart: dict[tuple[str, bool], dict[str, Task]] = defaultdict(dict)
     for name, task in tasks.items():
-        apart[options.add_prefix_space or bool(subject.trained_with([name], "add_prefix_space"))][name] = task
+        space = options.add_prefix_space or bool(subject.trained_with([name], "add_prefix_space"))
+        apart[kind_of(task.kind).inputs, space][name] = task
     groups: list[Group] = []
-    for space, some in apart.items():
+    for (_, space), some in apart.items():
+        trained = {name: subject.trained_with(list(some), name) for name in ("max_length", "stride")}
+        trained |= {name: value for name in trained if (value := getattr(options, name)) is not None}
         how = options.model_copy(update={**trained, "add_prefix_space": space})
         groups += groups_of(subject, some, split, how)
     return groups

@@ -84,12 +84,12 @@ def fit(  # noqa: PLR0913
         grid: Reader name -> key -> values, such as `{"cola": {"fusion.alpha": [1, 8], "seed": [0, 1]}}`: in its place
             come "cola_0001" and so on, one reader per combination, all trained in the same passes. Keys are fields of
             the fusion and the head, "fusion" (whole methods), "seed", "learning_rate" and "epochs".
-        processor: Tokenizer or image processor; None: the bank's, or the one that belongs to `model.name_or_path`. An
-            image processor is set to the task's `image_size`, if it has one.
+        processor: Tokenizer, image processor or feature extractor; None: the bank's, or the one that belongs to
+            `model.name_or_path`. An image processor is set to the task's `image_size`, if it has one.
         output: Folder for the bank or model, `history.json`, `table.parquet`, `importances.parquet` and checkpoints to
             resume from; None: nothing is written.
         epochs: How often each reader (or the model) goes through its rows; a mapping has a number per reader.
-        batch_size: Rows per pass: windows, blocks or images.
+        batch_size: Rows per pass: windows, blocks, images or clips.
         learning_rate: The highest learning rate, perhaps per reader; None: 1e-3 for readers, 2e-5 for a whole model.
         base_learning_rate: That of the model in a bank that trains it too, over all steps of the run.
         layer_decay: Of a model that is trained: the rate of every layer is that of the layer above it times this; the
@@ -114,7 +114,8 @@ def fit(  # noqa: PLR0913
         gradient_accumulation_steps: So many batches make a step.
         seed: Decides the order of the rows, hidden tokens and crops, and a trained model's dropout. (A reader's own
             seed decides its start and dropout.)
-        max_length: Tokens per window; None: what the model allows.
+        max_length: Tokens per window; None: what the model allows. Of sound the samples that are read of a clip, at the
+            feature extractor's rate; None: 30 seconds.
         stride: Tokens two windows of a long text share; None: a quarter of the window.
         add_prefix_space: Put a space before every text where the tokenizer needs one to read the first word as any
             other (byte-level BPE, as RoBERTa's and BART's), which is what giving it words one by one amounts to.

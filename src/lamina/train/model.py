@@ -51,7 +51,7 @@ class ModelSubject(Subject):
         if processor is None:
             raise ConfigError(
                 f"{op}: no processor was given, and none is where the model came from ('{model.name_or_path}'). "
-                "Give processor=..., a tokenizer or an image processor."
+                "Give processor=..., a tokenizer, an image processor or a feature extractor."
             )
         self.processor = processor
         if op == "predict" and (reason := self.kind.model_problem(model)):
@@ -120,8 +120,8 @@ class ModelSubject(Subject):
                 out = self._forward(batch, labels)
         except Exception as error:  # each model raises what it likes
             reason = first_line(error)
-            values = batch.get(self.model.main_input_name)
-            if values is not None and values.ndim > 2:
+            values = batch.get("pixel_values")
+            if values is not None:
                 if problem := size_problem(self.model, batch):
                     raise ConfigError(f"{self.op}: {problem} ({reason}). {_IMAGE_SIZE}") from error
                 size = " x ".join(map(str, values.shape[-2:]))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch.utils.data import DataLoader
 
-from lamina.data.batches import length_batches
+from lamina.data.batches import batch_count, length_batches
 from lamina.errors import LaminaError
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
@@ -46,6 +46,11 @@ class Group:
     def names(self) -> tuple[str, ...]:
         """The learners."""
         return tuple(self.tasks)
+
+    @property
+    def equal_lengths(self) -> bool:
+        """Whether the rows of a batch must be of one length; see `AudioInputs`."""
+        return bool(getattr(self.inputs, "equal_lengths", False))
 
     def labels(self, rows: Sequence[int], of_inputs: Tensor | None, names: Iterable[str]) -> dict[str, Tensor]:
         """Learner name -> labels of some rows, which the inputs may have made (`of_inputs`)."""
@@ -120,7 +125,7 @@ class Plan:
     stopped: dict[str, int] = field(default_factory=dict)  # learner name -> the epoch after which it stopped early
 
     def __post_init__(self) -> None:
-        self._steps = [math.ceil(len(group.inputs.lengths) / self.size) for group in self.groups]
+        self._steps = [batch_count(group.inputs.lengths, self.size, equal=group.equal_lengths) for group in self.groups]
         counted = zip(self.groups, self._steps, strict=True)
         self._per_epoch = {name: count for group, count in counted for name in group.names}
         if self.max_steps is not None:
@@ -154,7 +159,8 @@ class Plan:
         for number, group in enumerate(self.groups):
             if self.active(number, epoch):
                 order = derive_seed(self.seed, "order", epoch)
-                batches = length_batches(group.inputs.lengths, self.size, seed=order)[: self._left(number, epoch)]
+                batches = length_batches(group.inputs.lengths, self.size, seed=order, equal=group.equal_lengths)
+                batches = batches[: self._left(number, epoch)]
                 streams.append([((at + 0.5) / len(batches), number, tuple(rows)) for at, rows in enumerate(batches)])
         return [Step(epoch, number, rows) for _, number, rows in heapq.merge(*streams)]
 

@@ -54,11 +54,14 @@ def predict(  # noqa: PLR0913
 
     Args:
         bank_or_model: The readers and their model; or a whole model.
-        examples: Texts, pairs of texts or (of causal language models) chats, the same kind throughout; for a model of images their paths. A list, an
-            array, a column of a data frame, or any other iterable of them.
+        examples: Texts, pairs of texts or (of causal language models) chats, the same kind throughout. Images: paths,
+            bytes of files, images of Pillow, or arrays (uint8 `[height, width]` or `[height, width, 3]`). Clips of
+            sound: paths, bytes, `{"array": ..., "sampling_rate": ...}`, or arrays at the rate of the feature extractor.
+            A list, an array, a column of a data frame, or any other iterable of them.
         readers: Which readers; None: all.
         kind: What a whole model is asked for, as the kind of a task; None: what its head is for.
-        processor: Tokenizer or image processor; None: the bank's, or the one that belongs to `model.name_or_path`.
+        processor: Tokenizer, image processor or feature extractor; None: the bank's, or the one that belongs to
+            `model.name_or_path`.
         batch_size: Rows per pass.
         add_prefix_space: As of `fit`; readers that were trained with it get it in any case.
         prefix: Stands before every text that is to be summarised or translated.
@@ -165,7 +168,7 @@ class Predictor:
         inputs = kind.encode(splits[tasks[first].kind], subject.processor, how)
         cut = max(kind_of(task.kind).truncated(inputs) for task in tasks.values())
         if cut:
-            logger.warning("predict: %d texts are longer than the model reads; only their start was seen whole", cut)
+            logger.warning("predict: %d examples are longer than the model reads; only their start was seen whole", cut)
         results = {
             name: kind_of(task.kind).answers(task, splits[task.kind], inputs, subject.processor)
             for name, task in tasks.items()

@@ -13,6 +13,7 @@ import torch
 from lamina.data.cache import CacheSettings, obstacle, open_states
 from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
+from lamina.layers.isolation import evaluating
 from lamina.train.identity import reader_settings, starting_weights
 from lamina.train.learner import BASE, Learner, reader_groups
 from lamina.train.memory import reader_memory, scoring_memory
@@ -97,7 +98,7 @@ class BankSubject(Subject):
 
     def kept(self, group: Group, options: FitOptions) -> KeptBytes:
         """What the group's readers keep for the gradients of rows as long as the longest."""
-        tokens = int(max(group.inputs.lengths))
+        tokens = self._tokens(group)
         with autocast(self, options):
             kept = reader_memory(self.bank.model, self._readers(group), tokens, partial(self._labels, group))
         return kept._replace(row=max(kept.row, tokens * self._buffered_bytes(group.names)))
@@ -107,7 +108,19 @@ class BankSubject(Subject):
         made = group.inputs.batch([0]).get("labels")  # heads that know them read labelled positions alone
         labels = None if made is None else partial(self._labels, group)
         with autocast(self, options):
-            return scoring_memory(self.bank.model, self._readers(group), int(max(group.inputs.lengths)), labels)
+            return scoring_memory(self.bank.model, self._readers(group), self._tokens(group), labels)
+
+    def _tokens(self, group: Group) -> int:
+        """Tokens of the longest row, as the readers see them: of images and sound the model says how many."""
+        lengths = group.inputs.lengths
+        batch = group.inputs.batch([int(np.argmax(lengths))])
+        if "input_ids" in batch:
+            return int(max(lengths))
+        batch.pop("labels", None)
+        first = {self.bank[name].stack: [0] for name in group.names}
+        with evaluating(self.bank.model):
+            states = self.bank.record_states(first, self.arguments(batch))
+        return max(own[0].shape[1] for own in states.values())
 
     def _readers(self, group: Group) -> Readers:
         return {name: (self.bank.stacks[self.bank[name].stack], self.bank[name]) for name in group.names}
@@ -129,7 +142,7 @@ class BankSubject(Subject):
     def _check_scoring(self, group: Group, options: FitOptions) -> None:
         """Raise ConfigError if what is held to score a batch is more than is free."""
         rows = min(scoring_rows(self, group, group.names, options), len(group.inputs.lengths))
-        held, free, tokens = self.held(group, options), free_bytes(self.device), int(max(group.inputs.lengths))
+        held, free, tokens = self.held(group, options), free_bytes(self.device), self._tokens(group)
         if held.of(rows) <= free:
             return
         fit = held.fitting(free)
@@ -142,7 +155,7 @@ class BankSubject(Subject):
     def _check_training(self, group: Group, options: FitOptions) -> None:
         """Raise ConfigError if what must be kept for the gradients of a batch is more than is free."""
         rows = min(math.ceil(options.batch_size / world_size()), len(group.inputs.lengths))
-        kept, free, tokens = self.kept(group, options), free_bytes(self.device), int(max(group.inputs.lengths))
+        kept, free, tokens = self.kept(group, options), free_bytes(self.device), self._tokens(group)
         if kept.of(rows) <= free:
             return
         steps = kept.accumulation(options.step_size, free * world_size())

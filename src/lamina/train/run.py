@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.bank import ReaderBank, ReaderModule
-from lamina.data.encode import length_limit
 from lamina.errors import ConfigError
 from lamina.layers.wrappers import unwrapped
 from lamina.store.bank import claimed_output, save_bank, saved_bytes
@@ -139,15 +139,19 @@ def groups_of(
 ) -> list[Group]:
     """The tasks' examples in one part, encoded for a subject."""
     given = options.model_dump(include={"stride", "add_prefix_space", "seed", "prefix", "max_target_length", "augment"})
-    how = EncodeOptions(part=part, max_length=max_length(subject, tasks, options.max_length), **given)
-    return group_tasks(tasks, how, subject.processor, encodings)
+    alike: dict[str, dict[str, Task]] = defaultdict(dict)
+    for name, task in tasks.items():
+        alike[kind_of(task.kind).inputs][name] = task
+    groups: list[Group] = []
+    for own in alike.values():
+        how = EncodeOptions(part=part, max_length=max_length(subject, own, options.max_length), **given)
+        groups += group_tasks(own, how, subject.processor, encodings)
+    return groups
 
 
 def max_length(subject: Subject, tasks: Mapping[str, Any], asked: int | None) -> int:
-    """Tokens per window; 1 where nothing has any."""
-    if any(kind_of(task.kind).processor == "tokenizer" for task in tasks.values()):
-        return length_limit(subject.base, subject.processor, asked)
-    return 1
+    """What is read of one example of these tasks, which share their inputs; see `Kind.length_limit`."""
+    return max(kind_of(task.kind).length_limit(subject.base, subject.processor, asked) for task in tasks.values())
 
 
 def _specs(

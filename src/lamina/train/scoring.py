@@ -97,7 +97,8 @@ def collect(
         NotFiniteError: If a learner gives NaN or infinity for a row.
     """
     names, inputs = list(results), group.inputs
-    order = length_batches(inputs.lengths, scoring_rows(subject, group, names, options))
+    size = scoring_rows(subject, group, names, options)
+    order = length_batches(inputs.lengths, size, equal=group.equal_lengths)
     loader = batches([(inputs, rows, 0) for rows in order], options.num_workers)
     bar = progress_bar(order, show=progress, unit="batch", leave=False)
     with eval_mode(*subject.modules), autocast(subject, options):

@@ -303,11 +303,39 @@ def test_images_are_scored_and_answered(split: Split):
 
 def test_what_predict_takes(tmp_path: Path):
     file = put(tmp_path, "a.png", encoded(picture(200)))
-    split = KIND.examples([file, str(file), file.read_bytes()], None)
+    at_hand = [picture(200), np.asarray(picture(200)), Image.open(file), {"bytes": file.read_bytes(), "path": None}]
+    split = KIND.examples([file, str(file), file.read_bytes(), *at_hand], None)
     assert len({image.open().tobytes() for image in split.texts}) == 1
     assert not split.labelled
-    with pytest.raises(ConfigError, match="predict: entry 1 is Image; images are given as paths or bytes"):
-        KIND.examples([file, picture()], None)
+    for entry in (3, np.zeros((4, 4)), np.zeros((2, 4, 5), np.uint8), np.zeros((0, 4), np.uint8)):
+        with pytest.raises(
+            ConfigError, match=r"predict: entry 1 is \w+; an image is a path, bytes or an image of Pillow"
+        ):
+            KIND.examples([file, entry], None)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "LA", "CMYK", "YCbCr", "HSV"])
+def test_an_image_at_hand_is_that_of_its_file(mode: str):
+    (image,) = KIND.examples([picture(90, mode=mode)], None).texts
+    assert image.open().tobytes() == picture(90, mode=mode).convert("RGB").tobytes()
+
+
+def test_images_at_hand_that_cannot_be_read(tmp_path: Path):
+    wide = KIND.examples([picture(mode="F")], None).texts[0]
+    with pytest.raises(DataError, match="entry 0 has pixels of 32 bits"):
+        wide.open()
+    cut = Image.open(put(tmp_path, "cut.png", encoded(picture(size=(64, 64)))[:200]))
+    with pytest.raises(DataError, match=r"images: entry 0 cannot be decoded \("):
+        KIND.examples([cut], None)
+
+
+def test_a_column_of_paths(tmp_path: Path):
+    put(tmp_path, "pets/a.png", encoded(picture(0)))
+    put(tmp_path, "pets/b.png", encoded(picture(250)))
+    table = put(tmp_path, "a.csv", "image,label\npets/a.png,dark\n" + str(tmp_path / "pets" / "b.png") + ",light\n")
+    split = Task.from_files(IMAGE, train=table, test=table).split("test")
+    assert split.labels == (0, 1)
+    assert [image.open().getpixel((0, 0))[0] > 100 for image in split.texts] == [False, True]
 
 
 def test_only_training_images_are_augmented(split: Split):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SEQUENCE, TOKEN, IMAGE = "sequence_classification", "token_classification", "image_classification"
+AUDIO = "audio_classification"
 
 
 # From files
@@ -339,7 +340,7 @@ def test_every_kind_says_what_it_must(name: str):
     for problem_type, metrics in kind.problem_types.items():
         assert metrics
         assert set(kind.metrics(problem_type, ("O", "B-X", "I-X"))) == set(metrics)
-        expected = problem_type == "classification" and name in (SEQUENCE, IMAGE)
+        expected = problem_type == "classification" and name in (SEQUENCE, IMAGE, AUDIO)
         assert kind.single_label(problem_type) is expected
 
 

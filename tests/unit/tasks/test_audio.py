@@ -1,0 +1,183 @@
+"""Clips of sound: found, decoded, made mono, resampled; what cannot be read is named."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tests.support.pictures import picture_tar, put
+from tests.support.sounds import RATE, TONES, sound_bytes, sound_folder, tone
+
+from lamina.errors import ConfigError, DataError, MissingExtraError
+from lamina.tasks import kind_of
+from lamina.tasks.audio import LazyAudio
+from lamina.tasks.task import Task
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+AUDIO = "audio_classification"
+KIND = kind_of(AUDIO)
+MANY = 1 << 20
+
+
+def clips(*entries: Any) -> list[LazyAudio]:
+    return list(KIND.examples(entries, None).texts)
+
+
+def opened(entry: Any, rate: int = RATE) -> Any:
+    return clips(entry)[0].open(rate, MANY)
+
+
+# From files to examples
+
+
+def test_clips_from_folders_and_tars(tmp_path: Path):
+    folder = sound_folder(tmp_path / "tones", rows=10)
+    task = Task.from_files(AUDIO, train=folder, test=picture_tar(tmp_path / "tones.tar", folder))
+    assert (task.kind, task.problem_type, task.labels, task.metric) == (AUDIO, "classification", TONES, "accuracy")
+    assert len(task.split("train")), len(task.split("validation")) == (27, 3)
+    test = task.split("test")
+    assert test.labels == (0,) * 10 + (1,) * 10 + (2,) * 10
+    np.testing.assert_allclose(test.texts[10].open(RATE, MANY), tone("low", seconds=0.3, seed=100), atol=1e-4)
+    assert pickle.loads(pickle.dumps(test)) == test
+
+
+def test_folders_without_clips_say_what_clips_are(tmp_path: Path):
+    put(tmp_path, "low/a.txt", "no sound")
+    with pytest.raises(
+        DataError, match=r"audio: .* has no clips \(ignored: 1 other files\); they end in .*\.flac.*\.wav"
+    ):
+        Task.from_files(AUDIO, train=tmp_path)
+
+
+def test_columns_of_data_sets_are_not_decoded_by_them(tmp_path: Path):
+    """`datasets` would ask for torchcodec."""
+    sound = tone("high")
+    file = put(tmp_path, "a.flac", sound_bytes(sound, kind="FLAC"))
+    classes = datasets.ClassLabel(names=["no", "yes"])
+    cells = [{"bytes": sound_bytes(sound), "path": None}, {"bytes": None, "path": str(file)}]
+    hub = datasets.Dataset.from_dict({"audio": cells, "label": [1, 0]}).cast_column("label", classes)
+    hub = hub.cast_column("audio", datasets.Audio())
+    arrays = [{"audio": {"array": sound.tolist(), "sampling_rate": RATE}, "label": name} for name in ("yes", "no")]
+    dicts = [{"audio": sound, "label": "yes"}, {"audio": str(file), "label": "no"}]
+    for part in (hub, hub.with_format("numpy"), datasets.Dataset.from_list(arrays), arrays, dicts):
+        task = Task.from_dataset(AUDIO, {"train": part, "validation": part})
+        assert (task.labels, task.split("train").labels) == (("no", "yes"), (1, 0))
+        for clip in task.split("train").texts:
+            np.testing.assert_allclose(clip.open(RATE, MANY), sound, atol=1e-4)
+    with pytest.raises(
+        DataError, match="audio: the data set has no clips in column 'label'; its columns of clips are: au"
+    ):
+        Task.from_dataset(AUDIO, {"test": hub}, text="label")
+    with pytest.raises(DataError, match=r"audio: task/test cannot be read \(row 1 is int; a clip is a path, bytes"):
+        Task.from_dataset(AUDIO, {"test": [{"audio": sound, "label": 1}, {"audio": 3, "label": 1}]})
+
+
+def test_parquet_and_tables_of_paths(tmp_path: Path):
+    cells = [{"bytes": sound_bytes(tone(label)), "path": None} for label in ("low", "high")]
+    pq.write_table(pa.table({"audio": cells, "label": ["l", "h"]}), tmp_path / "a.parquet")
+    sound_folder(tmp_path / "tones", rows=1)
+    put(tmp_path, "a.csv", "clip,label\ntones/low/0000.wav,l\ntones/high/0000.wav,h\n")
+    for file, column in (("a.parquet", {}), ("a.csv", {"text": "clip"})):
+        split = Task.from_files(AUDIO, train=tmp_path / file, test=tmp_path / file, **column).split("test")
+        assert split.labels == (1, 0)
+        assert all(len(clip.open(RATE, MANY)) >= 120 for clip in split.texts)
+
+
+# Decoding
+
+
+@pytest.mark.parametrize(
+    ("kind", "subtype"), [("WAV", "PCM_16"), ("WAV", "FLOAT"), ("FLAC", "PCM_24"), ("AIFF", "PCM_S8")]
+)
+def test_files_are_decoded(tmp_path: Path, kind: str, subtype: str):
+    sound = tone("middle")
+    data = sound_bytes(sound, kind=kind, subtype=subtype)
+    for entry in (data, put(tmp_path, f"a.{kind.lower()}", data), {"bytes": data, "path": "x.wav"}):
+        np.testing.assert_allclose(opened(entry), sound, atol=1 / 64 if subtype == "PCM_S8" else 1e-4)
+
+
+def test_the_mean_of_the_channels_is_read(tmp_path: Path):
+    left, right = tone("low", seed=1), tone("high", seed=2)
+    both = np.stack([left, right])
+    for entry in (sound_bytes(both.T, subtype="FLOAT"), both, both.T, torch.from_numpy(both)):
+        np.testing.assert_allclose(opened(entry), (left + right) / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "scale"), [(np.int16, 1 << 15), (np.int32, 1 << 31)])
+def test_integers_are_divided_by_full_scale(kind: Any, scale: int):
+    sound = np.linspace(-0.9, 0.9, 50).astype(np.float32)
+    np.testing.assert_allclose(opened((sound * scale).astype(kind)), sound, atol=1e-4)
+    assert opened(np.full(50, 192, np.uint8)).tolist() == [0.5] * 50
+    with pytest.raises(DataError, match=r"entry 0 is an array of int64; how loud .* is not known. Give floats"):
+        clips(np.arange(50))
+
+
+def test_another_rate_is_resampled():
+    """A tone keeps its pitch, and is as long as before."""
+    sound = tone("low", seconds=1.0, rate=1000)
+    for entry in (sound_bytes(sound, rate=1000, subtype="FLOAT"), {"array": sound, "sampling_rate": 1000}):
+        heard = opened(entry)
+        assert len(heard) == RATE
+        assert clips(entry)[0].length(RATE) == RATE
+        assert int(np.abs(np.fft.rfft(heard)).argmax()) == 20
+    assert len(opened(sound)) == len(sound)  # a bare array is at the rate that is asked for
+    assert len(clips(sound_bytes(sound, rate=1000))[0].open(RATE, 100)) == 100
+
+
+@pytest.mark.parametrize("rate", [None, 0, -8000, 1.5, 10**9, math.nan])
+def test_arrays_need_a_rate_that_is_one(rate: Any):
+    with pytest.raises(DataError, match=r"entry 0 has (an array without its rate|a rate of )"):
+        clips({"array": tone(), "sampling_rate": rate})
+
+
+def test_what_predict_takes(tmp_path: Path):
+    file = put(tmp_path, "a.wav", sound_bytes(tone(), subtype="FLOAT"))
+    entries = [file, str(file), file.read_bytes(), tone(), tone().tolist(), {"array": tone(), "sampling_rate": RATE}]
+    split = KIND.examples([*entries, {"array": tone().tolist(), "sampling_rate": RATE}], None)
+    assert len({clip.open(RATE, MANY).tobytes() for clip in split.texts}) == 1
+    assert not split.labelled
+    for entry in (3, ["a"], np.zeros((2, 2, 2), np.float32), {"sound": 1}):
+        with pytest.raises(ConfigError, match=r"predict: entry 1 is \w+; a clip is a path, bytes, \{'array': ...,"):
+            KIND.examples([file, entry], None)
+
+
+def test_what_is_no_sound_is_named(tmp_path: Path):
+    data = sound_bytes(tone())
+    for entry, reason in (
+        ("a sentence", r"a sentence cannot be read \(No such file or directory\)"),
+        (
+            put(tmp_path, "a.wav", "no sound"),
+            r"a\.wav cannot be decoded \(Format not recognised\); every row of an audio",
+        ),
+        (data[:20], r"entry 0 cannot be decoded \("),
+        (put(tmp_path, "b.raw", "xxxx"), r"b\.raw cannot be decoded"),
+        (tmp_path, r"cannot be read \(it is no file\)"),
+        (None, "entry 0 is empty; every row of an audio task has a clip"),
+        (sound_bytes(np.zeros(0, np.float32)), "entry 0 has no samples; a clip has at least one"),
+        (sound_bytes(np.zeros((4, 65), np.float32)), "entry 0 has 65 channels; at most 64 are read"),
+        (np.zeros(0, np.float32), "entry 0 has no samples; a clip has at least one"),
+        (np.array([0.1, math.nan], np.float32), "entry 0 has samples that are NaN or infinite"),
+        (sound_bytes(np.array([0.1, math.inf]), subtype="FLOAT"), "entry 0 has samples that are NaN or infinite"),
+    ):
+        with pytest.raises(DataError, match=f"audio: .*{reason}"):
+            opened(entry)
+        with pytest.raises(DataError, match=f"audio: .*{reason}") if "NaN" not in reason else pytest.raises(DataError):
+            assert clips(entry)[0].length(RATE) == 2
+            opened(entry)
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    assert len(opened(tone())) == 200  # arrays do without
+    with pytest.raises(MissingExtraError, match=r"audio: needs the package 'soundfile'.*pip install 'lamina\[audio\]'"):
+        opened(sound_bytes(tone()))
