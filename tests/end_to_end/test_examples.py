@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.sounds import sound_folder, whisper, whisper_features
 from tests.support.stored import tiny_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -78,6 +79,19 @@ def test_a_summary_and_what_the_readers_say(
     assert "the same without readers: True" in printed
     assert "mood: negative 0." in printed
     assert "names: " in printed
+
+
+def test_a_transcript_and_its_mood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    folder, clips = tmp_path / "hears", sound_folder(tmp_path / "clips", rows=6)
+    whisper().save_pretrained(folder)
+    whisper_features().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    sizes = ["--epochs", "1", "--tokens", "5"]
+    arguments = [clips / "low" / "0000.wav", clips, "--model", folder, "--output", tmp_path / "out", *sizes]
+    run(monkeypatch, "transcribe", *arguments)
+    printed = capsys.readouterr().out
+    assert "the same without the reader: True" in printed
+    assert "mood: high 0." in printed
 
 
 def test_each_example_is_tested():
