@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -50,7 +50,7 @@ class PlainReader(nn.Module):
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> PlainReader:
         """Load a folder that `lamina.export_reader` wrote."""
         settings = json.loads((Path(folder) / "reader.json").read_text(encoding="utf-8"))
-        return cls(settings, load_file(Path(folder) / "model.safetensors")).to(device).eval()
+        return cls(settings, load((Path(folder) / "model.safetensors").read_bytes())).to(device).eval()
 
     @torch.no_grad()
     def forward(self, states: Mapping[int, Tensor], lengths: Sequence[int] | None = None) -> Tensor:
