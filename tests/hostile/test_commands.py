@@ -31,6 +31,7 @@ from lamina.store import load, save, save_bank
 TRAIN = ("train", "films.yaml", "--data", ".", "-o", "out")
 METHOD = ("train", "method.yaml", "--data", ".", "-o", "tuned")
 FILE = ("predict", "bank", "--file", "texts.jsonl", "-o", "answers.jsonl")
+SERVE = ("serve", "bank", "--port", "0")
 EDIT = ("edit", "base", "--freeze", "1", "-o", "edited")
 EVALUATE = ("evaluate", "bank", "--task", "mood=train.tsv")
 STUDY = ("study", "similarity", "study.yaml", "--data", ".", "--no-progress", "-o", "seen")
@@ -235,6 +236,12 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         ],
         "model": of(("predict", "bank", "a film", "--model", "moods"), "moods/config.json"),
         **dict.fromkeys(("texts", "text", "pair", "readers", "skip_bad", "resume", "device", "batch_size")),
+    },
+    "serve": {
+        "bank": of(SERVE, "bank", *BANK_FILES, "base/config.json", "base/model.safetensors"),
+        "model": of((*SERVE, "--model", "moods"), "moods/config.json"),
+        **dict.fromkeys(("host", "port", "device", "api_key", "cors_allow_origin", "payload_limit", "request_timeout")),
+        **dict.fromkeys(("max_batch_tokens", "max_concurrent_requests", "max_client_batch_size")),
     },
     "edit": {
         "model": of(EDIT, "base/config.json", "base/model.safetensors"),
