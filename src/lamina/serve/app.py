@@ -111,6 +111,8 @@ def _add_problems(app: FastAPI) -> None:
 
     @app.exception_handler(StarletteHTTPException)
     async def _(_request: Request, error: StarletteHTTPException) -> JSONResponse:
+        if error.status_code == 400:
+            return problem(422, "the body cannot be read; JSON in UTF-8 is needed", "Validation")
         names = {404: "NotFound", 405: "NotAllowed", 503: "Unhealthy"}
         response = problem(error.status_code, str(error.detail), names.get(error.status_code, "Validation"))
         response.headers.update(error.headers or {})
