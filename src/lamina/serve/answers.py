@@ -7,11 +7,13 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError
+from lamina.tasks import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lamina.bank import ReaderBank
+    from lamina.heads.base import TaskLike
     from lamina.serve.shapes import InferTensor
 
 _YES = ("yes", "true", "1", "flagged", "unsafe", "harmful", "toxic", "spam")
@@ -54,7 +56,7 @@ def categories_of(bank: ReaderBank) -> dict[str, tuple[str, ...]]:
     categories: dict[str, tuple[str, ...]] = {}
     for task in bank:
         head = bank[task].config.head
-        if head.kind != "sequence_classification" or head.problem_type == "regression":
+        if not _is_of_whole_texts(head) or head.problem_type == "regression":
             continue
         if head.problem_type == "multi_label":
             categories[task] = tuple(head.labels)
@@ -66,6 +68,12 @@ def categories_of(bank: ReaderBank) -> dict[str, tuple[str, ...]]:
         rule = f"of its two labels one must be called {', '.join(_YES)} or as the task, or it must give several at once"
         raise ConfigError(f"serve: no task of this bank flags texts; {rule}. Use /predict.")
     return categories
+
+
+def _is_of_whole_texts(head: TaskLike) -> bool:
+    """Whether it gives a score for each of its labels, or a number, to each text."""
+    kind = kind_of(head.kind)
+    return kind.has_classes and not kind.per_token
 
 
 def flags(answer: Mapping[str, Any], categories: Mapping[str, Sequence[str]]) -> dict[str, float]:
@@ -92,7 +100,7 @@ def kserve_metadata(bank: ReaderBank, model: str, tasks: Sequence[str] | None) -
     outputs = []
     for task in tasks or [*bank]:
         head = bank[task].config.head
-        scored = head.kind == "sequence_classification"
+        scored = _is_of_whole_texts(head)
         shape = [-1, len(head.labels)] if scored else [-1]
         labels = {"labels": list(head.labels)}
         outputs.append({"name": task, "datatype": "FP32" if scored else "BYTES", "shape": shape, "parameters": labels})

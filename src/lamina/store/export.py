@@ -20,7 +20,7 @@ from lamina.fusion.pooled_layers import PooledLayersFusion
 from lamina.fusion.projected import ProjectedFusion
 from lamina.fusion.scalar_mix import ScalarMixFusion
 from lamina.heads.base import PassThrough
-from lamina.heads.sequence_classification import SequenceClassificationHead
+from lamina.heads.sequence_classification import PooledClassificationHead
 from lamina.heads.token_classification import TokenClassificationHead
 from lamina.layers.adapters import backbone
 from lamina.layers.stack import by_path
@@ -149,7 +149,7 @@ _FUSIONS: dict[type, Callable[[Any], Part]] = {
 
 def _head(name: str, reader: ReaderModule) -> Part:
     head, config = reader.head, reader.config.head
-    if not isinstance(head, SequenceClassificationHead | TokenClassificationHead):
+    if not isinstance(head, PooledClassificationHead | TokenClassificationHead):
         came = f"reader '{name}' has a head for {config.kind}"
         raise ConfigError(f"export_reader: {came}; those that label texts or tokens are exported.")
     settings = {
