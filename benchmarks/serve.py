@@ -1,0 +1,197 @@
+"""A served bank of 8 readers on MiniLM: its rate over that of the same bank in bulk, and how long answers take.
+
+    python benchmarks/serve.py [--json] [--repeats 3] [--seconds 10] [--clients 64]
+
+`lamina serve` runs in a process of its own with as many threads as torch takes by itself. Clients send one text of 1 to
+64 words each and wait for the answer before they send the next (a closed loop). In each round the bank first answers
+the same texts in bulk in this process, then over HTTP, so that the two never run at once. `ratio` is the median of the
+rounds' ratios of texts per second, `from` and `to` its range. Budget: at least 0.85.
+
+The second table has the times of answers when texts come at half the rate that the loop reached, at random moments: the
+99th percentile over the median time of a pass over one text of 64 words. Budget: at most 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common import bank_of, report
+
+from lamina.demo.corpus import write
+from lamina.store import load, save_bank
+from lamina.train.options import FitOptions
+from lamina.train.predict import Predictor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lamina.bank import ReaderBank
+
+READERS, MAX_WORDS, TEXTS, BUDGET, WAIT = 8, 64, 2048, 0.85, 3.0
+
+
+def main() -> None:
+    """Serve, ask, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each loop")
+    parser.add_argument("--clients", type=int, default=64)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        bank = served_bank()
+        save_bank(bank, Path(folder) / "bank")
+        texts = texts_of(Path(folder))
+        bulk = Predictor(bank, FitOptions.of_call({}, "bench", eval_batch_size=args.clients, progress=False))
+        bulk(texts[: args.clients])
+        with serving(Path(folder) / "bank") as address:
+            asyncio.run(closed(address, texts, args.clients, 2.0))  # to warm up
+            rounds: list[tuple[float, float]] = []
+            for _ in range(args.repeats):
+                alone = rate_of(bulk, texts, args.seconds)
+                rounds.append((alone, asyncio.run(closed(address, texts, args.clients, args.seconds))))
+            passes = pass_seconds(bank)
+            times = asyncio.run(
+                open_loop(address, texts, statistics.median(rate for _, rate in rounds) / 2, args.seconds)
+            )
+    ratios = [served / alone for alone, served in rounds]
+    rate = {
+        "clients": args.clients,
+        "bulk texts/s": statistics.median(alone for alone, _ in rounds),
+        "served texts/s": statistics.median(served for _, served in rounds),
+        "ratio": statistics.median(ratios),
+        "from": min(ratios),
+        "to": max(ratios),
+        "budget": BUDGET,
+    }
+    cuts = statistics.quantiles(times, n=100)
+    wait = {
+        "texts": len(times),
+        "pass ms": 1000 * passes,
+        "p50 ms": 1000 * cuts[49],
+        "p99 ms": 1000 * cuts[98],
+        "p99 / pass": cuts[98] / passes,
+        "budget": WAIT,
+    }
+    report([rate], as_json=args.json)
+    report([wait], as_json=args.json)
+
+
+def served_bank() -> ReaderBank:
+    """The default readers of whole texts on MiniLM."""
+    model, tokenizer = load("minilm")
+    return bank_of(model, READERS, "pooled_layers", tokenizer)
+
+
+def texts_of(folder: Path) -> list[str]:
+    """Words of the demo's sentences, 1 to 64 at a time."""
+    corpus = write(folder / "corpus", rows=1000)["train"].read_text(encoding="utf-8").splitlines()
+    words, rng = [word for line in corpus for word in json.loads(line)["text"].split()], random.Random(0)
+    starts = [(rng.randrange(len(words) - MAX_WORDS), rng.randint(1, MAX_WORDS)) for _ in range(TEXTS)]
+    return [" ".join(words[start : start + count]) for start, count in starts]
+
+
+@contextmanager
+def serving(bank: Path) -> Iterator[tuple[str, int]]:
+    """Host and port of a server in a process of its own."""
+    command = [sys.executable, "-c", "from lamina.cli import main; main()", "serve", str(bank), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        found = re.findall(r"http://([^:]+):(\d+)", next(iter(process.stdout or ()), ""))
+        if not found:
+            raise SystemExit("the server did not start")
+        yield found[0][0], int(found[0][1])
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def rate_of(bulk: Predictor, texts: list[str], seconds: float) -> float:
+    """Texts per second in bulk."""
+    start, done = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
+        part = [texts[(done + at) % len(texts)] for at in range(512)]
+        done += len(bulk(part))
+    return done / (time.perf_counter() - start)
+
+
+def pass_seconds(bank: ReaderBank, repeats: int = 30) -> float:
+    """The median time of a pass of the bank over one text of 64 words, tokenised and answered."""
+    predictor = Predictor(bank, FitOptions.of_call({}, "bench", progress=False))
+    taken: list[float] = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        predictor(["word " * MAX_WORDS])
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+async def closed(address: tuple[str, int], texts: list[str], clients: int, seconds: float) -> float:
+    """Texts per second of so many clients, each of which waits for its answer."""
+    until, done = time.perf_counter() + seconds, 0
+
+    async def client(number: int) -> None:
+        nonlocal done
+        rng = random.Random(number)
+        connection = await asyncio.open_connection(*address)
+        while time.perf_counter() < until:
+            await ask(connection, rng.choice(texts))
+            done += 1
+        connection[1].close()
+
+    start = time.perf_counter()
+    await asyncio.gather(*(client(number) for number in range(clients)))
+    return done / (time.perf_counter() - start)
+
+
+async def open_loop(address: tuple[str, int], texts: list[str], rate: float, seconds: float) -> list[float]:
+    """Times of answers to texts that come at a rate, whether or not those before were answered."""
+    rng, times = random.Random(0), list[float]()
+    free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def one(text: str) -> None:
+        start = time.perf_counter()
+        connection = free.pop() if free else await asyncio.open_connection(*address)
+        await ask(connection, text)
+        times.append(time.perf_counter() - start)
+        free.append(connection)
+
+    asking: list[asyncio.Task[None]] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        asking.append(asyncio.create_task(one(rng.choice(texts))))
+        await asyncio.sleep(rng.expovariate(rate))
+    await asyncio.gather(*asking)
+    for _, writer in free:
+        writer.close()
+    return times
+
+
+async def ask(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], text: str) -> None:
+    """One request, and its answer."""
+    reader, writer = connection
+    body = json.dumps({"inputs": text}).encode()
+    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    await writer.drain()
+    answer = (await reader.readuntil(b"\r\n\r\n")).decode()
+    lengths = re.findall(r"content-length: (\d+)", answer)
+    if not answer.startswith("HTTP/1.1 200") or not lengths:
+        raise SystemExit(answer)
+    await reader.readexactly(int(lengths[0]))
+
+
+if __name__ == "__main__":
+    main()
