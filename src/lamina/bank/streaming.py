@@ -19,6 +19,7 @@ from lamina.fusion.base import Stream, fed
 from lamina.fusion.layer_view import LayerView
 from lamina.layers import LayerStack, Site, at_site, select
 from lamina.layers.hooks import OnStart, OnState, arguments, token_mask, watch
+from lamina.layers.towers import own_inputs
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -82,6 +83,7 @@ class StackPass:
         Raises:
             ConfigError: If that cannot be told.
         """
+        batch = own_inputs(self.stack, batch)
         self.mask = token_mask(self.stack, batch, args, kwargs)
         key = "decoder_input_ids" if self.stack.name == "decoder" else "input_ids"
         ids = batch.get(key, arguments(self.stack.scope, args, kwargs or {}).get("input_ids"))
