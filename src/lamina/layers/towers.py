@@ -31,7 +31,7 @@ def towers_of(model: nn.Module) -> dict[str, nn.Module]:
 def tower_for(stacks: Mapping[str, LayerStack], inputs: Iterable[str]) -> str | None:
     """The name of the stack whose tower reads one of these inputs; None where the model has no towers, or no such."""
     towers = {name: getattr(stack.tower, "main_input_name", None) for name, stack in stacks.items()}
-    return next((name for name, own in towers.items() if own in inputs), None)
+    return next((name for known in inputs for name, own in towers.items() if own == known), None)
 
 
 def own_inputs(stack: LayerStack, batch: Mapping[str, Any]) -> Mapping[str, Any]:
