@@ -27,6 +27,7 @@ from lamina.fusion.pooled_layers import PooledLayers as PooledLayers
 from lamina.fusion.routing import Routing as Routing
 from lamina.fusion.scalar_mix import ScalarMix as ScalarMix
 from lamina.fusion.single_layer import SingleLayer as SingleLayer
+from lamina.heads.causal_lm import CausalLM as CausalLM
 from lamina.heads.masked_lm import MaskedLM as MaskedLM
 from lamina.heads.sequence_classification import AudioClassification as AudioClassification
 from lamina.heads.sequence_classification import ImageClassification as ImageClassification

@@ -87,6 +87,7 @@ KINDS = Registry(
         "masked_lm": "lamina.tasks.masked_lm:MaskedLMKind",
         "summarization": "lamina.tasks.text_to_text:SummarizationKind",
         "translation": "lamina.tasks.text_to_text:TranslationKind",
+        "causal_lm": "lamina.tasks.causal_lm:CausalLMKind",
         "image_classification": "lamina.tasks.image_classification:ImageClassificationKind",
         "audio_classification": "lamina.tasks.audio_classification:AudioClassificationKind",
     },

@@ -82,7 +82,7 @@ def gated(fusion: Any, states: Tensor, _mask: Tensor) -> Tensor:
 
 
 def pooled_layers(fusion: Any, states: Tensor, mask: Tensor) -> Tensor:
-    """Text by text, layer by layer and head by head, over the real tokens alone."""
+    """Text by text, layer by layer and head by head, over the real tokens alone; all of them are of the first text."""
     heads, size = fusion.config.heads, fusion.width // fusion.config.heads
     shares = fusion.scores.exp() / fusion.scores.exp().sum()
     rows = []
@@ -228,7 +228,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "scalar_mix": [{}, {"layers": "top:2", "layer_dropout": 0.3}],
     "elementwise": [{}, {"layers": "1-"}],
     "gated": [{}, {"hidden": 5, "layers": "top:2"}],
-    "pooled_layers": [{"dim": 16, "heads": 4}, {"dim": 8, "heads": 2, "layers": "1-"}],
+    "pooled_layers": [{"dim": 16, "heads": 4}, {"dim": 8, "heads": 2, "layers": "1-", "over": "second"}],
     "paired_layers": [{"dim": 16, "heads": 4}, {"dim": 8, "heads": 2, "layers": "1-"}],
     "concat": [{}, {"dim": 16, "bias": True, "layers": "all"}],
     "dwatt": [{}, {"bottleneck": 5, "position_dim": 7, "layers": "all"}],

@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import ModelCard, ModelHubMixin
 from torch import Tensor, nn
 
-from lamina.bank.listening import check_over, listening
+from lamina.bank.listening import check_over, listening, unheard
 from lamina.bank.monitoring import Monitoring
 from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
 from lamina.bank.streaming import StackPass, States, attach, recording
@@ -25,7 +25,7 @@ from lamina.layers.discovery import pick_stack
 from lamina.layers.finite import first_not_finite
 from lamina.layers.guard import LayerGuard, hold
 from lamina.layers.hooks import StopForward
-from lamina.layers.isolation import evaluating
+from lamina.layers.isolation import evaluating, main_device
 from lamina.layers.towers import run_stacks, tower_for
 from lamina.layers.wrappers import is_compiled, uncompiled, unwrapped
 
@@ -82,8 +82,8 @@ class ReaderBank(nn.Module, Monitoring, ModelHubMixin):
 
     @property
     def device(self) -> torch.device:
-        """Where the model's parameters are."""
-        return next(self.model.parameters()).device
+        """Where the model's parameters are; of offloaded ones, where it runs."""
+        return main_device(self.model)
 
     @property
     def stacks(self) -> dict[str, LayerStack]:
@@ -196,6 +196,7 @@ class ReaderBank(nn.Module, Monitoring, ModelHubMixin):
             attach(passes, batch, None if main else stop),
             torch.set_grad_enabled(self._grad and self.train_base),
             self._uncompiled(),
+            unheard(),
         ):
             wanted = [] if main else [stack_pass.stack for stack_pass in passes]
             output = run_stacks(self.model, wanted, batch, stop)
@@ -235,7 +236,7 @@ class ReaderBank(nn.Module, Monitoring, ModelHubMixin):
         """Run the model up to the last of stack -> layers; returns stack -> layer -> state `[batch, tokens, width]`."""
         wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
         stop = StopForward()
-        with recording(wanted, stop) as states, torch.no_grad(), self._uncompiled():
+        with recording(wanted, stop) as states, torch.no_grad(), self._uncompiled(), unheard():
             run_stacks(self.model, wanted, batch, stop)
         return states
 
@@ -289,7 +290,7 @@ class ReaderBank(nn.Module, Monitoring, ModelHubMixin):
         Each reader hears the first pass over its stack, or, in what is `over` an output, the first call of `generate`;
         `heard.clear()` makes it ready for the next. What is heard is what the bank would say of the same text in one
         plain pass. Passes are heard in the thread or task that listens, and in tasks and `asyncio.to_thread` calls it
-        starts. Meanwhile the readers are in eval mode.
+        starts; those that a bank itself runs are not. Meanwhile the readers are in eval mode.
 
         In generation the readers of a decoder take the states of each step as it runs: those whose fusion is
         token-wise keep one vector of features per token, the others (`Routing`, `Head2Toe`, `PooledLayers`, positions)

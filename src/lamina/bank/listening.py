@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from lamina.bank.generation import GenerateCall, following
 from lamina.bank.reader import BankOutput
-from lamina.bank.streaming import StackPass
-from lamina.bank.transcript import Follower, Over, Transcript, inputs_of, past_tokens
+from lamina.bank.streaming import StackPass, past_tokens
+from lamina.bank.transcript import Follower, Over, Transcript, inputs_of
 from lamina.errors import ConfigError, check_known
 from lamina.layers.hooks import ContextHooks, arguments
 from lamina.layers.wrappers import uncompiled
@@ -53,13 +53,14 @@ def _alone(listener: _Listener) -> Iterator[None]:
     """Raise ConfigError if a reader that is to hear what `generate` writes is listening in this context already."""
     for other in _present.get():
         twice = [name for name, reader in other.readers.items() if listener.readers.get(name) is reader]
-        if twice and {listener.over, other.over} != {"prompt"}:
+        if twice and other.open and {listener.over, other.over} != {"prompt"}:
             came = f"reader '{twice[0]}' is listening already"
             raise ConfigError(f"bank.listen: {came}; a text is heard once. Leave the context around this one first.")
     _present.set((*_present.get(), listener))
     try:
         yield
     finally:
+        listener.open = False  # for tasks that began inside, whose contexts are copies
         _present.set(tuple(other for other in _present.get() if other is not listener))
 
 
@@ -71,6 +72,7 @@ class _Listener:
         self.heard = BankOutput()
         self._model, self._passes, self._begin = model, passes, begin
         self.over: Over = over
+        self.open = True
         self.readers = {name: reader for template in passes for name, reader in template.readers.items()}
         # what the modules around a stack, outermost first, are being called with
         self._calls: dict[int, dict[nn.Module, dict[str, object]]] = defaultdict(dict)
@@ -92,6 +94,10 @@ class _Listener:
         self._calls[get_ident()].pop(module, None)
 
     def start(self, template: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        if _own_pass.get():
+            ran = f"only a bank's own pass over the stack '{template.stack.name}' ran, which is no part of the main job"
+            self._miss(template, ran)
+            return
         thread = get_ident()
         batch = ChainMap(*self._calls[thread].values())
         self._running.pop((thread, template), None)
@@ -115,6 +121,8 @@ class _Listener:
 
     def take(self, template: StackPass, layer: int, state: Tensor) -> None:
         key = get_ident(), template
+        if _own_pass.get():
+            return
         if text := self._texts.get(key):
             text.take(layer, state)
         elif (begun := self._running.get(key)) is not None and begun.take(layer, state):
@@ -122,6 +130,8 @@ class _Listener:
 
     def end(self, template: StackPass, *_: object) -> None:
         key = get_ident(), template
+        if _own_pass.get():
+            return
         if text := self._texts.get(key):
             text.end()
         elif begun := self._running.pop(key, None):
@@ -157,6 +167,17 @@ class _Listener:
 
 
 _present: ContextVar[tuple[_Listener, ...]] = ContextVar("present", default=())
+_own_pass: ContextVar[bool] = ContextVar("own_pass", default=False)
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """A bank's own pass runs within, which nobody listens to: it is no part of the main job."""
+    before = _own_pass.set(True)
+    try:
+        yield
+    finally:
+        _own_pass.reset(before)
 
 
 def decodes(stack_pass: StackPass, model: PreTrainedModel) -> bool:

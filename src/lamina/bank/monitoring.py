@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from lamina.bank.listening import check_over, decodes, listening
+from lamina.bank.listening import check_over, decodes, listening, unheard
 from lamina.bank.streaming import attach
 from lamina.bank.watching import Leaving, Step, Watch, checked_monitors, token_logits
 from lamina.errors import ConfigError, UnknownNameError, foreign_errors
@@ -100,7 +100,7 @@ class Monitoring:
         checked_monitors("bank.monitor_scores", [monitor], {}, self._readers)
         stack_pass, stop = self._template("bank.monitor_scores", monitor.readers), StopForward()
         base = [self._bank.model] if self._bank.train_base else []
-        with evaluating(self._bank, *base), attach([stack_pass], batch, stop), uncompiled():
+        with evaluating(self._bank, *base), attach([stack_pass], batch, stop), uncompiled(), unheard():
             run_until_stopped(self._bank.model, batch, stop)
             logits = token_logits(stack_pass)
         real = torch.ones(next(iter(logits.values())).shape[:2], dtype=torch.bool)

@@ -58,6 +58,9 @@ class Reader:
 
     def __post_init__(self) -> None:
         check_range("reader", "seed", self.seed, 0, (1 << 63) - 1)
+        if self.stack == "both" or not isinstance(self.stack, str | None):
+            rule = "a reader reads one stack, since the tokens of two are not the same"
+            raise ConfigError(f"reader: stack is {self.stack!r}; {rule}. Add one reader per stack: they share a pass.")
 
 
 @final
@@ -75,6 +78,7 @@ class ReaderModule(nn.Module):
             self.fusion = config.fusion.build_on(model, stack, len(self.layers))
             self.head = config.head.build_on(model, self.fusion.dim)
         self.fusion.check_head(self.head)
+        self.head.check_reads(model, stack, self.fusion)
 
     def seed_dropout(self, device: torch.device) -> None:
         """Start a training pass with this reader's own random numbers; other processes draw others."""

@@ -80,13 +80,17 @@ class StackPass:
     ) -> None:
         """Note what the model was called with, and the stack, if known: which tokens are real, and of which text.
 
+        A pass that goes on from a cache reads its own tokens alone, the last of the mask.
+
         Raises:
             ConfigError: If that cannot be told.
         """
         batch = own_inputs(self.stack, batch)
-        self.mask = token_mask(self.stack, batch, args, kwargs)
+        self.mask, own = token_mask(self.stack, batch, args, kwargs), arguments(self.stack.scope, args, kwargs or {})
+        if self.mask is not None and self.stack.name != "encoder":  # of a pass that goes on from a cache, it is of both
+            self.mask = self.mask[:, past_tokens(batch) or past_tokens(own) :]
         key = "decoder_input_ids" if self.stack.name == "decoder" else "input_ids"
-        ids = batch.get(key, arguments(self.stack.scope, args, kwargs or {}).get("input_ids"))
+        ids = batch.get(key, own.get("input_ids"))
         if isinstance(ids, Tensor):
             self._ids = ids if any(reader.config.fusion.reads_pairs for reader in self.readers.values()) else None
         else:
@@ -137,6 +141,12 @@ class StackPass:
         """What each reader says, by name."""
         features = self.features()
         return run_heads(self.readers, features, fed(self._real), labels or {}, grad=self._grad)
+
+
+def past_tokens(batch: Mapping[str, Any]) -> int:
+    """How many tokens the cache that a pass is given holds."""
+    length = getattr(batch.get("past_key_values"), "get_seq_length", int)
+    return int(length())
 
 
 def refuse_pairs(readers: Mapping[str, ReaderModule], key: str) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from lamina.bank.generation import GenerateCall
 from lamina.bank.reader import ReaderOutput
-from lamina.bank.streaming import StackPass, check_taken, refuse_pairs, run_heads
+from lamina.bank.streaming import StackPass, check_taken, past_tokens, refuse_pairs, run_heads
 from lamina.errors import ConfigError
 from lamina.layers.hooks import arguments, is_token_mask, token_mask
 
@@ -233,9 +233,3 @@ def inputs_of(
     """What a pass is given, the arguments of the model before those of the stack."""
     own = arguments(stack_pass.stack.scope, args, kwargs)
     return ChainMap(dict(batch), {name: value for name, value in own.items() if value is not None})
-
-
-def past_tokens(batch: Mapping[str, Any]) -> int:
-    """How many tokens the cache that a pass is given holds."""
-    length = getattr(batch.get("past_key_values"), "get_seq_length", int)
-    return int(length())

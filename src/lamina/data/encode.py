@@ -75,8 +75,10 @@ def encode(
     """Tokenise texts or pairs of texts; a window has `max_length` tokens, special ones included.
 
     A longer text is cut into `windows` that share `stride` tokens (None: a quarter of the window), or else loses its
-    end and is counted. A text without any token (GPT-2 reads "" so) becomes one start token that is attended to: the
-    model then gives it a state, and the same one in any batch. Only token tasks need `offsets`, which take much memory.
+    end and is counted. Of a pair the second text is cut, and offsets and runs are its own; every window begins with the
+    first, of which more than half a window is left out and counted. A text without any token (GPT-2 reads "" so)
+    becomes one start token that is attended to: the model then gives it a state, and the same one in any batch. Only
+    token tasks need `offsets`, which take much memory.
     With `add_prefix_space` a tokenizer that reads a first word otherwise than the rest (byte-level BPE, as RoBERTa's)
     gets a space before it; offsets are those of the text without it.
     """
@@ -92,30 +94,54 @@ def encode(
         "return_offsets_mapping": offsets and tokenizer.is_fast,
     }
     if windows:
-        if pairs:
-            raise ConfigError("encode: windows of text pairs were asked for; only single texts are cut.")
         if not tokenizer.is_fast:
             what = "is a slow tokenizer; token tasks need character offsets, which only fast ones give"
             raise ConfigError(f"encode: {type(tokenizer).__name__} {what}. Take a model that has a fast one.")
-        shared = min(max_length // 4, room - 1) if stride is None else stride
-        if not 0 <= shared < room:
-            what = f"windows hold {room} tokens of a text, so they can share 0 to {room - 1}"
-            raise ConfigError(f"encode: stride is {stride}; {what}.")
-        options |= {"stride": shared, "return_overflowing_tokens": True}
+        options |= _window_options(room, stride, max_length, pairs=pairs)
     truncated: list[int] = []
+    second = windows and pairs
     space = add_prefix_space and _parts_first_word(tokenizer)
 
     def tables() -> Iterator[pa.Table]:
         for number, part in enumerate(chunks(texts)):
             given = list(map(_spaced, part)) if space else part
+            if second:
+                given, cut = _halved(tokenizer, given, room // 2)
             raw = _call(tokenizer, given, options)
-            truncated.append(0 if windows else _count_truncated(tokenizer, given, raw["input_ids"], max_length))
+            if not windows:
+                cut = _count_truncated(tokenizer, given, raw["input_ids"], max_length)
+            truncated.append(cut if pairs or not windows else 0)
             if offsets and space:
-                _move_back(raw, part, given)
-            yield _windows(tokenizer, raw, start=number * CHUNK, step=room - options.get("stride", 0))
+                _move_back(raw, part, given, side=int(second))
+            yield _windows(
+                tokenizer, raw, start=number * CHUNK, shared=options.get("stride", 0), second=windows and pairs
+            )
 
     with _unchanged(tokenizer, windows=windows):
         return Encoded(dataset_of(tables()), sum(truncated))
+
+
+def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bool) -> dict[str, Any]:
+    """What a tokenizer is told, for windows with `room` for tokens of texts; of a pair the second has half at least."""
+    room = room - room // 2 if pairs else room
+    shared = min(max_length // 4, room - 1) if stride is None else stride
+    if not 0 <= shared < room:
+        what = f"windows hold {room} tokens of a text, so they can share 0 to {room - 1}"
+        raise ConfigError(f"encode: stride is {stride}; {what}.")
+    side = {"truncation": "only_second"} if pairs else {}
+    return {"stride": shared, "return_overflowing_tokens": True, **side}
+
+
+def _halved(tokenizer: Tokenizer, pairs: Sequence[Text], most: int) -> tuple[list[Text], int]:
+    """Pairs whose first texts have at most so many tokens, and how many lost their end for that."""
+    how = {"truncation": False, "return_offsets_mapping": True, "add_special_tokens": False}
+    spans = _call(tokenizer, [str(first) for first, _ in pairs], how).get("offset_mapping", ())
+    long = [row for row, own in enumerate(spans) if len(own) > most]
+    halved = list(pairs)
+    for row in long:
+        first, second = pairs[row]
+        halved[row] = (str(first)[: spans[row][most - 1][1]] if most else "", str(second))
+    return halved, len(long)
 
 
 def _parts_first_word(tokenizer: Tokenizer) -> bool:
@@ -134,12 +160,12 @@ def _spaced(text: Text) -> Text:
     return f" {text}" if text and not text[0].isspace() else text
 
 
-def _move_back(raw: Mapping[str, Any], texts: Sequence[Text], given: Sequence[Text]) -> None:
-    """Count offsets from the start of the text that was there before `_spaced`."""
-    firsts = [(str(pair[0]), str(pair[1])) for pair in zip(texts, given, strict=True)]
+def _move_back(raw: Mapping[str, Any], texts: Sequence[Text], given: Sequence[Text], *, side: int) -> None:
+    """Count offsets from the start of the text (of a pair that of this `side`) that was there before `_spaced`."""
+    both = [[text if isinstance(text, str) else text[side] for text in pair] for pair in zip(texts, given, strict=True)]
     numbers = raw.get("overflow_to_sample_mapping") or range(len(texts))
     for spans, text in zip(raw.get("offset_mapping", ()), numbers, strict=False):
-        if firsts[text][0] != firsts[text][1]:
+        if both[text][0] != both[text][1]:
             spans[:] = [(max(0, start - 1), max(0, end - 1)) for start, end in spans]
 
 
@@ -210,8 +236,8 @@ def _count_truncated(tokenizer: Tokenizer, texts: Sequence[Text], ids: Sequence[
     return sum(len(row) > max_length for row in _call(tokenizer, full, {})["input_ids"]) if full else 0
 
 
-def _windows(tokenizer: Tokenizer, raw: Mapping[str, Any], *, start: int, step: int) -> pa.Table:
-    """The windows of one call, whose first text has the number `start`."""
+def _windows(tokenizer: Tokenizer, raw: Any, *, start: int, shared: int, second: bool) -> pa.Table:
+    """The windows of one call, whose first text has the number `start`; runs are of the `second` text of pairs."""
     keys = [key for key in TOKEN_KEYS if key in raw]
     known = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, 0)
     start_token = next(token for token in known if token is not None)
@@ -219,10 +245,14 @@ def _windows(tokenizer: Tokenizer, raw: Mapping[str, Any], *, start: int, step: 
     for i, text in enumerate(raw.get("overflow_to_sample_mapping") or range(len(raw["input_ids"]))):
         row = {key: raw[key][i] for key in keys}
         spans = raw["offset_mapping"][i] if "offset_mapping" in raw else []
-        window = rows[-1]["window"] + 1 if rows and rows[-1]["text"] == start + text else 0
-        special = [*raw["special_tokens_mask"][i], 1]  # the text's own tokens are between special ones
+        follows = bool(rows) and rows[-1]["text"] == start + text
+        if second:
+            special = [int(owner != 1) for owner in raw.sequence_ids(i)] + [1]
+        else:
+            special = [*raw["special_tokens_mask"][i], 1]  # the text's own tokens are between special ones
         first = special.index(0) if 0 in special else 0
-        run = Run(first, special.index(1, first), window * step)
+        number = rows[-1]["number"] + rows[-1]["stop"] - rows[-1]["start"] - shared if follows else 0
+        run, window = Run(first, special.index(1, first), number), rows[-1]["window"] + 1 if follows else 0
         if len(row["input_ids"]) == 0:
             row = {key: [0] for key in keys} | {"input_ids": [start_token], "attention_mask": [1]}
             spans = [(0, 0)] * ("offset_mapping" in raw)

@@ -185,5 +185,6 @@ def word_labels(
         row = [IGNORED] * length
         for token in places[window]:
             label = by_word[token.word]
-            row[token.position] = label if token.first or continued is None else continued[label]
+            said = token.first or continued is None or label == IGNORED
+            row[token.position] = label if said else continued[label]
         yield row

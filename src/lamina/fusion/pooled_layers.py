@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, ClassVar, Literal, final, get_args
 
 import torch
 from torch import Tensor, nn
 
+from lamina.errors import check_known
 from lamina.fusion.layer_view import LayerView
 from lamina.fusion.pooling import PoolingConfig, PoolingFusion, PoolingStream, pool_tokens
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
+Over = Literal["all", "second"]
+
 
 @final
 @dataclass(frozen=True)
 class PooledLayers(PoolingConfig):
     """Pool the tokens of every layer by learned queries, then mix the layers; the features are of a whole text.
+
+    With `over="second"` the tokens of a pair's second text alone are pooled, say of the reply to a prompt, which the
+    base still reads in the light of the first; of what has no second text, all.
 
     `F = sum_i softmax(scores)_i dropout(gelu(LayerNorm(W_i p_i)))`, where slice h of `p_i` is slice h of the mean of
     the states `LayerNorm(z_i)` over the real tokens, weighted by `softmax_t(Q_ih . LayerNorm(z_it))`.
@@ -30,6 +37,8 @@ class PooledLayers(PoolingConfig):
         heads: Queries per layer, each for its own slice of the state; must divide the width of the model.
         layers: Which layers.
         dropout: Probability, on each layer's features.
+        over: Which tokens are pooled: "all", or those of the "second" text of a pair, which is told by what the bank's
+            tokenizer puts between two texts.
 
     Source:
         The two stages, tokens within each layer and then layers, are those of Meyoyan and Del Corro 2026,
@@ -37,6 +46,16 @@ class PooledLayers(PoolingConfig):
     """
 
     op: ClassVar[str] = "pooled_layers"
+    over: Over = "all"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_known(self.op, [self.over], get_args(Over), "over")
+
+    @property
+    def reads_pairs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  here by its settings
+        """Whether it asks which tokens belong to which of two texts."""
+        return self.over == "second"
 
 
 class _PooledStream(PoolingStream):
@@ -46,7 +65,11 @@ class _PooledStream(PoolingStream):
         queries: Float[Tensor, "members heads width"],
         view: LayerView,
     ) -> Float[Tensor, "members batch width"]:
-        return pool_tokens(state, queries, [view.mask])[0]
+        mask = view.mask
+        if self._config.over == "second":
+            second = (view.segments == 2) & mask
+            mask = torch.where(second.any(1, keepdim=True), second, mask)
+        return pool_tokens(state, queries, [mask])[0]
 
 
 @final
@@ -58,3 +81,7 @@ class PooledLayersFusion(PoolingFusion, config=PooledLayers):
     def __init__(self, config: PooledLayers, *, layers: int, width: int) -> None:
         super().__init__(config, layers=layers, width=width, parts=1)
         self.scores = nn.Parameter(torch.zeros(layers))
+
+    def group(self) -> Hashable:
+        """Those that pool the same tokens, too."""
+        return (super().group(), self.config.over)

@@ -5,6 +5,7 @@ from lamina.registry import Registry
 HEADS = Registry(
     "head",
     {
+        "causal_lm": "lamina.heads.causal_lm:CausalLM",
         "masked_lm": "lamina.heads.masked_lm:MaskedLM",
         "sequence_classification": "lamina.heads.sequence_classification:SequenceClassification",
         "image_classification": "lamina.heads.sequence_classification:ImageClassification",

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from transformers import PreTrainedModel
 
-    from lamina.fusion.base import FusionConfig
+    from lamina.fusion.base import Fusion, FusionConfig
+    from lamina.layers.stack import LayerStack
 
 ProblemType = Literal["classification", "regression", "multi_label"]
 IGNORE = -100  # the label of a position that has none, as in transformers
@@ -106,6 +107,9 @@ class Head(nn.Module, ABC):
         A text of one token has that token's logits then, whatever comes before or after it.
         """
         return False
+
+    def check_reads(self, model: PreTrainedModel, stack: LayerStack, fusion: Fusion) -> None:
+        """Raise ConfigError if what a fusion makes of a model's stack is not for this head; most take anything."""
 
     def count(self, labels: Tensor) -> Tensor:
         """What `loss` divides by: how many labels are given, or their weight."""

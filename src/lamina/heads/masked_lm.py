@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
-from lamina.errors import ConfigError
-from lamina.heads.base import IGNORE, Head, HeadConfig, cross_entropy, label_names
+from lamina.heads.vocabulary import Activation, Projection, Transform, VocabularyConfig, VocabularyHead, vocabulary_of
 from lamina.layers.isolation import main_device, preserve_model
 from lamina.layers.probe_input import NoInputError, probe_input
 from lamina.layers.stack import alike
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
     from transformers import PreTrainedModel
 
-Activation = Callable[[Tensor], Tensor]
-Projection = nn.Linear | nn.Embedding
-LABELS = ("token",)  # the classes are the base's vocabulary, which is not listed
 _CLOSE = 1e-3  # relative to the largest logit; a wrong activation or order is off by far more
 
 
 @final
 @dataclass(frozen=True)
-class MaskedLM(HeadConfig):
+class MaskedLM(VocabularyConfig):
     """Dense, activation, LayerNorm, then the base's own vocabulary projection with a bias of its own.
 
     On a base with a head for masked language modelling (`BertForMaskedLM`) the first three and the bias start as a copy
@@ -41,113 +36,25 @@ class MaskedLM(HeadConfig):
         section 3.2.
     """
 
-    labels: Sequence[str] = LABELS  # no others
-
     kind: ClassVar[str] = "masked_lm"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", label_names(self.kind, self.labels))
-        if self.labels != LABELS:
-            raise ConfigError(f"{self.kind}: labels are {self.labels}; the classes are the base's vocabulary.")
-
-    def build(self, dim: int) -> MaskedLMHead:
-        """Raise ConfigError: the base is needed."""
-        came = f"only the size {dim} of the features was given"
-        raise ConfigError(f"{self.kind}: {came}; it projects onto a model's vocabulary. Attach the reader to a bank.")
 
     def build_on(self, model: PreTrainedModel, dim: int) -> MaskedLMHead:
         """Make the module for a model that is at hand; ConfigError if it has no vocabulary."""
-        projection = vocabulary_of(model)
+        projection = vocabulary_of(model, self.kind)
         transform = _own_transform(model, projection)
         if transform is None:
             classes, width = projection.weight.shape
             bias = nn.Parameter(torch.zeros(classes))
-            transform = _Transform(nn.Linear(dim, width), F.gelu, nn.LayerNorm(width), bias)
+            transform = Transform(nn.Linear(dim, width), F.gelu, nn.LayerNorm(width), bias)
         return MaskedLMHead(projection, transform, dim)
 
 
-class _Transform(NamedTuple):
-    """What stands between features and vocabulary."""
-
-    dense: nn.Linear
-    activation: Activation
-    norm: nn.LayerNorm
-    bias: nn.Parameter
-
-    def logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        hidden = self.norm(self.activation(self.dense(hidden)))
-        return F.linear(hidden.to(weight.dtype), weight, self.bias.to(weight.dtype))
-
-
 @final
-class MaskedLMHead(Head):
-    """The module of `MaskedLM`; logits `[batch, tokens, classes]`, a class per entry of the base's vocabulary.
-
-    The base's `projection` (`weight` `[classes, width]`) is kept by reference: it follows the base to its device and is
-    no part of this module's state. Where the transform takes features of another size, `enter` maps them first.
-    """
-
-    logits_to_keep: ClassVar[bool] = True
-
-    def __init__(self, projection: Projection, transform: _Transform, dim: int) -> None:
-        super().__init__()
-        self._projection = (projection,)  # in a tuple, so that nn.Module does not register it
-        width = transform.dense.in_features
-        self.enter = nn.Linear(dim, width) if dim != width else None
-        self.dense, self._activation, self.norm, self.bias = transform
-
-    def forward(
-        self,
-        features: Float[Tensor, "batch tokens dim"],
-        mask: Bool[Tensor, "batch tokens"],
-        logits_to_keep: Bool[Tensor, "batch tokens"] | None = None,
-    ) -> Float[Tensor, "batch tokens classes"] | Float[Tensor, "kept classes"]:
-        """Logits of each token, in the dtype of the base's projection; those of padding mean nothing.
-
-        With `logits_to_keep`, those of these positions alone, in row order: the vocabulary is large, and a loss needs
-        only the some 15 % of the positions that have a label.
-        """
-        if logits_to_keep is not None:
-            features = features[logits_to_keep]
-        hidden = features.to(self.dense.weight.dtype)
-        if self.enter is not None:
-            hidden = self.enter(hidden)
-        transform = _Transform(self.dense, self._activation, self.norm, self.bias)
-        return transform.logits(hidden, self._projection[0].weight)
-
-    def is_token_wise(self) -> bool:
-        """Every token's logits come of its features alone."""
-        return True
-
-    @property
-    def outputs(self) -> int:
-        """Size of the base's vocabulary."""
-        return len(self._projection[0].weight)
-
-    def borrowed(self) -> dict[str, Tensor]:
-        """The projection's weight."""
-        return {"vocabulary": self._projection[0].weight}
-
-    def loss(self, logits: Tensor, labels: Int[Tensor, "batch tokens"]) -> Float[Tensor, ""]:
-        """Mean cross-entropy over tokens whose label is not IGNORE; of all logits, or of those of just these tokens."""
-        given = labels != IGNORE
-        return cross_entropy(logits if logits.ndim == 2 else logits[given], labels[given], None)
+class MaskedLMHead(VocabularyHead):
+    """The module of `MaskedLM`."""
 
 
-def vocabulary_of(model: PreTrainedModel) -> Projection:
-    """The module whose `weight` `[classes, width]` maps onto the vocabulary: output embeddings, else the input's."""
-    for find in (model.get_output_embeddings, model.get_input_embeddings):
-        try:
-            module = find()
-        except NotImplementedError:
-            continue
-        if isinstance(module, Projection):
-            return module
-    came = f"the family '{model.config.model_type}' has no vocabulary"
-    raise ConfigError(f"masked_lm: {came}. Use a model that reads text.")
-
-
-def _own_transform(model: PreTrainedModel, projection: Projection) -> _Transform | None:
+def _own_transform(model: PreTrainedModel, projection: Projection) -> Transform | None:
     """A copy of the model's own, if it has one that this module can be: shown by the logits it gives."""
     classes, width = projection.weight.shape
     inside = set(model.base_model.modules())
@@ -160,7 +67,7 @@ def _own_transform(model: PreTrainedModel, projection: Projection) -> _Transform
     parameters = (parameter for module in (projection, *outside) for parameter in module.parameters(recurse=False))
     biases = (nn.Parameter(parameter.detach()) for parameter in parameters if parameter.shape == (classes,))
     bias = next(biases, nn.Parameter(torch.zeros(classes, device=main_device(model))))
-    parts = [_Transform(maps[0], activation, norms[0], bias) for activation in _activations(model.config)]
+    parts = [Transform(maps[0], activation, norms[0], bias) for activation in _activations(model.config)]
     own = parts[0] if main_device(model).type == "meta" else _first_equal(model, projection, parts)
     if own is None:
         return None
@@ -179,7 +86,7 @@ def _activations(config: Any) -> Iterator[Activation]:
 
 
 @torch.no_grad()
-def _first_equal(model: PreTrainedModel, projection: Projection, parts: Sequence[_Transform]) -> _Transform | None:
+def _first_equal(model: PreTrainedModel, projection: Projection, parts: Sequence[Transform]) -> Transform | None:
     """The first that makes the model's own logits out of its last hidden state."""
     try:
         inputs = probe_input(model, 8, seed=0).inputs

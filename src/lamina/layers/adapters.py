@@ -24,6 +24,13 @@ def adapted_layers(model: nn.Module) -> list[Any]:
     return [module for module in model.modules() if has_adapters(module)]
 
 
+def backbone(model: nn.Module) -> nn.Module:
+    """A transformers model without its head, also where PEFT has wrapped it."""
+    whole: Any = model
+    inside = whole.get_base_model() if hasattr(whole, "get_base_model") else whole
+    return getattr(inside, "base_model", inside)
+
+
 def live_adapters(layer: Any) -> tuple[str, ...]:
     """The adapters a layer computes with, in their order; one that is merged into its weight is part of that."""
     return () if layer.disable_adapters or getattr(layer, "merged", False) else tuple(layer.active_adapters)

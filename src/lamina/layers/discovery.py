@@ -8,13 +8,13 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import product
 from threading import get_ident
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from lamina.errors import ConfigError, UnsupportedModelError, check_known, first_line
-from lamina.layers.adapters import adapted_layers
+from lamina.layers.adapters import adapted_layers, backbone
 from lamina.layers.hooks import watch
 from lamina.layers.isolation import MetaValues, main_device, preserve_model
 from lamina.layers.matching import find_blocks, find_run, find_scope, places
@@ -25,7 +25,7 @@ from lamina.layers.sites import Site, at_site
 from lamina.layers.stack import LayerStack, TapPoint, alike, by_path
 from lamina.layers.towers import towers_of
 from lamina.layers.trace import Event, Trace, traced
-from lamina.layers.wrappers import uncompiled, unwrapped
+from lamina.layers.wrappers import is_bitsandbytes, uncompiled, unwrapped
 
 _FIRST, _SECOND = 7, 11  # lengths of the two probe inputs: odd and different
 _CLOSE = 1e-2  # some kernels of accelerators add in another order each time
@@ -96,7 +96,8 @@ def tap(
 
     Yields:
         Layer -> its state `[batch, tokens, width]`, filled as the model runs and emptied when a new pass over the
-        stack begins, so after `generate` it holds the last pass. States carry gradients if the pass does.
+        stack begins, so after `generate` it holds the last pass. States carry gradients if the pass does. To ask for a
+        layer that was not seen is a ConfigError that says why.
 
     Raises:
         UnsupportedModelError: If the model's layers cannot be read, or not at that site.
@@ -111,7 +112,7 @@ def tap(
     if site != "output" and 0 in chosen:
         raise ConfigError(f"tap: layer 0 is the embeddings; they have no {site}. Use layers from 1.")
     source = at_site(model, source, site)
-    states: dict[int, Tensor] = {}
+    states = _Tapped(source.name, chosen)
     latest: list[int] = []  # the thread of the latest pass, for tasks of this context that run the model at once
 
     def start(_args: object, _kwargs: object) -> None:
@@ -126,6 +127,21 @@ def tap(
         yield states
 
 
+class _Tapped(dict[int, Tensor]):
+    """What `tap` yields; says why a layer is not there."""
+
+    def __init__(self, stack: str, layers: Sequence[int]) -> None:
+        super().__init__()
+        self._stack, self._layers = stack, layers
+
+    def __missing__(self, layer: int) -> Tensor:
+        if layer not in self._layers:
+            known = ", ".join(map(str, self._layers))
+            raise ConfigError(f"tap: layer {layer!r} is not tapped; those that are: {known}.")
+        ran = f"no pass of the stack '{self._stack}' came to it in this thread or task while it was tapped"
+        raise ConfigError(f"tap: layer {layer} was not seen; {ran}.")
+
+
 def same_stacks(model: nn.Module, copy: nn.Module) -> None:
     """Take what was found for a model to hold for a copy with the same modules at the same paths."""
     stacks(model)
@@ -133,13 +149,13 @@ def same_stacks(model: nn.Module, copy: nn.Module) -> None:
 
 
 def _state(model: nn.Module) -> tuple[object, ...]:
-    """What must stay for the stacks to hold: the modules, whether there are weights, how many blocks are used."""
+    """What must stay for the stacks to hold: the modules, whether there are weights, what the config says of layers."""
     config: Any = model.config
     modules = tuple(map(weakref.ref, model.modules()))
-    return modules, main_device(model).type == "meta", *(getattr(config, name, None) for name in _DEPTHS)
+    return modules, main_device(model).type == "meta", *(getattr(config, name, None) for name in _SETTINGS)
 
 
-_DEPTHS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
+_SETTINGS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers", "tie_last_hidden_states")
 _Known = tuple[tuple[object, ...], list[LayerStack]]  # paths in place of modules, so as not to hold on to the model
 _known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
 
@@ -197,6 +213,9 @@ def _find(model: nn.Module) -> dict[str, LayerStack]:
         raise _UnreadableError(
             "its adapters are merged and disabled", "Call unmerge_adapter() of the PEFT model first."
         )
+    if is_bitsandbytes(model):
+        what = "its weights are packed by bitsandbytes; its kernels compute a token differently alone than among others"
+        raise _UnreadableError(f"{what}, and no test of Lamina runs them", "Load it in bfloat16.")
     try:
         first, second = probe_input(model, _FIRST, seed=1), probe_input(model, _SECOND, seed=2)
     except NoInputError as error:
@@ -226,7 +245,7 @@ class _Sight(NamedTuple):
 def _first_run(model: nn.Module, probes: Sequence[Probe]) -> tuple[Trace, nn.Module, States]:
     """Run the model; if its head refuses the input, the backbone alone."""
     failures: list[_UnreadableError] = []
-    targets = dict.fromkeys((model, cast("nn.Module", getattr(model, "base_model", model))))
+    targets = dict.fromkeys((model, backbone(model)))
     for target, probe in product(targets, probes):
         try:
             with traced(model) as trace:
@@ -327,7 +346,7 @@ def _point(event: Event) -> TapPoint:
 
 def _build(model: nn.Module, name: str, sight: _Sight, events: list[Event], trace: Trace) -> LayerStack:
     scope = find_scope(trace, events[0], events[-1], sight.state)
-    base = cast("nn.Module", getattr(model, "base_model", model))
+    base = backbone(model)
     run = find_run(base if scope.module in set(base.modules()) else model, trace, events[-1])
     points = tuple(map(_point, events))
     return LayerStack(name, sight.state.shape[-1], sight.blocks, points, scope.module, scope.path, run)

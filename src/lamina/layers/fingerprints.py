@@ -13,6 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from lamina.errors import ConfigError
 from lamina.layers.adapters import adapter_modules, adapter_state, has_adapters
 from lamina.layers.discovery import default_stack
+from lamina.layers.isolation import weights_in_place
 from lamina.layers.stack import LayerStack, own_state
 
 
@@ -27,21 +28,27 @@ def fingerprint(model: nn.Module, stack_name: str) -> str:
 def fingerprint_of(stack: LayerStack) -> str:
     """Hash a stack's weights, packed ones and those of the adapters it computes with too, but no counters.
 
-    A backbone alone and inside a model with a head agree; so do a model whose adapters are off and one without any.
+    A backbone alone and inside a model with a head agree; so do a model whose adapters are off and one without any,
+    and one whose weights are offloaded.
     """
     adapted = list(filter(has_adapters, stack.run))
     apart = {module for layer in adapted for module in adapter_modules(layer)}
-    return fingerprint_of_tensors(
-        item for module in stack.run if module not in apart for item in (*_state(module), *_adapters(module))
-    )
+    own = [module for module in stack.run if module not in apart]
+    state = (item for module in own for part in (_state, _adapters) for item in part(module))
+    return fingerprint_of_tensors(state, tied_by_value=any(parameter.is_meta for parameter in _parameters(own)))
+
+
+def _parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
+    return (parameter for module in modules for parameter in module.parameters(recurse=False))
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, object]]:
     buffers = dict(module.named_buffers(recurse=False))
-    for name, value in own_state(module).items():
-        counter = buffers.get(name)
-        if counter is None or counter.is_floating_point() or counter.numel() > 1:
-            yield name, value
+    with weights_in_place(module):
+        for name, value in own_state(module).items():
+            counter = buffers.get(name)
+            if counter is None or counter.is_floating_point() or counter.numel() > 1:
+                yield name, value
 
 
 def _adapters(module: nn.Module) -> Iterator[tuple[str, object]]:
@@ -49,10 +56,13 @@ def _adapters(module: nn.Module) -> Iterator[tuple[str, object]]:
         yield from adapter_state(module)
 
 
-def fingerprint_of_tensors(values: Iterable[tuple[str, object]]) -> str:
-    """Hash each tensor's name, dtype, shape and bytes, each tensor once; numbers and texts in between too."""
+def fingerprint_of_tensors(values: Iterable[tuple[str, object]], *, tied_by_value: bool = False) -> str:
+    """Hash each tensor's name, dtype, shape and bytes, each tensor once; numbers and texts in between too.
+
+    With `tied_by_value` matrices that are equal count once: offloaded weights that are tied come as copies.
+    """
     digest = hashlib.sha256()
-    seen = WeakIdKeyDictionary()
+    seen, contents = WeakIdKeyDictionary(), set[bytes]()
     for name, value in (plain for item in values for plain in _plain(*item)):
         if not isinstance(value, Tensor):
             digest.update(f"{name} {value!r}\n".encode())
@@ -62,6 +72,10 @@ def fingerprint_of_tensors(values: Iterable[tuple[str, object]]) -> str:
             seen[value] = True
             whole = value.detach().dequantize() if value.is_quantized else value.detach()
             content: Any = whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            if tied_by_value and value.ndim == 2:
+                if (key := hashlib.sha256(content).digest()) in contents:
+                    continue
+                contents.add(key)
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
             digest.update(content)
     return digest.hexdigest()

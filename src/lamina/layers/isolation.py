@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib import import_module
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -107,13 +108,33 @@ def main_device(model: nn.Module) -> torch.device:
     """Where inputs go: the device of the first parameter; "meta" if there are no weights.
 
     Without weights some parameters may still be real: old constructors ignore the device. Of offloaded weights only
-    some are in place, and the model runs.
+    some are in place, or none, and the model runs where accelerate's hooks take its inputs.
     """
     devices = {parameter.device: None for parameter in model.parameters()}
     meta = torch.device("meta")
-    if meta in devices and not hasattr(model, "hf_device_map"):
-        return meta
-    return next((device for device in devices if device != meta), torch.device("cpu"))
+    if meta in devices:
+        return next(_execution_devices(model), meta)
+    return next(iter(devices), torch.device("cpu"))
+
+
+def _execution_devices(model: nn.Module) -> Iterator[torch.device]:
+    """Where accelerate's hooks have modules run, outermost first."""
+    for module in model.modules():
+        hook: Any = getattr(module, "_hf_hook", None)
+        for part in getattr(hook, "hooks", (hook,)):
+            if (device := getattr(part, "execution_device", None)) is not None:
+                yield torch.device(device)
+
+
+@contextmanager
+def weights_in_place(module: nn.Module) -> Generator[None]:
+    """Have a module's own weights at hand where accelerate offloads them, to memory or a disk."""
+    if not hasattr(module, "_hf_hook"):
+        yield
+        return
+    utils: Any = import_module("accelerate.utils")  # it has no types
+    with utils.align_module_device(module, torch.device("cpu")):
+        yield
 
 
 class MetaValues(TorchFunctionMode):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import UnsupportedModelError
+from lamina.layers.adapters import backbone
 from lamina.layers.isolation import main_device, preserve_model
 from lamina.layers.probe_input import probe_input
 from lamina.layers.roles import family_of
@@ -83,7 +84,7 @@ def _point(event: Event) -> TapPoint:
 
 def _run(model: nn.Module, length: int) -> Trace:
     inputs = probe_input(model, length, seed=length).inputs
-    for target in dict.fromkeys((model, cast("nn.Module", getattr(model, "base_model", model)))):
+    for target in dict.fromkeys((model, backbone(model))):
         try:
             with traced(model, keep=True) as trace:
                 torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]

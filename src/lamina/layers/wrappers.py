@@ -26,7 +26,19 @@ def unwrapped(model: Any) -> Any:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether a module, not those inside it, runs compiled code."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    forward = vars(module).get("forward")  # set on the object, as by `model.forward = torch.compile(model.forward)`
+    return (
+        hasattr(module, "_orig_mod")
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or hasattr(forward, "_torchdynamo_orig_callable")
+    )
+
+
+def is_bitsandbytes(model: nn.Module) -> bool:
+    """Whether transformers has packed a model's weights with bitsandbytes."""
+    config: Any = getattr(getattr(model, "config", None), "quantization_config", None)
+    settings = cast("dict[str, Any]", config if isinstance(config, dict) else getattr(config, "__dict__", {}))
+    return settings.get("quant_method") == "bitsandbytes"
 
 
 @contextmanager

@@ -38,7 +38,16 @@ if TYPE_CHECKING:
     from lamina.registry import Registry
     from lamina.tasks.presets import Preset
 
-OF_FILES = {"kind", "text", "text_pair", "label", "labels", "problem_type", "missing_labels"}  # a preset has its own
+OF_FILES = {
+    "kind",
+    "text",
+    "text_pair",
+    "label",
+    "labels",
+    "problem_type",
+    "missing_labels",
+    "by_row",
+}  # a preset has its own
 
 
 def _check_options(given: dict[str, Any]) -> None:
@@ -196,7 +205,8 @@ class TaskRecipe(Strict):
     labels: list[str] | None = None
     metric: str | None = None  # picks the best epoch; by default the usual one of the task
     problem_type: str | None = None
-    missing_labels: Literal["error", "drop"] = "error"  # what becomes of rows without a label
+    missing_labels: Literal["error", "drop", "ignore"] = "error"  # what becomes of rows without a label
+    by_row: bool = False  # of running text: read each row by itself, not blocks of joined rows
     label_all_tokens: bool = False  # learn from every sub-token of a word, not from its first alone
     limit: PositiveInt | None = None  # training rows at most
     limit_validation: PositiveInt | None = None
@@ -256,7 +266,7 @@ class TaskRecipe(Strict):
     def outline(self) -> TaskOutline:
         """What is known of the task before its data is read; of files that say no labels, two stand for them."""
         second = self.text_pair if self._preset is None else self._preset.columns[1]
-        how: dict[str, Any] = {"by_row": self.masked_lm is not None and self.masked_lm.rows}
+        how: dict[str, Any] = {"by_row": self.by_row if self.masked_lm is None else self.masked_lm.rows}
         how |= {"image_size": self.image_size, "pairs": second is not None and self.pair_separator is None}
         if (preset := self._preset) is not None and self.masked_lm is None:
             return TaskOutline(preset.kind, preset.problem_type, preset.class_names, **how)

@@ -66,6 +66,7 @@ class ColumnSpec:
     labels: tuple[str, ...] | None = None  # class names in the order of their ids; None: read off the train part
     problem_type: str | None = None  # None: read off the labels
     missing_labels: str = "error"  # what becomes of rows without a label: "error" or "drop"
+    by_row: bool = False  # as of a `Task`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ class EncodeOptions:
     max_target_length: int = 128  # tokens of a text to write
     augment: bool = False  # crop and flip training images at random
     add_prefix_space: bool = False  # read the first word of a text as any other
-    by_row: bool = False  # hide tokens of each row by itself, not of blocks of joined rows
+    by_row: bool = False  # read each row by itself, not blocks of joined rows
     image_size: int | None = None  # pixels of an image's width and height; None: as the processor has it
 
 
@@ -236,6 +237,7 @@ class Kind(ABC):
     usual_columns: ClassVar[tuple[str, str]] = ("sentence", "label")  # of text and label, where none is named
     other_files: ClassVar[str | None] = None  # what files of other endings hold: "conll", "lines"; None: there are none
     readers: ClassVar[bool] = True  # readers can do it; else only whole models
+    missing: ClassVar[tuple[str, ...]] = ("error", "drop")  # what may become of rows without a label
     takes_prefix: ClassVar[bool] = False  # a text may be put before every example
 
     # From files to examples
@@ -351,6 +353,12 @@ class Kind(ABC):
     ) -> Any:
         """A model's outputs for a batch without labels, as `Results.add` takes them."""
         return model(**batch).logits  # pyright: ignore[reportCallIssue]
+
+    def predict_outputs(
+        self, model: PreTrainedModel, batch: Mapping[str, Tensor], processor: Any, options: GenerationOptions
+    ) -> Any:
+        """What a model answers with where the inputs make no labels, as to predict; by default its outputs."""
+        return self.outputs(model, batch, processor, options)
 
     # From outputs to scores and answers
 

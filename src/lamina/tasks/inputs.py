@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
-from lamina.data.batches import padding_of, tokenizer_of
+from lamina.data.arrow import Ragged, chunks, dataset_of
+from lamina.data.batches import pad, padding_of, tokenizer_of
 from lamina.data.encode import encode
 from lamina.data.windows import IGNORED, Encoded
 from lamina.errors import ConfigError
@@ -43,9 +45,22 @@ class Windows:
         return self.encoded.digest
 
 
+@dataclass(frozen=True)
+class SteadyWindows(Windows):
+    """Inputs that are the same in every epoch."""
+
+    @property
+    def uncacheable(self) -> str | None:
+        """Only texts with an attention mask are cached."""
+        keys = set(self.encoded.keys)
+        if "attention_mask" in keys and keys <= _CACHED:
+            return None
+        return f"the inputs are {', '.join(self.encoded.keys)}; only texts with an attention mask are cached"
+
+
 @final
 @dataclass(frozen=True)
-class TextInputs(Windows):
+class TextInputs(SteadyWindows):
     """Windows of texts as rows that a model reads; an `Inputs`."""
 
     @classmethod
@@ -55,14 +70,6 @@ class TextInputs(Windows):
         windows, how = options.windows, {"max_length": options.max_length, "stride": options.stride}
         how["add_prefix_space"] = options.add_prefix_space
         return cls(encode(split.texts, processor, windows=windows, offsets=windows, **how), processor)
-
-    @property
-    def uncacheable(self) -> str | None:
-        """Only texts with an attention mask are cached."""
-        keys = set(self.encoded.keys)
-        if "attention_mask" in keys and keys <= _CACHED:
-            return None
-        return f"the inputs are {', '.join(self.encoded.keys)}; only texts with an attention mask are cached"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Some windows, padded to the longest on the right."""
@@ -89,6 +96,20 @@ class RowTargets:
     def tensor(self, rows: Sequence[int]) -> Tensor:
         """The labels of some rows."""
         return torch.from_numpy(self.values[[int(row) for row in rows]])
+
+
+@final
+class WordTargets:
+    """A label for every token of every row, in Arrow; a `Targets`."""
+
+    def __init__(self, labels: Iterable[Sequence[int]]) -> None:
+        tables = (pa.table({"label": pa.array(part, pa.list_(pa.int32()))}) for part in chunks(labels))
+        self._rows = dataset_of(tables)  # holds the file that large columns are in
+        self._labels = Ragged(self._rows.data.column("label"))
+
+    def tensor(self, rows: Sequence[int]) -> Tensor:
+        """The labels of some rows `[batch, tokens]`."""
+        return pad([self._labels[row] for row in rows], IGNORED)
 
 
 def first_window_targets(split: Split, encoded: Encoded) -> RowTargets:

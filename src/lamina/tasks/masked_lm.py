@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, isnan
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import regex
-import torch
 from torch import Tensor
 
 from lamina.data.batches import pad, padding_of, tokenizer_of
-from lamina.data.encode import blocks, encode
-from lamina.data.read import Table
 from lamina.data.windows import IGNORED, word_places
 from lamina.errors import ConfigError
-from lamina.tasks import labels as lab
-from lamina.tasks.base import ColumnSpec, EncodeOptions, Kind, Results, TaskLike, checked_texts
+from lamina.tasks.base import EncodeOptions, Results, TaskLike, checked_texts
 from lamina.tasks.inputs import TextInputs, Windows, check_tokenizer
-from lamina.tasks.metrics import TokenSums
+from lamina.tasks.running_text import RunningTextKind, best_tokens, candidates, encode_running, has_nan
 from lamina.tasks.split import Split
 from lamina.utils import derive_seed
 
-if TYPE_CHECKING:
-    from jaxtyping import Float
-
 SHARE = 0.15  # of the tokens that are no special ones
 REPLACED, RANDOM = 0.8, 0.1  # of the chosen tokens: by the mask token, by any token; the rest stay as they are
-CANDIDATES = 5  # for a mask token
-_MOST_SCORES = 1 << 27  # of tokens at once, when every entry of a vocabulary is scored: 512 MB
 
 
 def mask_token(processor: Any) -> str:
@@ -103,27 +93,13 @@ class MaskedInputs(Windows):
 
 
 @final
-class MaskedLMKind(Kind):
+class MaskedLMKind(RunningTextKind):
     """Hidden tokens of running text; to predict, the mask tokens that stand in a text are filled in."""
 
     name = "masked_lm"
-    problem_types = {"classification": ("perplexity", "accuracy")}
-    auto_class = "AutoModelForMaskedLM"
-    base_class = "AutoModelForMaskedLM"
+    auto_class = base_class = "AutoModelForMaskedLM"
     inputs = "masked_text"
     per_token = True
-    has_classes = False
-    sequential = True
-    other_files = "lines"
-
-    def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """The texts as they are, without their line ends; blank ones are left out."""
-        spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "text", tables))
-        spec = lab.without_classes(spec, ("token",), "classification", "the texts' own tokens")
-        return spec, {
-            name: Split.of(text.rstrip("\r\n") for text in lab.texts(table, spec.text) if text.strip())
-            for name, table in tables.items()
-        }
 
     def encode(self, split: Split, processor: Any, options: EncodeOptions) -> MaskedInputs | TextInputs:
         """Blocks of the joined texts, or texts and pairs by themselves; to predict, windows of each text."""
@@ -131,33 +107,7 @@ class MaskedLMKind(Kind):
             return TextInputs.of(split, processor, replace(options, windows=True))
         check_tokenizer(processor)
         masking, seed = Masking.of(processor), options.seed if options.part == "train" else None
-        how: dict[str, Any] = {"max_length": options.max_length, "add_prefix_space": options.add_prefix_space}
-        if options.by_row:
-            encoded = encode(split.texts, processor, offsets=False, **how)
-        else:
-            encoded = blocks(split.texts, processor, **how)
-        return MaskedInputs(encoded, processor, masking, seed, options.part)
-
-    def truncated(self, inputs: Any) -> int:
-        """Rows that lost their end; blocks lose nothing."""
-        return inputs.encoded.truncated
-
-    def model_rows(
-        self, rows: int, tokens: float, max_length: int, config: Any, *, by_row: bool = False
-    ) -> tuple[int, int]:
-        """Blocks of the joined texts, or the rows themselves."""
-        if by_row:
-            return super().model_rows(rows, tokens, max_length, config)
-        total = ceil(rows * tokens)
-        return ceil(total / max_length), min(max_length, total)
-
-    def batch_size(self, asked: int, inputs: Any, outputs: int) -> int:
-        """Few enough rows for scores of the whole vocabulary to fit."""
-        return max(1, min(asked, _MOST_SCORES // max(1, int(max(inputs.lengths, default=1)) * outputs)))
-
-    def results(self, task: TaskLike, split: Split, inputs: Any) -> Results:
-        """Sums over the hidden tokens."""
-        return TokenSums()
+        return MaskedInputs(encode_running(split, processor, options), processor, masking, seed, options.part)
 
     def examples(self, raw: Sequence[Any], processor: Any) -> Split:
         """Texts with mask tokens, such as "[MASK]"."""
@@ -169,21 +119,11 @@ class MaskedLMKind(Kind):
         return _FilledMasks(split, inputs, processor)
 
 
-def best_tokens(logits: Float[Tensor, "... classes"]) -> Float[Tensor, "... best 2"]:
-    """The five likeliest entries of the vocabulary (all, if it is smaller), best first: number and probability."""
-    probabilities, ids = logits.float().softmax(-1).topk(min(CANDIDATES, logits.shape[-1]))
-    return torch.stack([ids.to(probabilities.dtype), probabilities], dim=-1)
-
-
-def _has_nan(best: list[list[float]]) -> bool:
-    return any(isnan(score) for _, score in best)
-
-
 class _FilledMasks(Results):
     """What may stand at the mask tokens of texts."""
 
     def __init__(self, split: Split, inputs: TextInputs, processor: Any) -> None:
-        self._tokenizer, self._masks = tokenizer_of(processor), list(split.words or ())
+        self._processor, self._masks = processor, list(split.words or ())
         self._best: list[list[list[float]]] = [[] for masks in self._masks for _ in masks]
         self._places = word_places(inputs.encoded, self._masks)
 
@@ -194,13 +134,11 @@ class _FilledMasks(Results):
 
     def first_not_finite(self) -> int | None:
         texts = (text for text, masks in enumerate(self._masks) for _ in masks)
-        return next((text for text, best in zip(texts, self._best, strict=True) if _has_nan(best)), None)
+        return next((text for text, best in zip(texts, self._best, strict=True) if has_nan(best)), None)
 
     def predictions(self) -> list[Any]:
         best = iter(self._best)
         return [[self._to_prediction(span, next(best)) for span in masks] for masks in self._masks]
 
     def _to_prediction(self, mask: tuple[int, int], best: list[list[float]]) -> dict[str, Any]:
-        texts = [self._tokenizer.decode([int(number)]).strip() for number, _ in best]
-        candidates = [{"token": text, "score": score} for text, (_, score) in zip(texts, best, strict=True)]
-        return {"start": mask[0], "end": mask[1], "candidates": candidates}
+        return {"start": mask[0], "end": mask[1], "candidates": candidates(best, self._processor)}

@@ -169,15 +169,15 @@ def _means(rows: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> dict[
 
 
 class TokenSums(Results):
-    """Perplexity and accuracy of hidden tokens, summed up batch by batch: no logits are kept."""
+    """Perplexity and accuracy of the tokens that are asked for, summed up batch by batch: no logits are kept."""
 
     loss, right, count = 0.0, 0, 0
     bad: int | None = None
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
-        """Take in logits of the hidden tokens `[tokens, vocabulary]`, or of all `[batch, tokens, vocabulary]`."""
+        """Take in logits of the tokens with a label `[tokens, vocabulary]`, or of all `[batch, tokens, vocabulary]`."""
         if labels is None:
-            raise ConfigError(f"masked_lm: no labels for {len(rows)} rows; hidden tokens are scored by them.")
+            raise ConfigError(f"metrics: no labels for {len(rows)} rows; tokens are scored by them.")
         labels = labels.to(outputs.device)
         hidden = labels != IGNORED
         logits, labels = outputs if outputs.ndim == 2 else outputs[hidden], labels[hidden]
@@ -189,13 +189,13 @@ class TokenSums(Results):
         self.count += len(labels)
 
     def first_not_finite(self) -> int | None:
-        """The first row with a hidden token without probabilities."""
+        """The first row with such a token that has no probabilities."""
         return self.bad
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
         """Metric -> score; perplexity is exp(mean loss per token), cut off at exp(700)."""
         if not self.count:
-            raise DataError("metrics: no token is hidden; a score needs at least one.")
+            raise DataError("metrics: no token has a label; a score needs at least one.")
         mean = self.loss / self.count
         perplexity = math.exp(mean) if mean < _MOST else math.exp(_MOST)
         return _scores(metrics, {"perplexity": lambda: perplexity, "accuracy": lambda: self.right / self.count})

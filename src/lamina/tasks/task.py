@@ -19,7 +19,6 @@ from lamina.tasks.split import Split, held_out, limited
 
 logger = logging.getLogger(__name__)
 
-MISSING = ("error", "drop")  # what may become of rows without a label
 Source = str | Path | tuple[str | Path, str | Path] | list[str]  # of a part: a file or folder, or a pair of files
 
 
@@ -28,11 +27,12 @@ class Task:
     """Labelled examples, and what is asked about them.
 
     Attributes:
-        kind: "sequence_classification", "token_classification", "masked_lm", "summarization", "translation",
-            "image_classification", "audio_classification", or another that is registered in `lamina.tasks.KINDS`.
+        kind: "sequence_classification", "token_classification", "masked_lm", "causal_lm", "summarization",
+            "translation", "image_classification", "audio_classification", or another that is registered in
+            `lamina.tasks.KINDS`.
         problem_type: "classification", "regression", "multi_label", or "generation" where texts are to be written.
-        labels: Class names in the order of their ids; regression: the score's name; "masked_lm": ("token",);
-            where texts are to be written: ("text",).
+        labels: Class names in the order of their ids; regression: the score's name; "masked_lm" and "causal_lm":
+            ("token",); where texts are to be written: ("text",).
         metric: The metric that picks the best checkpoint; see `lamina.tasks.metrics.better`.
         metrics: All metrics that are reported.
         splits: "train", "validation" and perhaps "test".
@@ -40,7 +40,7 @@ class Task:
         image_size: Pixels of the width and height that images are brought to; None: as the image processor has it.
         subsampled: How the train part was drawn from a larger one, if it was, JSON-ready: "per_class", "fraction" or
             "rows" as asked, "of" how many rows, "stratified" and "seed"; "before" it an earlier subsample.
-        by_row: Of "masked_lm": each row is read by itself; else rows are joined and cut into blocks.
+        by_row: Of "masked_lm" and "causal_lm": each row is read by itself; else rows are joined and cut into blocks.
         label_all_tokens: Of "token_classification": all sub-tokens of a word are learnt from, not the first alone.
     """
 
@@ -115,9 +115,16 @@ class Task:
         Raises:
             ConfigError: If the rows are images.
         """
+        return self._of_running_text("masked_lm", "mlm", rows=rows)
+
+    def causal_lm(self, *, rows: bool = False) -> Task:
+        """The same as a task of causal language modelling, "<name>-clm"; of pairs in `rows` the second is a reply."""
+        return self._of_running_text("causal_lm", "clm", rows=rows)
+
+    def _of_running_text(self, kind: str, short: str, *, rows: bool) -> Task:
         if kind_of(self.kind).processor != "tokenizer":
-            raise ConfigError(f"task {self.name}: a task of kind {self.kind} has no texts; masked_lm needs some.")
-        task = _assemble(ColumnSpec("masked_lm", "text", "label"), {}, metrics=None, name=f"{self.name}-mlm")
+            raise ConfigError(f"task {self.name}: a task of kind {self.kind} has no texts; {kind} needs some.")
+        task = _assemble(ColumnSpec(kind, "text", "label"), {}, metrics=None, name=f"{self.name}-{short}")
         splits = {name: split.without_labels(rows=rows) for name, split in self.splits.items()}
         return replace(task, splits=splits, subsampled=self.subsampled, by_row=rows)
 
@@ -170,6 +177,7 @@ class Task:
         limit_validation: int | None = None,
         seed: int = 0,
         image_size: int | None = None,
+        by_row: bool = False,
     ) -> Task:
         """Read a task from TSV, CSV, JSONL, Parquet, CoNLL-column or plain text files, or from images.
 
@@ -179,21 +187,24 @@ class Task:
                 lines belong together, the texts to read and those to write. For images and sound a folder with a
                 folder per class, a tar of one, or a file with a column of paths.
             validation: Rows to choose by; without them a tenth of `train` is set aside, class by class; of running
-                text ("masked_lm") its last tenth.
+                text (in blocks) its last tenth.
             test: Rows that only `evaluate` looks at.
             text: Column of the text, of the list of words, or of images or sound (default "image", "audio"). In CoNLL
                 files its number (default 0). In plain text every line that is not blank is a row. "translation.en" is
                 what objects in column "translation" have under "en".
-            text_pair: Column of the second text of sentence-pair tasks.
+            text_pair: Column of the second text of sentence-pair tasks; of "causal_lm" that of replies to `text`; of
+                "token_classification" that of texts whose spans are labelled, in the light of `text`.
             label: Column of the label, of the list of tags, or of the text to write; in CoNLL files a number (default
-                the last).
+                the last). Of "token_classification" over plain texts, of the list of spans: texts, pairs of characters
+                (from, before), or objects with "start", "end" and "label".
             labels: Class names in the order of their ids (one that no training row has is named in a warning); by
                 default those of `train`, sorted. The files hold these names, or whole numbers that are the ids.
             metric: The metric that picks the best checkpoint; by default the usual one of the problem.
             problem_type: "classification", "regression" (labels with a decimal point) or "multi_label" (lists of
                 labels); by default read off the labels, or what the kind says.
             missing_labels: What becomes of rows without a label (a cell that is empty, null, NaN, or a text such as
-                "NA", "null" or "None" that is none of `labels`): "error", or "drop", with a warning that counts them.
+                "NA", "null" or "None" that is none of `labels`): "error", or "drop", with a warning that counts them;
+                of rows with spans that are not in their text, "ignore" keeps them, without labels.
             label_all_tokens: Of "token_classification": learn from every sub-token of a word, with B- continued as I-,
                 and not from its first alone. Words are scored by their first sub-token either way.
             name: What the task is called; by default the first file's name without its ending.
@@ -202,19 +213,21 @@ class Task:
             seed: Decides which rows are set aside and which are drawn.
             image_size: Pixels of the width and height that images are brought to; by default as the image processor
                 has it. A model that is built for another size interpolates its position embeddings, if it can.
+            by_row: Of running text ("masked_lm", "causal_lm"): read each row by itself; else rows are joined and cut
+                into blocks of the model's length.
 
         Raises:
             DataError: If a file, row, column or label does not fit; names it.
             UnknownNameError: If there is no such kind, problem type or metric.
             ConfigError: If a limit or `image_size` is below 1, a label is named twice, or a kind reads no pairs, has no
-                tags or no images.
+                tags, no images or no running text.
         """
         given = zip(PARTS, (train, validation, test), strict=True)
         sources = {part: source for part, source in given if source is not None}
         if not sources:
             raise DataError("task: no file was given; it needs `train`, `validation` or `test`.")
         classes = None if labels is None else tuple(labels)
-        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels)
+        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels, by_row)
         tables = {part: kind_of(kind).read(source, spec) for part, source in sources.items()}
         first = next(iter(sources.values()))
         name = name or Path(first if isinstance(first, str | Path) else first[0]).stem
@@ -240,6 +253,7 @@ class Task:
         limit_validation: int | None = None,
         seed: int = 0,
         image_size: int | None = None,
+        by_row: bool = False,
     ) -> Task:
         """Make a task of data that is at hand; arguments and errors are those of `from_files`, but for these.
 
@@ -265,7 +279,7 @@ class Task:
         if labels is None and kind_of(kind).has_classes and not isinstance(first, Mapping):
             labels = class_names(first, label)
         classes = None if labels is None else tuple(labels)
-        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels)
+        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels, by_row)
         tables = {part: kind_of(kind).from_rows(f"{name}/{part}", rows, spec) for part, rows in parts.items()}
         more: dict[str, Any] = {"limits": (limit, limit_validation), "label_all_tokens": label_all_tokens}
         return _assemble(spec, tables, metrics=metric, name=name, seed=seed, **more).sized(image_size)
@@ -355,7 +369,8 @@ def _assemble(
         check_known("task", [] if first is None else [first], known, "metric")
         metrics = tuple(sorted(known, key=lambda name: name != first))
     ordered = {part: splits[part] for part in PARTS if part in splits}
-    task = Task(spec.kind, problem_type, labels, metrics[0], metrics, ordered, name, label_all_tokens=label_all_tokens)
+    more: dict[str, Any] = {"label_all_tokens": label_all_tokens, "by_row": spec.by_row}
+    task = Task(spec.kind, problem_type, labels, metrics[0], metrics, ordered, name, **more)
     if "train" in splits and "validation" not in splits:
         task = task.held_out(seed)
     if "validation" in task.splits:
@@ -377,10 +392,12 @@ def _without_rows(names: Sequence[str], classes: Iterable[Sequence[int]]) -> lis
 
 def _check_spec(spec: ColumnSpec) -> None:
     kind, labels = kind_of(spec.kind), spec.labels
-    check_known("task", [spec.missing_labels], MISSING, "missing_labels")
+    check_known("task", [spec.missing_labels], kind.missing, "missing_labels")
     if spec.problem_type is not None:
         check_known("task", [spec.problem_type], kind.problem_types, "problem type")
     if labels is not None and (not labels or len(set(labels)) < len(labels)):
         raise ConfigError(f"task: labels are {', '.join(labels) or 'none'}; every class has a name of its own.")
+    if spec.by_row and not kind.sequential:
+        raise ConfigError(f"task: by_row is set for a task of kind {spec.kind}; it is for running text.")
     if spec.text_pair is not None and not kind.reads_pairs:
         raise ConfigError(f"task: text_pair is '{spec.text_pair}'; a task of kind {spec.kind} reads one text a row.")

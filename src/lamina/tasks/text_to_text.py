@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 from torch import Tensor
 
@@ -69,11 +69,23 @@ class _Writer:
                 self._tokenizer.tgt_lang = None
 
 
-def texts_of(ids: Int[Tensor, "batch tokens"], processor: PreTrainedTokenizerBase | ProcessorMixin) -> list[str]:
-    """Rows of tokens (-100 counts as padding) as texts, without special tokens and blanks around them."""
+def texts_of(
+    ids: Int[Tensor, "batch tokens"], processor: PreTrainedTokenizerBase | ProcessorMixin, *, strip: bool = True
+) -> list[str]:
+    """Rows of tokens (-100 counts as padding) as texts, without special tokens, nor (`strip`) blanks around them."""
     tokenizer = tokenizer_of(processor)
     rows = [[token for token in row if token != IGNORED] for row in ids.tolist()]
-    return [text.strip() for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]
+    texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
+    return [text.strip() for text in texts] if strip else texts
+
+
+def generate(
+    model: PreTrainedModel, batch: Mapping[str, Tensor], options: GenerationOptions, **more: Any
+) -> Int[Tensor, "batch tokens"]:
+    """What a model writes for a batch, without sampling; `more` goes to its `generate`."""
+    beams, writer = options.num_beams, cast("Any", model)
+    search = {"num_beams": beams, "length_penalty": options.length_penalty} if beams > 1 else {}
+    return writer.generate(**batch, do_sample=False, max_new_tokens=options.max_target_length, **search, **more)
 
 
 class TextToTextKind(Kind):
@@ -137,11 +149,7 @@ class TextToTextKind(Kind):
         self, model: PreTrainedModel, batch: Mapping[str, Tensor], processor: Any, options: GenerationOptions
     ) -> list[str]:
         """The texts that the model writes."""
-        beams = options.num_beams
-        search = {"num_beams": beams, "length_penalty": options.length_penalty} if beams > 1 else {}
-        writer: Any = model
-        ids = writer.generate(**batch, do_sample=False, max_new_tokens=options.max_target_length, **search)
-        return texts_of(ids, processor)
+        return texts_of(generate(model, batch, options), processor)
 
     def results(self, task: TaskLike, split: Split, inputs: Any) -> Results:
         """The texts that were written; to predict, each under "text"."""

@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, final
 
-import pyarrow as pa
-import regex
 import torch
 from torch import Tensor
 
-from lamina.data.arrow import Ragged, chunks, dataset_of
-from lamina.data.batches import pad
 from lamina.data.read import Table
 from lamina.data.windows import IGNORED, word_labels, word_places
 from lamina.layers.finite import first_bad_row
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, LabelledTask, Results, TaskLike, checked_texts
 from lamina.tasks.error_examples import error_rows, wrong_spans
-from lamina.tasks.inputs import ClassKind, TextInputs
+from lamina.tasks.inputs import ClassKind, TextInputs, WordTargets
 from lamina.tasks.metrics import class_table, score_tags, span_table
+from lamina.tasks.spans import Span, span_splits, word_spans
 from lamina.tasks.split import Split
 from lamina.tasks.tags import both_ends, continued, is_iob, marks_spans, to_iob2
-
-Span = tuple[int, int]
-# A word: letters and digits that may be joined inside by - ' . , / : (as in U.N., 1996-08-22 or 7:30), one character of
-# a script that puts no spaces between words, or one other sign.
-_UNSPACED = r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]"
-_LETTERS = rf"(?:(?!{_UNSPACED})[\w\p{{M}}])+"
-_WORD = regex.compile(rf"{_UNSPACED}|{_LETTERS}(?:[-'\u2019.,/:]{_LETTERS})*|[^\w\s]")
-
-
-def word_spans(text: str) -> list[Span]:
-    """Character span of every word of a plain text."""
-    return [match.span() for match in _WORD.finditer(text)]
 
 
 def join(words: Sequence[object]) -> tuple[str, tuple[Span, ...]]:
@@ -55,15 +40,23 @@ class TokenClassificationKind(ClassKind):
     auto_class = "AutoModelForTokenClassification"
     per_token = True
     tags_words = True
+    reads_pairs = True
+    missing = (*ClassKind.missing, "ignore")
     logits_axes = 3
     other_files = "conll"
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Settle the tags, in IOB2 where they mark spans so. CoNLL columns have numbers: words are first, tags last."""
+        """Settle the tags, in IOB2 where they mark spans so. CoNLL columns have numbers: words are first, tags last.
+
+        Where the column of texts holds texts and not lists of words, labels are spans; see `span_splits`.
+        """
         if all(table.numbered for table in tables.values()):
             text, label = self.usual_columns
             spec = replace(spec, text=0 if spec.text == text else spec.text)
             spec = replace(spec, label=-1 if spec.label == label else spec.label)
+        first = next(iter(tables.values()), None)
+        if first is not None and (spec.text_pair is not None or isinstance(first.column(spec.text)[0], str)):
+            return span_splits(tables, spec)
         tables = lab.labelled(tables, spec)
         tags = {name: _tags(table, spec) for name, table in tables.items()}
         if spec.labels is None:
@@ -99,23 +92,9 @@ class TokenClassificationKind(ClassKind):
         return _TagResults(task, split, inputs)
 
     def examples(self, raw: Sequence[Any], processor: Any) -> Split:
-        """Texts, whose words are found by their letters and signs."""
-        texts = checked_texts(raw, pairs=False)
-        return Split.of(texts, words=map(word_spans, texts))
-
-
-@final
-class WordTargets:
-    """A label for every token of every row, in Arrow; a `Targets`."""
-
-    def __init__(self, labels: Iterable[Sequence[int]]) -> None:
-        tables = (pa.table({"label": pa.array(part, pa.list_(pa.int32()))}) for part in chunks(labels))
-        self._rows = dataset_of(tables)  # holds the file that large columns are in
-        self._labels = Ragged(self._rows.data.column("label"))
-
-    def tensor(self, rows: Sequence[int]) -> Tensor:
-        """The labels of some rows `[batch, tokens]`."""
-        return pad([self._labels[row] for row in rows], IGNORED)
+        """Texts, or pairs whose second text is tagged; words are found by their letters and signs."""
+        texts = checked_texts(raw, pairs=True)
+        return Split.of(texts, words=[word_spans(_tagged(text)) for text in texts])
 
 
 class _TagResults(Results):
@@ -146,13 +125,19 @@ class _TagResults(Results):
         return [tuple(tags.tolist()) for tags in self._per_text(self._logits.argmax(-1))]
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        return score_tags(metrics, self.guesses(), list(self._split.labels), self._task.labels)
+        return score_tags(metrics, *self._both(), self._task.labels)
+
+    def _both(self) -> tuple[list[Any], list[Any]]:
+        """Tags as guessed and as they are, of the texts that have labels."""
+        both = zip(self.guesses(), self._split.labels, strict=True)
+        kept = [pair for pair in both if IGNORED not in pair[1]]
+        return [guess for guess, _ in kept], [truth for _, truth in kept]
 
     def per_class(self) -> list[dict[str, Any]]:
-        labels, truths, guesses = self._task.labels, list(self._split.labels), self._logits.argmax(-1)
+        labels, (guesses, truths) = self._task.labels, self._both()
         if marks_spans(labels):
-            return span_table(self.guesses(), truths, labels)
-        return class_table(guesses, torch.tensor([tag for row in truths for tag in row]), labels)
+            return span_table(guesses, truths, labels)
+        return class_table(*(torch.tensor([tag for row in rows for tag in row]) for rows in (guesses, truths)), labels)
 
     def errors(self, count: int) -> list[dict[str, Any]]:
         return error_rows(self._wrong(), self._split.texts, count)
@@ -160,14 +145,14 @@ class _TagResults(Results):
     def _wrong(self) -> Iterator[dict[str, Any]]:
         for row, ((logits, text, words), truth) in enumerate(zip(self._texts(), self._split.labels, strict=True)):
             scores, ids = (values.tolist() for values in logits.softmax(-1).max(-1))
-            if ids != list(truth):
+            if ids != list(truth) and IGNORED not in truth:
                 both = (_spans(tags, scores, self._task.labels, text, words) for tags in (truth, ids))
                 if (wrong := wrong_spans(row, *both)) is not None:
                     yield wrong
 
     def _texts(self) -> Iterator[tuple[Tensor, str, Sequence[Span]]]:
         """The logits, text and words of each text."""
-        return zip(self._per_text(self._logits), self._split.texts, self._split.words or (), strict=True)
+        return zip(self._per_text(self._logits), map(_tagged, self._split.texts), self._split.words or (), strict=True)
 
     def predictions(self) -> list[Any]:
         answers: list[Any] = []
@@ -175,6 +160,11 @@ class _TagResults(Results):
             scores, ids = (values.tolist() for values in logits.softmax(-1).max(-1))
             answers.append(_spans(ids, scores, self._task.labels, text, words))
         return answers
+
+
+def _tagged(text: Any) -> str:
+    """The text that is tagged: of a pair the second."""
+    return text if isinstance(text, str) else text[1]
 
 
 def _spans(

@@ -54,6 +54,8 @@ class ModelSubject(Subject):
                 "Give processor=..., a tokenizer, an image processor or a feature extractor."
             )
         self.processor = processor
+        if op == "predict" and (reason := self.kind.model_problem(model)):
+            raise self._no_head(reason)
         names = {field.name for field in fields(GenerationOptions)}
         self.generation = GenerationOptions(**options.model_dump(include=names))
 
@@ -169,10 +171,10 @@ class ModelSubject(Subject):
         self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: Any
     ) -> dict[str, Any]:
         """As the kind takes them from a model."""
-        del labels, states
-        batch = self.arguments(batch)
+        del states
+        batch, run = self.arguments(batch), self.kind.predict_outputs if labels is None else self.kind.outputs
         try:
-            return {name: self.kind.outputs(self.model, batch, self.processor, self.generation) for name in names}
+            return {name: run(self.model, batch, self.processor, self.generation) for name in names}
         except (ValueError, RuntimeError) as error:
             if reason := size_problem(self.model, batch):
                 raise ConfigError(f"{self.op}: {reason} ({first_line(error)}). {_IMAGE_SIZE}") from error

@@ -48,14 +48,16 @@ def predict(  # noqa: PLR0913
     """Predict: every reader's answer, off one pass per batch; or a whole model's.
 
     Texts longer than the model reads are cut for readers of whole texts, and read in overlapping windows by readers of
-    tokens. Masked language modelling fills in the mask tokens that stand in a text, such as "[MASK]".
+    tokens. Of a pair, readers of tokens answer for the second text. Masked language modelling fills in the mask tokens
+    that stand in a text, such as "[MASK]". Causal language modelling goes on with a text or a chat, of which the start
+    is left out where it is too long.
 
     Args:
         bank_or_model: The readers and their model; or a whole model.
-        examples: Texts or pairs of texts, the same kind throughout. Images: paths, bytes of files, images of Pillow, or
-            arrays (uint8 `[height, width]` or `[height, width, 3]`). Clips of sound: paths, bytes,
-            `{"array": ..., "sampling_rate": ...}`, or arrays at the rate of the feature extractor. A list, an array, a
-            column of a data frame, or any other iterable of them.
+        examples: Texts, pairs of texts or (of causal language models) chats, the same kind throughout. Images: paths,
+            bytes of files, images of Pillow, or arrays (uint8 `[height, width]` or `[height, width, 3]`). Clips of
+            sound: paths, bytes, `{"array": ..., "sampling_rate": ...}`, or arrays at the rate of the feature extractor.
+            A list, an array, a column of a data frame, or any other iterable of them.
         readers: Which readers; None: all.
         kind: What a whole model is asked for, as the kind of a task; None: what its head is for.
         processor: Tokenizer, image processor or feature extractor; None: the bank's, or the one that belongs to
@@ -74,7 +76,8 @@ def predict(  # noqa: PLR0913
         "probabilities". Regression: "value". Multi-label: "labels" and "probabilities". Tokens: a list of spans with
         "start" and "end" (characters), "label", "text" and "score". Masked language modelling: per mask token its
         "start" and "end", and "candidates", the five likeliest with "token" and "score", best first. Summaries and
-        translations: "text".
+        translations: "text". Causal language modelling: of a model "text", what it writes after the example, of a
+        reader "candidates" for the next token.
 
     Raises:
         ConfigError: If there is no processor or reader, an example is not what the reader reads, or there is no mask

@@ -213,9 +213,18 @@ def test_lengths_that_cannot_be(minilm):
     assert len(encode(["cat mat"], minilm, max_length=3, windows=True)) == 2
 
 
-def test_windows_of_pairs_are_refused(minilm):
-    with pytest.raises(ConfigError, match="only single texts are cut"):
-        encode([("a", "b")], minilm, max_length=8, windows=True)
+def test_windows_of_pairs_cut_the_second_text(minilm):
+    text = "one two three four five six seven"
+    encoded = encode([("a", text)], minilm, max_length=8, stride=2, windows=True)
+    ids = encoded.batch(range(len(encoded)), {})["input_ids"]
+    assert [minilm.decode(row) for row in ids] == [
+        "[CLS] a [SEP] one two three four [SEP]",
+        "[CLS] a [SEP] three four five six [SEP]",
+        "[CLS] a [SEP] five six seven [SEP] [PAD]",
+    ]
+    assert [tuple(run) for run in encoded.runs] == [(3, 7, 0), (3, 7, 2), (3, 6, 4)]
+    spans = [[text[start:end] for start, end in window if start < end] for window in encoded.offsets]
+    assert spans == [text.split()[:4], text.split()[2:6], text.split()[4:]]
 
 
 def test_slow_tokenizers(minilm):

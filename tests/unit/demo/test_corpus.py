@@ -145,6 +145,13 @@ def test_lists_are_long_and_without_repeats():
     assert len({clause for clauses in TEMPLATES.values() for clause in clauses}) >= 60
 
 
+def test_every_drawn_verb_shows_its_form():
+    """One such as `read` would stay right where a form is to be wrong: `he read it`, `she has read it`."""
+    lists = [words for name, groups in LISTS.items() if "verb_" in name for words in groups.values()]
+    verbs = [verb for words in lists for verb in words]
+    assert [verb for verb in verbs if verb.split("/")[0] in verb.split("/")[2:4]] == []
+
+
 def test_every_template_is_used(monkeypatch):
     used = []
     frame = demo._Writer._frame

@@ -16,7 +16,8 @@ from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.last_layer import LastLayer
-from lamina.heads.masked_lm import MaskedLM, vocabulary_of
+from lamina.heads.masked_lm import MaskedLM
+from lamina.heads.vocabulary import vocabulary_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -228,4 +229,4 @@ def test_the_labels_are_the_vocabulary():
 
 def test_a_model_without_a_vocabulary_is_refused():
     with pytest.raises(ConfigError, match="masked_lm: the family 'vit' has no vocabulary"):
-        vocabulary_of(FAMILIES["vit"].known())
+        vocabulary_of(FAMILIES["vit"].known(), "masked_lm")

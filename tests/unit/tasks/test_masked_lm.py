@@ -17,7 +17,8 @@ from tests.support.files import jsonl, put
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
-from lamina.tasks.masked_lm import Masking, best_tokens, mask_token
+from lamina.tasks.masked_lm import Masking, mask_token
+from lamina.tasks.running_text import best_tokens
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
 
@@ -187,7 +188,7 @@ def test_scores_are_those_of_hidden_tokens(words: Any):
     assert scores == hidden.scores(("accuracy", "perplexity"))
     assert scores["perplexity"] > 1
     assert (whole.per_class(), whole.predictions()) == ([], [])
-    with pytest.raises(ConfigError, match="masked_lm: no labels for 2 rows"):
+    with pytest.raises(ConfigError, match="metrics: no labels for 2 rows"):
         whole.add([0, 1], torch.zeros(2, 8, len(words)))
 
 

@@ -296,7 +296,7 @@ def test_perplexity_is_a_finite_number_and_bad_is_bad(logit: float):
 
 
 def test_no_hidden_token_is_no_score():
-    with pytest.raises(DataError, match="metrics: no token is hidden; a score needs at least one"):
+    with pytest.raises(DataError, match="metrics: no token has a label; a score needs at least one"):
         TokenSums().scores(("perplexity",))
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.support.files import jsonl, put
 
-from lamina.errors import ConfigError, DataError, UnknownNameError
+from lamina.errors import DataError, UnknownNameError
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.split import Split
@@ -78,14 +78,21 @@ def test_words_and_tags_of_different_length(tmp_path: Path):
     assert info.value.row == 2
 
 
-@pytest.mark.parametrize(("row", "column"), [({"a": "text", "b": ["O"]}, "a"), ({"a": ["text"], "b": "O"}, "b")])
-def test_token_tasks_need_lists(tmp_path: Path, row: dict[str, Any], column: str):
-    with pytest.raises(DataError, match=f"row 1 has no list in column '{column}'"):
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"a": ["text"], "b": "O"}, "row 1 has no list in column 'b'"),
+        ({"a": 3, "b": ["O"]}, "row 1 has no list in column 'a'"),
+        ({"a": "text", "b": ["O"]}, "row 1 has the span 'O' in column 'b', which is not in its text"),
+    ],
+)
+def test_token_tasks_need_lists(tmp_path: Path, row: dict[str, Any], problem: str):
+    with pytest.raises(DataError, match=problem):
         Task.from_files(TOKEN, train=jsonl(tmp_path / "t.jsonl", [row]), text="a", label="b")
 
 
-def test_token_tasks_have_no_pairs(tmp_path: Path):
-    with pytest.raises(ConfigError, match="text_pair is 'b'"):
+def test_files_of_columns_have_no_pairs(tmp_path: Path):
+    with pytest.raises(DataError, match="has no column 'b'; its columns are: 0, 1"):
         Task.from_files(TOKEN, train=put(tmp_path / "a.conll", "x O\n"), text_pair="b")
 
 
@@ -287,9 +294,10 @@ def test_labels_that_mark_no_spans_label_every_word(words: Any):
     assert tagged(words, "a a", ["DET", "DET"], ("DET", "NOUN")) == [("DET", "a"), ("DET", "a")]
 
 
-def test_predict_takes_single_texts(words: Any):
-    with pytest.raises(ConfigError, match="predict: single texts are read here, and pairs were given"):
-        KIND.examples([("a", "b")], words)
+def test_of_a_pair_the_second_text_has_the_words(words: Any):
+    split = KIND.examples([("a b", "a c")], words)
+    assert split.texts == (("a b", "a c"),)
+    assert split.words == (((0, 1), (2, 3)),)
 
 
 @pytest.mark.parametrize(

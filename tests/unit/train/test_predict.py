@@ -216,8 +216,6 @@ def test_what_cannot_be_predicted():
         predict(bank, ["a"], readers=[])
     with pytest.raises(ConfigError, match="predict: the bank has no processor"):
         predict(ReaderBank(tiny_model()), ["a"])
-    with pytest.raises(ConfigError, match=r"(?s)predict: single texts are read here, and pairs were given.*'who'"):
-        predict(bank, [("a", "b")])
     with pytest.raises(ConfigError, match="predict: batch_size is 0; it must be at least 1"):
         predict(bank, ["a"], batch_size=0)
     with pytest.raises(ConfigError, match="predict: kind is 'masked_lm' for a bank; each of its readers has its own"):
@@ -316,7 +314,7 @@ def test_few_rows_at_once_where_the_vocabulary_is_large(monkeypatch: pytest.Monk
     bank.model.register_forward_pre_hook(
         lambda _module, _args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
     )
-    monkeypatch.setattr("lamina.tasks.masked_lm._MOST_SCORES", 16 * len(bank["m"].head.bias) * 2)  # pyright: ignore
+    monkeypatch.setattr("lamina.tasks.running_text._MOST_SCORES", 16 * len(bank["m"].head.bias) * 2)  # pyright: ignore
     assert evaluate(bank, {"m": running()}, max_length=16)["m"] == pytest.approx(whole["m"], rel=1e-4)
     assert max(sizes) == 2
 

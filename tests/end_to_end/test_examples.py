@@ -1,0 +1,99 @@
+"""Every script in `examples/` runs, on small models that are made here."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.sounds import sound_folder, whisper, whisper_features
+from tests.support.stored import tiny_tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+)
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STORY = ["<pad>", "<s>", "</s>", "<unk>", '▁"', "▁happy", "▁cat", "▁the", "▁sat", "▁on", "▁mat", "▁."]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str | Path) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main()
+
+
+def teller(folder: Path) -> Path:
+    """A model that writes words at random, quotes among them."""
+    torch.manual_seed(0)
+    backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(STORY)}, unk_token="<unk>"))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=48, **special).save_pretrained(folder)
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    sizes = {"vocab_size": len(STORY), "n_positions": 48, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    GPT2LMHeadModel(GPT2Config(**sizes, **ids)).save_pretrained(folder)
+    return folder
+
+
+def summariser(folder: Path) -> Path:
+    torch.manual_seed(0)
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(folder)
+    sizes = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 64}
+    ids = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 3}
+    config = BartConfig(vocab_size=len(tokenizer), **sizes, **heads, **ids, forced_eos_token_id=3)
+    BartForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+def test_a_story_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "out"
+    small = ["--stories", "90", "--tokens", "8", "--epochs", "1", "--rate", "0.5", "--tell", "2"]
+    run(monkeypatch, "stories", teller(tmp_path / "teller"), "--output", out, *small)
+    printed = capsys.readouterr().out
+    assert "speech: flags 0." in printed
+    assert printed.count("told to its end") + printed.count("stopped: it is happy") == 2
+    assert (out / "story-2.svg").read_text().count("<text") >= 3  # the legend and a token
+    assert (out / "bank" / "lamina.json").is_file()
+
+
+def test_a_summary_and_what_the_readers_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    model, out = summariser(tmp_path / "summariser"), tmp_path / "out"
+    small = ["--rows", "60", "--epochs", "1", "--tokens", "5"]
+    run(monkeypatch, "summarise", "--model", model, "--output", out, *small)
+    printed = capsys.readouterr().out
+    assert "the same without readers: True" in printed
+    assert "mood: negative 0." in printed
+    assert "names: " in printed
+
+
+def test_a_transcript_and_its_mood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    folder, clips = tmp_path / "hears", sound_folder(tmp_path / "clips", rows=6)
+    whisper().save_pretrained(folder)
+    whisper_features().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    sizes = ["--epochs", "1", "--tokens", "5"]
+    arguments = [clips / "low" / "0000.wav", clips, "--model", folder, "--output", tmp_path / "out", *sizes]
+    run(monkeypatch, "transcribe", *arguments)
+    printed = capsys.readouterr().out
+    assert "the same without the reader: True" in printed
+    assert "mood: high 0." in printed
+
+
+def test_each_example_is_tested():
+    source = Path(__file__).read_text(encoding="utf-8")
+    assert [path.stem for path in EXAMPLES.glob("*.py") if f'"{path.stem}"' not in source] == []

@@ -1,0 +1,176 @@
+"""Chats and prompts with replies: what is read, and that the replies alone are learnt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import datasets
+import pytest
+import torch
+from tests.support.causal import TEMPLATE, VOCABULARY, causal_model, causal_tokenizer
+from tests.support.files import jsonl
+
+from lamina import evaluate, finetune, predict
+from lamina.errors import ConfigError, DataError
+from lamina.tasks import kind_of
+from lamina.tasks.base import EncodeOptions
+from lamina.tasks.chats import Chat, render
+from lamina.tasks.task import Task
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KIND = kind_of("causal_lm")
+MARKED = (
+    "{% for message in messages %}{% if message.role == 'assistant' %}{{ '<reply> ' }}"
+    "{% generation %}{{ message.content }}{{ ' <end> ' }}{% endgeneration %}"
+    "{% else %}{{ '<user> ' }}{{ message.content }}{{ ' ' }}{% endif %}{% endfor %}"
+)
+FORGETFUL = "{% for message in messages %}{% if loop.last %}{{ message.content }}{% endif %}{% endfor %}"
+
+
+def chat(*texts: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(texts)]
+
+
+CHATS = [chat("is anna good", "very good"), chat("was it fun", "not fun", "and the film", "slow")]
+PAIRS = [{"prompt": "is anna good ", "reply": "very good"}, {"prompt": "was it fun ", "reply": "not"}]
+
+
+def of(rows: list[Any], **how: Any) -> Task:
+    return Task.from_dataset("causal_lm", {"train": rows, "validation": rows}, **how)
+
+
+def read_and_learnt(task: Task, tokenizer: Any) -> list[tuple[str, str]]:
+    """Per row the words that are read, and those that are learnt."""
+    split = task.split("train")
+    inputs = KIND.encode(split, tokenizer, EncodeOptions(part="train", max_length=32, by_row=task.by_row))
+    batch = inputs.batch(range(len(split)))
+    rows = []
+    for ids, labels, mask in zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True):
+        words = [VOCABULARY[token] for token in ids[mask == 1]]
+        learnt = [VOCABULARY[token] for token in labels if token != -100]
+        places = [at + 1 for at, token in enumerate(labels.tolist()) if token != -100]
+        assert [words[at] for at in places] == learnt  # at the token before
+        rows.append((" ".join(words), " ".join(learnt)))
+    return rows
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, MARKED])
+def test_of_a_chat_the_replies_are_learnt_with_their_ends(template: str):
+    expected = [
+        ("<user> is anna good <reply> very good <end>", "very good <end>"),
+        ("<user> was it fun <reply> not fun <end> <user> and the film <reply> slow <end>", "not fun <end> slow <end>"),
+    ]
+    for rows in (
+        [{"messages": one} for one in CHATS],
+        datasets.Dataset.from_list([{"messages": one} for one in CHATS]),
+    ):
+        task = of(rows)  # pyright: ignore[reportArgumentType]
+        assert task.by_row
+        assert read_and_learnt(task, causal_tokenizer(template)) == expected
+
+
+def test_of_a_prompt_with_a_reply_the_reply_is_learnt_with_an_end():
+    expected = [("is anna good very good <end>", "very good <end>"), ("was it fun not <end>", "not <end>")]
+    assert read_and_learnt(of(PAIRS, text="prompt", text_pair="reply"), causal_tokenizer()) == expected
+
+
+def test_an_end_that_the_tokenizer_adds_itself_comes_once(metaspace: Any):
+    task = of([{"prompt": "the cat ", "reply": "sat"}] * 2, text="prompt", text_pair="reply")
+    inputs = KIND.encode(task.split("train"), metaspace, EncodeOptions(part="train", max_length=32))
+    batch = inputs.batch([0])
+    assert batch["input_ids"][0].tolist().count(metaspace.eos_token_id) == 1
+    learnt = [token for token in batch["labels"][0].tolist() if token != -100]
+    assert learnt[-1] == metaspace.eos_token_id
+    assert "".join(metaspace.convert_ids_to_tokens(learnt[:-1])) == "sat"
+
+
+def test_files_hold_chats(tmp_path: Path):
+    path = jsonl(tmp_path / "chats.jsonl", [{"talk": one} for one in CHATS * 10])
+    task = Task.from_files("causal_lm", train=path, text="talk")
+    assert {part: len(split) for part, split in task.splits.items()} == {"train": 18, "validation": 2}
+    assert isinstance(task.split("train").take([3]).texts[0], Chat)
+    assert "is anna good\nvery good" in task.masked_lm().split("train").texts
+
+
+def test_the_loss_and_the_score_are_of_the_replies_alone():
+    tokenizer, model = causal_tokenizer(TEMPLATE), causal_model()
+    task = of([{"messages": one} for one in CHATS])
+    losses, count = 0.0, 0
+    for one in CHATS:
+        text, spans = render(Chat(one), tokenizer)
+        found = tokenizer(text, return_offsets_mapping=True, return_tensors="pt")
+        ids, offsets = found["input_ids"], found["offset_mapping"][0].tolist()
+        own = torch.tensor([[any(a <= start < b for a, b in spans) for start, _ in offsets]])
+        with torch.no_grad():
+            loss = model(input_ids=ids, labels=ids.where(own, -100)).loss
+        losses, count = losses + float(loss) * int(own.sum()), count + int(own.sum())
+    score = evaluate(model, task, processor=tokenizer)["task"]["perplexity"]
+    assert score == pytest.approx(torch.tensor(losses / count).exp().item(), rel=1e-5)
+
+
+def test_a_model_learns_to_reply_and_to_end():
+    tokenizer, model = causal_tokenizer(TEMPLATE), causal_model()
+    task = of([{"messages": one} for one in [chat("is anna good", "very"), chat("is ben bad", "not")] * 8])
+    finetune(model, task, processor=tokenizer, epochs=25, batch_size=8, learning_rate=0.02, progress=False)
+    answers = predict(model, [chat("is anna good"), chat("is ben bad")], processor=tokenizer, max_target_length=9)
+    assert [answer["causal_lm"]["text"].strip() for answer in answers] == ["very", "not"]
+
+
+# What does not fit
+
+
+def test_without_a_chat_template():
+    task = of([{"messages": CHATS[0]}] * 2)
+    with pytest.raises(ConfigError, match=r"has no chat template.*Set tokenizer.chat_template, or name.*text_pair="):
+        evaluate(causal_model(), task, processor=causal_tokenizer())
+    with pytest.raises(ConfigError, match=r"has no chat template"):
+        predict(causal_model(), [CHATS[0]], processor=causal_tokenizer())
+
+
+def test_templates_that_do_not_tell_where_a_reply_is_or_fail():
+    task = of([{"messages": CHATS[1]}] * 2)
+    with pytest.raises(ConfigError, match=r"writes message 1 otherwise once others follow.*\{% generation %\}"):
+        evaluate(causal_model(), task, processor=causal_tokenizer(FORGETFUL))
+    with pytest.raises(ConfigError, match=r"the chat template fails on .*only users speak"):
+        evaluate(causal_model(), task, processor=causal_tokenizer("{{ raise_exception('only users speak') }}"))
+
+
+def test_without_a_fast_tokenizer(monkeypatch: pytest.MonkeyPatch):
+    tokenizer = causal_tokenizer(TEMPLATE)
+    monkeypatch.setattr(type(tokenizer), "is_fast", False)
+    with pytest.raises(ConfigError, match="is a slow tokenizer; replies are found by character offsets"):
+        evaluate(causal_model(), of([{"messages": CHATS[0]}]), processor=tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([{"role": "bot", "content": "a"}], "row 2 has the role 'bot' in message 0; the roles are: system, developer"),
+        ([{"role": "user"}], "row 2 has NoneType for the content of message 0; it must be a text"),
+        ([], "row 2 is no chat"),
+        ("very good", "row 2 is no chat: a list of messages, each with a role and a content"),
+        (chat("is anna good"), r"row 2 has no label in column 'messages.assistant'; .* missing_labels='drop'"),
+        (chat("is anna good", "  "), "row 2 has no label in column 'messages.assistant'"),
+    ],
+)
+def test_chats_that_are_none(messages: Any, problem: str):
+    with pytest.raises(DataError, match=problem):
+        of([{"messages": CHATS[0]}, {"messages": messages}])
+
+
+def test_chats_to_predict_that_are_none():
+    with pytest.raises(ConfigError, match="predict: entry 1 has the role 'bot' in message 0"):
+        predict(causal_model(), [CHATS[0], [{"role": "bot", "content": "a"}]], processor=causal_tokenizer(TEMPLATE))
+
+
+def test_replies_that_are_blank(caplog: pytest.LogCaptureFixture):
+    rows = [*PAIRS, {"prompt": "is ben bad ", "reply": " "}, {"prompt": "is ben bad ", "reply": None}]
+    with pytest.raises(DataError, match="row 3 has no label in column 'reply'"):
+        of(rows, text="prompt", text_pair="reply")
+    task = of(rows, text="prompt", text_pair="reply", missing_labels="drop")
+    assert len(task.split("train")) == 2
+    assert "2 of 4 rows have no label in column 'reply' and are left out (3, 4)" in caplog.text
+    chats = of([{"messages": CHATS[0]}, {"messages": chat("is")}], missing_labels="drop")
+    assert len(chats.split("train")) == 1
