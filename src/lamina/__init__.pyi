@@ -37,6 +37,7 @@ from lamina.layers import stacks as stacks
 from lamina.layers import tap as tap
 from lamina.monitors.monitor import Monitor as Monitor
 from lamina.store.edited import save as save
+from lamina.store.export import export_reader as export_reader
 from lamina.store.loading import load as load
 from lamina.tasks.task import Task as Task
 from lamina.train import FitResult as FitResult

@@ -35,7 +35,11 @@ def test_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert (tmp_path / "out" / "tuned" / "lamina_edits.json").is_file()
 
 
-def test_the_page_on_generation_runs(capsys: pytest.CaptureFixture[str]):
+def test_the_page_on_generation_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "flag"))
     names: dict[str, object] = {"tokenizer": tiny_tokenizer()}
     for block in blocks(ROOT / "docs" / "generation.md"):
         exec(compile(block, "generation.md", "exec"), names)

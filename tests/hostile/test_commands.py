@@ -31,6 +31,7 @@ from lamina.store import load, save, save_bank
 TRAIN = ("train", "films.yaml", "--data", ".", "-o", "out")
 METHOD = ("train", "method.yaml", "--data", ".", "-o", "tuned")
 FILE = ("predict", "bank", "--file", "texts.jsonl", "-o", "answers.jsonl")
+SERVE = ("serve", "bank", "--port", "0")
 EDIT = ("edit", "base", "--freeze", "1", "-o", "edited")
 EVALUATE = ("evaluate", "bank", "--task", "mood=train.tsv")
 STUDY = ("study", "similarity", "study.yaml", "--data", ".", "--no-progress", "-o", "seen")
@@ -236,6 +237,12 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         "model": of(("predict", "bank", "a film", "--model", "moods"), "moods/config.json"),
         **dict.fromkeys(("texts", "text", "pair", "readers", "skip_bad", "resume", "device", "batch_size")),
     },
+    "serve": {
+        "bank": of(SERVE, "bank", *BANK_FILES, "base/config.json", "base/model.safetensors"),
+        "model": of((*SERVE, "--model", "moods"), "moods/config.json"),
+        **dict.fromkeys(("host", "port", "device", "api_key", "cors_allow_origin", "payload_limit", "request_timeout")),
+        **dict.fromkeys(("max_batch_tokens", "max_concurrent_requests", "max_client_batch_size")),
+    },
     "edit": {
         "model": of(EDIT, "base/config.json", "base/model.safetensors"),
         "out": [
@@ -325,7 +332,7 @@ def test_every_bad_file_is_one_sentence(case: Case, world: Callable[[], None]):
 
 # What is printed
 
-GOOD = {
+GOOD = {  # all but serve, which ends when it is told to
     "inspect": ("inspect", "base", "--weights"),
     "train": (*TRAIN[:-1], "json", "--progress"),
     "evaluate": EVALUATE,
@@ -338,7 +345,7 @@ GOOD = {
 }
 
 
-@pytest.mark.parametrize("command", [c if c != "demo" else pytest.param(c, marks=pytest.mark.full) for c in CASES])
+@pytest.mark.parametrize("command", [c if c != "demo" else pytest.param(c, marks=pytest.mark.full) for c in GOOD])
 def test_with_json_nothing_else_is_printed(command: str, world: Callable[[], None]):
     world()
     ran = run(*GOOD[command], "--json")

@@ -53,7 +53,12 @@ def padding_of(processor: Processor) -> dict[str, int]:
 
 
 def length_batches(
-    lengths: Sequence[int], batch_size: int, *, seed: int | None = None, equal: bool = False
+    lengths: Sequence[int],
+    batch_size: int,
+    *,
+    seed: int | None = None,
+    equal: bool = False,
+    max_tokens: int | None = None,
 ) -> list[list[int]]:
     """Row numbers in batches of like length, so that little is padded; the last one of all may have fewer rows.
 
@@ -61,10 +66,13 @@ def length_batches(
     `batch_count` batches whatever the seed.
 
     With a seed, for training, rows are shuffled, sorted within chunks of 50 batches, and batches shuffled. Without, for
-    evaluation, the longest come first, so that memory runs out at once or never.
+    evaluation, the longest come first, so that memory runs out at once or never; the rows of a batch then hold
+    `max_tokens` at most, padding included, but for one row that is longer by itself.
     """
     check_range("length_batches", "batch_size", batch_size, 1)
     lengths = [int(length) for length in lengths]
+    if max_tokens is not None:
+        return _budgeted(lengths, batch_size, max_tokens)
     rows, chunk = list(range(len(lengths))), len(lengths) or 1
     rng = None if seed is None else random.Random(seed)
     if rng is not None:
@@ -77,6 +85,17 @@ def length_batches(
         batches += [part[i : i + batch_size] for part in alike for i in range(0, len(part), batch_size)]
     if rng is not None:
         rng.shuffle(batches)
+    return batches
+
+
+def _budgeted(lengths: Sequence[int], batch_size: int, max_tokens: int) -> list[list[int]]:
+    """Batches of like length, the longest first, of a number of tokens at most."""
+    batches: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        last = batches[-1] if batches else []
+        if not last or len(last) == batch_size or (len(last) + 1) * lengths[last[0]] > max_tokens:
+            batches.append(last := [])
+        last.append(row)
     return batches
 
 

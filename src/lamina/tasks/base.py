@@ -160,6 +160,10 @@ class Results(Protocol):
         """Per example a JSON-ready answer."""
         return []
 
+    def raw_predictions(self) -> list[Any]:
+        """Per example a JSON-ready answer with logits in place of probabilities, where there are any."""
+        return self.predictions()
+
     def guesses(self) -> list[Any]:
         """Per example what is to be compared with its label in the split, in the same form."""
         return []

@@ -178,6 +178,12 @@ class ClassResults(Results):
         """Per example its "label", "score" and "probabilities", "labels" and "probabilities", or "value"."""
         return [_to_prediction(logits, self._task) for logits in self._logits]
 
+    def raw_predictions(self) -> list[Any]:
+        """Per example the logit of each label; of a regression its "value"."""
+        if self._task.problem_type == "regression":
+            return self.predictions()
+        return [{"logits": dict(zip(self._task.labels, row, strict=True))} for row in self._logits.tolist()]
+
 
 def _to_prediction(logits: Tensor, task: TaskLike) -> dict[str, Any]:
     if task.problem_type == "regression":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lamina.bank import ReaderBank
@@ -88,6 +89,25 @@ def predict(  # noqa: PLR0913
     return Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor)(examples)
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """Examples that a `Predictor` has read."""
+
+    count: int
+    splits: Mapping[str, Split]  # kind -> the examples as it reads them
+    groups: Sequence[Group]
+
+    @property
+    def cut(self) -> int:
+        """Examples that are longer than what is read of them."""
+        return max((group.truncated(name) for group in self.groups for name in group.tasks), default=0)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all, without padding."""
+        return sum(int(sum(group.inputs.lengths)) for group in self.groups)
+
+
 class Predictor:
     """Answers of a bank's readers, or of a whole model; made once for any number of calls. See `predict`."""
 
@@ -128,18 +148,44 @@ class Predictor:
 
     def __call__(self, examples: Iterable[Any]) -> list[dict[str, Any]]:
         """Per example, name -> answer."""
+        prepared = self.prepare(examples)
+        if prepared.cut:
+            came = f"{prepared.cut} examples are longer than the model reads"
+            logger.warning("predict: %s; only their start was seen whole", came)
+        return self.answer(prepared)
+
+    def prepare(self, examples: Iterable[Any]) -> Prepared:
+        """Read examples, say as tokens, without a pass of the model."""
         examples = as_examples(examples)
         splits = self._splits(examples)
         if not len(examples):
-            return []
+            return Prepared(0, splits, [])
         together: dict[tuple[str, bool], list[str]] = defaultdict(list)
         for name, task in self._tasks.items():
             space = self._options.add_prefix_space or bool(self._subject.trained_with([name], "add_prefix_space"))
             together[kind_of(task.kind).predict_inputs, space].append(name)
+        groups = [self._group(names, splits, add_prefix_space=space) for (_, space), names in together.items()]
+        return Prepared(len(examples), splits, groups)
+
+    def answer(self, prepared: Prepared, *, raw: bool = False, max_tokens: int | None = None) -> list[dict[str, Any]]:
+        """Per example, name -> answer; `raw` ones have logits where there are any.
+
+        A pass takes `max_tokens` at most, padding included, if that is given.
+        """
         answers: dict[str, list[Any]] = {}
-        for (_, space), names in together.items():
-            answers |= self._answers(names, splits, add_prefix_space=space)
-        return [{name: answers[name][row] for name in self._tasks} for row in range(len(examples))]
+        for group in prepared.groups:
+            results = {
+                name: kind_of(task.kind).answers(
+                    task, prepared.splits[task.kind], group.inputs, self._subject.processor
+                )
+                for name, task in group.tasks.items()
+            }
+            shown = self._options.progress
+            collect(self._subject, group, results, self._options, progress=shown, max_tokens=max_tokens)
+            answers |= {
+                name: result.raw_predictions() if raw else result.predictions() for name, result in results.items()
+            }
+        return [{name: answers[name][row] for name in self._tasks} for row in range(prepared.count)]
 
     def _splits(self, examples: Sequence[Any]) -> dict[str, Split]:
         """Kind -> examples as it reads them."""
@@ -150,9 +196,8 @@ class Predictor:
                     splits[task.kind] = kind_of(task.kind).examples(examples, self._subject.processor)
         return splits
 
-    def _answers(
-        self, names: Sequence[str], splits: Mapping[str, Split], *, add_prefix_space: bool
-    ) -> dict[str, list[Any]]:
+    def _group(self, names: Sequence[str], splits: Mapping[str, Split], *, add_prefix_space: bool) -> Group:
+        """Some tasks' common inputs."""
         subject, options = self._subject, self._options
         tasks = {name: self._tasks[name] for name in names}
         first = encoder_of(tasks, names)
@@ -166,12 +211,4 @@ class Predictor:
             prefix=options.prefix if kind.takes_prefix else "",
         )
         inputs = kind.encode(splits[tasks[first].kind], subject.processor, how)
-        cut = max(kind_of(task.kind).truncated(inputs) for task in tasks.values())
-        if cut:
-            logger.warning("predict: %d examples are longer than the model reads; only their start was seen whole", cut)
-        results = {
-            name: kind_of(task.kind).answers(task, splits[task.kind], inputs, subject.processor)
-            for name, task in tasks.items()
-        }
-        collect(subject, Group("predict", tasks, inputs, {}), results, options, progress=options.progress)
-        return {name: result.predictions() for name, result in results.items()}
+        return Group("predict", tasks, inputs, {})

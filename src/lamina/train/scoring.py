@@ -89,16 +89,24 @@ def scoring_rows(subject: Subject, group: Group, names: Iterable[str], options: 
 
 
 def collect(
-    subject: Subject, group: Group, results: Mapping[str, Results], options: FitOptions, *, progress: bool = False
+    subject: Subject,
+    group: Group,
+    results: Mapping[str, Results],
+    options: FitOptions,
+    *,
+    progress: bool = False,
+    max_tokens: int | None = None,
 ) -> None:
     """Run learners over all rows of a group, and hand their outputs to `results` (learner name -> collection).
+
+    A batch holds `max_tokens` at most, padding included, if that is given.
 
     Raises:
         NotFiniteError: If a learner gives NaN or infinity for a row.
     """
     names, inputs = list(results), group.inputs
     size = scoring_rows(subject, group, names, options)
-    order = length_batches(inputs.lengths, size, equal=group.equal_lengths)
+    order = length_batches(inputs.lengths, size, equal=group.equal_lengths, max_tokens=max_tokens)
     loader = batches([(inputs, rows, 0) for rows in order], options.num_workers)
     bar = progress_bar(order, show=progress, unit="batch", leave=False)
     with eval_mode(*subject.modules), autocast(subject, options):

@@ -1,0 +1,247 @@
+"""The application: what may be asked over HTTP, and how it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from lamina.errors import ConfigError, LaminaError, LayerIndexError, NotFiniteError, OutOfMemoryError, UnknownNameError
+from lamina.serve import answers
+from lamina.serve.engine import ClosedError, Engine, OverloadedError
+from lamina.serve.figures import Counted, Figures
+from lamina.serve.guard import Guard
+from lamina.serve.info import info_of
+from lamina.serve.jobs import EmbedWork, TooLongError
+from lamina.serve.settings import Settings
+from lamina.serve.shapes import EmbedRequest, InferRequest, ModerationRequest, PredictRequest, Problem
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from lamina.bank import ReaderBank
+
+_STATUS: dict[type[Exception], tuple[int, str]] = {
+    TooLongError: (413, "Validation"),
+    OverloadedError: (429, "Overloaded"),
+    ClosedError: (503, "Unhealthy"),
+    UnknownNameError: (422, "Validation"),
+    LayerIndexError: (422, "Validation"),
+    ConfigError: (422, "Validation"),
+    NotFiniteError: (424, "Backend"),
+    OutOfMemoryError: (424, "Backend"),
+    LaminaError: (424, "Backend"),
+}
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem, "description": text}
+    for status, text in {
+        401: "The key is missing or wrong",
+        413: "Too many texts, or too long",
+        422: "The request does not fit",
+        424: "The model could not answer",
+        429: "Too many requests wait",
+        503: "The server is about to end, or took too long",
+    }.items()
+}
+
+
+def create_app(bank: ReaderBank, settings: Settings | None = None, *, name: str = "bank") -> FastAPI:
+    """Make the application that answers for a bank.
+
+    Args:
+        bank: The readers and their model, with a processor.
+        settings: The limits.
+        name: Of the bank, as a model of KServe's.
+
+    Raises:
+        ConfigError: If the bank has no reader.
+    """
+    settings = settings or Settings.of()
+    figures = Figures(lambda: engine.unanswered)
+    engine = Engine(bank, settings, figures.tell)
+
+    @asynccontextmanager
+    async def life(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(engine.close)
+
+    pages: Any = {"docs_url": None, "redoc_url": None}  # they would fetch scripts from elsewhere
+    app = FastAPI(title="Lamina", summary="Every answer off one pass.", lifespan=life, responses=_PROBLEMS, **pages)
+    app.state.engine = engine
+    app.add_middleware(Guard, settings=settings)
+    if settings.cors_allow_origin:
+        origins = list(settings.cors_allow_origin)
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(Counted, figures=figures)
+    _add_problems(app)
+    _add_health(app, engine, figures, name)
+    _add_tei(app, engine)
+    _add_moderations(app, engine)
+    _add_kserve(app, engine, name)
+    return app
+
+
+def _add_problems(app: FastAPI) -> None:
+    """Say what is wrong as text-embeddings-inference does."""
+
+    def problem(status: int, error: str, error_type: str) -> JSONResponse:
+        return JSONResponse({"error": error, "error_type": error_type}, status)
+
+    @app.exception_handler(RequestValidationError)
+    async def _(_request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:]) or "the body"
+        if str(first["loc"][1:2]) == "('inputs',)" and "str" in first["loc"]:
+            where, rule = "inputs", "a text, a pair [a, b], or a list of lists of one text or two is needed"
+            return problem(422, f"{where}: {rule}", "Validation")
+        return problem(422, f"{where}: {first['msg']}", "Validation")
+
+    @app.exception_handler(LaminaError)
+    async def _(_request: Request, error: LaminaError) -> JSONResponse:
+        kind = next(kind for kind in _STATUS if isinstance(error, kind))
+        return problem(_STATUS[kind][0], str(error), _STATUS[kind][1])
+
+    @app.exception_handler(StarletteHTTPException)
+    async def _(_request: Request, error: StarletteHTTPException) -> JSONResponse:
+        names = {404: "NotFound", 405: "NotAllowed", 503: "Unhealthy"}
+        response = problem(error.status_code, str(error.detail), names.get(error.status_code, "Validation"))
+        response.headers.update(error.headers or {})
+        return response
+
+
+def _add_health(app: FastAPI, engine: Engine, figures: Figures, name: str) -> None:
+    @app.get("/health")
+    @app.get("/v2/health/ready")
+    async def ready() -> dict[str, str]:
+        """Whether requests are accepted."""
+        if not engine.is_open:
+            raise HTTPException(503, "the server does not accept requests")
+        return {"status": "ready"}
+
+    @app.get("/v2/health/live")
+    async def live() -> dict[str, str]:
+        """Whether the process answers at all."""
+        return {"status": "live"}
+
+    @app.get("/info")
+    async def info() -> dict[str, Any]:
+        """The tasks with their labels, layers and parameters, and all limits."""
+        return info_of(engine.bank, engine.settings, name)
+
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def metrics() -> Response:
+        """Times and counts, for Prometheus."""
+        return Response(figures.text(), media_type="text/plain; version=0.0.4")
+
+
+def _add_tei(app: FastAPI, engine: Engine) -> None:
+    @app.post("/predict")
+    async def predict(asked: PredictRequest, request: Request) -> Any:
+        """What the readers say of one text or pair, or of each of several.
+
+        Classes come best first, as text-embeddings-inference has them. With several tasks the answer is an object with
+        a key for each; with one reader, or one name as `tasks`, it is that task's answer alone.
+        """
+        texts, is_single = answers.texts_of(asked.inputs)
+        _check_count(engine, texts)
+        alone = asked.tasks if isinstance(asked.tasks, str) else None
+        tasks = [alone] if alone is not None else asked.tasks
+        future = engine.ask(texts, tasks, raw=asked.raw_scores, truncate=asked.truncate)
+        if alone is None and tasks is None and len(engine.bank) == 1:
+            alone = next(iter(engine.bank))
+        found = [answers.tei(answer, alone) for answer in await _answer(engine, future, request)]
+        return found[0] if is_single else found
+
+    @app.post("/embed")
+    async def embed(asked: EmbedRequest, request: Request) -> list[list[float]]:
+        """The mean over the tokens of one layer's state, for each text."""
+        texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+        _check_count(engine, texts)
+
+        def make() -> EmbedWork:
+            return EmbedWork(engine.bank, asked.layer, normalize=asked.normalize)
+
+        future = engine.submit(texts, ("embed", asked.layer, asked.normalize), make, asked.truncate)
+        return await _answer(engine, future, request)
+
+
+def _add_moderations(app: FastAPI, engine: Engine) -> None:
+    @app.post("/v1/moderations")
+    async def moderations(asked: ModerationRequest, request: Request) -> dict[str, Any]:
+        """Whether each text is flagged, by every yes/no task of the bank, in the shape of OpenAI's endpoint."""
+        texts = [asked.input] if isinstance(asked.input, str) else asked.input
+        _check_count(engine, texts)
+        categories = answers.categories_of(engine.bank)
+        found = await _answer(engine, engine.ask(texts, [*categories]), request)
+        return answers.moderation([answers.flags(answer, categories) for answer in found], asked.model or "lamina")
+
+
+def _add_kserve(app: FastAPI, engine: Engine, name: str) -> None:
+    def tasks_of(model: str) -> list[str] | None:
+        if model != name and model not in engine.bank:
+            raise HTTPException(404, f"there is no model '{model}'; there are {', '.join([name, *engine.bank])}")
+        return None if model == name else [model]
+
+    @app.get("/v2")
+    async def server() -> dict[str, Any]:
+        """What this server is."""
+        return {"name": "lamina", "version": "2", "extensions": []}
+
+    @app.get("/v2/models/{model}")
+    async def metadata(model: str) -> dict[str, Any]:
+        """A reader's inputs and outputs; those of all under the bank's name."""
+        return answers.kserve_metadata(engine.bank, model, tasks_of(model))
+
+    @app.get("/v2/models/{model}/ready")
+    async def model_ready(model: str) -> dict[str, Any]:
+        """Whether it answers."""
+        tasks_of(model)
+        return {"name": model, "ready": engine.is_open}
+
+    @app.post("/v2/models/{model}/infer")
+    async def infer(model: str, asked: InferRequest, request: Request) -> dict[str, Any]:
+        """Scores for a tensor of texts: a tensor `[rows, labels]` for each task, of spans one of JSON `[rows]`."""
+        tasks = tasks_of(model)
+        texts = answers.kserve_texts(asked.inputs[0])
+        _check_count(engine, texts)
+        found = await _answer(engine, engine.ask(texts, tasks), request)
+        return {"model_name": model, "id": asked.id, "outputs": answers.kserve_outputs(engine.bank, found)}
+
+
+def _check_count(engine: Engine, texts: Sequence[Any]) -> None:
+    most = engine.settings.max_client_batch_size
+    if len(texts) > most:
+        raise TooLongError(f"serve: {len(texts)} texts came in one request; {most} are taken.")
+
+
+async def _answer(engine: Engine, future: Future[list[Any]], request: Request) -> list[Any]:
+    """Wait for an answer as long as the client does, and not for ever."""
+    waiting = asyncio.wrap_future(future)
+    gone = asyncio.ensure_future(_hung_up(request))
+    try:
+        done, _ = await asyncio.wait(
+            {waiting, gone}, timeout=engine.settings.request_timeout, return_when=asyncio.FIRST_COMPLETED
+        )
+        if waiting in done:
+            return waiting.result()
+        if gone in done:
+            raise HTTPException(499, "the client hung up")
+        raise HTTPException(503, f"no answer within {engine.settings.request_timeout:g} s")
+    finally:
+        gone.cancel()
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await gone
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,282 @@
+"""From requests to passes: what waits is read together, and run together."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import Condition, Lock, Thread
+from typing import TYPE_CHECKING, Any, final
+
+from lamina.errors import ConfigError, LaminaError, check_known
+from lamina.serve.jobs import AnswerWork, TooLongError, Work
+
+if TYPE_CHECKING:
+    from lamina.bank import ReaderBank
+    from lamina.serve.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_KEPT = 256  # works: what was asked lately is not made anew
+
+
+class OverloadedError(LaminaError):
+    """More requests wait than a server takes."""
+
+
+class ClosedError(LaminaError):
+    """A server that ends takes no more requests."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A request: some texts or pairs, and what is asked about them."""
+
+    texts: Sequence[Any]
+    work: Work
+    truncate: bool
+    future: Future[list[Any]] = field(default_factory=Future)
+    since: float = field(default_factory=time.perf_counter)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A batch: seconds that each part took, and how much was in it."""
+
+    queue: Sequence[float]  # of each request
+    read: float  # tokenising
+    run: float  # passes, and making answers of them
+    requests: int
+    texts: int
+    tokens: int
+
+
+@final
+class Engine:
+    """Runs a bank for any number of threads that ask.
+
+    One thread reads texts as tokens while another runs passes. A batch is what waits when its turn comes: requests for
+    the same answers, the oldest first, up to about `settings.max_batch_tokens`. A request that nobody waits for any
+    more is left out.
+
+    Args:
+        bank: The readers and their model; its processor reads the texts.
+        settings: The limits.
+        tell: Called with the `Timing` of each batch.
+    """
+
+    def __init__(
+        self, bank: ReaderBank, settings: Settings, tell: Callable[[Work, Timing], None] | None = None
+    ) -> None:
+        if not len(bank):
+            raise ConfigError("serve: the bank has no reader; at least one is needed.")
+        self.bank, self.settings = bank.eval(), settings
+        self._tell = tell
+        self._waiting: deque[Job] = deque()
+        self._read: deque[tuple[list[Job], Any, float, float]] = deque()  # batches that were read, one at most
+        self._reading = Lock()
+        self._unanswered = 0
+        self._changed = Condition()
+        self._closing = self._read_all = False
+        self._works: dict[Any, Work] = {}
+        self._threads = [Thread(target=run, daemon=True) for run in (self._read_batches, self._run_batches)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def unanswered(self) -> int:
+        """Requests that were accepted and are not answered yet."""
+        return self._unanswered
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are accepted."""
+        return not self._closing and all(thread.is_alive() for thread in self._threads)
+
+    def ask(
+        self, texts: Sequence[Any], tasks: Sequence[str] | None = None, *, raw: bool = False, truncate: bool = True
+    ) -> Future[list[Any]]:
+        """Ask readers about texts or pairs of texts.
+
+        Args:
+            texts: All texts, or all pairs of texts.
+            tasks: Names of the readers; None: all. The pass stops at the highest layer that these need.
+            raw: Logits in place of probabilities.
+            truncate: Read the start of a text that is too long; else it is an error.
+
+        Returns:
+            A future of what `lamina.predict` gives. TooLongError is its exception where a text may not be cut.
+
+        Raises:
+            UnknownNameError: If a reader does not exist.
+            OverloadedError, ClosedError: If the request is not accepted.
+        """
+        check_known("serve", tasks or (), self.bank, "task")
+        names = tuple(name for name in self.bank if tasks is None or name in tasks)
+        if not names:
+            raise ConfigError(f"serve: tasks is empty; name one at least of {', '.join(self.bank)}.")
+        return self.submit(texts, ("answer", names, raw), lambda: AnswerWork(self.bank, names, raw=raw), truncate)
+
+    def submit(self, texts: Sequence[Any], key: Any, make: Callable[[], Work], truncate: bool) -> Future[list[Any]]:
+        """Have texts read and run by the work that is kept under a key, or made."""
+        with self._changed:
+            if self._closing:
+                raise ClosedError("serve: the server is about to end; ask again later.")
+            if self._unanswered >= self.settings.max_concurrent_requests:
+                most = self.settings.max_concurrent_requests
+                raise OverloadedError(f"serve: {self._unanswered} requests wait; {most} may. Ask again later.")
+            if key not in self._works:
+                if len(self._works) == _KEPT:
+                    self._works.pop(next(iter(self._works)))
+                self._works[key] = make()
+            job = Job(texts, self._works[key], truncate)
+            self._unanswered += 1
+            job.future.add_done_callback(self._answered)
+            self._waiting.append(job)
+            self._changed.notify_all()
+        return job.future
+
+    def _answered(self, _future: Future[list[Any]]) -> None:
+        with self._changed:
+            self._unanswered -= 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Answer what was accepted, then end; what is not answered in time is told so."""
+        until = time.monotonic() + self.settings.shutdown_timeout
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        with self._changed:
+            left = [*self._waiting, *(job for jobs, *_ in self._read for job in jobs)]
+            self._waiting.clear()
+        for job in left:
+            _fail(job, ClosedError("serve: the server ended before this was answered."))
+
+    def _read_batches(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: (self._waiting and not self._read) or self._ends())
+                if self._ends():
+                    self._read_all = True
+                    self._changed.notify_all()
+                    return
+                jobs = self._take()
+            if jobs:
+                self._read_batch(jobs)
+
+    def _ends(self) -> bool:
+        return self._closing and not self._waiting
+
+    def _take(self) -> list[Job]:
+        """The oldest request that somebody still waits for, and those that may share its passes."""
+        jobs: list[Job] = []
+        left: deque[Job] = deque()
+        room = self.settings.max_batch_tokens
+        while self._waiting:
+            job = self._waiting.popleft()
+            alike = not jobs or (job.work is jobs[0].work and _is_pair(job) == _is_pair(jobs[0]))
+            size = sum(map(_about_tokens, job.texts))
+            if alike and (not jobs or size <= room):
+                if job.future.set_running_or_notify_cancel():
+                    jobs.append(job)
+                    room -= size
+            else:
+                left.append(job)
+        self._waiting = left
+        return jobs
+
+    def _read_batch(self, jobs: list[Job]) -> None:
+        start = time.perf_counter()
+        work = jobs[0].work
+        for job in [job for job in jobs if not job.truncate]:
+            try:
+                with self._reading:
+                    work.check_lengths(job.texts)
+            except Exception as error:
+                _fail(job, error)
+                jobs.remove(job)
+        if not jobs:
+            return
+        try:
+            prepared = self._tokens_of(work, [text for job in jobs for text in job.texts])
+        except Exception as error:
+            self._one_by_one(jobs, error, self._read_batch)
+            return
+        with self._changed:
+            self._read.append((jobs, prepared, start, time.perf_counter() - start))
+            self._changed.notify_all()
+
+    def _run_batches(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._read or self._read_all)
+                if not self._read:
+                    return
+                batch = self._read.popleft()
+                self._changed.notify_all()
+            self._run_batch(*batch)
+
+    def _run_batch(self, jobs: list[Job], prepared: Any, since: float, read: float) -> None:
+        start, work = time.perf_counter(), jobs[0].work
+        try:
+            answers = iter(work.run(prepared, self.settings.max_batch_tokens))
+        except Exception as error:
+            self._one_by_one(jobs, error, self._run_alone)
+            return
+        for job in jobs:
+            own = [next(answers) for _ in job.texts]
+            if not job.future.done():
+                job.future.set_result(own)
+        if self._tell is not None:
+            queue = [since - job.since for job in jobs]
+            run, texts = time.perf_counter() - start, sum(len(job.texts) for job in jobs)
+            self._tell(work, Timing(queue, read, run, len(jobs), texts, prepared.tokens))
+
+    def _run_alone(self, jobs: list[Job]) -> None:
+        """Read and run one request of a batch that failed."""
+        since, work = time.perf_counter(), jobs[0].work
+        prepared = self._tokens_of(work, jobs[0].texts)
+        self._run_batch(jobs, prepared, since, time.perf_counter() - since)
+
+    def _tokens_of(self, work: Work, texts: Sequence[Any]) -> Any:
+        with self._reading:  # a tokenizer is set up anew by every call
+            return work.read(texts)
+
+    def _one_by_one(self, jobs: list[Job], error: Exception, again: Callable[[list[Job]], None]) -> None:
+        """Have one request that fails spoil no other."""
+        if len(jobs) == 1:
+            _fail(jobs[0], error)
+            return
+        for job in jobs:
+            try:
+                again([job])
+            except Exception as own:
+                _fail(job, own)
+
+
+def _fail(job: Job, error: Exception) -> None:
+    """Tell a request what is wrong; what nobody foresaw is in the log alone."""
+    if not isinstance(error, LaminaError):
+        logger.error("serve: a request failed", exc_info=error)
+        error = LaminaError(f"serve: the model could not answer ({type(error).__name__}); the log says more.")
+    if not job.future.done():
+        job.future.set_exception(error)
+
+
+def _is_pair(job: Job) -> bool:
+    return not isinstance(job.texts[0], str)
+
+
+def _about_tokens(text: Any) -> int:
+    """Roughly, before it is read; passes are cut to measure afterwards."""
+    parts = [text] if isinstance(text, str) else text
+    return 2 + sum(len(part) // 4 + 1 for part in parts)
+
+
+__all__ = ["ClosedError", "Engine", "OverloadedError", "Timing", "TooLongError"]

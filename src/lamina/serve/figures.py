@@ -1,0 +1,81 @@
+"""What a server says of its own work, for Prometheus."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from lamina.serve.engine import Timing
+    from lamina.serve.jobs import Work
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_TOKENS = tuple(2**power for power in range(4, 17))
+
+
+@final
+class Figures:
+    """Counts and times of one application."""
+
+    def __init__(self, unanswered: Callable[[], int]) -> None:
+        self._registry = own = CollectorRegistry()
+        self.requests = Counter("lamina_requests", "Requests, by path and status", ["path", "status"], registry=own)
+        self.seconds = Histogram(
+            "lamina_request_seconds", "Time of a request", ["path"], buckets=_SECONDS, registry=own
+        )
+        self._queue = Histogram("lamina_queue_seconds", "Time before tokenising", buckets=_SECONDS, registry=own)
+        self._read = Histogram("lamina_tokenise_seconds", "Tokenising, by batch", buckets=_SECONDS, registry=own)
+        self._run = Histogram("lamina_inference_seconds", "Passes, by batch", buckets=_SECONDS, registry=own)
+        self._tokens = Histogram("lamina_batch_tokens", "Tokens of a batch", buckets=_TOKENS, registry=own)
+        self._batch = Histogram("lamina_batch_requests", "Requests of a batch", buckets=_TOKENS[:8], registry=own)
+        self._answers = Counter("lamina_answers", "Texts answered, by task", ["task"], registry=own)
+        Gauge("lamina_unanswered_requests", "Accepted and not answered", registry=own).set_function(unanswered)
+
+    def tell(self, work: Work, timing: Timing) -> None:
+        """Take note of a batch."""
+        for seconds in timing.queue:
+            self._queue.observe(seconds)
+        self._read.observe(timing.read)
+        self._run.observe(timing.run)
+        self._tokens.observe(timing.tokens)
+        self._batch.observe(timing.requests)
+        for task in work.tasks:
+            self._answers.labels(task).inc(timing.texts)
+
+    def text(self) -> bytes:
+        """In Prometheus' format."""
+        return generate_latest(self._registry)
+
+
+@final
+class Counted:
+    """An ASGI layer that counts and times requests, those that are refused too."""
+
+    def __init__(self, app: ASGIApp, figures: Figures) -> None:
+        self._app, self._figures = app, figures
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand a request on, and take note of its answer."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start, status = time.perf_counter(), "none"
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = str(message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            path = getattr(scope.get("route"), "path", "other")  # never what a client made up
+            self._figures.requests.labels(path, status).inc()
+            self._figures.seconds.labels(path).observe(time.perf_counter() - start)

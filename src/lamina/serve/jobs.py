@@ -1,0 +1,139 @@
+"""What may be asked of a bank: answers of its readers, or a layer's states as embeddings."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from lamina.data.arrow import encodable
+from lamina.data.batches import length_batches, padding_of, tokenizer_of
+from lamina.data.encode import encode, length_limit
+from lamina.errors import LaminaError
+from lamina.layers.discovery import pick_stack
+from lamina.layers.isolation import evaluating
+from lamina.layers.selectors import select
+from lamina.train.options import FitOptions
+from lamina.train.predict import Predictor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from lamina.bank import ReaderBank
+    from lamina.data.windows import Encoded
+
+_ROWS = 4096  # of a pass, whatever their lengths
+
+
+class TooLongError(LaminaError):
+    """A text has more tokens than are read of it, and may not be cut."""
+
+
+class Work(ABC):
+    """Reads texts, and runs what was read; the two may be done by two threads."""
+
+    name: str  # for figures
+    tasks: tuple[str, ...] = ()
+    bank: ReaderBank
+
+    @abstractmethod
+    def read(self, texts: Sequence[Any]) -> Any:
+        """Texts as tokens; what is given has `tokens`, how many."""
+
+    @abstractmethod
+    def run(self, prepared: Any, max_tokens: int) -> Sequence[Any]:
+        """An answer for each text."""
+
+    @property
+    @abstractmethod
+    def max_length(self) -> int:
+        """Tokens of a text that are read, special ones included."""
+
+    def check_lengths(self, texts: Sequence[Any]) -> None:
+        """Raise TooLongError for a text that would be cut."""
+        tokenizer = tokenizer_of(self.bank.processor)
+        for number, text in enumerate(texts):
+            parts = [encodable(part) for part in ([text] if isinstance(text, str) else text)]
+            tokens = len(tokenizer(*parts, truncation=False, verbose=False)["input_ids"])
+            if tokens > self.max_length:
+                most = f"{self.max_length} are read"
+                raise TooLongError(f"serve: text {number} has {tokens} tokens; {most}. Send truncate=true to cut it.")
+
+
+@final
+class AnswerWork(Work):
+    """The answers of some readers, as `lamina.predict` gives them."""
+
+    name = "answer"
+
+    def __init__(self, bank: ReaderBank, tasks: tuple[str, ...], *, raw: bool) -> None:
+        self.bank, self.tasks, self._raw = bank, tasks, raw
+        options = FitOptions.of_call({}, "serve", eval_batch_size=_ROWS, progress=False)
+        self._predictor = Predictor(bank, options, readers=tasks)
+
+    def read(self, texts: Sequence[Any]) -> Any:
+        """As `Predictor.prepare`."""
+        return self._predictor.prepare(texts)
+
+    def run(self, prepared: Any, max_tokens: int) -> Sequence[Any]:
+        """Per text, task -> answer."""
+        return self._predictor.answer(prepared, raw=self._raw, max_tokens=max_tokens)
+
+    @property
+    def max_length(self) -> int:
+        """As the readers were trained, if they say so."""
+        lengths = [self.bank[task].info.get("max_length") for task in self.tasks]
+        known = [int(length) for length in lengths if length is not None]
+        asked = max(known) if len(known) == len(lengths) else None
+        return length_limit(self.bank.model, self.bank.processor, asked)
+
+
+@final
+class EmbedWork(Work):
+    """The mean over a text's tokens of one layer's state; the pass stops there."""
+
+    name = "embed"
+
+    def __init__(self, bank: ReaderBank, layer: int, *, normalize: bool) -> None:
+        self.bank, self._normalize = bank, normalize
+        self._stack = pick_stack(bank.stacks, None, op="serve")
+        (self._layer,) = select(layer, self._stack.layers, op="serve")
+
+    def read(self, texts: Sequence[Any]) -> _Read:
+        """Texts as tokens, one window each."""
+        return _Read(encode(texts, self.bank.processor, max_length=self.max_length, offsets=False))
+
+    def run(self, prepared: _Read, max_tokens: int) -> list[list[float]]:
+        """A vector for each text."""
+        encoded, lengths = prepared.encoded, [int(length) for length in prepared.encoded.lengths]
+        vectors: list[Any] = [None] * len(lengths)
+        for rows in length_batches(lengths, _ROWS, max_tokens=max_tokens):
+            batch = {key: value.to(self.bank.device) for key, value in self._batch(encoded, rows).items()}
+            with evaluating(self.bank), torch.no_grad():
+                states = self.bank.record_states({self._stack.name: [self._layer]}, batch)
+            for row, vector in zip(rows, self._pooled(states[self._stack.name][self._layer], batch), strict=True):
+                vectors[row] = vector
+        return vectors
+
+    def _batch(self, encoded: Encoded, rows: Sequence[int]) -> dict[str, Tensor]:
+        return encoded.batch(rows, padding_of(self.bank.processor))
+
+    def _pooled(self, state: Float[Tensor, "batch tokens width"], batch: dict[str, Tensor]) -> list[list[float]]:
+        mask = batch["attention_mask"].unsqueeze(-1).to(state.dtype)
+        mean = (state * mask).sum(1) / mask.sum(1)
+        return (torch.nn.functional.normalize(mean, dim=-1) if self._normalize else mean).float().tolist()
+
+    @property
+    def max_length(self) -> int:
+        """As many tokens as the model reads."""
+        return length_limit(self.bank.model, self.bank.processor)
+
+
+@final
+class _Read:
+    def __init__(self, encoded: Encoded) -> None:
+        self.encoded = encoded
+        self.tokens = int(sum(encoded.lengths))

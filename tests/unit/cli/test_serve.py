@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.cli.conftest import Ran
+
+import lamina as library
+
+START = "import sys; from lamina.cli import main; main(sys.argv[1:])"
+
+
+@contextmanager
+def serving(bank: Path, *options: str, **environment: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address of a server in a process of its own."""
+    command = [sys.executable, "-c", START, "serve", str(bank), "--port", "0", *options]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, **pipes, env={**os.environ, "OMP_NUM_THREADS": "1", **environment})
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"http://\S+", line)
+        assert found, line + process.communicate(timeout=30)[1]
+        yield found[0], process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ask(address: str, path: str, body: Any = None, **headers: str) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(address + path, data, {"content-type": "application/json", **headers})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.load(response)
+
+
+def test_a_bank_is_served_and_what_was_accepted_is_answered_at_the_end(bank_folder: Path):
+    with serving(bank_folder, "--max-client-batch-size", "3") as (address, process):
+        found = ask(address, "/predict", {"inputs": [["the film is good ."], ["bad"]], "tasks": "mood"})
+        said = library.predict(library.ReaderBank.from_pretrained(bank_folder), ["the film is good .", "bad"])
+        scores = [{one["label"]: one["score"] for one in row} for row in found]
+        assert scores == [pytest.approx(one["mood"]["probabilities"], abs=1e-5) for one in said]
+        assert ask(address, "/info")["max_client_batch_size"] == 3
+        answered: list[Any] = []
+        asking = [
+            threading.Thread(target=lambda: answered.append(ask(address, "/predict", {"inputs": "film " * 25})))
+            for _ in range(8)
+        ]
+        for thread in asking:
+            thread.start()
+        deadline = time.monotonic() + 10
+        while not answered and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        for thread in asking:
+            thread.join(30)
+        assert process.wait(30) in (0, -signal.SIGTERM)
+        assert len(answered) == 8
+
+
+def test_a_key_from_the_environment_clients_that_hang_up_and_a_log_without_texts(bank_folder: Path):
+    key = {"authorization": "Bearer sesame"}
+    with serving(bank_folder, LAMINA_API_KEY="sesame") as (address, process):
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            ask(address, "/info")
+        host, port = address.removeprefix("http://").split(":")
+        body = json.dumps({"inputs": "secret"}).encode()
+        for size in (len(body), len(body) + 100):  # a whole request, and half of one
+            for _ in range(5):
+                with socket.create_connection((host, int(port))) as raw:
+                    raw.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sesame\r\n")
+                    raw.sendall(b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % size + body)
+        assert set(ask(address, "/predict", {"inputs": "secret"}, **key)) == {"mood", "who"}
+        with pytest.raises(urllib.error.HTTPError, match="413"):
+            ask(address, "/predict", {"inputs": "secret " * 99}, **key)
+        assert ask(address, "/health") == {"status": "ready"}
+        process.terminate()
+        out, err = process.communicate(timeout=30)
+    assert "secret" not in out + err
+    assert "sesame" not in out + err
+
+
+def test_a_port_in_use_is_refused_before_anything_is_loaded(lamina: Callable[..., Ran]):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = lamina("serve", "nowhere", "--port", port)
+    assert ran.code == 2
+    assert re.search(rf"serve: 127\.0\.0\.1:{port} cannot be listened at \(Address already in use\)", ran.err)
+
+
+def test_a_whole_model_is_refused(lamina: Callable[..., Ran], model_folder: Path):
+    ran = lamina("serve", model_folder, "--port", 0)
+    assert ran.code == 2
+    assert "is a whole model; a bank is served" in ran.err
+
+
+def test_a_missing_extra_is_named(lamina: Callable[..., Ran], bank_folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    ran = lamina("serve", bank_folder)
+    assert ran.code == 2
+    assert "pip install 'lamina[serve]'" in ran.err

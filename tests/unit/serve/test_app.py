@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from tests.support.stored import tiny_bank, tiny_tokenizer
+
+import lamina
+from lamina.bank import Reader, ReaderBank
+from lamina.errors import ConfigError
+from lamina.fusion.mean import Mean
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.serve import Settings, create_app
+
+TEXT = "the film is good ."
+
+
+@pytest.fixture(scope="module")
+def bank() -> ReaderBank:
+    return tiny_bank()
+
+
+@pytest.fixture(scope="module")
+def client(bank: ReaderBank) -> Iterator[TestClient]:
+    with TestClient(create_app(bank, Settings.of(max_client_batch_size=4, payload_limit=4000))) as client:
+        yield client
+
+
+def asked(client: TestClient, path: str, body: Any, status: int = 200) -> Any:
+    response = client.post(path, json=body)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+def test_every_task_is_answered_as_predict_answers(client: TestClient, bank: ReaderBank):
+    (said,) = lamina.predict(bank, [TEXT])
+    found = asked(client, "/predict", {"inputs": TEXT})
+    assert {one["label"]: one["score"] for one in found["mood"]} == pytest.approx(said["mood"]["probabilities"])
+    assert found["mood"][0]["score"] > found["mood"][1]["score"]
+    assert found["who"] == said["who"]
+
+
+def test_a_batch_has_an_answer_for_each_text_and_one_name_its_answer_alone(client: TestClient):
+    both = asked(client, "/predict", {"inputs": [[TEXT], ["bad"]], "tasks": "mood"})
+    alone = [asked(client, "/predict", {"inputs": text, "tasks": ["mood"]})["mood"] for text in (TEXT, "bad")]
+    assert [[one["label"] for one in row] for row in both] == [[one["label"] for one in row] for row in alone]
+    for row, own in zip(both, alone, strict=True):
+        assert [one["score"] for one in row] == pytest.approx([one["score"] for one in own], abs=1e-5)
+
+
+def test_two_texts_are_a_pair(client: TestClient, bank: ReaderBank):
+    (said,) = lamina.predict(bank, [(TEXT, "bad")])
+    found = asked(client, "/predict", {"inputs": [TEXT, "bad"], "tasks": "mood"})
+    assert {one["label"]: one["score"] for one in found} == pytest.approx(said["mood"]["probabilities"])
+
+
+def test_raw_scores_are_logits(client: TestClient, bank: ReaderBank):
+    found = asked(client, "/predict", {"inputs": TEXT, "raw_scores": True, "tasks": "mood"})
+    with torch.no_grad():
+        logits = bank(**tiny_tokenizer()(TEXT, return_tensors="pt"))["mood"].logits[0].tolist()
+    assert {one["label"]: one["score"] for one in found} == pytest.approx(
+        dict(zip(("bad", "good"), logits, strict=True))
+    )
+
+
+def test_a_bank_of_one_reader_answers_as_text_embeddings_inference():
+    one = tiny_bank()
+    one.remove("who")
+    with TestClient(create_app(one)) as client:
+        assert [set(row) for row in asked(client, "/predict", {"inputs": TEXT})] == [{"label", "score"}] * 2
+        assert list(asked(client, "/predict", {"inputs": TEXT, "tasks": ["mood"]})) == ["mood"]
+
+
+def test_a_long_text_is_cut_only_if_asked(client: TestClient):
+    text = "film " * 40
+    found = asked(client, "/predict", {"inputs": text, "tasks": "mood"}, 413)
+    assert found == {
+        "error": "serve: text 0 has 42 tokens; 32 are read. Send truncate=true to cut it.",
+        "error_type": "Validation",
+    }
+    assert asked(client, "/predict", {"inputs": text, "tasks": "mood", "truncate": True})
+
+
+@pytest.mark.parametrize("layer", [0, 2, -1])
+def test_embeddings_are_the_mean_of_a_layer(client: TestClient, bank: ReaderBank, layer: int):
+    (found,) = asked(client, "/embed", {"inputs": TEXT, "layer": layer})
+    with torch.no_grad():
+        states = bank.model(**tiny_tokenizer()(TEXT, return_tensors="pt"), output_hidden_states=True).hidden_states
+    mean = states[layer][0].mean(0)
+    assert found == pytest.approx((mean / mean.norm()).tolist(), abs=1e-6)
+    (raw,) = asked(client, "/embed", {"inputs": [TEXT], "layer": layer, "normalize": False})
+    assert raw == pytest.approx(mean.tolist(), abs=1e-6)
+
+
+def moderating() -> ReaderBank:
+    bank = tiny_bank()
+    bank.add("toxic", Reader(Mean(), SequenceClassification(("no", "yes"))))
+    topics = SequenceClassification(("war", "sex"), problem_type="multi_label")
+    bank.add("topics", Reader(Mean(), topics))
+    return bank.eval()
+
+
+def test_moderation_flags_by_yes_or_no_tasks():
+    bank = moderating()
+    (said,) = lamina.predict(bank, [TEXT])
+    with TestClient(create_app(bank)) as client:
+        found = asked(client, "/v1/moderations", {"input": [TEXT, "bad"], "model": "mine"})
+    assert found["model"] == "mine"
+    first = found["results"][0]
+    assert first["category_scores"] == pytest.approx(
+        {
+            "toxic": said["toxic"]["probabilities"]["yes"],
+            **{f"topics/{label}": score for label, score in said["topics"]["probabilities"].items()},
+        },
+        abs=1e-5,
+    )
+    assert first["categories"] == {name: score >= 0.5 for name, score in first["category_scores"].items()}
+    assert first["flagged"] == any(first["categories"].values())
+    assert len(found["results"]) == 2
+
+
+def test_moderation_needs_a_task_that_flags(client: TestClient):
+    assert "no task of this bank flags texts" in asked(client, "/v1/moderations", {"input": "a"}, 422)["error"]
+
+
+def test_kserve_gives_a_tensor_for_each_task(client: TestClient, bank: ReaderBank):
+    said = lamina.predict(bank, [TEXT, "bad"])
+    tensor = {"name": "text", "shape": [2], "datatype": "BYTES", "data": [TEXT, "bad"]}
+    found = asked(client, "/v2/models/bank/infer", {"id": "7", "inputs": [tensor]})
+    mood, who = found["outputs"]
+    assert (found["id"], mood["name"], mood["shape"], who["datatype"]) == ("7", "mood", [2, 2], "BYTES")
+    assert mood["data"] == pytest.approx([p for one in said for p in one["mood"]["probabilities"].values()], abs=1e-5)
+    assert [[span["label"] for span in json.loads(cell)] for cell in who["data"]] == [
+        [span["label"] for span in one["who"]] for one in said
+    ]
+    alone = asked(client, "/v2/models/mood/infer", {"inputs": [tensor]})
+    assert [output["name"] for output in alone["outputs"]] == ["mood"]
+    assert client.get("/v2/models/mood").json()["outputs"][0]["parameters"] == {"labels": ["bad", "good"]}
+    assert client.get("/v2/models/mood/ready").json() == {"name": "mood", "ready": True}
+
+
+def test_kserve_takes_pairs(client: TestClient):
+    tensor = {"name": "text", "shape": [1, 2], "datatype": "BYTES", "data": [[TEXT, "bad"]]}
+    found = asked(client, "/v2/models/mood/infer", {"inputs": [tensor]})["outputs"][0]
+    pair = asked(client, "/predict", {"inputs": [TEXT, "bad"], "tasks": "mood"})
+    assert sorted(found["data"]) == pytest.approx(sorted(one["score"] for one in pair))
+
+
+PROBLEMS = {
+    "another task": ("/predict", {"inputs": "a", "tasks": ["nope"]}, 422, "unknown task 'nope'; known: mood, who"),
+    "no task": ("/predict", {"inputs": "a", "tasks": []}, 422, "tasks is empty"),
+    "no text": ("/predict", {"inputs": []}, 422, "inputs: a text, a pair"),
+    "three texts": ("/predict", {"inputs": ["a", "b", "c"]}, 422, "inputs: a text, a pair"),
+    "a number": ("/predict", {"inputs": 3}, 422, "inputs: a text, a pair"),
+    "mixed": ("/predict", {"inputs": [["a"], ["a", "b"]]}, 422, "single texts and pairs"),
+    "unknown key": ("/predict", {"inputs": "a", "trunc": True}, 422, "trunc: Extra inputs"),
+    "many texts": ("/predict", {"inputs": [["a"]] * 5}, 413, "5 texts came in one request; 4 are taken"),
+    "many bytes": ("/predict", {"inputs": "a" * 4000}, 413, "the body is larger; 4000 bytes are taken"),
+    "deep": ("/predict", {"inputs": [[[[[[[["a"]]]]]]]]}, 422, "the body is too deep; 8 levels"),
+    "no layer": ("/embed", {"inputs": "a", "layer": 9}, 422, "layer 9 does not exist; the model has 4 layers"),
+    "no model": ("/v2/models/x/infer", {"inputs": []}, 422, "inputs"),
+    "other model": (
+        "/v2/models/x/infer",
+        {"inputs": [{"name": "t", "shape": [1], "datatype": "BYTES", "data": ["a"]}]},
+        404,
+        "there is no model 'x'; there are bank, mood, who",
+    ),
+    "shape": (
+        "/v2/models/bank/infer",
+        {"inputs": [{"name": "t", "shape": [3], "datatype": "BYTES", "data": ["a"]}]},
+        422,
+        "the shape is [3] for 1 cells",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_what_is_wrong_is_said(client: TestClient, name: str):
+    path, body, status, part = PROBLEMS[name]
+    found = asked(client, path, body, status)
+    assert part in found["error"]
+    assert set(found) == {"error", "error_type"}
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"inputs": "\xff"}', b'{"inputs": NaN}', b"[" * 9, b'{"inputs":'])
+def test_bytes_that_are_no_request(client: TestClient, body: bytes):
+    response = client.post("/predict", content=body, headers={"content-type": "application/json"})
+    assert response.status_code in (400, 422)
+    assert set(response.json()) == {"error", "error_type"}
+
+
+@pytest.mark.parametrize("text", ["", " ", "\ud800", "\x00", "a" * 3000])
+def test_odd_texts_are_read(client: TestClient, text: str):
+    body = json.dumps({"inputs": text, "truncate": True}).encode()
+    assert client.post("/predict", content=body, headers={"content-type": "application/json"}).status_code == 200
+
+
+def test_a_key_is_asked_for():
+    with TestClient(create_app(tiny_bank(), Settings.of(api_key="sesame"))) as client:
+        for headers in ({}, {"authorization": "Bearer other"}, {"authorization": "sesame"}):
+            response = client.post("/predict", json={"inputs": "a"}, headers=headers)
+            assert response.status_code == 401
+            assert response.json()["error_type"] == "Unauthorized"
+        key = {"authorization": "Bearer sesame"}
+        assert client.post("/predict", json={"inputs": "a"}, headers=key).status_code == 200
+        assert client.get("/info").status_code == 401
+        assert client.get("/health").status_code == 200
+        assert "sesame" not in client.get("/info", headers=key).text
+
+
+def test_answers_carry_headers_for_safety(client: TestClient):
+    assert client.get("/info").headers["x-content-type-options"] == "nosniff"
+
+
+def test_pages_of_an_origin_may_ask():
+    with TestClient(
+        create_app(tiny_bank(), Settings.of(cors_allow_origin=("https://a.example",), api_key="k"))
+    ) as client:
+        asks = {"origin": "https://a.example", "access-control-request-method": "POST"}
+        assert client.options("/predict", headers=asks).headers["access-control-allow-origin"] == "https://a.example"
+        refused = client.post("/predict", json={"inputs": "a"}, headers={"origin": "https://a.example"})
+        assert (refused.status_code, "access-control-allow-origin" in refused.headers) == (401, True)
+        other = {**asks, "origin": "https://b.example"}
+        assert "access-control-allow-origin" not in client.options("/predict", headers=other).headers
+
+
+def test_info_names_tasks_and_limits(client: TestClient):
+    info = client.get("/info").json()
+    assert info["tasks"]["mood"]["labels"] == ["bad", "good"]
+    assert info["tasks"]["who"]["layers"] == [1, 3]
+    assert (info["max_client_batch_size"], info["stacks"]) == (4, {"main": {"layers": 4, "width": 32}})
+
+
+def test_figures_are_counted(bank: ReaderBank):
+    with TestClient(create_app(bank)) as client:
+        client.post("/predict", json={"inputs": [["a"], ["b"]], "tasks": ["mood"]})
+        client.get("/made/up/by/a/client")
+        figures = client.get("/metrics").text
+    assert 'lamina_answers_total{task="mood"} 2.0' in figures
+    assert 'lamina_requests_total{path="/predict",status="200"} 1.0' in figures
+    assert 'lamina_requests_total{path="other",status="404"} 1.0' in figures
+    assert "lamina_inference_seconds_count 1.0" in figures
+
+
+def test_a_bank_without_readers_is_refused():
+    empty = tiny_bank()
+    empty.remove("mood")
+    empty.remove("who")
+    with pytest.raises(ConfigError, match=r"serve: the bank has no reader; at least one is needed"):
+        create_app(empty)
+
+
+def test_settings_are_checked():
+    with pytest.raises(ConfigError, match=r"serve: max_batch_tokens is 0; input should be greater than or equal to 1"):
+        Settings.of(max_batch_tokens=0)

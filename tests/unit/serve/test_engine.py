@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from threading import Event
+from typing import Any
+
+import pytest
+from tests.support.stored import TEXTS, tiny_bank
+
+import lamina
+from lamina.errors import LaminaError, UnknownNameError
+from lamina.serve import Engine, Settings
+from lamina.serve.engine import ClosedError, OverloadedError, Timing
+from lamina.serve.jobs import TooLongError, Work
+
+
+class Slow(Work):
+    """Waits until it is let go; says what it was given."""
+
+    name = "slow"
+    max_length = 10
+
+    def __init__(self) -> None:
+        self.go, self.begun, self.seen = Event(), Event(), list[str]()
+
+    def read(self, texts: Sequence[Any]) -> Any:
+        return Texts(texts)
+
+    def run(self, prepared: Any, max_tokens: int) -> Sequence[Any]:
+        self.begun.set()
+        assert self.go.wait(10)
+        self.seen += prepared
+        if "bad" in prepared:
+            raise ZeroDivisionError("bad")
+        return list(prepared)
+
+
+class Texts(list[str]):
+    tokens = 1
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Engine]]:
+    engines: list[Engine] = []
+
+    def made(**settings: Any) -> Engine:
+        engines.append(Engine(tiny_bank(), Settings.of(shutdown_timeout=5, **settings)))
+        return engines[-1]
+
+    yield made
+    for engine in engines:
+        engine.close()
+
+
+def held(engine: Engine) -> tuple[Slow, Callable[..., Future[list[Any]]]]:
+    """A work that runs one request and holds it until it is let go; and a way to ask more."""
+    slow = Slow()
+
+    def ask(*texts: str) -> Future[list[Any]]:
+        return engine.submit(texts, "slow", lambda: slow, truncate=True)
+
+    ask("first")
+    assert slow.begun.wait(10)
+    return slow, ask
+
+
+def test_many_requests_get_what_each_would_get_alone(make: Callable[..., Engine]):
+    engine = make(max_batch_tokens=40)
+    texts = [TEXTS[at % 3] + " the film" * (at % 5) for at in range(60)]
+    tasks = [None, ["mood"], ["who"]]
+    futures = [engine.ask([text], tasks[at % 3], raw=at % 2 == 0) for at, text in enumerate(texts)]
+    for at, future in enumerate(futures):
+        (found,) = future.result(30)
+        (alone,) = lamina.predict(engine.bank, [texts[at]], readers=tasks[at % 3])
+        assert list(found) == list(alone)
+        if "who" in found:
+            assert [span["label"] for span in found["who"]] == [span["label"] for span in alone["who"]]
+        if "mood" in found and at % 2:
+            assert found["mood"]["probabilities"] == pytest.approx(alone["mood"]["probabilities"], abs=1e-5)
+    assert engine.unanswered == 0
+
+
+def test_what_waits_is_run_together(make: Callable[..., Engine]):
+    told: list[Timing] = []
+    engine = make()
+    engine._tell = lambda _, timing: told.append(timing)
+    slow, ask = held(engine)
+    waiting = [ask(f"text {number}") for number in range(5)]
+    slow.go.set()
+    assert [future.result(10) for future in waiting] == [[f"text {number}"] for number in range(5)]
+    assert sum(timing.requests for timing in told) <= 6
+    assert max(timing.requests for timing in told) >= 4  # the first of them may have been read meanwhile
+
+
+def test_a_request_that_is_gone_is_not_computed(make: Callable[..., Engine]):
+    engine = make()
+    slow, ask = held(engine)
+    ask("read meanwhile")
+    gone, kept = ask("gone"), ask("kept")
+    assert gone.cancel()
+    slow.go.set()
+    assert kept.result(10) == ["kept"]
+    assert "gone" not in slow.seen
+    with pytest.raises(CancelledError):
+        gone.result(1)
+
+
+def test_too_many_are_told_to_come_again(make: Callable[..., Engine]):
+    engine = make(max_concurrent_requests=2)
+    slow, ask = held(engine)
+    second = ask("second")
+    with pytest.raises(OverloadedError, match=r"serve: 2 requests wait; 2 may. Ask again later"):
+        ask("third")
+    slow.go.set()
+    second.result(10)
+    assert ask("fourth").result(10) == ["fourth"]
+
+
+def test_one_that_fails_spoils_no_other(make: Callable[..., Engine], caplog: pytest.LogCaptureFixture):
+    engine = make()
+    slow, ask = held(engine)
+    ask("read meanwhile")
+    futures = {text: ask(text) for text in ("good", "bad", "fine")}
+    slow.go.set()
+    assert futures["good"].result(10) == ["good"]
+    assert futures["fine"].result(10) == ["fine"]
+    with pytest.raises(LaminaError, match=r"serve: the model could not answer \(ZeroDivisionError\)"):
+        futures["bad"].result(10)
+    assert "serve: a request failed" in caplog.text
+
+
+def test_what_was_accepted_is_answered_at_the_end(make: Callable[..., Engine]):
+    engine = make()
+    slow, ask = held(engine)
+    last = ask("last")
+    slow.go.set()
+    engine.close()
+    assert last.result(0) == ["last"]
+    assert not engine.is_open
+    with pytest.raises(ClosedError, match=r"serve: the server is about to end"):
+        ask("late")
+
+
+def test_what_could_not_be_answered_in_time_is_told_so():
+    engine = Engine(tiny_bank(), Settings.of(shutdown_timeout=0.05))
+    slow, ask = held(engine)
+    ask("read meanwhile")
+    late = ask("late")
+    engine.close()
+    with pytest.raises(ClosedError, match=r"serve: the server ended before this was answered"):
+        late.result(1)
+    slow.go.set()
+
+
+def test_texts_that_may_not_be_cut_are_measured(make: Callable[..., Engine]):
+    engine = make()
+    assert len(engine.ask(["film " * 30], ["mood"], truncate=False).result(10)) == 1
+    with pytest.raises(TooLongError, match=r"serve: text 1 has 33 tokens; 32 are read"):
+        engine.ask(["film", "film " * 31], ["mood"], truncate=False).result(10)
+
+
+def test_tasks_must_exist(make: Callable[..., Engine]):
+    with pytest.raises(UnknownNameError, match=r"serve: unknown task 'mod'; known: mood, who. Did you mean 'mood'"):
+        make().ask(["a"], ["mod"])
+
+
+def test_works_that_were_not_asked_for_lately_are_let_go(make: Callable[..., Engine]):
+    engine = make()
+    slow = Slow()
+    slow.go.set()
+    for number in range(300):
+        engine.submit(["a"], number, lambda: slow, truncate=True).result(10)
+    assert len(engine._works) == 256
