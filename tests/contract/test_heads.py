@@ -20,7 +20,12 @@ from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 
 LABELS = ("a", "b", "c")
+FEW = [
+    {"attention_heads": 4, "pooling": "attention", "problem_type": "classification", "class_weights": (1.0, 2.0, 3.0)}
+]
 HEAD_SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "audio_classification": FEW,
+    "image_classification": FEW,  # the module is that of "sequence_classification"
     "causal_lm": [{"labels": ("token",)}],
     "masked_lm": [{"labels": ("token",)}],
     "sequence_classification": [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.pictures import picture_folder
 from tests.support.sounds import sound_folder, whisper, whisper_features
 from tests.support.stored import tiny_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -92,6 +93,30 @@ def test_a_transcript_and_its_mood(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     printed = capsys.readouterr().out
     assert "the same without the reader: True" in printed
     assert "mood: high 0." in printed
+
+
+@pytest.mark.parametrize("at_hand", [False, True])
+def test_two_attributes_of_an_image(
+    at_hand: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    classes = ("cat", "ship")
+    parts = [picture_folder(tmp_path / part, rows=8, classes=classes) for part in ("train", "test")] if at_hand else []
+    run(monkeypatch, "two_attributes", *parts, "--epochs", "1", "--output", tmp_path / "out")
+    printed = capsys.readouterr().out
+    assert ("drawn here, no photographs" in printed) is not at_hand
+    assert "began with random weights" in printed
+    count = 16 if at_hand else 80
+    for name, share in (("class", 1 / len(classes) if at_hand else 0.25), ("living", 0.5)):
+        assert f"of {count} test images right; always the same: {share:.3f}" in printed
+        assert f"{name}: " in printed
+    assert printed.count("living: animal ") + printed.count("living: vehicle ") == 4
+    assert (tmp_path / "out" / "lamina.json").is_file()
+
+
+def test_images_that_are_neither_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    part = picture_folder(tmp_path, classes=("cat", "teapot"))
+    with pytest.raises(SystemExit, match="teapot is neither an animal nor a vehicle"):
+        run(monkeypatch, "two_attributes", part, part)
 
 
 def test_each_example_is_tested():

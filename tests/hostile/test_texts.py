@@ -87,7 +87,7 @@ def test_pairs_in_any_form(bank: Any):
     ids=lambda given: type(given).__name__,
 )
 def test_what_is_no_list(bank: Any, given: Any):
-    with pytest.raises(ConfigError, match=r"predict: got one .*; a list of texts, pairs of texts or images is needed"):
+    with pytest.raises(ConfigError, match=r"predict: got one .*; a list of texts, pairs of .* or clips is needed"):
         predict(bank, given)
 
 

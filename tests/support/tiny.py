@@ -195,7 +195,6 @@ _MPT = {"d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 64}
 _XLNET = {"vocab_size": VOCABULARY, "d_model": 32, "n_layer": 3, "n_head": 4, "d_inner": 64, "pad_token_id": 0}
 _FUNNEL = {"vocab_size": VOCABULARY, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 64, "pad_token_id": 0}
 _DISTILBERT = {"vocab_size": VOCABULARY, "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 64}
-_CLIP_PART = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 
 
 def _encoders() -> list[Family]:
@@ -265,11 +264,6 @@ def _refused() -> list[Family]:
     led = {key: value for key, value in _SEQ2SEQ.items() if key != "max_position_embeddings"} | {"attention_window": 4}
     swin = {"image_size": 32, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 4}
     convnext = {"image_size": 32, "depths": [1, 1], "hidden_sizes": [8, 16], "num_stages": 2}
-    clip = {
-        "text_config": _CLIP_PART | {"vocab_size": VOCABULARY},
-        "vision_config": _CLIP_PART | {"image_size": 16, "patch_size": 4},
-        "projection_dim": 16,
-    }
     funnel = _FUNNEL | {"block_sizes": [1, 1], "block_repeats": [1, 1]}
     return [
         Family("led", "led", led, stacks=BOTH, refused="layer 0 of its encoder stack"),
@@ -277,7 +271,6 @@ def _refused() -> list[Family]:
         Family("funnel", "funnel", funnel, refused="layer 2 of its main stack", architectures=["FunnelModel"]),
         Family("swin", "swin", swin, "vision", refused="layer 1 of its main stack"),
         Family("convnext", "convnext", convnext, "vision", refused=r"which is not \[batch, tokens, width\]"),
-        Family("clip", "clip", clip, refused=r"model\.text_model, model\.vision_model"),
     ]
 
 

@@ -24,8 +24,9 @@ from lamina.layers.adapters import check_plain
 from lamina.layers.discovery import pick_stack
 from lamina.layers.finite import first_not_finite
 from lamina.layers.guard import LayerGuard, hold
-from lamina.layers.hooks import StopForward, run_until_stopped
+from lamina.layers.hooks import StopForward
 from lamina.layers.isolation import evaluating, main_device
+from lamina.layers.towers import run_stacks, tower_for
 from lamina.layers.wrappers import is_compiled, uncompiled, unwrapped
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class ReaderBank(nn.Module, Monitoring, ModelHubMixin):
                 what = "a lamina.Reader is needed, or a lamina.Task for its default reader"
                 raise ConfigError(f"bank.add: got {type(reader).__name__}; {what}.")
             reader = Reader.default(reader)
-        stack = pick_stack(self.stacks, reader.stack, op="bank")
+        stack = pick_stack(self.stacks, reader.stack or tower_for(self.stacks, reader.head.inputs), op="bank")
         module = ReaderModule(reader, stack, self.model).to(self.device).train(self.training)
         self.readers[_key(name)] = module
         return module
@@ -197,7 +198,8 @@ class ReaderBank(nn.Module, Monitoring, ModelHubMixin):
             self._uncompiled(),
             unheard(),
         ):
-            output = run_until_stopped(self.model, batch, stop)
+            wanted = [] if main else [stack_pass.stack for stack_pass in passes]
+            output = run_stacks(self.model, wanted, batch, stop)
         return self._finish(passes, labels, readers, main=output)
 
     def read_states(
@@ -235,7 +237,7 @@ class ReaderBank(nn.Module, Monitoring, ModelHubMixin):
         wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
         stop = StopForward()
         with recording(wanted, stop) as states, torch.no_grad(), self._uncompiled(), unheard():
-            run_until_stopped(self.model, batch, stop)
+            run_stacks(self.model, wanted, batch, stop)
         return states
 
     @property

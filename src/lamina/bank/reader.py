@@ -29,7 +29,8 @@ class Reader:
     Args:
         fusion: Config of the fusion, e.g. `AdaLayers(dim=64)`.
         head: Config of the head, e.g. `SequenceClassification(("no", "yes"))`.
-        stack: Which stack is read; None: the only one, or the encoder.
+        stack: Which stack is read; None: the only one, or the encoder; of a model with towers (CLIP) the one that reads
+            what the head is for, texts or images.
         seed: Seeds the parameters' start and dropout.
     """
 

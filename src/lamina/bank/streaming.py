@@ -19,6 +19,7 @@ from lamina.fusion.base import Stream, fed
 from lamina.fusion.layer_view import LayerView
 from lamina.layers import LayerStack, Site, at_site, select
 from lamina.layers.hooks import OnStart, OnState, arguments, token_mask, watch
+from lamina.layers.towers import own_inputs
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -84,6 +85,7 @@ class StackPass:
         Raises:
             ConfigError: If that cannot be told.
         """
+        batch = own_inputs(self.stack, batch)
         self.mask, own = token_mask(self.stack, batch, args, kwargs), arguments(self.stack.scope, args, kwargs or {})
         if self.mask is not None and self.stack.name != "encoder":  # of a pass that goes on from a cache, it is of both
             self.mask = self.mask[:, past_tokens(batch) or past_tokens(own) :]

@@ -14,6 +14,7 @@ from lamina.data.arrow import CHUNK, chunks, dataset_of, encodable
 from lamina.data.batches import tokenizer_of
 from lamina.data.windows import TOKEN_KEYS, Encoded, Run, window_table
 from lamina.errors import ConfigError
+from lamina.layers.towers import towers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,6 +45,8 @@ def length_limit(model: PreTrainedModel, processor: Processor, asked: int | None
 
 def _positions(model: PreTrainedModel) -> int:
     """Positions that the model's tables have, or its config names; with relative ones alone there is no limit."""
+    reads_text: Any = (tower for tower in towers_of(model).values() if tower.main_input_name == "input_ids")
+    model = next(reads_text, model)
     named = model.named_modules()
     weights = [(module, getattr(module, "weight", None)) for name, module in named if _POSITIONS.search(name)]
     tables = [rows.shape[0] - _padding_rows(module) for module, rows in weights if isinstance(rows, nn.Parameter)]

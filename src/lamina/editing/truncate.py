@@ -35,7 +35,7 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
     Args:
         model: A transformers model.
         keep: How many blocks stay, from 1 to the depth, which removes none and is not recorded.
-        stack: Name of the stack; None is the only one, or the encoder.
+        stack: Name of the stack; None is the only one, or the encoder. Of a model with towers there is none to cut.
 
     Returns:
         The edit; its layers are the removed ones.
@@ -47,6 +47,9 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
     """
     check_editable(model, _OP)
     edited, _ = chosen_blocks(model, "all", stack, _OP)
+    if edited.tower is not None:
+        came = f"the {edited.name} stack is one of several towers, whose depths the config does not say apart"
+        raise ConfigError(f"{_OP}: {came}. Load that tower by itself, as {type(edited.tower).__name__}.")
     if isinstance(keep, bool) or not isinstance(keep, int) or not 1 <= keep <= edited.depth:
         raise ConfigError(
             f"{_OP}: keep is {keep!r}; the {edited.name} stack has {edited.depth} blocks, and one at least must stay. "

@@ -58,6 +58,7 @@ class HeadConfig(ABC):
 
     labels: Sequence[str]
     kind: ClassVar[str]  # the task kind it serves
+    inputs: ClassVar[tuple[str, ...]] = ("input_ids",)  # which of the model's towers it reads, if none is named
     problem_type: ProblemType = "classification"
 
     @abstractmethod

@@ -101,6 +101,7 @@ class ImageClassification(PooledClassification):
     """
 
     kind: ClassVar[str] = "image_classification"
+    inputs: ClassVar = ("pixel_values",)
 
 
 @final
@@ -112,6 +113,7 @@ class AudioClassification(PooledClassification):
     """
 
     kind: ClassVar[str] = "audio_classification"
+    inputs: ClassVar = ("input_values", "input_features")
 
 
 @final

@@ -27,7 +27,7 @@ def is_causal(model: nn.Module, stack: LayerStack) -> bool:
     """
     if stack.scope not in _known:
         # in a context of its own, so that whoever listens to the model does not hear it
-        _known[stack.scope] = Context().run(_look, model, stack)
+        _known[stack.scope] = Context().run(_look, stack.tower or model, stack)
     return _known[stack.scope]
 
 

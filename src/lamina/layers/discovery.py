@@ -23,6 +23,7 @@ from lamina.layers.roles import family_of
 from lamina.layers.selectors import Selector, select
 from lamina.layers.sites import Site, at_site
 from lamina.layers.stack import LayerStack, TapPoint, alike, by_path
+from lamina.layers.towers import towers_of
 from lamina.layers.trace import Event, Trace, traced
 from lamina.layers.wrappers import is_bitsandbytes, uncompiled, unwrapped
 
@@ -45,7 +46,8 @@ def stacks(model: nn.Module) -> dict[str, LayerStack]:
         model: A transformers model, with or without a head. Of a compiled or DataParallel model it is the one inside.
 
     Returns:
-        {"main": stack}, or {"encoder": stack, "decoder": stack}.
+        {"main": stack}, or {"encoder": stack, "decoder": stack}; of a model with a tower for each kind of input (CLIP)
+        a stack of each that can be read, {"text": stack, "vision": stack}.
 
     Raises:
         UnsupportedModelError: If a layer cannot be found, or cannot be read for certain.
@@ -60,12 +62,20 @@ def stacks(model: nn.Module) -> dict[str, LayerStack]:
 
 
 def default_stack(model: nn.Module, name: str | None = None, *, op: str = "stacks") -> LayerStack:
-    """Get a stack by name; None is the only one, or the encoder. Another name raises UnknownNameError."""
+    """Get a stack by name; None is the only one, or the encoder.
+
+    Raises:
+        UnknownNameError: If there is none of that name.
+        ConfigError: If none is named, and the model has towers.
+    """
     return pick_stack(stacks(model), name, op=op)
 
 
 def pick_stack(by_name: Mapping[str, LayerStack], name: str | None, *, op: str) -> LayerStack:
     """Get one of a model's stacks; see `default_stack`."""
+    if name is None and all(stack.tower is not None for stack in by_name.values()):
+        came = f"the model has a stack for each of {', '.join(by_name)}, and none is named"
+        raise ConfigError(f"{op}: {came}. Give stack='{next(iter(by_name))}' or another of these.")
     name = name or ("main" if "main" in by_name else "encoder")
     check_known(op, [name], by_name, "stack")
     return by_name[name]
@@ -158,6 +168,7 @@ def _moved(stack: LayerStack, move: Callable[[Any], Any]) -> LayerStack:
         points=tuple(replace(point, module=move(point.module)) for point in stack.points),
         scope=move(stack.scope),
         run=tuple(map(move, stack.run)),
+        tower=None if stack.tower is None else move(stack.tower),
     )
 
 
@@ -166,8 +177,24 @@ def _discover(model: nn.Module) -> dict[str, LayerStack]:
         with preserve_model(model):
             return _find(model)
     except _UnreadableError as error:
+        if by_tower := _of_towers(model):
+            return by_tower
         family = family_of(model)
         raise UnsupportedModelError(op="stacks", model_type=family, reason=error.reason, hint=error.hint) from error
+
+
+def _of_towers(model: nn.Module) -> dict[str, LayerStack]:
+    """The stacks of the towers that can be read, each named after its tower."""
+    by_name: dict[str, LayerStack] = {}
+    paths = {module: path for path, module in by_path(model).items()}
+    for name, tower in towers_of(model).items():
+        try:
+            (stack,) = stacks(tower).values()
+        except (UnsupportedModelError, ValueError):  # it cannot be read, or has two stacks
+            continue
+        points = tuple(replace(point, path=paths[point.module]) for point in stack.points)
+        by_name[name] = replace(stack, name=name, points=points, scope_path=paths[stack.scope], tower=tower)
+    return by_name
 
 
 class _UnreadableError(Exception):

@@ -53,7 +53,7 @@ def _around(model: nn.Module, stack: LayerStack) -> list[nn.Module]:
 
 def _after_blocks(model: nn.Module, stack: LayerStack, around: list[nn.Module]) -> set[nn.Module]:
     """Those modules that are first called after the first block has begun, on a tiny input."""
-    base = getattr(model, "base_model", model)
+    base = stack.tower or getattr(model, "base_model", model)
     probe = probe_input(base, _TOKENS, seed=1)
     order: list[nn.Module] = []
     with preserve_model(model), MetaValues():

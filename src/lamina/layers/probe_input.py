@@ -152,3 +152,4 @@ _MAKERS: dict[str, Callable[[nn.Module, int, torch.Generator], dict[str, Tensor]
     "input_values": _sound,
     "input_features": _spectrogram,
 }
+MAIN_INPUTS = frozenset(_MAKERS)  # the names of inputs that are known

@@ -45,6 +45,7 @@ def at_site(model: nn.Module, stack: LayerStack, site: Site) -> LayerStack:
     """
     if site == "output":
         return stack
+    model = stack.tower or model
     found = _known.setdefault(model, {})
     if found.get(stack.name, (None, None))[0] != stack.blocks:
         with preserve_model(model):

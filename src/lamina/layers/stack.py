@@ -29,7 +29,7 @@ class TapPoint:
 class LayerStack:
     """A sequence of blocks, and where each of its layers is seen."""
 
-    name: str  # "main", "encoder" or "decoder"
+    name: str  # "main", "encoder" or "decoder"; of a model with towers "text", "vision" and the like
     width: int  # size of every state's last axis
     blocks: tuple[nn.Module, ...]  # bottom first, one several times where blocks share weights; empty without modules
     points: tuple[TapPoint, ...]  # entry i is where layer i is seen
@@ -39,6 +39,7 @@ class LayerStack:
     # modules with weights of their own that take part up to the last layer, each once, as registered; the same for a
     # backbone alone and inside a model with a head
     run: tuple[nn.Module, ...]
+    tower: nn.Module | None = None  # the part of the model that runs the stack by itself, where there are several
 
     @property
     def depth(self) -> int:

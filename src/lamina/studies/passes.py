@@ -14,9 +14,10 @@ from lamina.data.batches import length_batches
 from lamina.data.encode import encode, length_limit
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers import default_stack, select, watch
-from lamina.layers.hooks import StopForward, run_until_stopped, token_mask
+from lamina.layers.hooks import StopForward, token_mask
 from lamina.layers.isolation import evaluating
 from lamina.layers.roles import family_of
+from lamina.layers.towers import own_inputs, run_stacks
 from lamina.layers.wrappers import uncompiled, unwrapped
 from lamina.studies.sources import own_processor
 from lamina.tasks.inputs import TextInputs, check_tokenizer
@@ -61,7 +62,7 @@ class LayerReader:
         taken: list[int] = []
 
         def start(args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-            given[:] = [token_mask(self.stack, batch, args, kwargs)]
+            given[:] = [token_mask(self.stack, own_inputs(self.stack, batch), args, kwargs)]
 
         def on_state(layer: int, state: Tensor) -> None:
             taken.append(layer)
@@ -70,7 +71,7 @@ class LayerReader:
                 raise stop
 
         with uncompiled(), evaluating(self.model), watch(self.stack, self.layers, on_state, start):
-            run_until_stopped(self.model, batch, stop)
+            run_stacks(self.model, [self.stack], batch, stop)
         if taken != self.layers:
             reason = f"a pass came to the layers {taken} of its stack '{self.stack.name}', not to {self.layers}"
             hint = "Give batches that run the whole model."

@@ -193,7 +193,8 @@ def _by_name(names: tuple[str, ...], cell: Any) -> Any:
 
 def as_examples(given: Any) -> list[Any]:
     """What a user hands to `predict` as a list: of any iterable whose order means something; else a ConfigError."""
-    several = getattr(given, "ndim", 1) > 1  # images or clips in one array
+    numbers = getattr(getattr(given, "dtype", None), "kind", "f") in "biuf"
+    several = numbers and getattr(given, "ndim", 1) > 1  # images or clips in one array
     listed = given.tolist() if hasattr(given, "tolist") and not several else given  # arrays, columns of pandas, tensors
     unordered = isinstance(listed, str | bytes | Path | Mapping | Set) or hasattr(listed, "__dataframe__")
     if unordered or not isinstance(listed, Iterable):

@@ -183,11 +183,9 @@ class Task:
 
         Args:
             kind: What is asked; see `Task`.
-            train: Rows to learn from: a file. For summaries and translations perhaps a pair of plain text files whose
-                lines belong together, the texts to read and those to write. For images and sound a folder with a
-                folder per class, a tar of one, or a file with a column of paths.
-            validation: Rows to choose by; without them a tenth of `train` is set aside, class by class; of running
-                text (in blocks) its last tenth.
+            train: Rows to learn from: a file. Summaries and translations: perhaps a pair of text files whose lines go
+                together. Images and sound: a folder (or a tar) with a folder per class, or a file of paths.
+            validation: Rows to choose by; else a tenth of `train`, class by class; of running text in blocks the last.
             test: Rows that only `evaluate` looks at.
             text: Column of the text, of the list of words, or of images or sound (default "image", "audio"). In CoNLL
                 files its number (default 0). In plain text every line that is not blank is a row. "translation.en" is
@@ -211,10 +209,9 @@ class Task:
             limit: At most so many training rows, drawn uniformly.
             limit_validation: At most so many validation rows, drawn uniformly; the test part stays whole.
             seed: Decides which rows are set aside and which are drawn.
-            image_size: Pixels of the width and height that images are brought to; by default as the image processor
-                has it. A model that is built for another size interpolates its position embeddings, if it can.
-            by_row: Of running text ("masked_lm", "causal_lm"): read each row by itself; else rows are joined and cut
-                into blocks of the model's length.
+            image_size: Pixels of images' width and height; by default as the image processor has it. A model of another
+                size interpolates its position embeddings, if it can.
+            by_row: Of running text ("masked_lm", "causal_lm"): read each row by itself, not blocks of joined rows.
 
         Raises:
             DataError: If a file, row, column or label does not fit; names it.

@@ -191,7 +191,7 @@ def test_texts_padded_on_the_left_get_the_same_answers():
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ("one text", "predict: got one str; a list of texts, pairs of texts or images is needed"),
+        ("one text", "predict: got one str; a list of texts, pairs of texts, images or clips is needed"),
         (["a", 3], "predict: entry 1 is int; all must be texts, or all pairs of texts"),
         (["a", ("a", "b")], "predict: entry 1 is tuple; all must be texts"),
         ([("a", "b"), "a"], "predict: entry 1 is str; all must be texts"),

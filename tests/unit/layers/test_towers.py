@@ -1,0 +1,93 @@
+"""Models with a tower for each kind of input: a stack of each, run by itself."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tests.support.tiny import FAMILIES
+from tests.support.towers import texts_and_images, two_towers
+
+import lamina
+from lamina.data.encode import length_limit
+from lamina.errors import ConfigError, UnknownNameError
+from lamina.layers.causality import is_causal
+from lamina.layers.towers import towers_of
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip", "dual"])
+def test_each_tower_is_a_stack_that_shows_its_states(kind: str):
+    """Law 2, of both towers in one pass of the whole model."""
+    model, batch = two_towers(kind), texts_and_images()
+    found = lamina.stacks(model)
+    assert {name: stack.depth for name, stack in found.items()} == {"text": 3 if kind == "dual" else 2, "vision": 3}
+    with lamina.tap(model, stack="text") as text, lamina.tap(model, stack="vision") as vision:
+        out = model(**batch, output_hidden_states=True)
+    for states, own in ((text, out.text_model_output), (vision, out.vision_model_output)):
+        assert [*states] == [*range(len(own.hidden_states))]
+        assert all(torch.equal(states[layer], state) for layer, state in enumerate(own.hidden_states))
+    modules = dict(model.named_modules())
+    for name, stack in found.items():
+        assert stack.tower is modules[f"{name}_model"]
+        assert modules[stack.scope_path] is stack.scope
+        assert all(modules[point.path] is point.module for point in stack.points)
+
+
+def test_a_copy_has_towers_of_its_own():
+    model = two_towers()
+    lamina.stacks(model)
+    other = copy.deepcopy(model)
+    assert lamina.stacks(other)["text"].tower is other.text_model
+    assert lamina.stacks(other)["text"].points[1].module is not lamina.stacks(model)["text"].points[1].module
+
+
+def test_a_stack_must_be_named():
+    model = two_towers()
+    with (
+        pytest.raises(
+            ConfigError, match=r"tap: the model has a stack for each of text, vision, and none is named. Give"
+        ),
+        lamina.tap(model),
+    ):
+        pass
+    with (
+        pytest.raises(UnknownNameError, match="tap: unknown stack 'main'; known: text, vision"),
+        lamina.tap(model, stack="main"),
+    ):
+        pass
+
+
+def test_other_models_have_no_towers():
+    for name in ("bert", "bart", "vit", "whisper", "wav2vec2"):
+        assert towers_of(FAMILIES[name].build()) == {}
+
+
+def test_sites_and_causality_are_those_of_the_tower():
+    model, batch = two_towers(), texts_and_images()
+    with (
+        lamina.tap(model, stack="vision", site="attention") as added,
+        lamina.tap(model.vision_model, site="attention") as own,
+    ):
+        model(**batch)
+    assert [*added] == [*own] == [1, 2, 3]
+    assert all(torch.equal(added[layer], own[layer]) for layer in own)
+    found = lamina.stacks(model)
+    assert is_causal(model, found["text"])
+    assert not is_causal(model, found["vision"])
+
+
+def test_texts_are_as_long_as_their_tower_reads():
+    """Not as many tokens as the other tower has patches, five."""
+    assert length_limit(two_towers(), None) == 40
+
+
+def test_edits_of_a_tower():
+    model = two_towers()
+    edit = lamina.freeze_(model, "bottom:1", stack="text")
+    assert all(name.startswith("text_model.embeddings") for name in edit.parameters)
+    assert edit.parameters
+    edit = lamina.reinit_(model, "top:1", stack="vision")
+    assert all(name.startswith("vision_model.encoder.layers.2") for name in edit.parameters)
+    with pytest.raises(ConfigError, match=r"truncate_: the text stack is one of several towers, .* as CLIPTextModel"):
+        lamina.truncate_(model, 1, stack="text")
