@@ -54,8 +54,8 @@ def predict(  # noqa: PLR0913
 
     Args:
         bank_or_model: The readers and their model; or a whole model.
-        examples: Texts, pairs of texts or (of causal language models) chats, the same kind throughout; for a model of images their paths. A list, an
-            array, a column of a data frame, or any other iterable of them.
+        examples: Texts, pairs of texts or (of causal language models) chats, the same kind throughout; for a model of
+            images their paths. A list, an array, a column of a data frame, or any other iterable of them.
         readers: Which readers; None: all.
         kind: What a whole model is asked for, as the kind of a task; None: what its head is for.
         processor: Tokenizer or image processor; None: the bank's, or the one that belongs to `model.name_or_path`.
