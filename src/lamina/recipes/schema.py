@@ -38,16 +38,9 @@ if TYPE_CHECKING:
     from lamina.registry import Registry
     from lamina.tasks.presets import Preset
 
-OF_FILES = {
-    "kind",
-    "text",
-    "text_pair",
-    "label",
-    "labels",
-    "problem_type",
-    "missing_labels",
-    "by_row",
-}  # a preset has its own
+OF_FILES = {  # a preset has its own
+    *("kind", "text", "text_pair", "label", "labels", "problem_type", "missing_labels", "by_row", "stratify")
+}
 
 
 def _check_options(given: dict[str, Any]) -> None:
