@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import torch
 from tests.support.training import LENGTH, PEOPLE, PLACES, PLAIN, WORDS
@@ -32,10 +33,10 @@ def causal_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def causal_model(seed: int = 0, **changes: int) -> GPT2LMHeadModel:
+def causal_model(seed: int = 0) -> GPT2LMHeadModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        settings = {"n_positions": LENGTH, "n_embd": 16, "n_layer": 3, "n_head": 2, **changes}
+        settings: dict[str, Any] = {"n_positions": LENGTH, "n_embd": 16, "n_layer": 3, "n_head": 2}
         config = GPT2Config(
             vocab_size=len(VOCABULARY), bos_token_id=END, eos_token_id=END, initializer_range=0.3, **settings
         )

@@ -105,12 +105,9 @@ def encode(
     def tables() -> Iterator[pa.Table]:
         for number, part in enumerate(chunks(texts)):
             given = list(map(_spaced, part)) if space else part
-            if second:
-                given, cut = _halved(tokenizer, given, room // 2)
+            given, cut = _halved(tokenizer, given, room // 2) if second else (given, 0)
             raw = _call(tokenizer, given, options)
-            if not windows:
-                cut = _count_truncated(tokenizer, given, raw["input_ids"], max_length)
-            truncated.append(cut if pairs or not windows else 0)
+            truncated.append(cut if windows else _count_truncated(tokenizer, given, raw["input_ids"], max_length))
             if offsets and space:
                 _move_back(raw, part, given, side=int(second))
             yield _windows(

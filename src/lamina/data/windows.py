@@ -185,6 +185,6 @@ def word_labels(
         row = [IGNORED] * length
         for token in places[window]:
             label = by_word[token.word]
-            said = token.first or continued is None or label == IGNORED
-            row[token.position] = label if said else continued[label]
+            goes_on = continued is not None and not token.first and label != IGNORED
+            row[token.position] = continued[label] if continued is not None and goes_on else label
         yield row

@@ -57,10 +57,11 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
         root = Path(data or ".")
         for part, path in (recipe.files or {}).items():
             given[part] = root / path if isinstance(path, str) else tuple(root / file for file in path)
-        task = Task.from_files(name=name, **recipe.model_dump(include=OF_FILES), **given)
+        metric = recipe.metric if recipe.masked_lm is None else None
+        task = Task.from_files(name=name, metric=metric, **recipe.model_dump(include=OF_FILES), **given)
     task = task if recipe.pair_separator is None else task.join_pairs(recipe.pair_separator)
     task = task if recipe.masked_lm is None else task.masked_lm(rows=recipe.masked_lm.rows)
-    task = task.held_out() if recipe.hold_out else task
+    task = task.held_out(stratify=recipe.stratify) if recipe.hold_out else task
     if recipe.metric is None:
         return task
     check_known(f"task {name}", [recipe.metric], task.metrics, "metric")

@@ -38,16 +38,9 @@ if TYPE_CHECKING:
     from lamina.registry import Registry
     from lamina.tasks.presets import Preset
 
-OF_FILES = {
-    "kind",
-    "text",
-    "text_pair",
-    "label",
-    "labels",
-    "problem_type",
-    "missing_labels",
-    "by_row",
-}  # a preset has its own
+OF_FILES = {  # a preset has its own
+    *("kind", "text", "text_pair", "label", "labels", "problem_type", "missing_labels", "by_row", "stratify")
+}
 
 
 def _check_options(given: dict[str, Any]) -> None:
@@ -211,6 +204,7 @@ class TaskRecipe(Strict):
     limit: PositiveInt | None = None  # training rows at most
     limit_validation: PositiveInt | None = None
     hold_out: bool = False  # choose by a tenth of the training rows; without a test part, validation becomes it
+    stratify: bool = True  # set rows aside class by class; else as other tasks over as many rows do
     subsample: SubsampleRecipe | None = None
     image_size: int | None = None  # pixels of images' width and height; by default as the model's processor has it
     masked_lm: Annotated[MaskedLMRecipe | None, BeforeValidator(_masked_lm)] = None  # predict hidden tokens instead
@@ -261,7 +255,10 @@ class TaskRecipe(Strict):
             return tuple(preset.metrics)
         types = kind_of(self.outline().kind).problem_types
         chosen = types if self.problem_type is None else [self.problem_type]
-        return tuple(dict.fromkeys(metric for problem_type in chosen for metric in types.get(problem_type, ())))
+        labels = self.labels or ("", "")
+        further = [kind_of(self.outline().kind).further_metrics(problem_type, labels) for problem_type in chosen]
+        usual = [types.get(problem_type, ()) for problem_type in chosen]
+        return tuple(dict.fromkeys(metric for metrics in (*usual, *further) for metric in metrics))
 
     def outline(self) -> TaskOutline:
         """What is known of the task before its data is read; of files that say no labels, two stand for them."""

@@ -67,6 +67,7 @@ class ColumnSpec:
     problem_type: str | None = None  # None: read off the labels
     missing_labels: str = "error"  # what becomes of rows without a label: "error" or "drop"
     by_row: bool = False  # as of a `Task`
+    stratify: bool = True  # set rows aside class by class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,6 +275,10 @@ class Kind(ABC):
     def metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
         """The metrics that fit, the usual one first."""
         return self.problem_types[problem_type]
+
+    def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
+        """Metrics that are reported too if one of them is asked for."""
+        return ()
 
     def check_tags(self, *, label_all_tokens: bool) -> None:
         """Raise ConfigError if all tokens of words are to be labelled where words have no labels."""

@@ -15,7 +15,7 @@ from lamina.data.batches import padding_of, tokenizer_of
 from lamina.data.encode import encode, length_limit
 from lamina.data.read import Table
 from lamina.data.windows import IGNORED, Encoded
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers import stacks
 from lamina.layers.causality import is_causal
 from lamina.tasks import labels as lab
@@ -112,7 +112,10 @@ class CausalLMKind(RunningTextKind):
             return "it reads one text and writes another"
         if not model.can_generate():
             return "it does not write"
-        causal = all(is_causal(model, stack) for stack in stacks(model).values())
+        try:
+            causal = all(is_causal(model, stack) for stack in stacks(model).values())
+        except UnsupportedModelError:  # its layers cannot be found; it is taken for what its class says
+            return None
         return None if causal else "in it the states of a token change with later tokens, which it is to predict"
 
     def output_problem(self, outputs: Any, task: TaskLike) -> str | None:

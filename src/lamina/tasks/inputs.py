@@ -151,7 +151,11 @@ class ClassResults(Results):
             return score.score_numbers(metrics, self._logits[:, 0].tolist(), targets.tolist())
         if problem == "multi_label":
             return score.score_multi_label(metrics, self._logits > 0, targets)
-        return score.score_classes(metrics, self._logits.argmax(-1), targets, len(self._task.labels))
+        plain, ranked = ([name for name in metrics if (name in score.RANKING) is flag] for flag in (False, True))
+        scores = score.score_classes(plain, self._logits.argmax(-1), targets, len(self._task.labels))
+        if ranked:
+            scores |= score.score_ranking(ranked, self._logits[:, 1] - self._logits[:, 0], targets)
+        return {name: scores[name] for name in metrics}
 
     def per_class(self) -> list[dict[str, Any]]:
         """A row per class; none for numbers."""

@@ -22,6 +22,8 @@ from lamina.layers.finite import first_bad_row
 from lamina.tasks.base import Results
 from lamina.tasks.tags import marks_spans
 
+RECALL_RATES = {"recall_at_1": 0.01, "recall_at_5": 0.05}  # metric -> rate of false positives
+RANKING = ("auroc", *RECALL_RATES)  # metrics of two classes by their scores
 LOWER = frozenset({"perplexity"})  # metrics of which less is better; of all others more is
 _MOST = 700.0  # the largest exponent that stays a finite number
 _SIGNS = re.compile(r"[^a-z0-9]+")
@@ -55,6 +57,32 @@ def score_classes(
         "macro_f1": mean_f1,
     }
     return _scores(metrics, known)
+
+
+def score_ranking(metrics: Sequence[str], scores: Tensor, targets: Tensor) -> dict[str, float]:
+    """How well scores `[rows]` tell the second of two classes (1 in `targets`) from the first.
+
+    "auroc" is the area under the ROC curve. "recall_at_1" and "recall_at_5" are the shares of the second class whose
+    scores reach the lowest threshold that at most 1 % or 5 % of the first do, as `monitors.Calibration` chooses it; of
+    fewer than 100 or 20 rows of the first class, none. All are 0 if a class has no row.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    _check_rows(scores, targets)
+    positive, both = targets.bool(), len(targets.unique()) > 1
+    known = {
+        "auroc": lambda: roc_auc_score(targets.numpy(), scores.double().numpy()) if both else 0.0,
+        **{name: partial(_recall_at, scores, positive, rate) for name, rate in RECALL_RATES.items()},
+    }
+    return _scores(metrics, known)
+
+
+def _recall_at(scores: Tensor, positive: Tensor, rate: float) -> float:
+    negatives = scores[~positive].sort(descending=True).values
+    if not len(negatives) or bool(positive.logical_not().all()):
+        return 0.0
+    highest = negatives[math.floor(len(negatives) * rate + 1e-9)]  # that is not flagged
+    return float((scores[positive] > highest).double().mean())
 
 
 def score_multi_label(metrics: Sequence[str], predictions: Tensor, targets: Tensor) -> dict[str, float]:

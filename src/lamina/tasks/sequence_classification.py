@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -12,6 +12,7 @@ from lamina.data.read import Table
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, TaskLike
 from lamina.tasks.inputs import ClassKind
+from lamina.tasks.metrics import RANKING
 from lamina.tasks.split import Split
 
 _CONFIG = {
@@ -44,6 +45,10 @@ class SequenceClassificationKind(ClassKind):
             labels = spec.labels or lab.class_labels(tables, spec.label, several=problem == "multi_label")
         spec = replace(spec, problem_type=problem, labels=labels)
         return spec, {name: _split(table, spec) for name, table in tables.items()}
+
+    def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
+        """Of two classes how well scores tell them apart."""
+        return RANKING if problem_type == "classification" and len(labels) == 2 else ()
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
         """A class per example, or the labels that are set."""

@@ -89,7 +89,7 @@ def _places(span: Any, text: str) -> list[Span]:
     if isinstance(span, str):
         wanted = span.strip()
         return [match.span() for match in regex.finditer(regex.escape(wanted), text)] if wanted else []
-    edges = (span.get("start"), span.get("end")) if isinstance(span, Mapping) else tuple(span)
+    edges: list[Any] = [span.get("start"), span.get("end")] if isinstance(span, Mapping) else list(span)
     if len(edges) == 2 and all(isinstance(edge, int) for edge in edges) and 0 <= edges[0] < edges[1] <= len(text):
         return [(edges[0], edges[1])]
     return []

@@ -13,6 +13,7 @@ from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError, check_known
 from lamina.tasks import kind_of
 from lamina.tasks.base import PARTS, ColumnSpec, check_image_size, class_names
+from lamina.tasks.given import check_spec, rows_of
 from lamina.tasks.presets import fetch, find_preset, published_files
 from lamina.tasks.sampling import SampleSize, subsample_rows
 from lamina.tasks.split import Split, held_out, limited
@@ -141,10 +142,17 @@ class Task:
         splits = {name: Split.of(map(separator.join, part.texts), part.labels) for name, part in self.splits.items()}
         return replace(self, splits=splits)
 
-    def held_out(self, seed: int = 0) -> Task:
-        """Validate on a tenth of the training rows, drawn by `seed`; an old validation part tests if no part does."""
-        kind, whole = kind_of(self.kind), self.split("train")
-        stratify, test = kind.single_label(self.problem_type), self.splits.get("test", self.splits.get("validation"))
+    def held_out(self, seed: int = 0, *, stratify: bool = True) -> Task:
+        """Validate on a tenth of the training rows, drawn by `seed`; an old validation part tests if no part does.
+
+        `stratify` keeps the share of each class, where rows have one each.
+        """
+        kind, whole, test = (
+            kind_of(self.kind),
+            self.split("train"),
+            self.splits.get("test", self.splits.get("validation")),
+        )
+        stratify = stratify and kind.single_label(self.problem_type)
         train, validation = held_out(whole, stratify=stratify, seed=seed, last=kind.sequential and not self.by_row)
         splits = {"train": train, "validation": validation, "test": test}
         return replace(self, splits={part: split for part, split in splits.items() if split is not None})
@@ -178,6 +186,7 @@ class Task:
         seed: int = 0,
         image_size: int | None = None,
         by_row: bool = False,
+        stratify: bool = True,
     ) -> Task:
         """Read a task from TSV, CSV, JSONL, Parquet, CoNLL-column or plain text files, or from images.
 
@@ -212,6 +221,7 @@ class Task:
             image_size: Pixels of images' width and height; by default as the image processor has it. A model of another
                 size interpolates its position embeddings, if it can.
             by_row: Of running text ("masked_lm", "causal_lm"): read each row by itself, not blocks of joined rows.
+            stratify: Set rows aside class by class; else by `seed` alone, as other tasks over as many rows do.
 
         Raises:
             DataError: If a file, row, column or label does not fit; names it.
@@ -224,7 +234,7 @@ class Task:
         if not sources:
             raise DataError("task: no file was given; it needs `train`, `validation` or `test`.")
         classes = None if labels is None else tuple(labels)
-        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels, by_row)
+        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels, by_row, stratify)
         tables = {part: kind_of(kind).read(source, spec) for part, source in sources.items()}
         first = next(iter(sources.values()))
         name = name or Path(first if isinstance(first, str | Path) else first[0]).stem
@@ -251,6 +261,7 @@ class Task:
         seed: int = 0,
         image_size: int | None = None,
         by_row: bool = False,
+        stratify: bool = True,
     ) -> Task:
         """Make a task of data that is at hand; arguments and errors are those of `from_files`, but for these.
 
@@ -269,14 +280,14 @@ class Task:
             came = f"the dataset is {type(dataset).__name__}"
             raise ConfigError(f"task: {came}; it must map parts to rows, as in {{'train': ...}}.")
         check_known(f"task {name}", dataset, PARTS, "split")
-        parts = {part: _rows(part, rows) for part, rows in dataset.items()}
+        parts = {part: rows_of(part, rows) for part, rows in dataset.items()}
         if not parts:
             raise DataError("task: the dataset has no parts; it needs 'train', 'validation' or 'test'.")
         first = next(iter(parts.values()))
         if labels is None and kind_of(kind).has_classes and not isinstance(first, Mapping):
             labels = class_names(first, label)
         classes = None if labels is None else tuple(labels)
-        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels, by_row)
+        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels, by_row, stratify)
         tables = {part: kind_of(kind).from_rows(f"{name}/{part}", rows, spec) for part, rows in parts.items()}
         more: dict[str, Any] = {"limits": (limit, limit_validation), "label_all_tokens": label_all_tokens}
         return _assemble(spec, tables, metrics=metric, name=name, seed=seed, **more).sized(image_size)
@@ -328,23 +339,6 @@ class Task:
         return _assemble(spec, tables, metrics=preset.metrics, name=short, seed=seed, **more).sized(image_size)
 
 
-def _rows(part: str, given: Any) -> Any:
-    """One part as a data set, or (of dicts) as columns."""
-    import datasets
-
-    is_dataset = isinstance(given, datasets.Dataset)
-    rows: Any = given if is_dataset else [None]
-    if isinstance(given, Iterable) and not isinstance(given, datasets.Dataset | str | bytes | Mapping):
-        rows = list(given)
-    if not is_dataset and not all(isinstance(row, Mapping) for row in rows):
-        raise ConfigError(f"task: part '{part}' is {type(given).__name__}; it must be a Dataset or a list of dicts.")
-    if len(rows) == 0:
-        raise DataError(f"task: part '{part}' is empty; it needs at least one row.")
-    if is_dataset:
-        return rows.with_format(None)
-    return {key: [row.get(key) for row in rows] for key in dict.fromkeys(key for row in rows for key in row)}
-
-
 def _assemble(
     spec: ColumnSpec,
     tables: Mapping[str, Table],
@@ -356,20 +350,21 @@ def _assemble(
     label_all_tokens: bool = False,
 ) -> Task:
     kind = kind_of(spec.kind)
-    _check_spec(spec)
+    check_spec(spec)
     kind.check_tags(label_all_tokens=label_all_tokens)
     named = bool(spec.labels)
     spec, splits = kind.build(spec, tables)
     labels, problem_type = spec.labels or (), spec.problem_type or "classification"
     if not isinstance(metrics, tuple):
-        known, first = kind.metrics(problem_type, labels), metrics
-        check_known("task", [] if first is None else [first], known, "metric")
+        known, further, first = kind.metrics(problem_type, labels), kind.further_metrics(problem_type, labels), metrics
+        known = (*known, *further) if first in further else known
+        check_known("task", [] if first is None else [first], (*known, *further), "metric")
         metrics = tuple(sorted(known, key=lambda name: name != first))
     ordered = {part: splits[part] for part in PARTS if part in splits}
     more: dict[str, Any] = {"label_all_tokens": label_all_tokens, "by_row": spec.by_row}
     task = Task(spec.kind, problem_type, labels, metrics[0], metrics, ordered, name, **more)
     if "train" in splits and "validation" not in splits:
-        task = task.held_out(seed)
+        task = task.held_out(seed, stratify=spec.stratify)
     if "validation" in task.splits:
         validation = limited(task.split("validation"), limits[1], seed, option="limit_validation")
         task = replace(task, splits={**task.splits, "validation": validation})
@@ -385,16 +380,3 @@ def _without_rows(names: Sequence[str], classes: Iterable[Sequence[int]]) -> lis
     """The classes that no row is of."""
     seen = set(chain.from_iterable(classes))
     return [name for number, name in enumerate(names) if number not in seen]
-
-
-def _check_spec(spec: ColumnSpec) -> None:
-    kind, labels = kind_of(spec.kind), spec.labels
-    check_known("task", [spec.missing_labels], kind.missing, "missing_labels")
-    if spec.problem_type is not None:
-        check_known("task", [spec.problem_type], kind.problem_types, "problem type")
-    if labels is not None and (not labels or len(set(labels)) < len(labels)):
-        raise ConfigError(f"task: labels are {', '.join(labels) or 'none'}; every class has a name of its own.")
-    if spec.by_row and not kind.sequential:
-        raise ConfigError(f"task: by_row is set for a task of kind {spec.kind}; it is for running text.")
-    if spec.text_pair is not None and not kind.reads_pairs:
-        raise ConfigError(f"task: text_pair is '{spec.text_pair}'; a task of kind {spec.kind} reads one text a row.")

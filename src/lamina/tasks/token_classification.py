@@ -137,7 +137,8 @@ class _TagResults(Results):
         labels, (guesses, truths) = self._task.labels, self._both()
         if marks_spans(labels):
             return span_table(guesses, truths, labels)
-        return class_table(*(torch.tensor([tag for row in rows for tag in row]) for rows in (guesses, truths)), labels)
+        guesses, truths = (torch.tensor([tag for row in rows for tag in row]) for rows in (guesses, truths))
+        return class_table(guesses, truths, labels)
 
     def errors(self, count: int) -> list[dict[str, Any]]:
         return error_rows(self._wrong(), self._split.texts, count)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, get_args
+
 import pytest
 import torch
 from tests.support.stored import tiny_model, tiny_tokenizer
 
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import UnknownNameError
-from lamina.fusion.pooled_layers import PooledLayers
+from lamina.fusion.pooled_layers import Over, PooledLayers
 from lamina.heads.sequence_classification import SequenceClassification
 
 SEGMENTS = torch.tensor([[0, 1, 1, 0, 2, 2, 0], [0, 1, 1, 1, 1, 0, 0]])
@@ -16,7 +18,7 @@ MASK = torch.tensor([[1] * 7, [1] * 6 + [0]]).bool()
 
 
 def test_the_states_of_the_first_text_change_nothing():
-    fusion = PooledLayers(dim=8, over="second").build(3, 16).eval()
+    fusion: Any = PooledLayers(dim=8, over="second").build(3, 16).eval()
     torch.nn.init.normal_(fusion.queries)
     states = torch.randn(3, 2, 7, 16, generator=torch.Generator().manual_seed(0))
     other = states.clone()
@@ -34,16 +36,16 @@ def test_the_states_of_the_first_text_change_nothing():
 def test_readers_of_both_kinds_share_a_bank_and_each_reads_its_own():
     head = SequenceClassification(("no", "yes"), pooling="first")
     together = ReaderBank(tiny_model(), tiny_tokenizer())
-    for name, over in (("all", "all"), ("second", "second")):
-        together.add(name, Reader(PooledLayers(over=over), head))
+    for over in get_args(Over):
+        together.add(over, Reader(PooledLayers(over=over), head))
     batch = tiny_tokenizer()(
         [("the film is good", "anna went"), ("bad", "very bad")], return_tensors="pt", padding=True
     )
     out = together.eval()(**batch)
-    for name, over in (("all", "all"), ("second", "second")):
+    for over in get_args(Over):
         alone = ReaderBank(tiny_model(), tiny_tokenizer())
-        alone.add(name, Reader(PooledLayers(over=over), head))
-        torch.testing.assert_close(alone.eval()(**batch)[name].logits, out[name].logits)
+        alone.add(over, Reader(PooledLayers(over=over), head))
+        torch.testing.assert_close(alone.eval()(**batch)[over].logits, out[over].logits)
     assert not torch.allclose(out["all"].logits, out["second"].logits)
 
 

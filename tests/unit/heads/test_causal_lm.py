@@ -39,7 +39,8 @@ def test_features_of_another_size_are_mapped_and_the_vocabulary_is_not_saved(tmp
     bank = ReaderBank(causal_model())
     bank.add("next", Reader(AdaLayers(dim=8), CausalLM())).eval()
     assert set(bank["next"].head.state_dict()) == {"dense.weight", "dense.bias", "bias"}
-    assert bank["next"].head.dense.weight.shape == (16, 8)
+    head: Any = bank["next"].head
+    assert head.dense.weight.shape == (16, 8)
     with torch.no_grad():
         before = bank(input_ids=IDS)["next"].logits
         bank.save_pretrained(tmp_path / "bank")

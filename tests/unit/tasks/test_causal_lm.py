@@ -14,7 +14,7 @@ from tests.support.training import LENGTH, yes_no
 
 from lamina import evaluate, finetune, fit, predict
 from lamina.bank import Reader, ReaderBank
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.heads.causal_lm import CausalLM
@@ -176,6 +176,15 @@ def test_an_encoder_with_a_language_model_head_is_refused():
     )
     with pytest.raises(ConfigError, match=r"evaluate: BertLMHeadModel .*states of a token change with later tokens"):
         evaluate(BertLMHeadModel(config), lines(), processor=causal_tokenizer())
+
+
+def test_a_model_whose_layers_cannot_be_found_is_scored_all_the_same(monkeypatch: pytest.MonkeyPatch):
+    def fail(_model: Any) -> Any:
+        raise UnsupportedModelError(op="stacks", model_type="gpt2", reason="it hides its layers", hint="")
+
+    expected = evaluate(causal_model(), lines(), processor=causal_tokenizer())
+    monkeypatch.setattr("lamina.tasks.causal_lm.stacks", fail)
+    assert evaluate(causal_model(), lines(), processor=causal_tokenizer()) == expected
 
 
 def test_by_row_is_for_running_text():

@@ -51,7 +51,7 @@ def test_metric_first(tmp_path: Path):
     path = tsv(tmp_path / "t.tsv", ["a\tx", "b\ty"])
     task = Task.from_files(SEQUENCE, train=path, validation=path, metric="mcc", name="moods")
     assert (task.metric, task.metrics, task.name) == ("mcc", ("mcc", "accuracy", "f1", "macro_f1"), "moods")
-    with pytest.raises(UnknownNameError, match=r"unknown metric 'acuracy'; known: .*macro_f1\. Did you mean"):
+    with pytest.raises(UnknownNameError, match=r"unknown metric 'acuracy'; known: .*macro_f1, auroc.* Did you mean"):
         Task.from_files(SEQUENCE, train=path, metric="acuracy")
 
 

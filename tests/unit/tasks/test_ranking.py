@@ -1,0 +1,85 @@
+"""How well scores tell two classes apart, and rows set aside alike for several tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from lamina.errors import ConfigError, UnknownNameError
+from lamina.monitors.calibration import Calibration
+from lamina.tasks import kind_of
+from lamina.tasks.inputs import ClassResults
+from lamina.tasks.metrics import score_ranking
+from lamina.tasks.task import Task
+
+ALL = ("auroc", "recall_at_1", "recall_at_5")
+KIND = "sequence_classification"
+
+
+def drawn(rows: int = 500, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    targets = (torch.rand(rows, generator=rng) < 0.3).long()
+    return torch.randn(rows, generator=rng) + 1.5 * targets, targets
+
+
+def test_they_are_those_of_scikit_learn_and_of_a_calibrated_threshold():
+    scores, targets = drawn()
+    scores[:40] = scores[40:80]  # ties
+    found = score_ranking(ALL, scores, targets)
+    assert found["auroc"] == pytest.approx(roc_auc_score(targets, scores), abs=1e-9)
+    for name, rate in (("recall_at_1", 0.01), ("recall_at_5", 0.05)):
+        calibration = Calibration.of(scores.tolist(), targets.bool().tolist(), false_positive_rate=rate)
+        assert found[name] == pytest.approx(calibration.recall)
+    assert 0 < found["recall_at_1"] < found["recall_at_5"] < 1
+
+
+def test_scores_that_differ_by_little_far_from_zero_are_no_ties():
+    scores, targets = torch.tensor([19.0, 20.0, 21.0, 22.0]), torch.tensor([0, 0, 1, 1])
+    assert score_ranking(ALL, scores, targets) == dict.fromkeys(ALL, 1.0)
+
+
+@pytest.mark.parametrize("only", [0, 1])
+def test_one_class_alone_gives_nothing(only: int):
+    assert score_ranking(ALL, torch.tensor([0.1, 0.2]), torch.tensor([only, only])) == dict.fromkeys(ALL, 0.0)
+
+
+def task(rows: int = 200, **how: Any) -> Task:
+    _, targets = drawn(rows)
+    given = [{"sentence": str(at), "label": ("no", "yes")[int(one)]} for at, one in enumerate(targets)]
+    return Task.from_dataset(KIND, {"train": given}, **how)
+
+
+def test_they_are_reported_where_one_is_asked_for():
+    assert task(metric="auroc").metrics == ("auroc", "accuracy", "f1", "mcc", "macro_f1", "recall_at_1", "recall_at_5")
+    assert task(metric="f1").metrics == ("f1", "accuracy", "mcc", "macro_f1")
+    three = [{"sentence": "a", "label": str(at % 3)} for at in range(30)]
+    with pytest.raises(UnknownNameError, match="unknown metric 'auroc'"):
+        Task.from_dataset(KIND, {"train": three}, metric="auroc")
+    with pytest.raises(UnknownNameError, match="unknown metric 'auroc'"):
+        task(metric="auroc", problem_type="multi_label")
+
+
+def test_scores_of_a_part_are_by_the_second_class():
+    asked = task(metric="auroc")
+    split = asked.split("validation")
+    targets = torch.tensor(list(split.labels))
+    results = ClassResults(asked, split, torch.arange(len(split)).numpy())
+    results.add(range(len(split)), torch.stack([-targets.float(), targets.float()], dim=1))
+    assert results.scores(asked.metrics) == dict.fromkeys(asked.metrics, 1.0)
+    assert list(results.scores(asked.metrics)) == list(asked.metrics)
+    assert kind_of(KIND).further_metrics("regression", ("score",)) == ()
+
+
+def test_without_classes_in_view_every_task_sets_the_same_rows_aside():
+    pairs = [{"text": str(at), "label": ("no", "yes")[at % 3 == 0], "spans": []} for at in range(100)]
+    one = Task.from_dataset(KIND, {"train": pairs}, text="text", stratify=False)
+    two = Task.from_dataset("token_classification", {"train": pairs}, text="text", label="spans")
+    other = Task.from_dataset(KIND, {"train": pairs}, text="text")
+    for part in ("train", "validation"):
+        assert one.split(part).key == two.split(part).key != other.split(part).key
+        assert one.held_out(stratify=False).split(part).key == two.held_out().split(part).key
+    with pytest.raises(ConfigError, match="by_row is set for a task of kind"):
+        Task.from_dataset(KIND, {"train": pairs}, text="text", by_row=True)
