@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lamina.bank import ReaderBank
-    from lamina.heads.base import TaskLike
+    from lamina.heads.base import HeadConfig
     from lamina.serve.shapes import InferTensor
 
 _YES = ("yes", "true", "1", "flagged", "unsafe", "harmful", "toxic", "spam")
@@ -70,7 +70,7 @@ def categories_of(bank: ReaderBank) -> dict[str, tuple[str, ...]]:
     return categories
 
 
-def _is_of_whole_texts(head: TaskLike) -> bool:
+def _is_of_whole_texts(head: HeadConfig) -> bool:
     """Whether it gives a score for each of its labels, or a number, to each text."""
     kind = kind_of(head.kind)
     return kind.has_classes and not kind.per_token
