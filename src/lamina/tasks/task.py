@@ -358,7 +358,7 @@ def _assemble(
     if not isinstance(metrics, tuple):
         known, further, first = kind.metrics(problem_type, labels), kind.further_metrics(problem_type, labels), metrics
         known = (*known, *further) if first in further else known
-        check_known("task", [] if first is None else [first], (*known, *further), "metric")
+        check_known(f"task {name}", [] if first is None else [first], (*known, *further), "metric")
         metrics = tuple(sorted(known, key=lambda name: name != first))
     ordered = {part: splits[part] for part in PARTS if part in splits}
     more: dict[str, Any] = {"label_all_tokens": label_all_tokens, "by_row": spec.by_row}
