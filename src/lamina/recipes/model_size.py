@@ -17,6 +17,7 @@ from lamina.errors import UnsupportedModelError
 from lamina.layers import default_stack, stacks
 from lamina.layers.discovery import same_stacks
 from lamina.layers.stack import by_path
+from lamina.layers.towers import tower_for
 from lamina.recipes.edits import apply_edits
 from lamina.store.models import empty_model, name_classes
 from lamina.train.memory import reader_memory
@@ -119,7 +120,8 @@ class ModelSize:
         """What a reader of the model has and reads."""
         key = replace(reader, seed=0)
         if key not in self._readers:
-            stack = default_stack(self.model, reader.stack, op="estimate")
+            name = reader.stack or tower_for(stacks(self.model), reader.head.inputs)
+            stack = default_stack(self.model, name, op="estimate")
             with torch.device("meta"):
                 module = ReaderModule(reader, stack, self.model)
             self._readers[key] = ReaderSize(module.size(), stack.name, module.layers, stack.width, module)

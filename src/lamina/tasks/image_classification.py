@@ -56,6 +56,7 @@ class ImageClassificationKind(FileKind):
         self, rows: int, tokens: float, max_length: int, config: Any, *, by_row: bool = False
     ) -> tuple[int, int]:
         """A token per patch and one more; without patches, as many as usual."""
+        config = getattr(config, "vision_config", config)
         side, patch = (getattr(config, name, None) for name in ("image_size", "patch_size"))
         return rows, (side // patch) ** 2 + 1 if isinstance(side, int) and isinstance(patch, int) else round(tokens)
 

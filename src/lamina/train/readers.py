@@ -14,6 +14,7 @@ from lamina.data.cache import CacheSettings, obstacle, open_states
 from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.isolation import evaluating
+from lamina.tasks import kind_of
 from lamina.train.identity import reader_settings, starting_weights
 from lamina.train.learner import BASE, Learner, reader_groups
 from lamina.train.memory import reader_memory, scoring_memory
@@ -56,6 +57,9 @@ class BankSubject(Subject):
         for name, task in tasks.items():
             check_known(self.op, [name], self.bank, "reader")
             head = self.bank[name].config.head
+            if self.bank[name].stack == "decoder" and kind_of(task.kind).processor != "tokenizer":
+                came = f"reader '{name}' reads the decoder, and a task of kind {task.kind} has no texts for it"
+                raise ConfigError(f"{self.op}: {came}. Make the reader with stack='encoder'.")
             for what in ("kind", "problem_type", "labels"):
                 has, needs = getattr(head, what), getattr(task, what)
                 if tuple(has) != tuple(needs):

@@ -223,6 +223,15 @@ def test_an_array_of_clips_is_a_list_of_them(tones: Task):
     assert predict(bank, both) == predict(bank, list(both)) == predict(bank, torch.from_numpy(both))
 
 
+def test_a_decoder_is_not_asked_about_clips(tones: Task):
+    bank = ReaderBank(whisper(), whisper_features())
+    bank.add("late", Reader(Mean(), AudioClassification(tones.labels), stack="decoder"))
+    with pytest.raises(
+        ConfigError, match="fit: reader 'late' reads the decoder, and a task of kind audio_classification"
+    ):
+        fit(bank, {"late": tones}, progress=False)
+
+
 def test_texts_and_clips_do_not_mix(tones: Task):
     bank = bank_of("wav2vec2 with a mask", tones)
     with pytest.raises(DataError, match=r"audio: what a day cannot be read \(No such file or directory\)"):
