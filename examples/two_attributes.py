@@ -70,9 +70,10 @@ def seeing(args: argparse.Namespace, classes: lamina.Task) -> tuple[Any, Any]:
     if args.model is not None:
         print(f"model: {args.model}")
         return lamina.load(args.model)
-    sizes: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 192}
-    labels: dict[str, Any] = {"num_labels": len(classes.labels)}
-    model = ViTForImageClassification(ViTConfig(**sizes, **labels, image_size=32, patch_size=4))
+    sizes: dict[str, Any] = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 192, "image_size": 32, "patch_size": 4, "num_labels": len(classes.labels)}
+    config = ViTConfig(**sizes)
+    model = ViTForImageClassification(config)
     processor = ViTImageProcessor(size={"height": 32, "width": 32})
     training: dict[str, Any] = {"batch_size": 64, "learning_rate": 1e-3, "augment": False}
     lamina.finetune(model, classes, processor=processor, epochs=args.epochs, **training)

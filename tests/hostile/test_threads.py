@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -271,14 +272,14 @@ def test_modes_come_back_when_listeners_overlap():
     before = [module.training for module in bank.modules()]
     batch = family.inputs(bank.model)
     expected = heard_by(bank, lambda: bank.model(**batch))
-    first, second = bank.listen(), bank.listen()
+    first, second, other = bank.listen(), bank.listen(), Context()
     first.__enter__()
-    heard = second.__enter__()
+    heard = other.run(second.__enter__)
     first.__exit__(None, None, None)  # closed in the order in which they were opened, as threads may
-    bank.model(**batch)
+    other.run(lambda: bank.model(**batch))
     assert all(map(torch.equal, tensors(heard), expected[1:]))
     assert not any(module.training for module in bank.modules())
-    second.__exit__(None, None, None)
+    other.run(second.__exit__, None, None, None)
     assert [module.training for module in bank.modules()] == before
 
 

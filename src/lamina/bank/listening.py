@@ -50,10 +50,10 @@ def listening(
 
 @contextmanager
 def _alone(listener: _Listener) -> Iterator[None]:
-    """Raise ConfigError if a reader that is to hear what `generate` writes is listening in this context already."""
+    """Raise ConfigError if a reader is listening in this context already."""
     for other in _present.get():
         twice = [name for name, reader in other.readers.items() if listener.readers.get(name) is reader]
-        if twice and other.open and {listener.over, other.over} != {"prompt"}:
+        if twice and other.open:
             came = f"reader '{twice[0]}' is listening already"
             raise ConfigError(f"bank.listen: {came}; a text is heard once. Leave the context around this one first.")
     _present.set((*_present.get(), listener))

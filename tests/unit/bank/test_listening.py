@@ -172,9 +172,9 @@ def test_listening_within_listening():
     other = ReaderBank(bank.model)
     other.add("r", Reader(AdaLayers(dim=8), TWO)).eval()
     before = traces(bank.model)
-    for over in ("prompt", "output"):
+    for outer_over, over in (("both", "prompt"), ("both", "output"), ("prompt", "prompt")):
         twice = pytest.raises(ConfigError, match="reader 'r' is listening already; a text is heard once")
-        with twice, bank.listen(over="both"), bank.listen(over=over):
+        with twice, bank.listen(over=outer_over), bank.listen(over=over):
             pass
         assert traces(bank.model) == before
     with bank.listen(over="both") as outer, other.listen(over="both") as inner:
