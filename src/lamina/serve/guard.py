@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import re
@@ -46,7 +47,12 @@ class Guard:
                 with_headers, 401, "the key is missing or wrong. Send Authorization: Bearer KEY.", "Unauthorized"
             )
             return
-        body, problem = await self._body(receive)
+        seconds = self._settings.request_timeout
+        try:
+            async with asyncio.timeout(seconds):
+                body, problem = await self._body(receive)
+        except TimeoutError:
+            body, problem = b"", (408, f"the body did not come within {seconds:g} s.", "Timeout")
         if problem is not None:
             await _refuse(with_headers, *problem)
             return
