@@ -474,16 +474,16 @@ class Answer(dict[str, Any]):
 
 def test_bulk_prediction_holds_one_chunk_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     alive, most = weakref.WeakSet[Answer](), dict[int, int]()
-    plain = Predictor._answers
+    plain = Predictor.answer
 
-    def counted(self: Predictor, names: Any, splits: Any, **how: Any) -> dict[str, Any]:
+    def counted(self: Predictor, prepared: Any, **how: Any) -> list[dict[str, Any]]:
         gc.collect()
-        answers = {name: [Answer(row) for row in rows] for name, rows in plain(self, names, splits, **how).items()}
-        alive.update(answer for rows in answers.values() for answer in rows)
+        answers = [{name: Answer(said) for name, said in row.items()} for row in plain(self, prepared, **how)]
+        alive.update(said for row in answers for said in row.values())
         most[size] = max(most.get(size, 0), len(alive))
         return answers
 
-    monkeypatch.setattr(Predictor, "_answers", counted)
+    monkeypatch.setattr(Predictor, "answer", counted)
     bank, given = training.tiny_bank({"mood": training.reader(training.yes_no())}), {"chunk_rows": 10, "batch_size": 4}
     for size in (40, 120):
         (tmp_path / "in.txt").write_text("anna was in paris\n" * size)
