@@ -6,7 +6,7 @@ import math
 import random
 from collections import Counter
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,18 @@ if TYPE_CHECKING:
     Processor = PreTrainedTokenizerBase | ProcessorMixin
 
 _SORTED_BATCHES = 50
+_ALIKE = 0.75  # of the longest row's length
+
+
+class Budget(NamedTuple):
+    """Tokens of a batch, padding included: `most` at most, but for one row that is longer by itself.
+
+    A batch that holds `enough` takes no row that is shorter than three quarters of its longest: a pass of its own then
+    costs less than the padding.
+    """
+
+    most: int
+    enough: int
 
 
 def tokenizer_of(processor: Processor) -> Any:
@@ -58,7 +70,7 @@ def length_batches(
     *,
     seed: int | None = None,
     equal: bool = False,
-    max_tokens: int | None = None,
+    budget: Budget | None = None,
 ) -> list[list[int]]:
     """Row numbers in batches of like length, so that little is padded; the last one of all may have fewer rows.
 
@@ -66,13 +78,13 @@ def length_batches(
     `batch_count` batches whatever the seed.
 
     With a seed, for training, rows are shuffled, sorted within chunks of 50 batches, and batches shuffled. Without, for
-    evaluation, the longest come first, so that memory runs out at once or never; the rows of a batch then hold
-    `max_tokens` at most, padding included, but for one row that is longer by itself.
+    evaluation, the longest come first, so that memory runs out at once or never; a `budget` then says how many
+    tokens a batch holds.
     """
     check_range("length_batches", "batch_size", batch_size, 1)
     lengths = [int(length) for length in lengths]
-    if max_tokens is not None:
-        return _budgeted(lengths, batch_size, max_tokens)
+    if budget is not None:
+        return _budgeted(lengths, batch_size, budget, equal=equal)
     rows, chunk = list(range(len(lengths))), len(lengths) or 1
     rng = None if seed is None else random.Random(seed)
     if rng is not None:
@@ -88,14 +100,17 @@ def length_batches(
     return batches
 
 
-def _budgeted(lengths: Sequence[int], batch_size: int, max_tokens: int) -> list[list[int]]:
-    """Batches of like length, the longest first, of a number of tokens at most."""
+def _budgeted(lengths: Sequence[int], batch_size: int, budget: Budget, *, equal: bool) -> list[list[int]]:
+    """Batches of like length, the longest first."""
     batches: list[list[int]] = []
+    longest = 0  # of the last batch
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-        last = batches[-1] if batches else []
-        if not last or len(last) == batch_size or (len(last) + 1) * lengths[last[0]] > max_tokens:
-            batches.append(last := [])
-        last.append(row)
+        held = len(batches[-1]) * longest if batches else 0
+        short = lengths[row] < (longest if equal else _ALIKE * longest if held >= budget.enough else 0)
+        if not batches or len(batches[-1]) == batch_size or held + longest > budget.most or short:
+            batches.append([])
+            longest = lengths[row]
+        batches[-1].append(row)
     return batches
 
 

@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from threading import Condition, Lock, Thread
+from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, final
 
+from lamina.data.batches import Budget
 from lamina.errors import ConfigError, LaminaError, check_known
 from lamina.serve.jobs import AnswerWork, TooLongError, Work
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_WORTH_A_PASS = {"cpu": 512, "accelerator": 8192}  # tokens
 _KEPT = 256  # works: what was asked lately is not made anew
 
 
@@ -58,9 +60,9 @@ class Timing:
 class Engine:
     """Runs a bank for any number of threads that ask.
 
-    One thread reads texts as tokens while another runs passes. A batch is what waits when its turn comes: requests for
-    the same answers, the oldest first, up to about `settings.max_batch_tokens`. A request that nobody waits for any
-    more is left out.
+    One thread of its own reads texts as tokens and runs the passes. A batch is what waits when the one before is done:
+    requests for the same answers, the oldest first, up to about `settings.max_batch_tokens`. A request that nobody
+    waits for any more is left out.
 
     Args:
         bank: The readers and their model; its processor reads the texts.
@@ -75,16 +77,15 @@ class Engine:
             raise ConfigError("serve: the bank has no reader; at least one is needed.")
         self.bank, self.settings = bank.eval(), settings
         self._tell = tell
+        enough = _WORTH_A_PASS["cpu" if bank.device.type == "cpu" else "accelerator"]
+        self._budget = Budget(settings.max_batch_tokens, enough)
         self._waiting: deque[Job] = deque()
-        self._read: deque[tuple[list[Job], Any, float, float]] = deque()  # batches that were read, one at most
-        self._reading = Lock()
         self._unanswered = 0
         self._changed = Condition()
-        self._closing = self._read_all = False
+        self._closing = False
         self._works: dict[Any, Work] = {}
-        self._threads = [Thread(target=run, daemon=True) for run in (self._read_batches, self._run_batches)]
-        for thread in self._threads:
-            thread.start()
+        self._thread = Thread(target=self._work, daemon=True)
+        self._thread.start()
 
     @property
     def unanswered(self) -> int:
@@ -94,7 +95,7 @@ class Engine:
     @property
     def is_open(self) -> bool:
         """Whether requests are accepted."""
-        return not self._closing and all(thread.is_alive() for thread in self._threads)
+        return not self._closing and self._thread.is_alive()
 
     def ask(
         self, texts: Sequence[Any], tasks: Sequence[str] | None = None, *, raw: bool = False, truncate: bool = True
@@ -146,32 +147,25 @@ class Engine:
 
     def close(self) -> None:
         """Answer what was accepted, then end; what is not answered in time is told so."""
-        until = time.monotonic() + self.settings.shutdown_timeout
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+        self._thread.join(self.settings.shutdown_timeout)
         with self._changed:
-            left = [*self._waiting, *(job for jobs, *_ in self._read for job in jobs)]
+            left = [*self._waiting]
             self._waiting.clear()
         for job in left:
             _fail(job, ClosedError("serve: the server ended before this was answered."))
 
-    def _read_batches(self) -> None:
+    def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: (self._waiting and not self._read) or self._ends())
-                if self._ends():
-                    self._read_all = True
-                    self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                if not self._waiting:
                     return
                 jobs = self._take()
             if jobs:
-                self._read_batch(jobs)
-
-    def _ends(self) -> bool:
-        return self._closing and not self._waiting
+                self._run(jobs)
 
     def _take(self) -> list[Job]:
         """The oldest request that somebody still waits for, and those that may share its passes."""
@@ -191,73 +185,43 @@ class Engine:
         self._waiting = left
         return jobs
 
-    def _read_batch(self, jobs: list[Job]) -> None:
-        start = time.perf_counter()
-        work = jobs[0].work
-        for job in [job for job in jobs if not job.truncate]:
+    def _whole(self, jobs: list[Job]) -> list[Job]:
+        """Those whose texts need not be cut, or may be."""
+        whole: list[Job] = []
+        for job in jobs:
             try:
-                with self._reading:
-                    work.check_lengths(job.texts)
+                if not job.truncate:
+                    job.work.check_lengths(job.texts)
+                whole.append(job)
             except Exception as error:
                 _fail(job, error)
-                jobs.remove(job)
-        if not jobs:
-            return
-        try:
-            prepared = self._tokens_of(work, [text for job in jobs for text in job.texts])
-        except Exception as error:
-            self._one_by_one(jobs, error, self._read_batch)
-            return
-        with self._changed:
-            self._read.append((jobs, prepared, start, time.perf_counter() - start))
-            self._changed.notify_all()
+        return whole
 
-    def _run_batches(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._read or self._read_all)
-                if not self._read:
-                    return
-                batch = self._read.popleft()
-                self._changed.notify_all()
-            self._run_batch(*batch)
-
-    def _run_batch(self, jobs: list[Job], prepared: Any, since: float, read: float) -> None:
+    def _run(self, jobs: list[Job]) -> None:
         start, work = time.perf_counter(), jobs[0].work
         try:
-            answers = iter(work.run(prepared, self.settings.max_batch_tokens))
+            prepared = work.read([text for job in jobs for text in job.texts])
+            if prepared.cut and len(whole := self._whole(jobs)) < len(jobs):
+                if whole:
+                    self._run(whole)
+                return
+            read = time.perf_counter()
+            answers = iter(work.run(prepared, self._budget))
         except Exception as error:
-            self._one_by_one(jobs, error, self._run_alone)
+            if len(jobs) == 1:
+                _fail(jobs[0], error)
+                return
+            for job in jobs:  # one that fails spoils no other
+                self._run([job])
             return
+        end = time.perf_counter()
         for job in jobs:
             own = [next(answers) for _ in job.texts]
             if not job.future.done():
                 job.future.set_result(own)
         if self._tell is not None:
-            queue = [since - job.since for job in jobs]
-            run, texts = time.perf_counter() - start, sum(len(job.texts) for job in jobs)
-            self._tell(work, Timing(queue, read, run, len(jobs), texts, prepared.tokens))
-
-    def _run_alone(self, jobs: list[Job]) -> None:
-        """Read and run one request of a batch that failed."""
-        since, work = time.perf_counter(), jobs[0].work
-        prepared = self._tokens_of(work, jobs[0].texts)
-        self._run_batch(jobs, prepared, since, time.perf_counter() - since)
-
-    def _tokens_of(self, work: Work, texts: Sequence[Any]) -> Any:
-        with self._reading:  # a tokenizer is set up anew by every call
-            return work.read(texts)
-
-    def _one_by_one(self, jobs: list[Job], error: Exception, again: Callable[[list[Job]], None]) -> None:
-        """Have one request that fails spoil no other."""
-        if len(jobs) == 1:
-            _fail(jobs[0], error)
-            return
-        for job in jobs:
-            try:
-                again([job])
-            except Exception as own:
-                _fail(job, own)
+            queue, texts = [start - job.since for job in jobs], sum(len(job.texts) for job in jobs)
+            self._tell(work, Timing(queue, read - start, end - read, len(jobs), texts, prepared.tokens))
 
 
 def _fail(job: Job, error: Exception) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lamina.bank import ReaderBank
+    from lamina.data.batches import Budget
     from lamina.data.windows import Encoded
 
 _ROWS = 4096  # of a pass, whatever their lengths
@@ -33,7 +34,7 @@ class TooLongError(LaminaError):
 
 
 class Work(ABC):
-    """Reads texts, and runs what was read; the two may be done by two threads."""
+    """Reads texts, and runs what was read."""
 
     name: str  # for figures
     tasks: tuple[str, ...] = ()
@@ -41,10 +42,10 @@ class Work(ABC):
 
     @abstractmethod
     def read(self, texts: Sequence[Any]) -> Any:
-        """Texts as tokens; what is given has `tokens`, how many."""
+        """Texts as tokens; what is given has `tokens`, how many, and `cut`, how many texts lost their end."""
 
     @abstractmethod
-    def run(self, prepared: Any, max_tokens: int) -> Sequence[Any]:
+    def run(self, prepared: Any, budget: Budget) -> Sequence[Any]:
         """An answer for each text."""
 
     @property
@@ -78,9 +79,9 @@ class AnswerWork(Work):
         """As `Predictor.prepare`."""
         return self._predictor.prepare(texts)
 
-    def run(self, prepared: Any, max_tokens: int) -> Sequence[Any]:
+    def run(self, prepared: Any, budget: Budget) -> Sequence[Any]:
         """Per text, task -> answer."""
-        return self._predictor.answer(prepared, raw=self._raw, max_tokens=max_tokens)
+        return self._predictor.answer(prepared, raw=self._raw, budget=budget)
 
     @property
     def max_length(self) -> int:
@@ -106,11 +107,11 @@ class EmbedWork(Work):
         """Texts as tokens, one window each."""
         return _Read(encode(texts, self.bank.processor, max_length=self.max_length, offsets=False))
 
-    def run(self, prepared: _Read, max_tokens: int) -> list[list[float]]:
+    def run(self, prepared: _Read, budget: Budget) -> list[list[float]]:
         """A vector for each text."""
         encoded, lengths = prepared.encoded, [int(length) for length in prepared.encoded.lengths]
         vectors: list[Any] = [None] * len(lengths)
-        for rows in length_batches(lengths, _ROWS, max_tokens=max_tokens):
+        for rows in length_batches(lengths, _ROWS, budget=budget):
             batch = {key: value.to(self.bank.device) for key, value in self._batch(encoded, rows).items()}
             with evaluating(self.bank), torch.no_grad():
                 states = self.bank.record_states({self._stack.name: [self._layer]}, batch)
@@ -136,4 +137,4 @@ class EmbedWork(Work):
 class _Read:
     def __init__(self, encoded: Encoded) -> None:
         self.encoded = encoded
-        self.tokens = int(sum(encoded.lengths))
+        self.tokens, self.cut = int(sum(encoded.lengths)), encoded.truncated

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from lamina.data.batches import Budget
     from lamina.tasks.split import Split
 
 logger = logging.getLogger(__name__)
@@ -167,10 +168,10 @@ class Predictor:
         groups = [self._group(names, splits, add_prefix_space=space) for (_, space), names in together.items()]
         return Prepared(len(examples), splits, groups)
 
-    def answer(self, prepared: Prepared, *, raw: bool = False, max_tokens: int | None = None) -> list[dict[str, Any]]:
+    def answer(self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None) -> list[dict[str, Any]]:
         """Per example, name -> answer; `raw` ones have logits where there are any.
 
-        A pass takes `max_tokens` at most, padding included, if that is given.
+        A `budget` says how many tokens a pass takes, else it is a number of rows.
         """
         answers: dict[str, list[Any]] = {}
         for group in prepared.groups:
@@ -181,7 +182,7 @@ class Predictor:
                 for name, task in group.tasks.items()
             }
             shown = self._options.progress
-            collect(self._subject, group, results, self._options, progress=shown, max_tokens=max_tokens)
+            collect(self._subject, group, results, self._options, progress=shown, budget=budget)
             answers |= {
                 name: result.raw_predictions() if raw else result.predictions() for name, result in results.items()
             }

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from lamina.data.batches import Budget
     from lamina.tasks.base import Results
     from lamina.train.options import FitOptions
     from lamina.train.plan import Group
@@ -95,18 +96,18 @@ def collect(
     options: FitOptions,
     *,
     progress: bool = False,
-    max_tokens: int | None = None,
+    budget: Budget | None = None,
 ) -> None:
     """Run learners over all rows of a group, and hand their outputs to `results` (learner name -> collection).
 
-    A batch holds `max_tokens` at most, padding included, if that is given.
+    Batches are of `scoring_rows`, or fewer where a `budget` of tokens says so.
 
     Raises:
         NotFiniteError: If a learner gives NaN or infinity for a row.
     """
     names, inputs = list(results), group.inputs
     size = scoring_rows(subject, group, names, options)
-    order = length_batches(inputs.lengths, size, equal=group.equal_lengths, max_tokens=max_tokens)
+    order = length_batches(inputs.lengths, size, equal=group.equal_lengths, budget=budget)
     loader = batches([(inputs, rows, 0) for rows in order], options.num_workers)
     bar = progress_bar(order, show=progress, unit="batch", leave=False)
     with eval_mode(*subject.modules), autocast(subject, options):
