@@ -96,12 +96,15 @@ def _add_problems(app: FastAPI) -> None:
         return JSONResponse({"error": error, "error_type": error_type}, status)
 
     @app.exception_handler(RequestValidationError)
-    async def _(_request: Request, error: RequestValidationError) -> JSONResponse:
+    async def _(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:]) or "the body"
-        if str(first["loc"][1:2]) == "('inputs',)" and "str" in first["loc"]:
-            where, rule = "inputs", "a text, a pair [a, b], or a list of lists of one text or two is needed"
-            return problem(422, f"{where}: {rule}", "Validation")
+        where = ".".join(str(part) for part in first["loc"][1:])
+        if not where:
+            rule = "a JSON object is needed, sent as Content-Type: application/json"
+            return problem(422, f"the body: {rule}", "Validation")
+        if where == "inputs.str" and request.url.path == "/predict":
+            rule = "a text, a pair [a, b], or a list of lists of one text or two is needed"
+            return problem(422, f"inputs: {rule}", "Validation")
         return problem(422, f"{where}: {first['msg']}", "Validation")
 
     @app.exception_handler(LaminaError)

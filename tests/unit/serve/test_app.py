@@ -193,6 +193,12 @@ def test_bytes_that_are_no_request(client: TestClient, body: bytes):
     assert set(response.json()) == {"error", "error_type"}
 
 
+def test_a_body_that_is_not_sent_as_json(client: TestClient):
+    response = client.post("/predict", content=b'{"inputs": "a"}', headers={"content-type": "text/plain"})
+    told = "the body: a JSON object is needed, sent as Content-Type: application/json"
+    assert (response.status_code, response.json()["error"]) == (422, told)
+
+
 @pytest.mark.parametrize("text", ["", " ", "\ud800", "\x00", "a" * 3000])
 def test_odd_texts_are_read(client: TestClient, text: str):
     body = json.dumps({"inputs": text, "truncate": True}).encode()
