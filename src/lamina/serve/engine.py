@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from lamina.data.batches import Budget
 from lamina.errors import ConfigError, LaminaError, check_known
-from lamina.serve.jobs import AnswerWork, TooLongError, Work
+from lamina.serve.jobs import AnswerWork, Work
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
@@ -241,6 +241,3 @@ def _about_tokens(text: Any) -> int:
     """Roughly, before it is read; passes are cut to measure afterwards."""
     parts = [text] if isinstance(text, str) else text
     return 2 + sum(len(part) // 4 + 1 for part in parts)
-
-
-__all__ = ["ClosedError", "Engine", "OverloadedError", "Timing", "TooLongError"]

@@ -36,7 +36,6 @@ class TooLongError(LaminaError):
 class Work(ABC):
     """Reads texts, and runs what was read."""
 
-    name: str  # for figures
     tasks: tuple[str, ...] = ()
     bank: ReaderBank
 
@@ -68,8 +67,6 @@ class Work(ABC):
 class AnswerWork(Work):
     """The answers of some readers, as `lamina.predict` gives them."""
 
-    name = "answer"
-
     def __init__(self, bank: ReaderBank, tasks: tuple[str, ...], *, raw: bool) -> None:
         self.bank, self.tasks, self._raw = bank, tasks, raw
         options = FitOptions.of_call({}, "serve", eval_batch_size=_ROWS, progress=False)
@@ -95,8 +92,6 @@ class AnswerWork(Work):
 @final
 class EmbedWork(Work):
     """The mean over a text's tokens of one layer's state; the pass stops there."""
-
-    name = "embed"
 
     def __init__(self, bank: ReaderBank, layer: int, *, normalize: bool) -> None:
         self.bank, self._normalize = bank, normalize

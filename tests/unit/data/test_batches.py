@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lamina.data.batches import length_batches, pad, padding_of, tokenizer_of
+from lamina.data.batches import Budget, length_batches, pad, padding_of, tokenizer_of
 from lamina.data.encode import encode
 from lamina.errors import ConfigError
 
@@ -72,3 +72,20 @@ def test_little_is_padded():
 def test_batch_size_is_positive():
     with pytest.raises(ConfigError, match="batch_size is 0"):
         length_batches([1], 0)
+
+
+@pytest.mark.parametrize(
+    ("budget", "equal", "batches"),
+    [
+        (Budget(100, 100), False, [[8, 8, 6, 4, 4, 4]]),
+        (Budget(24, 24), False, [[8, 8, 6], [4, 4, 4]]),
+        (Budget(7, 7), False, [[8], [8], [6], [4], [4], [4]]),  # a longer row has a batch of its own
+        (Budget(100, 16), False, [[8, 8, 6], [4, 4, 4]]),  # what is far shorter begins another
+        (Budget(100, 100), True, [[8, 8], [6], [4, 4, 4]]),
+    ],
+)
+def test_a_budget_of_tokens(budget: Budget, equal: bool, batches: list[list[int]]):
+    lengths = [4, 8, 4, 6, 8, 4]
+    made = length_batches(lengths, 10, equal=equal, budget=budget)
+    assert [[lengths[row] for row in rows] for rows in made] == batches
+    assert sorted(row for rows in made for row in rows) == list(range(6))
