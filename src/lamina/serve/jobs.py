@@ -83,10 +83,7 @@ class AnswerWork(Work):
     @property
     def max_length(self) -> int:
         """As the readers were trained, if they say so."""
-        lengths = [self.bank[task].info.get("max_length") for task in self.tasks]
-        known = [int(length) for length in lengths if length is not None]
-        asked = max(known) if len(known) == len(lengths) else None
-        return length_limit(self.bank.model, self.bank.processor, asked)
+        return self._predictor.max_length(self.tasks)
 
 
 @final

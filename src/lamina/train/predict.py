@@ -197,6 +197,11 @@ class Predictor:
                     splits[task.kind] = kind_of(task.kind).examples(examples, self._subject.processor)
         return splits
 
+    def max_length(self, names: Sequence[str]) -> int:
+        """Tokens of an example, or of a window of it, that some readers read."""
+        tasks = {name: self._tasks[name] for name in names}
+        return max_length(self._subject, tasks, self._subject.trained_with(names, "max_length"))
+
     def _group(self, names: Sequence[str], splits: Mapping[str, Split], *, add_prefix_space: bool) -> Group:
         """Some tasks' common inputs."""
         subject, options = self._subject, self._options
@@ -205,7 +210,7 @@ class Predictor:
         kind = kind_of(tasks[first].kind)
         how = EncodeOptions(
             part="predict",
-            max_length=max_length(subject, tasks, subject.trained_with(names, "max_length")),
+            max_length=self.max_length(names),
             stride=subject.trained_with(names, "stride"),
             windows=kind.per_token,
             add_prefix_space=add_prefix_space,
