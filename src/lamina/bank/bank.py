@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast, final
 
 import torch
-from huggingface_hub import ModelCard, ModelHubMixin
 from torch import Tensor, nn
 
 from lamina.bank.listening import check_over, listening, unheard
-from lamina.bank.monitoring import Monitoring
+from lamina.bank.monitoring import Monitoring, monitor_names
 from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
+from lamina.bank.saving import Saving
 from lamina.bank.streaming import StackPass, States, attach, recording
 from lamina.bank.transcript import Over
 from lamina.errors import ConfigError, NotFiniteError, UnknownNameError
@@ -36,7 +35,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # a reader's name is also 
 
 
 @final
-class ReaderBank(nn.Module, Monitoring, ModelHubMixin):
+class ReaderBank(nn.Module, Monitoring, Saving):
     """The readers that share one frozen model, trained and run in one pass of it.
 
     The model is not a submodule: `bank.parameters()` and `bank.state_dict()` concern the readers only. A copy of a bank
@@ -122,6 +121,32 @@ class ReaderBank(nn.Module, Monitoring, ModelHubMixin):
             raise ConfigError(f"{op}: '{name}' cannot be a reader's name; it is also a folder. Use {form}.")
         if name in self:
             raise ConfigError(f"{op}: there is a reader '{name}' already. Remove it first, or choose another name.")
+
+    def update(self, other: ReaderBank, readers: Sequence[str] | None = None) -> None:
+        """Take readers of another bank on the same model, with their weights; those of the same names are replaced.
+
+        The two banks then share these modules. `ReaderBank.from_pretrained(folder, bank.model)` gives such a bank.
+
+        Args:
+            other: Where they come from.
+            readers: Names of readers of `other`; None: all.
+
+        Raises:
+            UnknownNameError: If `other` has no such reader.
+            ConfigError: If `other` reads another model, or readers that stay and readers that come keep monitors of one
+                name.
+        """
+        names = other._known("bank.update", readers)
+        if other.model is not self.model:
+            rule = "both banks must read one model. Load it with ReaderBank.from_pretrained(folder, bank.model)"
+            raise ConfigError(f"bank.update: the other bank reads a {type(other.model).__name__} of its own; {rule}.")
+        kept = {monitor for name in self if name not in names for monitor in monitor_names(self[name])}
+        for name in names:
+            if both := kept.intersection(monitor_names(other[name])):
+                came = f"reader '{name}' keeps a monitor '{both.pop()}', and so does one that stays"
+                raise ConfigError(f"bank.update: {came}. Drop one of them with bank.drop_monitor.")
+        for name in names:
+            self.readers[_key(name)] = other[name].train(self.training)
 
     def remove(self, name: str) -> None:
         """Detach a reader; UnknownNameError if there is none of that name."""
@@ -325,67 +350,6 @@ class ReaderBank(nn.Module, Monitoring, ModelHubMixin):
             listening(self.model, passes, over) as heard,
         ):
             yield heard
-
-    def save_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, folder: str | Path, *, config: None = None, model_card_kwargs: dict[str, str] | None = None
-    ) -> None:
-        """Save every reader, a manifest that names the base, and a model card; the base too if it was trained along.
-
-        A bank that is there is replaced as a whole; files of other names stay.
-
-        Args:
-            folder: Where to; made if it is not there.
-            config: Not used, but given by `ModelHubMixin.push_to_hub`.
-            model_card_kwargs: For `generate_model_card`.
-
-        Raises:
-            StoreError: If the folder cannot be written, or holds something that is not a bank under the same names.
-        """
-        from lamina.store import save_bank
-
-        del config
-        card: Any = model_card_kwargs or {}
-        save_bank(self, folder, **card)
-
-    @classmethod
-    def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
-        cls,
-        folder: str | Path,
-        model: PreTrainedModel | None = None,
-        processor: Any = None,
-        revision: str | None = None,
-    ) -> ReaderBank:
-        """Load a saved bank, in eval mode.
-
-        Args:
-            folder: A local folder or a hub id.
-            model: The base; None: the one that the manifest names is loaded.
-            processor: Its tokenizer; None: the base's own.
-            revision: Revision of the bank on the hub.
-
-        Raises:
-            StoreError: If the folder is missing, incomplete or damaged.
-            BaseMismatchError: If `model` is not the base that the readers were trained on.
-            ModelNotFoundError: If the base is to be loaded and cannot be found.
-        """
-        from lamina.store import load_bank
-
-        return load_bank(folder, model, processor, revision=revision)
-
-    def push_to_hub(self, repo: str, **options: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Save to a repository on the hub, made if it is not there; returns the address of the commit.
-
-        Options are `message`, `private`, `token`, `branch` and `create_pr`; StoreError if the hub refuses.
-        """
-        from lamina.store import push_bank
-
-        return push_bank(self, repo, **options)
-
-    def generate_model_card(self, title: str = "bank") -> ModelCard:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """What a bank's folder or repository, named `title`, says about itself to a person."""
-        from lamina.store import model_card
-
-        return model_card(self, title)
 
 
 _APART = ":"  # no name has it

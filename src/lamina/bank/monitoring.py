@@ -33,6 +33,11 @@ KEY = "monitors"  # in a reader's `info`, with which they are saved; training it
 Watched = Literal["output", "both"]
 
 
+def monitor_names(reader: ReaderModule) -> list[str]:
+    """The monitors that are kept with a reader."""
+    return list(reader.info.get(KEY, {}))
+
+
 class Monitoring:
     """What `ReaderBank` does with monitors."""
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Annotated, Any
 
 from typer import Option
@@ -12,6 +15,8 @@ from lamina.cli import options
 from lamina.errors import ConfigError, MissingExtraError
 
 _KEY = "Ask for this key, as Authorization: Bearer KEY; by default the environment's LAMINA_API_KEY, or none."
+_ADMIN = "Let whoever sends this key change the readers while they are served; by default LAMINA_ADMIN_KEY, or nobody."
+_ROOT = "Where saved banks lie whose readers may be added while the server runs; nothing outside it is read."
 _ORIGIN = "Let pages of this origin ask; once per origin."
 
 
@@ -27,12 +32,14 @@ def serve(  # noqa: PLR0913
     payload_limit: Annotated[int, Option(min=1, help="Bytes of a request.")] = 2_000_000,
     request_timeout: Annotated[float, Option(min=0.001, help="Seconds that a request may take.")] = 60.0,
     api_key: Annotated[str | None, Option(envvar="LAMINA_API_KEY", show_envvar=False, help=_KEY)] = None,
+    admin_key: Annotated[str | None, Option(envvar="LAMINA_ADMIN_KEY", show_envvar=False, help=_ADMIN)] = None,
+    readers_root: Annotated[Path | None, Option(metavar="FOLDER", help=_ROOT)] = None,
     cors_allow_origin: Annotated[list[str] | None, Option(metavar="ORIGIN", help=_ORIGIN)] = None,
 ) -> None:
     """Answer over HTTP with the readers of a bank: every task off one pass.
 
     The paths are those of text-embeddings-inference (/predict, /embed, /info, /health, /metrics), OpenAI's
-    /v1/moderations and KServe's /v2; /openapi.json describes them.
+    /v1/moderations and KServe's /v2; /openapi.json describes them. The signal SIGHUP has the bank's folder read again.
     """
     try:
         import uvicorn
@@ -42,6 +49,8 @@ def serve(  # noqa: PLR0913
         raise MissingExtraError.of(error, op="serve", extra="serve") from error
     from lamina.bank import ReaderBank
 
+    if readers_root is not None and not readers_root.is_dir():
+        raise ConfigError(f"serve: readers_root is {readers_root}, which is no folder.")
     settings = Settings.of(
         max_batch_tokens=max_batch_tokens,
         max_concurrent_requests=max_concurrent_requests,
@@ -49,18 +58,26 @@ def serve(  # noqa: PLR0913
         payload_limit=payload_limit,
         request_timeout=request_timeout,
         api_key=api_key,
+        admin_key=admin_key,
         cors_allow_origin=tuple(cors_allow_origin or ()),
     )
     with _listening(host, port) as listener:
         target = options.open_saved(bank, base=model, device=device)
         if not isinstance(target, ReaderBank):
             raise ConfigError(f"serve: {bank} is a whole model; a bank is served. Add a reader to one and save it.")
-        app = create_app(target, settings, name=Path(bank).name)
+        app = create_app(target, settings, name=Path(bank).name, source=bank, readers_root=readers_root)
+        _reload_on_signal(app.state.live.try_reload)
         port = listener.getsockname()[1]
         print(f"{', '.join(target)} at http://{host}:{port} (/openapi.json says how to ask)", flush=True)
         more: Any = {"log_level": "warning", "access_log": False, "server_header": False}
         more["timeout_graceful_shutdown"] = int(settings.shutdown_timeout)
         uvicorn.Server(uvicorn.Config(app, host=host, port=port, **more)).run(sockets=[listener])
+
+
+def _reload_on_signal(reload: Callable[[], None]) -> None:
+    """Have SIGHUP, where there is one, read the bank's folder again."""
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, lambda *_: Thread(target=reload, daemon=True).start())
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -95,7 +95,7 @@ def moderation(scored: Sequence[Mapping[str, float]], model: str) -> dict[str, A
     return {"id": f"modr-{uuid.uuid4().hex}", "model": model, "results": results}
 
 
-def kserve_metadata(bank: ReaderBank, model: str, tasks: Sequence[str] | None) -> dict[str, Any]:
+def kserve_metadata(bank: ReaderBank, model: str, tasks: Sequence[str] | None, version: str) -> dict[str, Any]:
     """Inputs and outputs of a model of KServe's."""
     outputs = []
     for task in tasks or [*bank]:
@@ -105,7 +105,7 @@ def kserve_metadata(bank: ReaderBank, model: str, tasks: Sequence[str] | None) -
         labels = {"labels": list(head.labels)}
         outputs.append({"name": task, "datatype": "FP32" if scored else "BYTES", "shape": shape, "parameters": labels})
     inputs = [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
-    return {"name": model, "versions": ["1"], "platform": "lamina", "inputs": inputs, "outputs": outputs}
+    return {"name": model, "versions": [version], "platform": "lamina", "inputs": inputs, "outputs": outputs}
 
 
 def kserve_texts(tensor: InferTensor) -> list[Any]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -14,13 +15,23 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from lamina.errors import ConfigError, LaminaError, LayerIndexError, NotFiniteError, OutOfMemoryError, UnknownNameError
+from lamina.errors import (
+    BaseMismatchError,
+    ConfigError,
+    LaminaError,
+    LayerIndexError,
+    NotFiniteError,
+    OutOfMemoryError,
+    StoreError,
+    UnknownNameError,
+)
 from lamina.serve import answers
-from lamina.serve.engine import ClosedError, Engine, OverloadedError
+from lamina.serve.engine import ClosedError, Engine, OverloadedError, Served
 from lamina.serve.figures import Counted, Figures
 from lamina.serve.guard import Guard
 from lamina.serve.info import info_of
 from lamina.serve.jobs import EmbedWork, TooLongError
+from lamina.serve.live import Live, add_live
 from lamina.serve.settings import Settings
 from lamina.serve.shapes import EmbedRequest, InferRequest, ModerationRequest, PredictRequest, Problem
 
@@ -36,6 +47,8 @@ _STATUS: dict[type[Exception], tuple[int, str]] = {
     UnknownNameError: (422, "Validation"),
     LayerIndexError: (422, "Validation"),
     ConfigError: (422, "Validation"),
+    BaseMismatchError: (422, "Validation"),
+    StoreError: (422, "Validation"),
     NotFiniteError: (424, "Backend"),
     OutOfMemoryError: (424, "Backend"),
     LaminaError: (424, "Backend"),
@@ -44,6 +57,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": text}
     for status, text in {
         401: "The key is missing or wrong",
+        403: "The server was started without the key that this needs",
         413: "Too many texts, or too long",
         422: "The request does not fit",
         424: "The model could not answer",
@@ -53,13 +67,22 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(bank: ReaderBank, settings: Settings | None = None, *, name: str = "bank") -> FastAPI:
+def create_app(
+    bank: ReaderBank,
+    settings: Settings | None = None,
+    *,
+    name: str = "bank",
+    source: str | None = None,
+    readers_root: Path | None = None,
+) -> FastAPI:
     """Make the application that answers for a bank.
 
     Args:
         bank: The readers and their model, with a processor.
         settings: The limits.
         name: Of the bank, as a model of KServe's.
+        source: Folder or hub id that the bank was loaded from, for `app.state.live.reload()`.
+        readers_root: The folder under which readers may be taken from while the server runs.
 
     Raises:
         ConfigError: If the bank has no reader.
@@ -76,6 +99,7 @@ def create_app(bank: ReaderBank, settings: Settings | None = None, *, name: str 
     pages: Any = {"docs_url": None, "redoc_url": None}  # they would fetch scripts from elsewhere
     app = FastAPI(title="Lamina", summary="Every answer off one pass.", lifespan=life, responses=_PROBLEMS, **pages)
     app.state.engine = engine
+    app.state.live = live = Live(engine, source, readers_root)
     app.add_middleware(Guard, settings=settings)
     if settings.cors_allow_origin:
         origins = list(settings.cors_allow_origin)
@@ -86,6 +110,7 @@ def create_app(bank: ReaderBank, settings: Settings | None = None, *, name: str 
     _add_tei(app, engine)
     _add_moderations(app, engine)
     _add_kserve(app, engine, name)
+    add_live(app, live, engine)
     return app
 
 
@@ -139,7 +164,7 @@ def _add_health(app: FastAPI, engine: Engine, figures: Figures, name: str) -> No
     @app.get("/info")
     async def info() -> dict[str, Any]:
         """The tasks with their labels, layers and parameters, and all limits."""
-        return info_of(engine.bank, engine.settings, name)
+        return info_of(engine.served, engine.settings, name)
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
@@ -159,9 +184,10 @@ def _add_tei(app: FastAPI, engine: Engine) -> None:
         _check_count(engine, texts)
         alone = asked.tasks if isinstance(asked.tasks, str) else None
         tasks = [alone] if alone is not None else asked.tasks
-        future = engine.ask(texts, tasks, raw=asked.raw_scores, truncate=asked.truncate)
-        if alone is None and tasks is None and len(engine.bank) == 1:
-            alone = next(iter(engine.bank))
+        bank = engine.bank
+        future = engine.ask(texts, tasks, raw=asked.raw_scores, truncate=asked.truncate, bank=bank)
+        if alone is None and tasks is None and len(bank) == 1:
+            alone = next(iter(bank))
         found = [answers.tei(answer, alone) for answer in await _answer(engine, future, request)]
         return found[0] if is_single else found
 
@@ -171,10 +197,12 @@ def _add_tei(app: FastAPI, engine: Engine) -> None:
         texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
         _check_count(engine, texts)
 
-        def make() -> EmbedWork:
-            return EmbedWork(engine.bank, asked.layer, normalize=asked.normalize)
+        bank = engine.bank
 
-        future = engine.submit(texts, ("embed", asked.layer, asked.normalize), make, asked.truncate)
+        def make() -> EmbedWork:
+            return EmbedWork(bank, asked.layer, normalize=asked.normalize)
+
+        future = engine.submit(texts, (bank, asked.layer, asked.normalize), make, asked.truncate)
         return await _answer(engine, future, request)
 
 
@@ -184,16 +212,23 @@ def _add_moderations(app: FastAPI, engine: Engine) -> None:
         """Whether each text is flagged, by every yes/no task of the bank, in the shape of OpenAI's endpoint."""
         texts = [asked.input] if isinstance(asked.input, str) else asked.input
         _check_count(engine, texts)
-        categories = answers.categories_of(engine.bank)
-        found = await _answer(engine, engine.ask(texts, [*categories]), request)
+        bank = engine.bank
+        categories = answers.categories_of(bank)
+        found = await _answer(engine, engine.ask(texts, [*categories], bank=bank), request)
         return answers.moderation([answers.flags(answer, categories) for answer in found], asked.model or "lamina")
 
 
 def _add_kserve(app: FastAPI, engine: Engine, name: str) -> None:
-    def tasks_of(model: str) -> list[str] | None:
-        if model != name and model not in engine.bank:
-            raise HTTPException(404, f"there is no model '{model}'; there are {', '.join([name, *engine.bank])}")
-        return None if model == name else [model]
+    def found(model: str, version: str | None) -> tuple[Served, list[str] | None, str]:
+        """What is served, the readers of a model (None: all), and its version."""
+        served = engine.served
+        if model != name and model not in served.bank:
+            known = ", ".join([name, *served.bank])
+            raise HTTPException(404, f"there is no model '{model}'; there are {known}")
+        now = str(served.number if model == name else served.versions[model])
+        if version not in (None, now):
+            raise HTTPException(404, f"there is no version '{version}' of model '{model}'; {now} is served")
+        return served, None if model == name else [model], now
 
     @app.get("/v2")
     async def server() -> dict[str, Any]:
@@ -201,24 +236,29 @@ def _add_kserve(app: FastAPI, engine: Engine, name: str) -> None:
         return {"name": "lamina", "version": "2", "extensions": []}
 
     @app.get("/v2/models/{model}")
-    async def metadata(model: str) -> dict[str, Any]:
+    @app.get("/v2/models/{model}/versions/{version}")
+    async def metadata(model: str, version: str | None = None) -> dict[str, Any]:
         """A reader's inputs and outputs; those of all under the bank's name."""
-        return answers.kserve_metadata(engine.bank, model, tasks_of(model))
+        served, tasks, now = found(model, version)
+        return answers.kserve_metadata(served.bank, model, tasks, now)
 
     @app.get("/v2/models/{model}/ready")
-    async def model_ready(model: str) -> dict[str, Any]:
+    @app.get("/v2/models/{model}/versions/{version}/ready")
+    async def model_ready(model: str, version: str | None = None) -> dict[str, Any]:
         """Whether it answers."""
-        tasks_of(model)
+        found(model, version)
         return {"name": model, "ready": engine.is_open}
 
     @app.post("/v2/models/{model}/infer")
-    async def infer(model: str, asked: InferRequest, request: Request) -> dict[str, Any]:
+    @app.post("/v2/models/{model}/versions/{version}/infer")
+    async def infer(model: str, asked: InferRequest, request: Request, version: str | None = None) -> dict[str, Any]:
         """Scores for a tensor of texts: a tensor `[rows, labels]` for each task, of spans one of JSON `[rows]`."""
-        tasks = tasks_of(model)
+        served, tasks, now = found(model, version)
         texts = answers.kserve_texts(asked.inputs[0])
         _check_count(engine, texts)
-        found = await _answer(engine, engine.ask(texts, tasks), request)
-        return {"model_name": model, "id": asked.id, "outputs": answers.kserve_outputs(engine.bank, found)}
+        said = await _answer(engine, engine.ask(texts, tasks, bank=served.bank), request)
+        outputs = answers.kserve_outputs(served.bank, said)
+        return {"model_name": model, "model_version": now, "id": asked.id, "outputs": outputs}
 
 
 def _check_count(engine: Engine, texts: Sequence[Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Condition, Thread
@@ -56,13 +56,23 @@ class Timing:
     tokens: int
 
 
+@dataclass(frozen=True, eq=False)
+class Served:
+    """What is served at one time."""
+
+    bank: ReaderBank
+    number: int  # of this state; each change makes the next
+    versions: Mapping[str, int]  # reader -> how often one of its name was put in place
+
+
 @final
 class Engine:
     """Runs a bank for any number of threads that ask.
 
     One thread of its own reads texts as tokens and runs the passes. A batch is what waits when the one before is done:
     requests for the same answers, the oldest first, up to about `settings.max_batch_tokens`. A request that nobody
-    waits for any more is left out.
+    waits for any more is left out. Another bank may take the place of the one that is served: a request is answered by
+    the bank that it was asked of, whole.
 
     Args:
         bank: The readers and their model; its processor reads the texts.
@@ -75,7 +85,7 @@ class Engine:
     ) -> None:
         if not len(bank):
             raise ConfigError("serve: the bank has no reader; at least one is needed.")
-        self.bank, self.settings = bank.eval(), settings
+        self.served, self.settings = Served(bank.eval(), 1, dict.fromkeys(bank, 1)), settings
         self._tell = tell
         enough = _WORTH_A_PASS["cpu" if bank.device.type == "cpu" else "accelerator"]
         self._budget = Budget(settings.max_batch_tokens, enough)
@@ -88,6 +98,19 @@ class Engine:
         self._thread.start()
 
     @property
+    def bank(self) -> ReaderBank:
+        """The bank that is served now."""
+        return self.served.bank
+
+    def serve(self, served: Served) -> None:
+        """Serve another bank from the next request on; those accepted before are answered by theirs."""
+        if not len(served.bank):
+            raise ConfigError("serve: the bank would have no reader; at least one is needed.")
+        with self._changed:
+            self.served = served
+            self._works.clear()
+
+    @property
     def unanswered(self) -> int:
         """Requests that were accepted and are not answered yet."""
         return self._unanswered
@@ -98,7 +121,13 @@ class Engine:
         return not self._closing and self._thread.is_alive()
 
     def ask(
-        self, texts: Sequence[Any], tasks: Sequence[str] | None = None, *, raw: bool = False, truncate: bool = True
+        self,
+        texts: Sequence[Any],
+        tasks: Sequence[str] | None = None,
+        *,
+        raw: bool = False,
+        truncate: bool = True,
+        bank: ReaderBank | None = None,
     ) -> Future[list[Any]]:
         """Ask readers about texts or pairs of texts.
 
@@ -107,6 +136,7 @@ class Engine:
             tasks: Names of the readers; None: all. The pass stops at the highest layer that these need.
             raw: Logits in place of probabilities.
             truncate: Read the start of a text that is too long; else it is an error.
+            bank: Which is asked; None: the one that is served now.
 
         Returns:
             A future of what `lamina.predict` gives. TooLongError is its exception where a text may not be cut.
@@ -115,30 +145,38 @@ class Engine:
             UnknownNameError: If a reader does not exist.
             OverloadedError, ClosedError: If the request is not accepted.
         """
-        check_known("serve", tasks or (), self.bank, "task")
-        names = tuple(name for name in self.bank if tasks is None or name in tasks)
+        asked = self.bank if bank is None else bank
+        check_known("serve", tasks or (), asked, "task")
+        names = tuple(name for name in asked if tasks is None or name in tasks)
         if not names:
-            raise ConfigError(f"serve: tasks is empty; name one at least of {', '.join(self.bank)}.")
-        return self.submit(texts, ("answer", names, raw), lambda: AnswerWork(self.bank, names, raw=raw), truncate)
+            raise ConfigError(f"serve: tasks is empty; name one at least of {', '.join(asked)}.")
+        return self.submit(texts, (asked, names, raw), lambda: AnswerWork(asked, names, raw=raw), truncate)
 
     def submit(self, texts: Sequence[Any], key: Any, make: Callable[[], Work], truncate: bool) -> Future[list[Any]]:
-        """Have texts read and run by the work that is kept under a key, or made."""
+        """Have texts read and run by the work of a key, of which the bank is a part."""
         with self._changed:
             if self._closing:
                 raise ClosedError("serve: the server is about to end; ask again later.")
             if self._unanswered >= self.settings.max_concurrent_requests:
                 most = self.settings.max_concurrent_requests
                 raise OverloadedError(f"serve: {self._unanswered} requests wait; {most} may. Ask again later.")
-            if key not in self._works:
-                if len(self._works) == _KEPT:
-                    self._works.pop(next(iter(self._works)))
-                self._works[key] = make()
-            job = Job(texts, self._works[key], truncate)
+            job = Job(texts, self._work_for(key, make), truncate)
             self._unanswered += 1
             job.future.add_done_callback(self._answered)
             self._waiting.append(job)
             self._changed.notify_all()
         return job.future
+
+    def _work_for(self, key: Any, make: Callable[[], Work]) -> Work:
+        """The work of a key, which is kept while its bank is served."""
+        if key in self._works:
+            return self._works[key]
+        work = make()
+        if work.bank is self.bank:
+            if len(self._works) == _KEPT:
+                self._works.pop(next(iter(self._works)))
+            self._works[key] = work
+        return work
 
     def _answered(self, _future: Future[list[Any]]) -> None:
         with self._changed:

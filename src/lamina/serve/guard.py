@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lamina.serve.settings import Settings
 
 OPEN = ("/health", "/v2/health/live", "/v2/health/ready")  # for probes, which have no key
+ADMIN = "/readers"  # what is here and below changes what is served, and has a key of its own
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -42,10 +43,8 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *_HEADERS]
             await send(message)
 
-        if scope["path"] not in OPEN and scope["method"] != "OPTIONS" and not self._has_key(scope):
-            await _refuse(
-                with_headers, 401, "the key is missing or wrong. Send Authorization: Bearer KEY.", "Unauthorized"
-            )
+        if scope["path"] not in OPEN and scope["method"] != "OPTIONS" and (refused := self._key_problem(scope)):
+            await _refuse(with_headers, *refused)
             return
         seconds = self._settings.request_timeout
         try:
@@ -67,12 +66,19 @@ class Guard:
 
         await self._app(scope, replay, with_headers)
 
-    def _has_key(self, scope: Scope) -> bool:
-        key = self._settings.api_key
+    def _key_problem(self, scope: Scope) -> tuple[int, str, str] | None:
+        """What is wrong with the key that was sent, if one is asked for."""
+        key, path = self._settings.api_key, scope["path"]
+        if path == ADMIN or path.startswith(f"{ADMIN}/"):
+            key = self._settings.admin_key
+            if key is None:
+                return 403, "the readers cannot be changed: the server was started without --admin-key.", "Forbidden"
         if key is None:
-            return True
+            return None
         sent = dict(scope["headers"]).get(b"authorization", b"")
-        return hmac.compare_digest(sent, b"Bearer " + key.encode())
+        if hmac.compare_digest(sent, b"Bearer " + key.encode()):
+            return None
+        return 401, "the key is missing or wrong. Send Authorization: Bearer KEY.", "Unauthorized"
 
     async def _body(self, receive: Receive) -> tuple[bytes, tuple[int, str, str] | None]:
         parts: list[bytes] = []

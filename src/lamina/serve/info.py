@@ -6,15 +6,16 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from lamina.data.encode import length_limit
-from lamina.layers.fingerprints import fingerprint_of
+from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 
 if TYPE_CHECKING:
-    from lamina.bank import ReaderBank
+    from lamina.serve.engine import Served
     from lamina.serve.settings import Settings
 
 
-def info_of(bank: ReaderBank, settings: Settings, name: str) -> dict[str, Any]:
+def info_of(served: Served, settings: Settings, name: str) -> dict[str, Any]:
     """The model, its tasks and the limits."""
+    bank = served.bank
     tasks = {
         task: {
             "kind": reader.config.head.kind,
@@ -23,15 +24,18 @@ def info_of(bank: ReaderBank, settings: Settings, name: str) -> dict[str, Any]:
             "stack": reader.stack,
             "layers": list(reader.layers),
             "parameters": sum(parameter.numel() for parameter in reader.parameters()),
+            "version": served.versions[task],
+            "weights": fingerprint_of_tensors(reader.state_dict().items())[:16],
             "metric": reader.info.get("metric"),
             "fingerprint": fingerprint_of(bank.stacks[reader.stack]),
         }
         for task, reader in ((task, bank[task]) for task in bank)
     }
-    limits = settings.model_dump(exclude={"api_key", "cors_allow_origin"})
+    limits = settings.model_dump(exclude={"api_key", "admin_key", "cors_allow_origin"})
     return {
         "name": name,
         "version": version("lamina"),
+        "bank_version": served.number,
         "model_type": bank.model.config.model_type,
         "dtype": str(bank.model.dtype).removeprefix("torch."),
         "device": bank.device.type,

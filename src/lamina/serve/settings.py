@@ -20,6 +20,7 @@ class Settings(BaseModel):
     request_timeout: float = Field(60.0, gt=0)  # seconds
     shutdown_timeout: float = Field(30.0, gt=0)  # seconds that a server which is told to end has for what it accepted
     api_key: str | None = Field(None, min_length=1, repr=False)  # asked for as "Authorization: Bearer KEY"
+    admin_key: str | None = Field(None, min_length=1, repr=False)  # the same for /readers, which is off without it
     cors_allow_origin: tuple[str, ...] = ()
 
     @classmethod

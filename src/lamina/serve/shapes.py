@@ -36,6 +36,20 @@ class EmbedRequest(Request):
     truncate: bool = False
 
 
+class ReadersRequest(Request):
+    """Readers to add or to replace."""
+
+    folder: Name = Field(description="Of a saved bank, under --readers-root.", examples=["sentiment-v2"])
+    readers: Annotated[list[Name], Field(min_length=1)] | None = Field(None, description="Only these of its readers.")
+
+
+class ReadersChanged(BaseModel):
+    """What is served after a change."""
+
+    bank_version: int
+    readers: dict[str, int] = Field(description="Reader -> version.")
+
+
 class ModerationRequest(BaseModel):
     """As OpenAI's; the model's name is for the client's own use."""
 

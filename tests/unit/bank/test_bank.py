@@ -186,6 +186,24 @@ def test_renaming(bank: ReaderBank, batch: dict[str, torch.Tensor]):
         bank.rename("new", "a b")
 
 
+def test_readers_of_another_bank_on_the_same_model(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    other = ReaderBank(bank.model)
+    for name in ("low", "more", "left"):
+        other.add(name, Reader(SingleLayer(layer=2, dim=8), TWO, seed=7))
+    before, said = bank(**batch), other.eval()(**batch)
+    bank.update(other, ["low", "more"])
+    assert list(bank) == ["ada", "low", "more"]
+    assert bank["low"] is other["low"]
+    found = bank(**batch)
+    for name, logits in (("ada", before["ada"].logits), ("low", said["low"].logits), ("more", said["more"].logits)):
+        assert torch.allclose(found[name].logits, logits, atol=1e-6)
+    assert not torch.allclose(before["low"].logits, found["low"].logits, atol=1e-3)
+    with pytest.raises(UnknownNameError, match=r"bank\.update: unknown reader 'x'; known: low, more, left"):
+        bank.update(other, ["x"])
+    with pytest.raises(ConfigError, match=r"one model. Load it with ReaderBank.from_pretrained\(folder, bank.model\)"):
+        bank.update(ReaderBank(FAMILIES["bert"].known()))
+
+
 def test_unknown_readers_are_named_with_those_there_are(bank: ReaderBank, batch: dict[str, torch.Tensor]):
     unknown = "unknown reader 'aba'; known: ada, low. Did you mean 'ada'?"
     with pytest.raises(UnknownNameError, match=f"bank: {unknown}"):

@@ -265,6 +265,20 @@ def test_the_second_of_a_cascade_runs_where_the_first_is_unsure():
     assert flags == (cheap[:, :-1] >= low).any(1).tolist()
 
 
+def test_two_readers_keep_no_monitors_of_one_name():
+    bank = bank_of()
+    other = ReaderBank(bank.model)
+    other.add("later", Reader(SingleLayer(1), TOKENS))
+    for one, reader in ((bank, "flag"), (other, "later")):
+        one.keep_monitor(Monitor(reader, "odd", name="one"))
+    with pytest.raises(ConfigError, match=r"reader 'flag' keeps a monitor 'one', and so does one that stays"):
+        other.update(bank)
+    assert list(other) == ["later"]
+    other.drop_monitor("one")
+    other.update(bank)
+    assert other.monitors == bank.monitors != {}
+
+
 def test_monitors_are_kept_saved_loaded_renamed_and_dropped(tmp_path: Path):
     bank = bank_of()
     first = Monitor("cheap", "odd", RollingMax(3), threshold=0.4)

@@ -94,12 +94,36 @@ def test_a_key_from_the_environment_clients_that_hang_up_and_a_log_without_texts
     assert "sesame" not in out + err
 
 
+def test_readers_are_changed_with_the_second_key_and_a_signal_has_the_folder_read_again(bank_folder: Path):
+    key = {"authorization": "Bearer sesame"}
+    options = ("--admin-key", "sesame", "--readers-root", str(bank_folder.parent))
+    with serving(bank_folder, *options) as (address, process):
+        found = ask(address, "/readers", {"folder": bank_folder.name, "readers": ["mood"]}, **key)
+        assert found == {"bank_version": 2, "readers": {"mood": 2, "who": 1}}
+        process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 20
+        while ask(address, "/info")["bank_version"] == 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert ask(address, "/readers", **key) == {"bank_version": 3, "readers": {"mood": 3, "who": 2}}
+        assert set(ask(address, "/predict", {"inputs": "bad"})) == {"mood", "who"}
+        process.terminate()
+        out, err = process.communicate(timeout=30)
+    assert "reloaded mood 3, who 2" in err
+    assert "sesame" not in out + err
+
+
 def test_a_port_in_use_is_refused_before_anything_is_loaded(lamina: Callable[..., Ran]):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ran = lamina("serve", "nowhere", "--port", port)
     assert ran.code == 2
     assert re.search(rf"serve: 127\.0\.0\.1:{port} cannot be listened at \(Address already in use\)", ran.err)
+
+
+def test_a_root_of_readers_that_is_no_folder_is_refused(lamina: Callable[..., Ran], bank_folder: Path):
+    ran = lamina("serve", bank_folder, "--port", 0, "--readers-root", bank_folder / "nowhere")
+    assert ran.code == 2
+    assert "nowhere, which is no folder" in ran.err
 
 
 def test_a_whole_model_is_refused(lamina: Callable[..., Ran], model_folder: Path):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from threading import Event
@@ -9,9 +11,10 @@ import pytest
 from tests.support.stored import TEXTS, tiny_bank
 
 import lamina
+from lamina.bank import ReaderBank
 from lamina.errors import LaminaError, UnknownNameError
 from lamina.serve import Engine, Settings
-from lamina.serve.engine import ClosedError, OverloadedError, Timing
+from lamina.serve.engine import ClosedError, OverloadedError, Served, Timing
 from lamina.serve.jobs import TooLongError, Work
 
 
@@ -20,7 +23,8 @@ class Slow(Work):
 
     max_length = 10
 
-    def __init__(self) -> None:
+    def __init__(self, bank: ReaderBank) -> None:
+        self.bank = bank
         self.go, self.begun, self.seen = Event(), Event(), list[str]()
 
     def read(self, texts: Sequence[Any]) -> Any:
@@ -54,7 +58,7 @@ def make() -> Iterator[Callable[..., Engine]]:
 
 def held(engine: Engine) -> tuple[Slow, Callable[..., Future[list[Any]]]]:
     """A work that runs one request and holds it until it is let go; and a way to ask more."""
-    slow = Slow()
+    slow = Slow(engine.bank)
 
     def ask(*texts: str) -> Future[list[Any]]:
         return engine.submit(texts, "slow", lambda: slow, truncate=True)
@@ -170,8 +174,21 @@ def test_tasks_must_exist(make: Callable[..., Engine]):
 
 def test_works_that_were_not_asked_for_lately_are_let_go(make: Callable[..., Engine]):
     engine = make()
-    slow = Slow()
+    slow = Slow(engine.bank)
     slow.go.set()
     for number in range(300):
         engine.submit(["a"], number, lambda: slow, truncate=True).result(10)
     assert len(engine._works) == 256
+
+
+def test_a_bank_that_was_replaced_is_let_go(make: Callable[..., Engine]):
+    engine = make()
+    old, new = engine.bank, tiny_bank(engine.bank.model)
+    engine.ask(["bad"]).result(10)
+    engine.serve(Served(new, 2, dict.fromkeys(new, 2)))
+    engine.ask(["bad"], bank=old).result(10)  # by a request that looked before
+    engine.ask(["bad"]).result(10)
+    gone = weakref.ref(old)
+    del old
+    gc.collect()
+    assert gone() is None
