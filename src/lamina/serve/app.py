@@ -58,6 +58,8 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     for status, text in {
         401: "The key is missing or wrong",
         403: "The server was started without the key that this needs",
+        404: "There is nothing of that name",
+        408: "The body did not come in time",
         413: "Too many texts, or too long",
         422: "The request does not fit",
         424: "The model could not answer",
