@@ -5,18 +5,28 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from threading import Thread
-from typing import Annotated, Any
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from lamina.cli import options
 from lamina.errors import ConfigError, MissingExtraError
+from lamina.utils import is_dir
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from lamina.bank import ReaderBank
+    from lamina.serve import Settings
+    from lamina.serve.cluster import Replicas
 
 _KEY = "Ask for this key, as Authorization: Bearer KEY; by default the environment's LAMINA_API_KEY, or none."
 _ADMIN = "Let whoever sends this key change the readers while they are served; by default LAMINA_ADMIN_KEY, or nobody."
 _ROOT = "Where saved banks lie whose readers may be added while the server runs; nothing outside it is read."
+_RAY = "Answer from replicas on Ray Serve: of this machine, of the cluster that runs here, or of the one at HOST:PORT."
 _ORIGIN = "Let pages of this origin ask; once per origin."
 
 
@@ -35,6 +45,11 @@ def serve(  # noqa: PLR0913
     admin_key: Annotated[str | None, Option(envvar="LAMINA_ADMIN_KEY", show_envvar=False, help=_ADMIN)] = None,
     readers_root: Annotated[Path | None, Option(metavar="FOLDER", help=_ROOT)] = None,
     cors_allow_origin: Annotated[list[str] | None, Option(metavar="ORIGIN", help=_ORIGIN)] = None,
+    ray: Annotated[str | None, Option(metavar="local|auto|ADDRESS", help=_RAY)] = None,
+    replicas: Annotated[int, Option(min=1, help="With --ray: how many processes answer.")] = 1,
+    max_replicas: Annotated[int | None, Option(min=1, help="With --ray: up to how many, while requests wait.")] = None,
+    replica_cpus: Annotated[float, Option(min=0.01, help="With --ray: cores of each.")] = 1.0,
+    replica_gpus: Annotated[float, Option(min=0, help="With --ray: GPUs of each, or a share of one.")] = 0.0,
 ) -> None:
     """Answer over HTTP with the readers of a bank: every task off one pass.
 
@@ -44,11 +59,10 @@ def serve(  # noqa: PLR0913
     try:
         import uvicorn
 
-        from lamina.serve import Settings, create_app
+        from lamina.serve import Settings
+        from lamina.serve.cluster import Replicas
     except ModuleNotFoundError as error:
         raise MissingExtraError.of(error, op="serve", extra="serve") from error
-    from lamina.bank import ReaderBank
-
     if readers_root is not None and not readers_root.is_dir():
         raise ConfigError(f"serve: readers_root is {readers_root}, which is no folder.")
     settings = Settings.of(
@@ -61,17 +75,60 @@ def serve(  # noqa: PLR0913
         admin_key=admin_key,
         cors_allow_origin=tuple(cors_allow_origin or ()),
     )
+    if ray is not None:
+        if admin_key is not None or readers_root is not None:
+            rule = "a replica would change alone. Run the same command with the new bank: it replaces them in turn"
+            raise ConfigError(f"serve: --ray goes with neither --admin-key nor --readers-root; {rule}.")
+        number = Replicas(replicas, max_replicas, replica_cpus, replica_gpus)
+        saved = str(Path(bank).resolve()) if is_dir(Path(bank)) else bank  # replicas run elsewhere
+        _opened(saved, model, device)  # so that what is wrong is told here
+        _on_ray(partial(_application, saved, model, device, settings), settings, number, ray, (host, port))
+        return
     with _listening(host, port) as listener:
-        target = options.open_saved(bank, base=model, device=device)
-        if not isinstance(target, ReaderBank):
-            raise ConfigError(f"serve: {bank} is a whole model; a bank is served. Add a reader to one and save it.")
-        app = create_app(target, settings, name=Path(bank).name, source=bank, readers_root=readers_root)
+        app = _application(bank, model, device, settings, source=bank, readers_root=readers_root)
         _reload_on_signal(app.state.live.try_reload)
         port = listener.getsockname()[1]
-        print(f"{', '.join(target)} at http://{host}:{port} (/openapi.json says how to ask)", flush=True)
+        print(f"{', '.join(app.state.engine.bank)} at http://{host}:{port} (/openapi.json says how to ask)", flush=True)
         more: Any = {"log_level": "warning", "access_log": False, "server_header": False}
         more["timeout_graceful_shutdown"] = int(settings.shutdown_timeout)
         uvicorn.Server(uvicorn.Config(app, host=host, port=port, **more)).run(sockets=[listener])
+
+
+def _application(bank: str, model: str | None, device: str, settings: Settings, **live: Any) -> FastAPI:
+    """The application that answers for a saved bank."""
+    from lamina.serve import create_app
+
+    return create_app(_opened(bank, model, device), settings, name=Path(bank).name, **live)
+
+
+def _opened(bank: str, model: str | None, device: str) -> ReaderBank:
+    from lamina.bank import ReaderBank
+
+    target = options.open_saved(bank, base=model, device=device)
+    if not isinstance(target, ReaderBank):
+        raise ConfigError(f"serve: {bank} is a whole model; a bank is served. Add a reader to one and save it.")
+    return target
+
+
+def _on_ray(
+    build: Callable[[], FastAPI], settings: Settings, replicas: Replicas, ray: str, address: tuple[str, int]
+) -> None:
+    """Deploy; replicas of a cluster that is started here are held until this process is told to end."""
+    from lamina.serve.cluster import deployed
+    from lamina.train.ray_tasks import LOCAL
+
+    host, port = address
+    if port == 0:
+        raise ConfigError("serve: port is 0; with --ray every node listens at the same, which must be named.")
+    if ray == LOCAL:
+        _listening(host, port).close()  # an error if it is taken
+    with deployed(build, settings, replicas, address=ray, host=host, port=port):
+        print(f"{replicas.least} replicas at http://{host}:{port} (/openapi.json says how to ask)", flush=True)
+        if ray == LOCAL:
+            told = Event()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: told.set())
+            told.wait()
 
 
 def _reload_on_signal(reload: Callable[[], None]) -> None:

@@ -37,7 +37,7 @@ def as_ray_tasks(
         raise MissingExtraError.of(error, op=op, extra="ray") from error
 
     ray: Any = ray_module
-    with _connected(ray, address, op):
+    with connected(ray, address, op):
         options = {"max_retries": RETRIES, "num_gpus": int(ray.cluster_resources().get("GPU", 0) > 0)}
         task = ray.remote(**options)(run)
         try:
@@ -56,7 +56,7 @@ def as_ray_tasks(
 
 
 @contextmanager
-def _connected(ray: Any, address: str, op: str) -> Iterator[None]:
+def connected(ray: Any, address: str, op: str) -> Iterator[None]:
     """Use the cluster that this process is connected to already, or connect for as long as the cells run."""
     if ray.is_initialized():
         yield
