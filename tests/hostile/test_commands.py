@@ -236,6 +236,7 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         ],
         "model": of(("predict", "bank", "a film", "--model", "moods"), "moods/config.json"),
         **dict.fromkeys(("texts", "text", "pair", "readers", "skip_bad", "resume", "device", "batch_size")),
+        **dict.fromkeys(("ray", "workers")),
     },
     "serve": {
         "bank": of(SERVE, "bank", *BANK_FILES, "base/config.json", "base/model.safetensors"),

@@ -26,6 +26,8 @@ _TEXTS = "Texts; without any, --file or standard input."
 _FILE = ".txt with one text per line, or .tsv, .csv, .jsonl or .parquet."
 _OUTPUT = "Write to this .jsonl, .csv or .parquet, of any size."
 _SKIP_BAD = "With --output: leave out rows that cannot be read, and count them."
+_RAY = "With --output: let workers of Ray answer, of this machine, the cluster that runs here, or the one at HOST:PORT."
+_WORKERS = "With --ray: how many; by default one for each GPU, or each core."
 _RESUME = "With --output: go on where a run that was ended early stopped."
 
 
@@ -42,6 +44,8 @@ def predict(  # noqa: PLR0913
     model: options.ModelOption = None,
     device: options.DeviceOption = "auto",
     batch_size: options.BatchSizeOption = 32,
+    ray: Annotated[str | None, Option(metavar="local|auto|ADDRESS", help=_RAY)] = None,
+    workers: Annotated[int | None, Option(min=1, help=_WORKERS)] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Predict from texts with the readers of a bank, or with a fine-tuned model.
@@ -56,6 +60,8 @@ def predict(  # noqa: PLR0913
         raise ConfigError("predict: --output was given, but no file. Give --file.")
     if skip_bad and output is None:
         raise ConfigError("predict: --skip-bad was given, but no --output.")
+    if ray is not None and output is None:
+        raise ConfigError("predict: --ray was given, but no --output.")
     examples: Texts = []
     if output is None:
         examples = texts or (from_stdin() if file is None else from_file(file, text=text, pair=pair))
@@ -65,7 +71,8 @@ def predict(  # noqa: PLR0913
     shared: Any = {"readers": _chosen(target, readers), "batch_size": batch_size}
     if output is not None and file is not None:
         columns: Any = {"text": text, "text_pair": pair, "skip_bad": skip_bad, "resume": resume}
-        result = train.predict_file(target, file, output, **columns, **shared, progress=sys.stderr.isatty())
+        spread: Any = {"ray": ray, "workers": workers, "progress": sys.stderr.isatty()}
+        result = train.predict_file(target, file, output, **columns, **shared, **spread)
         line = f"{result.rows:,} rows in {result.output}, {result.skipped:,} skipped"
         print_json(result) if as_json else print(line)
         return

@@ -7,6 +7,7 @@ is whole. At the end it is renamed to the output, or turned into CSV or Parquet.
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import logging
 from collections.abc import Iterator
@@ -16,10 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.data.read import read_chunks
-from lamina.errors import ConfigError, DataError, NotFiniteError, StoreError, foreign_errors
+from lamina.errors import ConfigError, DataError, StoreError, foreign_errors
 from lamina.store.files import locked
+from lamina.train.answering import Answered, Answering, Chunk
 from lamina.train.options import FitOptions
 from lamina.train.predict import Predictor
+from lamina.train.ray_tasks import in_order
 from lamina.utils import check_range, sweep, sync, write_text
 
 if TYPE_CHECKING:
@@ -67,6 +70,8 @@ def predict_file(  # noqa: PLR0913
     num_workers: int = 0,
     skip_bad: bool = False,
     resume: bool = True,
+    ray: str | None = None,
+    workers: int | None = None,
     progress: bool = True,
 ) -> FileResult:
     """Predict from every row of a file, at constant memory.
@@ -96,6 +101,10 @@ def predict_file(  # noqa: PLR0913
         num_workers: Processes that make batches ahead.
         skip_bad: Leave out rows that cannot be read, and count them; else the first of them ends the run.
         resume: Go on where a run with the same arguments was ended; else start anew.
+        ray: Have workers of Ray answer: "local" (processes of this machine), "auto" (the cluster that runs here) or
+            HOST:PORT. This process reads and writes, and the output is the same, row by row.
+        workers: With `ray`, how many; None: one for each GPU of the cluster, or each core. One that dies is started
+            anew, and what it had in hand is answered again.
         progress: Show a progress bar.
 
     Returns:
@@ -107,11 +116,15 @@ def predict_file(  # noqa: PLR0913
         ConfigError: If the output's ending is unknown, or what an earlier run left there is of other arguments.
         UnknownNameError: If a reader does not exist.
         StoreError: If the output cannot be written, say because the disk is full; what was whole is kept.
+        MissingExtraError: If Ray is not installed.
     """
     source, output = Path(source), Path(output)
     if output.suffix.lower() not in FORMATS:
         raise ConfigError(f"predict: the output {output} ends in '{output.suffix}'; it must be {', '.join(FORMATS)}.")
     check_range("predict", "chunk_rows", chunk_rows, 1, float("inf"))
+    check_range("predict", "workers", workers, 1)
+    if workers is not None and ray is None:
+        raise ConfigError(f"predict: workers is {workers}, but ray was not given; they are processes of Ray.")
     options = FitOptions.of_call(locals(), "predict", eval_batch_size=batch_size, progress=False)
     predictor = Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor)
     columns = [text or usual_column(source), *([text_pair] if text_pair else [])]
@@ -124,8 +137,15 @@ def predict_file(  # noqa: PLR0913
         "weights": predictor.digest(),
         **options.model_dump(include=_OF_ANSWERS),
     }
+    answering = Answering(predictor, str(source), skip_bad=skip_bad)
     with Partial.open(output, same, resume=resume) as partial:
-        _Job(source, columns, predictor, partial, skip_bad=skip_bad).run(chunk_rows, progress=progress)
+        job = _Job(source, columns, partial, skip_bad=skip_bad)
+        here = (
+            functools.partial(map, answering)
+            if ray is None
+            else functools.partial(in_order, answering, ray, workers, "predict")
+        )
+        job.run(here, chunk_rows, progress=progress)
         partial.finish(output)
     if partial.skipped:
         logger.warning("predict: %d rows of %s could not be read and were left out", partial.skipped, source)
@@ -312,30 +332,34 @@ def _to_parquet(rows: Iterator[dict[str, Any]], path: Path) -> None:
 class _Job:
     """From the rows of a file to their answers."""
 
-    def __init__(
-        self, source: Path, columns: Sequence[str], predictor: Predictor, partial: Partial, *, skip_bad: bool
-    ) -> None:
-        self._source, self._columns, self._predictor, self._partial = source, columns, predictor, partial
-        self._bad = self._skip if skip_bad else None
+    def __init__(self, source: Path, columns: Sequence[str], partial: Partial, *, skip_bad: bool) -> None:
+        self._source, self._columns, self._partial, self._skip_bad = source, columns, partial, skip_bad
 
-    def run(self, chunk_rows: int, *, progress: bool) -> None:
+    def run(self, answers: Callable[[Iterator[Chunk]], Iterator[Answered]], chunk_rows: int, *, progress: bool) -> None:
         """Write everything that is not there yet."""
         from tqdm.auto import tqdm
 
         partial = self._partial
-        chunks = read_examples(self._source, self._columns, rows=chunk_rows, start=partial.read, bad=self._bad)
         with tqdm(initial=partial.rows, disable=not progress, unit="row") as bar:
-            for lines, examples, read in chunks:
-                rows: list[dict[str, Any]] = []
-                try:
-                    for row in self._answers(lines, examples):
-                        rows.append(row)
-                except DataError:
-                    partial.add(rows, read=len(rows))
-                    raise
-                partial.add(rows, read=read)
-                bar.update(len(rows))
-        partial.add([], read=0)  # bad rows at the end
+            for answered in answers(self._chunks(chunk_rows)):
+                for problem in answered.problems:
+                    self._skip(problem)
+                partial.add(answered.rows, read=answered.read)
+                bar.update(len(answered.rows))
+                if answered.failed is not None:
+                    raise answered.failed
+
+    def _chunks(self, rows: int) -> Iterator[Chunk]:
+        """What is left of the source; each chunk has the rows that could not be read since the one before."""
+        problems: list[DataError] = []
+        bad = problems.append if self._skip_bad else None
+        for lines, examples, read in read_examples(
+            self._source, self._columns, rows=rows, start=self._partial.read, bad=bad
+        ):
+            yield Chunk(lines, examples, read, tuple(problems))
+            problems.clear()
+        if problems:
+            yield Chunk([], [], 0, tuple(problems))
 
     def _skip(self, problem: DataError) -> None:
         self._partial.skipped += 1
@@ -343,25 +367,3 @@ class _Job:
             logger.warning("%s", problem)
         if self._partial.skipped == _SHOWN:
             logger.warning("predict: further rows that cannot be read are only counted")
-
-    def _answers(self, lines: Sequence[int], examples: Sequence[Any]) -> Iterator[dict[str, Any]]:
-        """The rows of a chunk; where one cannot be read, halves are tried until it is found."""
-        try:
-            answers = self._predictor(examples)
-        except NotFiniteError as error:
-            row = lines[error.row or 0]
-            raise NotFiniteError(f"predict: {self._source} row {row}: {error}", name=error.name, row=row) from None
-        except DataError as error:
-            if len(examples) > 1:
-                half = len(examples) // 2
-                yield from self._answers(lines[:half], examples[:half])
-                yield from self._answers(lines[half:], examples[half:])
-                return
-            message = f"predict: {self._source} row {lines[0]}: {error}"
-            problem = DataError(message, path=str(self._source), row=lines[0])
-            if self._bad is None:
-                raise problem from None
-            self._bad(problem)
-            return
-        for line, example, answer in zip(lines, examples, answers, strict=True):
-            yield {"row": line, "text": example, "readers": answer}

@@ -8,6 +8,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, noted
 from lamina.layers.wrappers import unwrapped
@@ -146,6 +148,11 @@ class Predictor:
                 few = value.detach().flatten()[:8].float().tolist()
                 digest.update(repr((name, tuple(value.shape), few, float(value.detach().double().sum()))).encode())
         return digest.hexdigest()
+
+    def to(self, device: str) -> None:
+        """Answer on another device."""
+        for module in (*self._subject.modules, self._subject.base):
+            nn.Module.to(module, device)
 
     def __call__(self, examples: Iterable[Any]) -> list[dict[str, Any]]:
         """Per example, name -> answer."""

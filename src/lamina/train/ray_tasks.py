@@ -1,15 +1,16 @@
-"""Cells as tasks of Ray, on this machine or a cluster; a task whose worker died is tried again."""
+"""Work done by processes of Ray, on this machine or a cluster; what was in hand when one died is done again."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from lamina.errors import ConfigError, MissingExtraError, first_line
+from lamina.errors import ConfigError, LaminaError, MissingExtraError, first_line
 
 LOCAL, AUTO = "local", "auto"  # addresses: a cluster of this machine alone, the one that runs here
 RETRIES = 3  # of a cell whose worker died
@@ -30,13 +31,7 @@ def as_ray_tasks(
         ConfigError: If no cluster answers at the address, or a cell cannot be pickled.
         MissingExtraError: If Ray is not installed.
     """
-    try:
-        import ray as ray_module
-        from ray.exceptions import RayError
-    except ImportError as error:
-        raise MissingExtraError.of(error, op=op, extra="ray") from error
-
-    ray: Any = ray_module
+    ray = _imported(op)
     with connected(ray, address, op):
         options = {"max_retries": RETRIES, "num_gpus": int(ray.cluster_resources().get("GPU", 0) > 0)}
         task = ray.remote(**options)(run)
@@ -50,9 +45,76 @@ def as_ray_tasks(
             number = numbers.pop(ended)
             try:
                 outcome = ray.get(ended)
-            except RayError as error:
+            except ray.exceptions.RayError as error:
                 outcome = died(todo[number], f"{type(error).__name__}: its worker died {RETRIES + 1} times")
             yield number, outcome
+
+
+def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str, items: Iterable[C]) -> Iterator[R]:
+    """What `work` gives for each item, in their order, by workers that each hold a copy of it.
+
+    Two items for each worker are on their way at a time, so that neither they nor this process wait. A `begin` of the
+    work is called in each worker first.
+
+    Args:
+        work: Can be sent to another process.
+        address: As of `as_ray_tasks`.
+        workers: How many; None: one for each GPU of the cluster, or each core.
+        op: Who asks, for errors.
+        items: Plain data; what they raise is raised when the items before have been answered.
+
+    Raises:
+        ConfigError: If no cluster answers at the address, or it has no room for so many workers.
+        LaminaError: If a worker died again and again.
+        MissingExtraError: If Ray is not installed.
+    """
+    ray = _imported(op)
+    with connected(ray, address, op):
+        have = ray.cluster_resources()
+        gpus, cores = int(have.get("GPU", 0)), int(have.get("CPU", 0))
+        count = workers or max(1, gpus or cores)
+        if count > max(gpus or cores, 1):
+            raise ConfigError(f"{op}: {count} workers were asked for; the cluster has {cores} cores and {gpus} GPUs.")
+        options = {"num_cpus": 1, "num_gpus": int(gpus > 0), "max_restarts": RETRIES, "max_task_retries": RETRIES}
+        held = ray.put(work)
+        actors = [ray.remote(**options)(_Worker).remote(held) for _ in range(count)]
+        pending: deque[Any] = deque()
+        source, ended = enumerate(items), None
+        while ended is None or pending:
+            while ended is None and len(pending) < 2 * count:
+                try:
+                    number, item = next(source)
+                    pending.append(actors[number % count].run.remote(item))
+                except Exception as error:  # StopIteration too
+                    ended = error
+            if pending:
+                try:
+                    yield ray.get(pending.popleft())
+                except ray.exceptions.RayError as error:
+                    kept = "What was answered before is kept; start again to go on"
+                    raise LaminaError(f"{op}: a worker of Ray died ({first_line(error)}). {kept}.") from error
+        if not isinstance(ended, StopIteration):
+            raise ended
+
+
+class _Worker:
+    """A process that holds its own copy of the work."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        getattr(work, "begin", lambda: None)()
+
+    def run(self, item: Any) -> Any:
+        return self._work(item)
+
+
+def _imported(op: str) -> Any:
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise MissingExtraError.of(error, op=op, extra="ray") from error
+    return ray
 
 
 @contextmanager
