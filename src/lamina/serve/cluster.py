@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
 from fastapi import FastAPI
 
 from lamina.errors import ConfigError, MissingExtraError, first_line
+from lamina.serve.app import create_app
 from lamina.serve.settings import Settings
+from lamina.store import load, load_bank
 from lamina.train.ray_tasks import LOCAL, connected
 from lamina.utils import check_range
 
 APPLICATION = "lamina"  # its name on a cluster; under this name it is replaced, a replica after the other
+_QUIET = {"log_level": "WARNING", "enable_access_log": False}
 _BUSY = 0.7  # the share of what one replica may hold that has another one start
 
 
@@ -61,35 +67,11 @@ def deployed(
         MissingExtraError: If Ray Serve is not installed.
         ConfigError: If no cluster answers, or the replicas do not start.
     """
-    try:
-        from ray import serve as ray_serve
-    except ImportError as error:
-        raise MissingExtraError.of(error, op="serve", extra="ray") from error
-
-    def application() -> FastAPI:  # a plain function, which Ray Serve calls in the replica
-        return build()
-
-    serve: Any = ray_serve
-    own: dict[str, Any] = {"num_cpus": replicas.cpus, "num_gpus": replicas.gpus}
-    options: dict[str, Any] = {"num_replicas": replicas.least}
-    if replicas.most is not None:
-        busy = max(1, int(_BUSY * settings.max_concurrent_requests))
-        many = {"min_replicas": replicas.least, "max_replicas": replicas.most, "target_ongoing_requests": busy}
-        options = {"autoscaling_config": many}
-    deployment = serve.deployment(
-        serve.ingress(application)(),
-        name="bank",
-        logging_config={"log_level": "WARNING", "enable_access_log": False},
-        max_ongoing_requests=settings.max_concurrent_requests,
-        graceful_shutdown_timeout_s=settings.shutdown_timeout,
-        ray_actor_options=own,
-        **options,
-    )
+    serve, deployment = _ray_serve(), _deployment(build, settings, replicas)
     with connected(_ray(), address, "serve"):
         _check_room(replicas)
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        quiet = {"log_level": "WARNING", "enable_access_log": False}
-        serve.start(http_options={"host": host, "port": port}, logging_config=quiet)
+        serve.start(http_options={"host": host, "port": port}, logging_config=_QUIET)
         try:
             serve.run(deployment.bind(), name=APPLICATION, route_prefix="/")
         except RuntimeError as error:
@@ -101,6 +83,63 @@ def deployed(
         finally:
             if address == LOCAL:
                 serve.shutdown()
+
+
+def application(args: Mapping[str, Any]) -> Any:
+    """An application for Ray Serve's own configuration, as `import_path: lamina.serve.cluster:application`.
+
+    Args:
+        args: `bank`, a folder or hub id that every node can read; `model`, its base if that is not the one that the
+            bank names; and limits as of `Settings`. The key is the environment's LAMINA_API_KEY. How many replicas
+            there are is told under `deployments`, for the deployment `bank`.
+
+    Raises:
+        ConfigError: If there is no `bank`, or a limit cannot be.
+    """
+    known = dict(args)
+    bank, model = known.pop("bank", None), known.pop("model", None)
+    if not isinstance(bank, str):
+        raise ConfigError("serve: args has no bank; give its folder, or its id on the hub.")
+    settings = Settings.of(**known)
+
+    def build() -> FastAPI:
+        base, processor = (None, None) if model is None else load(model)
+        served = load_bank(bank, base, processor).to("cuda" if torch.cuda.is_available() else "cpu")
+        own = settings.model_copy(update={"api_key": os.environ.get("LAMINA_API_KEY") or None})
+        return create_app(served, own, name=Path(bank).name)
+
+    return _deployment(build, settings, Replicas()).bind()
+
+
+def _deployment(build: Callable[[], FastAPI], settings: Settings, replicas: Replicas) -> Any:
+    """What Ray Serve calls a deployment: the application, and how many of it."""
+
+    def made() -> FastAPI:  # a plain function, which Ray Serve calls in the replica
+        return build()
+
+    serve = _ray_serve()
+    many: dict[str, Any] = {"num_replicas": replicas.least}
+    if replicas.most is not None:
+        busy = max(1, int(_BUSY * settings.max_concurrent_requests))
+        scaling = {"min_replicas": replicas.least, "max_replicas": replicas.most, "target_ongoing_requests": busy}
+        many = {"autoscaling_config": scaling}
+    return serve.deployment(
+        serve.ingress(made)(),
+        name="bank",
+        logging_config=_QUIET,
+        max_ongoing_requests=settings.max_concurrent_requests,
+        graceful_shutdown_timeout_s=settings.shutdown_timeout,
+        ray_actor_options={"num_cpus": replicas.cpus, "num_gpus": replicas.gpus},
+        **many,
+    )
+
+
+def _ray_serve() -> Any:
+    try:
+        from ray import serve
+    except ImportError as error:
+        raise MissingExtraError.of(error, op="serve", extra="ray") from error
+    return serve
 
 
 def _ray() -> Any:

@@ -1,0 +1,72 @@
+"""What is in deploy/: linted, and what it names is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from lamina.cli.app import build
+from lamina.errors import ConfigError, LaminaError
+from lamina.serve import Settings
+from lamina.serve.cluster import application
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+PLAIN = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+PODS = yaml.safe_load((DEPLOY / "rayservice.yaml").read_text())["spec"]["rayClusterConfig"]
+
+
+def test_the_dockerfile_is_linted():
+    linter = shutil.which("hadolint", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    assert linter is not None
+    found = subprocess.run([linter, DEPLOY / "Dockerfile"], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+def test_the_image_runs_a_command_that_is_there():
+    text = (DEPLOY / "Dockerfile").read_text()
+    entry, arguments = (re.search(rf"^{word} (.*)$", text, re.M)[1] for word in ("ENTRYPOINT", "CMD"))  # pyright: ignore
+    assert yaml.safe_load(entry) == ["lamina", "serve"]
+    options = {option for parameter in build().commands["serve"].params for option in parameter.opts}  # pyright: ignore
+    assert set(re.findall(r"--[a-z-]+", arguments)) <= options
+
+
+@pytest.mark.parametrize(
+    "resource", yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()), ids=lambda r: r["kind"]
+)
+def test_kubernetes_takes_the_manifest(resource: Any):
+    kubernetes_validate.validate(resource, "1.37", strict=True)
+
+
+@pytest.mark.parametrize("group", [PODS["headGroupSpec"], *PODS["workerGroupSpecs"]])
+def test_kubernetes_takes_the_pods_of_kuberay(group: Any):
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, **group["template"]}
+    kubernetes_validate.validate(pod, "1.37", strict=True)
+
+
+def test_ray_serve_takes_its_part_of_the_manifest():
+    text = yaml.safe_load((DEPLOY / "rayservice.yaml").read_text())["spec"]["serveConfigV2"]
+    config = ServeDeploySchema.model_validate(yaml.safe_load(text))
+    (one,) = config.applications
+    module, _, name = (one.import_path or "").partition(":")
+    assert getattr(import_module(module), name) is application
+    made = application(one.args)
+    assert [deployment.name for deployment in one.deployments] == [made._bound_deployment.name]
+
+
+def test_arguments_of_an_application_are_checked():
+    with pytest.raises(ConfigError, match="args has no bank"):
+        application({"max_batch_tokens": 5})
+    with pytest.raises(LaminaError, match="max_batch_tokens"):
+        application({"bank": "x", "max_batch_tokens": 0})
+    assert Settings.of(max_batch_tokens=1)
