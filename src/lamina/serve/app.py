@@ -32,8 +32,9 @@ from lamina.serve.guard import Guard
 from lamina.serve.info import info_of
 from lamina.serve.jobs import EmbedWork, TooLongError
 from lamina.serve.live import Live, add_live
+from lamina.serve.page import add_page
 from lamina.serve.settings import Settings
-from lamina.serve.shapes import EmbedRequest, InferRequest, ModerationRequest, PredictRequest, Problem
+from lamina.serve.shapes import EmbedRequest, ExplainRequest, InferRequest, ModerationRequest, PredictRequest, Problem
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -76,6 +77,7 @@ def create_app(
     name: str = "bank",
     source: str | None = None,
     readers_root: Path | None = None,
+    page: bool = True,
 ) -> FastAPI:
     """Make the application that answers for a bank.
 
@@ -85,6 +87,7 @@ def create_app(
         name: Of the bank, as a model of KServe's.
         source: Folder or hub id that the bank was loaded from, for `app.state.live.reload()`.
         readers_root: The folder under which readers may be taken from while the server runs.
+        page: Whether there is a page to try it at `/`.
 
     Raises:
         ConfigError: If the bank has no reader.
@@ -113,6 +116,8 @@ def create_app(
     _add_moderations(app, engine)
     _add_kserve(app, engine, name)
     add_live(app, live, engine)
+    if page:
+        add_page(app)
     return app
 
 
@@ -192,6 +197,17 @@ def _add_tei(app: FastAPI, engine: Engine) -> None:
             alone = next(iter(bank))
         found = [answers.tei(answer, alone) for answer in await _answer(engine, future, request)]
         return found[0] if is_single else found
+
+    @app.post("/explain")
+    async def explain(asked: ExplainRequest, request: Request) -> dict[str, Any]:
+        """What the readers took their answers from: layers, and their tokens where a reader's fusion can say.
+
+        "seconds" are those of a pass of this text alone, up to the highest layer that is read, without and with the
+        readers. Of a text in several windows it is the first.
+        """
+        (text,), _ = answers.texts_of(asked.inputs)
+        (found,) = await _answer(engine, engine.explain(text, asked.tasks, truncate=asked.truncate), request)
+        return found
 
     @app.post("/embed")
     async def embed(asked: EmbedRequest, request: Request) -> list[list[float]]:

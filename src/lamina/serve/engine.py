@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from lamina.data.batches import Budget
 from lamina.errors import ConfigError, LaminaError, check_known
+from lamina.serve.explain import ExplainWork
 from lamina.serve.jobs import AnswerWork, Work
 
 if TYPE_CHECKING:
@@ -146,11 +147,18 @@ class Engine:
             OverloadedError, ClosedError: If the request is not accepted.
         """
         asked = self.bank if bank is None else bank
-        check_known("serve", tasks or (), asked, "task")
-        names = tuple(name for name in asked if tasks is None or name in tasks)
-        if not names:
-            raise ConfigError(f"serve: tasks is empty; name one at least of {', '.join(asked)}.")
+        names = names_of(asked, tasks)
         return self.submit(texts, (asked, names, raw), lambda: AnswerWork(asked, names, raw=raw), truncate)
+
+    def explain(self, text: Any, tasks: Sequence[str] | None = None, *, truncate: bool = True) -> Future[list[Any]]:
+        """Ask what readers took their answer from, as `ask` does; the future is of a list of one `ExplainWork` gives.
+
+        Raises:
+            UnknownNameError, ConfigError, OverloadedError, ClosedError: As of `ask`.
+        """
+        asked = self.bank
+        names = names_of(asked, tasks)
+        return self.submit([text], (asked, "explain", names), lambda: ExplainWork(asked, names), truncate)
 
     def submit(self, texts: Sequence[Any], key: Any, make: Callable[[], Work], truncate: bool) -> Future[list[Any]]:
         """Have texts read and run by the work of a key, of which the bank is a part."""
@@ -260,6 +268,15 @@ class Engine:
         if self._tell is not None:
             queue, texts = [start - job.since for job in jobs], sum(len(job.texts) for job in jobs)
             self._tell(work, Timing(queue, read - start, end - read, len(jobs), texts, prepared.tokens))
+
+
+def names_of(bank: ReaderBank, tasks: Sequence[str] | None) -> tuple[str, ...]:
+    """The readers that are asked for, in the order of the bank; None: all. UnknownNameError if one is not there."""
+    check_known("serve", tasks or (), bank, "task")
+    names = tuple(name for name in bank if tasks is None or name in tasks)
+    if not names:
+        raise ConfigError(f"serve: tasks is empty; name one at least of {', '.join(bank)}.")
+    return names
 
 
 def _fail(job: Job, error: Exception) -> None:

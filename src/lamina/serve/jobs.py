@@ -63,14 +63,19 @@ class Work(ABC):
                 raise TooLongError(f"serve: text {number} has {tokens} tokens; {most}. Send truncate=true to cut it.")
 
 
+def predictor_of(bank: ReaderBank, tasks: tuple[str, ...]) -> Predictor:
+    """What reads texts and answers for some readers of a bank; how many rows a pass has is for a budget to say."""
+    options = FitOptions.of_call({}, "serve", eval_batch_size=_ROWS, progress=False)
+    return Predictor(bank, options, readers=tasks)
+
+
 @final
 class AnswerWork(Work):
     """The answers of some readers, as `lamina.predict` gives them."""
 
     def __init__(self, bank: ReaderBank, tasks: tuple[str, ...], *, raw: bool) -> None:
         self.bank, self.tasks, self._raw = bank, tasks, raw
-        options = FitOptions.of_call({}, "serve", eval_batch_size=_ROWS, progress=False)
-        self._predictor = Predictor(bank, options, readers=tasks)
+        self._predictor = predictor_of(bank, tasks)
 
     def read(self, texts: Sequence[Any]) -> Any:
         """As `Predictor.prepare`."""

@@ -27,6 +27,14 @@ class PredictRequest(Request):
     tasks: list[Name] | Name | None = Field(None, description="Only these readers; one name: its answer alone.")
 
 
+class ExplainRequest(Request):
+    """One text or pair."""
+
+    inputs: str | OneOrTwo = Field(examples=["Maria flew to Lisbon."])
+    truncate: bool = Field(False, description="Read the start of a text that is too long, instead of an error.")
+    tasks: list[Name] | None = Field(None, description="Only these readers.")
+
+
 class EmbedRequest(Request):
     """One text or a list of texts."""
 
