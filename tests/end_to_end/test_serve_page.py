@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 from tests.support.browser import chromium, missing, prefer, resize
+from tests.support.finetuned import image_processor, vit
+from tests.support.pictures import encoded, picture
 from tests.support.serving import served
 from tests.support.stored import tiny_bank
 
 import lamina
 from lamina.bank import Reader, ReaderBank
 from lamina.fusion.pooled_layers import PooledLayers
-from lamina.heads.sequence_classification import SequenceClassification
+from lamina.fusion.scalar_mix import ScalarMix
+from lamina.heads.sequence_classification import ImageClassification, SequenceClassification
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 TEXT = "🎬 anna went to paris ."
@@ -190,3 +194,26 @@ def test_dark_and_as_narrow_as_a_phone(page: Any):
         "return [...document.querySelectorAll('.task')].map(e => e.scrollWidth - e.clientWidth)"
     )
     assert boxes == [0, 0, 0]
+
+
+def test_an_image_is_shown_and_answered(browser: Any, tmp_path: Path):
+    bank = ReaderBank(vit(), image_processor())
+    bank.add("animal", Reader(ScalarMix(), ImageClassification(("bird", "cat", "frog"))))
+    shot, other = tmp_path / "shot.png", tmp_path / "note.txt"
+    shot.write_bytes(encoded(picture(90)))
+    other.write_text("no image")
+    (said,) = lamina.predict(bank.eval(), [shot.read_bytes()])
+    with served(bank) as address:
+        browser.get(address)
+        wait(lambda: browser.find_element("id", "file").is_displayed())
+        assert not browser.find_element("id", "text").is_displayed()
+        assert not browser.find_element("id", "link").is_displayed()
+        browser.find_element("id", "file").send_keys(str(other))
+        wait(lambda: problem(browser) == "note.txt is no file that this bank reads; it reads image.")
+        browser.find_element("id", "file").send_keys(str(shot))
+        wait(lambda: is_answered(browser))
+        shown = texts(browser, ".answer .bars > .number")
+        assert shown == [f"{100 * p:.1f} %" for p in sorted(said["animal"]["probabilities"].values(), reverse=True)]
+        assert texts(browser, ".layers .bars > :nth-child(3n + 1)") == ["2", "1", "0, embeddings"]
+        assert browser.execute_script("return document.querySelector('#preview img').naturalWidth") == 12
+        assert browser.get_log("browser") == []

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from lamina.errors import (
     BaseMismatchError,
     ConfigError,
+    DataError,
     LaminaError,
     LayerIndexError,
     NotFiniteError,
@@ -35,6 +36,7 @@ from lamina.serve.live import Live, add_live
 from lamina.serve.page import add_page
 from lamina.serve.settings import Settings
 from lamina.serve.shapes import EmbedRequest, ExplainRequest, InferRequest, ModerationRequest, PredictRequest, Problem
+from lamina.serve.uploads import TooLargeError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 _STATUS: dict[type[Exception], tuple[int, str]] = {
     TooLongError: (413, "Validation"),
+    TooLargeError: (413, "Validation"),
+    DataError: (422, "Validation"),
     OverloadedError: (429, "Overloaded"),
     ClosedError: (503, "Unhealthy"),
     UnknownNameError: (422, "Validation"),
@@ -67,6 +71,12 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
         429: "Too many requests wait",
         503: "The server is about to end, or took too long",
     }.items()
+}
+
+_FILE = 'or a file as {"image": Base64} or {"audio": Base64}'
+_RULES = {  # what inputs are; pydantic would name the first of the forms that did not fit
+    "/predict": f"a text, a pair [a, b], a list of lists of one text or two, {_FILE}, or a list of files",
+    "/explain": f"a text, a pair [a, b], {_FILE}",
 }
 
 
@@ -134,9 +144,8 @@ def _add_problems(app: FastAPI) -> None:
         if not where:
             rule = "a JSON object is needed, sent as Content-Type: application/json"
             return problem(422, f"the body: {rule}", "Validation")
-        if where == "inputs.str" and request.url.path == "/predict":
-            rule = "a text, a pair [a, b], or a list of lists of one text or two is needed"
-            return problem(422, f"inputs: {rule}", "Validation")
+        if where == "inputs.str" and request.url.path in _RULES:
+            return problem(422, f"inputs: {_RULES[request.url.path]} is needed", "Validation")
         return problem(422, f"{where}: {first['msg']}", "Validation")
 
     @app.exception_handler(LaminaError)
@@ -187,7 +196,7 @@ def _add_tei(app: FastAPI, engine: Engine) -> None:
         Classes come best first, as text-embeddings-inference has them. With several tasks the answer is an object with
         a key for each; with one reader, or one name as `tasks`, it is that task's answer alone.
         """
-        texts, is_single = answers.texts_of(asked.inputs)
+        texts, is_single = answers.examples_of(asked.inputs)
         _check_count(engine, texts)
         alone = asked.tasks if isinstance(asked.tasks, str) else None
         tasks = [alone] if alone is not None else asked.tasks
@@ -205,7 +214,7 @@ def _add_tei(app: FastAPI, engine: Engine) -> None:
         "seconds" are those of a pass of this text alone, up to the highest layer that is read, without and with the
         readers. Of a text in several windows it is the first.
         """
-        (text,), _ = answers.texts_of(asked.inputs)
+        (text,), _ = answers.examples_of(asked.inputs)
         (found,) = await _answer(engine, engine.explain(text, asked.tasks, truncate=asked.truncate), request)
         return found
 

@@ -13,6 +13,7 @@ from lamina.data.batches import tokenizer_of
 from lamina.fusion.gated import InputWeighted
 from lamina.layers.isolation import evaluating
 from lamina.serve.jobs import Work, predictor_of
+from lamina.serve.uploads import plain
 from lamina.studies.contributions import layer_amounts
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from lamina.train.plan import Group
     from lamina.train.predict import Prepared
 
-_ROUNDS = 5  # of timed passes, where these are quick
-_QUICK_S = 0.05
+_ROUNDS = 3  # more of timed passes, where these are quick
+_QUICK_S = 0.03
 _DIGITS = 6
 
 
@@ -38,7 +39,7 @@ class ExplainWork(Work):
 
     def read(self, texts: Sequence[Any]) -> _Each:
         """As the answers of each text by itself are read."""
-        return _Each(self._predictor.prepare([text]) for text in texts)
+        return _Each(self._predictor.prepare(plain([text])) for text in texts)
 
     def run(self, prepared: _Each, budget: Budget) -> list[dict[str, Any]]:  # noqa: ARG002  a text is never too much
         """Per text "seconds" (of a pass without and with the readers) and "tasks", each as `_task` gives it."""

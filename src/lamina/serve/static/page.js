@@ -81,10 +81,33 @@
 
   // What is asked, and the link that holds it
 
-  const inputs = () => {
-    const text = at("text").value, second = at("second").value;
-    return second ? [text, second] : text;
+  const file = () => at("file").files[0];
+  const media = () => new Set(Object.values(bank.tasks).map((task) => task.reads));
+  const mediumOf = (one) => [...media()].find((medium) => one.type.startsWith(`${medium}/`));
+  const inputs = async () => {
+    if (!file()) return at("second").value ? [at("text").value, at("second").value] : at("text").value;
+    const encoded = await new Promise((done, fail) => {
+      const reader = Object.assign(new FileReader(), { onload: () => done(reader.result), onerror: () => fail(reader.error) });
+      reader.readAsDataURL(file());
+    });
+    return { [mediumOf(file())]: encoded.slice(encoded.indexOf(",") + 1) };
   };
+  const missing = () => {
+    if (!file()) return at("texts").hidden ? "Choose a file first." : at("text").value.trim() ? "" : "Type a text first.";
+    if (!mediumOf(file())) return `${file().name} is no file that this bank reads; it reads ${[...media()].join(" and ")}.`;
+    const size = Math.ceil(file().size / 3) * 4, most = bank.payload_limit;
+    const mb = (bytes) => `${((bytes * 3) / 4e6).toFixed(1)} MB`;
+    return size + 1000 > most ? `${file().name} has ${mb(size)}; this server takes ${mb(most)}.` : "";
+  };
+  at("file").addEventListener("change", () => {
+    for (const old of at("preview").children) URL.revokeObjectURL(old.src);
+    const medium = file() && mediumOf(file());
+    const fields = medium && { src: URL.createObjectURL(file()), alt: file().name, controls: true };
+    at("preview").replaceChildren(...(medium ? [make(medium === "image" ? "img" : "audio", fields)] : []));
+    at("link").hidden = Boolean(file()); // a link holds texts alone
+    at("texts").hidden = Boolean(file()) || !media().has("text");
+    if (file()) ask();
+  });
   const remember = () => {
     const held = new URLSearchParams({ text: at("text").value });
     if (at("second").value) held.set("second", at("second").value);
@@ -111,20 +134,23 @@
     setTimeout(() => (at("link").textContent = "Copy link"), 2500);
   });
 
+  const answering = () => {
+    const medium = file() ? mediumOf(file()) : "text";
+    return Object.keys(bank.tasks).filter((task) => bank.tasks[task].reads === medium);
+  };
   const ask = async () => {
     asking?.abort();
     const mine = (asking = new AbortController());
-    if (!at("text").value.trim()) return tell("Type a text first.");
-    tell("");
-    remember();
+    tell(missing());
+    if (missing()) return;
+    if (!file()) remember();
     at("answers").setAttribute("aria-busy", "true");
     try {
       bank = await call("info", null, mine.signal); // its readers may have changed since
-      const body = { inputs: inputs(), truncate: at("truncate").checked, tasks: Object.keys(bank.tasks) };
+      const body = { inputs: await inputs(), truncate: at("truncate").checked, tasks: answering() };
       const said = await call("predict", body, mine.signal);
       show(said, at("second").value || at("text").value);
-      const reasons = await call("explain", body, mine.signal);
-      explain(reasons);
+      explain(await call("explain", { ...body, tasks: Object.keys(said) }, mine.signal), file() ? "file" : "text");
     } catch (error) {
       if (error.name === "AbortError") return;
       tell(error.message);
@@ -230,11 +256,11 @@
     box.setAttribute("aria-label", "Contribution of each layer at each token");
     return [box, make("p", { className: "quiet" }, `The darker, the more; of all that is read, the strongest cell is ${percent(top)}.`)];
   };
-  const explain = (reasons) => {
+  const explain = (reasons, what) => {
     const { without_readers: alone, with_readers: together } = reasons.seconds, count = Object.keys(reasons.tasks).length;
     const ms = (seconds) => `${(seconds * 1000).toPrecision(3)} ms`;
     const more = `${together < alone ? "−" : "+"}${Math.abs((together / alone - 1) * 100).toFixed(0)} %`;
-    at("time").textContent = `One pass over this text: ${ms(alone)} without readers, ${ms(together)} with ${count === 1 ? "one" : count} (${more}).`;
+    at("time").textContent = `One pass over this ${what}: ${ms(alone)} without readers, ${ms(together)} with ${count === 1 ? "one" : count} (${more}).`;
     for (const card of at("answers").children) {
       const own = reasons.tasks[card.dataset.task];
       const learned = own.importance ? "Importance of each layer" : own.contributions ? "Each layer's part in this text" : "Layers";
@@ -255,9 +281,15 @@
     }
     const count = Object.keys(bank.tasks).length;
     at("name").textContent = document.title = bank.name;
-    at("about").textContent = `${count} ${count === 1 ? "task" : "tasks"} read off one pass of ${bank.model_type} on ${bank.device} · up to ${bank.max_input_length} tokens`;
+    at("about").textContent = `${count} ${count === 1 ? "task" : "tasks"} read off one pass of ${bank.model_type} on ${bank.device}${media().has("text") ? ` · up to ${bank.max_input_length} tokens` : ""}`;
+    const others = [...media()].filter((medium) => medium !== "text");
+    at("texts").hidden = !media().has("text");
+    at("link").hidden = !media().has("text");
+    at("files").hidden = !others.length;
+    at("file").accept = others.map((medium) => `${medium}/*`).join();
+    at("file-label").textContent = others.map((medium) => ({ image: "Image", audio: "Sound" })[medium] ?? medium).join(" or ");
     at("ask").hidden = false;
-    at("text").focus();
+    (at("texts").hidden ? at("file") : at("text")).focus();
     restore();
   };
   start();
