@@ -21,6 +21,7 @@ from lamina.bank import Reader, ReaderBank
 from lamina.fusion.pooled_layers import PooledLayers
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.heads.sequence_classification import ImageClassification, SequenceClassification
+from lamina.studies.contributions import layer_amounts
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 TEXT = "🎬 anna went to paris ."
@@ -113,7 +114,13 @@ def test_a_text_has_all_answers_with_layers_and_tokens(page: Any, bank: ReaderBa
     assert texts(page, "[data-task=topics] .heat th[scope=col]") == (
         ["[CLS]", "[UNK]", "anna", "went", "to", "paris", ".", "[SEP]"]
     )
-    assert len(texts(page, "[data-task=topics] .heat tbody tr")) == 5  # layers 0 to 3, and all together
+    assert texts(page, "[data-task=topics] .heat tbody th") == ["3", "2", "1", "0"]
+    assert texts(page, "[data-task=topics] .shaded span") == texts(page, "[data-task=topics] .heat th[scope=col]")
+    cells = "[...document.querySelectorAll('[data-task=topics] td[title]')]"
+    shades = f"return {cells}.map(e => +e.style.getPropertyValue('--share'))"
+    rows = layer_amounts(bank, ["topics"], bank.processor(TEXT, return_tensors="pt"))["topics"]
+    assert rows is not None
+    assert page.execute_script(shades) == pytest.approx((rows / rows.max()).flip(0).flatten().tolist(), abs=1e-3)
     assert page.find_element("id", "time").text.startswith("One pass over this text: ")
     assert page.get_log("browser") == []
     sent = requests(page)

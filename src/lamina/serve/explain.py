@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from lamina.train.plan import Group
     from lamina.train.predict import Prepared
 
-_ROUNDS = 3  # more of timed passes, where these are quick
-_QUICK_S = 0.03
+_ROUNDS, _SPARE_S = 3, 0.2  # of timed passes after the first, as many as take no longer
 _DIGITS = 6
 
 
@@ -85,7 +83,7 @@ class ExplainWork(Work):
         }
 
     def _timed(self, group: Group, batch: Mapping[str, Tensor]) -> dict[str, float]:
-        """Median seconds of a pass up to the highest layer that is read, without the readers and with them."""
+        """Least seconds of a pass up to the highest layer that is read, without the readers and with them."""
         top: dict[str, list[int]] = {}
         for reader in (self.bank[name] for name in group.tasks):
             top[reader.stack] = [max(*reader.layers, *top.get(reader.stack, [0]))]
@@ -93,11 +91,10 @@ class ExplainWork(Work):
             "without_readers": lambda: self.bank.record_states(top, batch),
             "with_readers": lambda: self.bank(**batch, readers=[*group.tasks]),
         }
-        taken: dict[str, list[float]] = {what: [self._seconds(run)] for what, run in runs.items()}
-        if max(map(max, taken.values())) < _QUICK_S:  # they have warmed up, and others do not wait long
-            for what in [*runs] * _ROUNDS:
-                taken[what].append(self._seconds(runs[what]))
-        return {what: statistics.median(times) for what, times in taken.items()}
+        taken = {what: self._seconds(run) for what, run in runs.items()}
+        for _ in range(min(_ROUNDS, int(_SPARE_S / sum(taken.values())))):  # others wait meanwhile
+            taken = {what: min(taken[what], self._seconds(run)) for what, run in runs.items()}
+        return taken
 
     def _seconds(self, run: Callable[[], object]) -> float:
         start = time.perf_counter()

@@ -16,11 +16,13 @@ from tests.support.finetuned import image_processor, vit
 from tests.support.pictures import encoded, picture
 from tests.support.sounds import layer_normed, sound_bytes, tone, waves
 from tests.support.stored import tiny_bank
+from tests.support.towers import joint_processor, two_towers
 
 import lamina
 from lamina.bank import Reader, ReaderBank
+from lamina.fusion.mean import Mean
 from lamina.fusion.scalar_mix import ScalarMix
-from lamina.heads.sequence_classification import AudioClassification, ImageClassification
+from lamina.heads.sequence_classification import AudioClassification, ImageClassification, SequenceClassification
 from lamina.serve import create_app
 
 PNG = encoded(picture(90))
@@ -163,3 +165,23 @@ def test_nothing_of_a_request_is_written(images: TestClient, sounds: TestClient)
         Path("/nowhere/at/all").write_text("")
     watching = False
     assert written == ["/nowhere/at/all"]
+
+
+def test_readers_of_texts_and_of_images_of_one_bank_answer_for_their_own():
+    bank = ReaderBank(two_towers(), joint_processor())
+    bank.add("topic", Reader(Mean(), SequenceClassification(("war", "art"))))
+    bank.add("shade", Reader(Mean(), ImageClassification(("light", "dark"))))
+    with TestClient(create_app(bank.eval())) as client:
+        (text,), (image,) = (
+            lamina.predict(bank, [x], readers=[y]) for x, y in (("good film", "topic"), (PNG, "shade"))
+        )
+        found = asked(client, "good film", path="/predict")
+        assert {task: scores(said) for task, said in found.items()} == {
+            "topic": pytest.approx(text["topic"]["probabilities"])
+        }
+        found = asked(client, {"image": in_base64(PNG)})
+        assert {task: scores(said) for task, said in found.items()} == {
+            "shade": pytest.approx(image["shade"]["probabilities"])
+        }
+        assert "image came for 'topic'" in asked(client, {"image": in_base64(PNG)}, 422, tasks=["topic"])["error"]
+        assert list(asked(client, "good film", path="/explain")["tasks"]) == ["topic"]

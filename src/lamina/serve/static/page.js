@@ -116,12 +116,13 @@
   };
   const restore = () => {
     const held = new URLSearchParams(location.hash.slice(1));
-    if (!held.has("text")) return;
+    if (!held.has("text")) return false;
     at("text").value = held.get("text");
     at("second").value = held.get("second") ?? "";
     at("pair").open = at("second").value !== "";
     at("truncate").checked = held.has("truncate");
     ask();
+    return true;
   };
   at("link").addEventListener("click", async () => {
     remember();
@@ -236,36 +237,43 @@
     const rows = own.layers.map((layer, row) => ({ label: layerName(layer), score: shares[row] })).reverse();
     return bars(rows, (score) => score === top, top);
   };
-  const heat = (own) => {
-    const all = sums(own.tokens.map((_, token) => own.contributions.map((row) => row[token])));
-    const top = Math.max(...own.contributions.flat()), whole = Math.max(...all);
-    const row = (name, shares, most, className) => {
-      const cells = shares.map((share, token) => {
-        const cell = make("td", { title: `${own.tokens[token]} · layer ${name}: ${percent(share)}` });
-        cell.style.setProperty("--share", share / most);
-        return cell;
-      });
-      return make("tr", { className }, make("th", { scope: "row" }, name), ...cells);
+  const shade = (element, share, title) => {
+    element.style.setProperty("--share", share);
+    element.title = title;
+    return element;
+  };
+  const byToken = (own) => {
+    const shares = sums(own.tokens.map((_, token) => own.contributions.map((row) => row[token])));
+    const most = Math.max(...shares);
+    const words = own.tokens.map((token, at) => shade(make("span", {}, token), shares[at] / most, `${token}: ${percent(shares[at])}`));
+    return make("p", { className: "shaded" }, ...words);
+  };
+  const byLayer = (own) => {
+    const most = Math.max(...own.contributions.flat());
+    const row = (shares, layer) => {
+      const title = (token) => `${own.tokens[token]} · layer ${layer}: ${percent(shares[token])}`;
+      const cells = shares.map((share, token) => shade(make("td"), share / most, title(token)));
+      return make("tr", {}, make("th", { scope: "row" }, String(layer)), ...cells);
     };
     const heads = own.tokens.map((token) => make("th", { scope: "col" }, token));
-    const rows = own.contributions.map((shares, at) => row(String(own.layers[at]), shares, top, "")).reverse();
-    const table = make("table", {}, make("thead", {}, make("tr", {}, make("td"), ...heads)));
-    table.append(make("tbody", {}, ...rows, row("all", all, whole, "sum")));
+    const rows = own.contributions.map((shares, at) => row(shares, own.layers[at])).reverse();
+    const table = make("table", {}, make("thead", {}, make("tr", {}, make("td"), ...heads)), make("tbody", {}, ...rows));
     const box = make("div", { className: "heat", tabIndex: 0 }, table);
     box.setAttribute("role", "region");
     box.setAttribute("aria-label", "Contribution of each layer at each token");
-    return [box, make("p", { className: "quiet" }, `The darker, the more; of all that is read, the strongest cell is ${percent(top)}.`)];
+    const note = `The stronger the colour, the more. The strongest cell is ${percent(most)} of all that is taken.`;
+    return [box, make("p", { className: "quiet" }, note)];
   };
   const explain = (reasons, what) => {
     const { without_readers: alone, with_readers: together } = reasons.seconds, count = Object.keys(reasons.tasks).length;
     const ms = (seconds) => `${(seconds * 1000).toPrecision(3)} ms`;
-    const more = `${together < alone ? "−" : "+"}${Math.abs((together / alone - 1) * 100).toFixed(0)} %`;
+    const more = together > alone ? `+${((together / alone - 1) * 100).toFixed(0)} %` : "no difference shows";
     at("time").textContent = `One pass over this ${what}: ${ms(alone)} without readers, ${ms(together)} with ${count === 1 ? "one" : count} (${more}).`;
     for (const card of at("answers").children) {
       const own = reasons.tasks[card.dataset.task];
       const learned = own.importance ? "Importance of each layer" : own.contributions ? "Each layer's part in this text" : "Layers";
       card.append(make("div", { className: "layers" }, make("h3", {}, learned), layers(own)));
-      if (own.contributions) card.append(make("div", { className: "tokens" }, make("h3", {}, "What is taken of each token, by layer"), ...heat(own)));
+      if (own.contributions) card.append(make("div", { className: "tokens" }, make("h3", {}, "What is taken of each token, and from which layer"), byToken(own), ...byLayer(own)));
     }
   };
 
@@ -289,8 +297,7 @@
     at("file").accept = others.map((medium) => `${medium}/*`).join();
     at("file-label").textContent = others.map((medium) => ({ image: "Image", audio: "Sound" })[medium] ?? medium).join(" or ");
     at("ask").hidden = false;
-    (at("texts").hidden ? at("file") : at("text")).focus();
-    restore();
+    if (!restore()) (at("texts").hidden ? at("file") : at("text")).focus();
   };
   start();
 })();
