@@ -15,7 +15,7 @@ from lamina.data.batches import Budget
 from lamina.errors import ConfigError, LaminaError
 from lamina.serve.explain import ExplainWork
 from lamina.serve.jobs import AnswerWork, Work
-from lamina.serve.uploads import Upload, check_sizes, readers_of
+from lamina.serve.uploads import Upload, readers_of, sized
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _WORTH_A_PASS = {"cpu": 512, "accelerator": 8192}  # tokens
-_FILE_TOKENS = 256  # that a file counts for, so that not too many are in memory at once
+_FILE_TOKENS, _SIZE_OF_TOKEN = 256, 4096  # that a file counts for, so that not too much is decoded at once
 _KEPT = 256  # works: what was asked lately is not made anew
 
 
@@ -153,8 +153,9 @@ class Engine:
         """
         asked = self.bank if bank is None else bank
         names = readers_of(asked, tasks, texts)
-        check_sizes(asked, names, texts)
-        return self.submit(texts, (asked, names, raw), lambda: AnswerWork(asked, names, raw=raw), truncate)
+        return self.submit(
+            sized(asked, names, texts), (asked, names, raw), lambda: AnswerWork(asked, names, raw=raw), truncate
+        )
 
     def explain(self, text: Any, tasks: Sequence[str] | None = None, *, truncate: bool = True) -> Future[list[Any]]:
         """Ask what readers took their answer from, as `ask` does; the future is of a list of one `ExplainWork` gives.
@@ -164,8 +165,9 @@ class Engine:
         """
         asked = self.bank
         names = readers_of(asked, tasks, [text])
-        check_sizes(asked, names, [text])
-        return self.submit([text], (asked, "explain", names), lambda: ExplainWork(asked, names), truncate)
+        return self.submit(
+            sized(asked, names, [text]), (asked, "explain", names), lambda: ExplainWork(asked, names), truncate
+        )
 
     def submit(self, texts: Sequence[Any], key: Any, make: Callable[[], Work], truncate: bool) -> Future[list[Any]]:
         """Have texts read and run by the work of a key, of which the bank is a part."""
@@ -293,6 +295,6 @@ def _is_pair(job: Job) -> bool:
 def _about_tokens(text: Any) -> int:
     """Roughly, before it is read; passes are cut to measure afterwards."""
     if isinstance(text, Upload):
-        return _FILE_TOKENS
+        return max(_FILE_TOKENS, text.size // _SIZE_OF_TOKEN)
     parts = [text] if isinstance(text, str) else text
     return 2 + sum(len(part) // 4 + 1 for part in parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, final
 
 from lamina.errors import ConfigError, LaminaError, check_known
@@ -29,6 +29,7 @@ class Upload:
 
     medium: str
     data: bytes
+    size: int = 0  # pixels or samples that it has once decoded, where that is known
 
     @classmethod
     def of(cls, medium: str, encoded: str) -> Upload:
@@ -69,19 +70,18 @@ def readers_of(bank: ReaderBank, tasks: Sequence[str] | None, examples: Sequence
     return fitting
 
 
-def check_sizes(bank: ReaderBank, names: Sequence[str], examples: Sequence[Any]) -> None:
-    """Look at the headers of files before anything is decoded.
+def sized(bank: ReaderBank, names: Sequence[str], examples: Sequence[Any]) -> Sequence[Any]:
+    """Examples, files with their sizes, which stand in their headers; nothing is decoded.
 
     Raises:
         DataError: If one is no file of its kind.
         TooLargeError: If all together would be too large.
     """
     file = kind_of(bank[names[0]].config.head.kind).file
-    uploads = [example for example in examples if isinstance(example, Upload)]
-    if file is None or not uploads:
-        return
-    size = sum(file.of(f"file {row}", upload.data).decoded_size() for row, upload in enumerate(uploads))
-    if size > _MOST:
-        raise TooLargeError(
-            f"serve: the files have {size:,} {file.units} in all; {_MOST:,} are read. Send them smaller."
-        )
+    if file is None:
+        return examples
+    sizes = [file.of(f"file {row}", upload.data).decoded_size() for row, upload in enumerate(examples)]
+    if sum(sizes) > _MOST:
+        came = f"the files have {sum(sizes):,} {file.units} in all"
+        raise TooLargeError(f"serve: {came}; {_MOST:,} are read. Send them smaller.")
+    return [replace(upload, size=size) for upload, size in zip(examples, sizes, strict=True)]
