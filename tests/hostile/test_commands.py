@@ -243,7 +243,14 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         "model": of((*SERVE, "--model", "moods"), "moods/config.json"),
         **dict.fromkeys(("host", "port", "device", "api_key", "cors_allow_origin", "payload_limit", "request_timeout")),
         **dict.fromkeys(
-            ("admin_key", "readers_root", "max_batch_tokens", "max_concurrent_requests", "max_client_batch_size")
+            (
+                "admin_key",
+                "readers_root",
+                "max_batch_tokens",
+                "max_concurrent_requests",
+                "max_client_batch_size",
+                "page",
+            )
         ),
     },
     "edit": {

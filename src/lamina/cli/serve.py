@@ -50,6 +50,7 @@ def serve(  # noqa: PLR0913
     max_replicas: Annotated[int | None, Option(min=1, help="With --ray: up to how many, while requests wait.")] = None,
     replica_cpus: Annotated[float, Option(min=0.01, help="With --ray: cores of each.")] = 1.0,
     replica_gpus: Annotated[float, Option(min=0, help="With --ray: GPUs of each, or a share of one.")] = 0.0,
+    page: Annotated[bool, Option("--page/--no-page", help="Have a page to try it at /.")] = True,
 ) -> None:
     """Answer over HTTP with the readers of a bank: every task off one pass.
 
@@ -82,10 +83,10 @@ def serve(  # noqa: PLR0913
         number = Replicas(replicas, max_replicas, replica_cpus, replica_gpus)
         saved = str(Path(bank).resolve()) if is_dir(Path(bank)) else bank  # replicas run elsewhere
         _opened(saved, model, device)  # so that what is wrong is told here
-        _on_ray(partial(_application, saved, model, device, settings), settings, number, ray, (host, port))
+        _on_ray(partial(_application, saved, model, device, settings, page=page), settings, number, ray, (host, port))
         return
     with _listening(host, port) as listener:
-        app = _application(bank, model, device, settings, source=bank, readers_root=readers_root)
+        app = _application(bank, model, device, settings, source=bank, readers_root=readers_root, page=page)
         _reload_on_signal(app.state.live.try_reload)
         port = listener.getsockname()[1]
         print(f"{', '.join(app.state.engine.bank)} at http://{host}:{port} (/openapi.json says how to ask)", flush=True)
@@ -94,11 +95,11 @@ def serve(  # noqa: PLR0913
         uvicorn.Server(uvicorn.Config(app, host=host, port=port, **more)).run(sockets=[listener])
 
 
-def _application(bank: str, model: str | None, device: str, settings: Settings, **live: Any) -> FastAPI:
+def _application(bank: str, model: str | None, device: str, settings: Settings, **more: Any) -> FastAPI:
     """The application that answers for a saved bank."""
     from lamina.serve import create_app
 
-    return create_app(_opened(bank, model, device), settings, name=Path(bank).name, **live)
+    return create_app(_opened(bank, model, device), settings, name=Path(bank).name, **more)
 
 
 def _opened(bank: str, model: str | None, device: str) -> ReaderBank:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -41,20 +41,27 @@ class PoolingConfig(FusionConfig):
         check_range(self.op, "dropout", self.dropout, 0, 1, open_high=True)
 
 
+def token_shares(
+    states: Float[Tensor, "batch tokens width"],
+    queries: Float[Tensor, "members heads width"],
+    masks: Sequence[Bool[Tensor, "batch tokens"]],
+) -> Iterator[Float[Tensor, "batch tokens members heads"]]:
+    """How much the queries take of each token of each mask; they sum to 1 over tokens, and are 0 for an empty mask."""
+    scores = F.linear(states, queries.flatten(0, 1))  # undivided: at usual rates queries would else hardly move
+    for mask in masks:
+        shares = scores.masked_fill(~mask.unsqueeze(-1), torch.finfo(scores.dtype).min).softmax(1)
+        yield (shares * mask.any(1)[:, None, None]).unflatten(-1, queries.shape[:2])
+
+
 def pool_tokens(
     states: Float[Tensor, "batch tokens width"],
     queries: Float[Tensor, "members heads width"],
     masks: Sequence[Bool[Tensor, "batch tokens"]],
 ) -> list[Float[Tensor, "members batch width"]]:
     """Means of states over the tokens of each mask, slice h weighted as query h says; 0 where a mask has no token."""
-    scores = F.linear(states, queries.flatten(0, 1))  # undivided: at usual rates queries would else hardly move
     slices = states.unflatten(-1, (queries.shape[1], -1))
-    means = []
-    for mask in masks:
-        shares = scores.masked_fill(~mask.unsqueeze(-1), torch.finfo(scores.dtype).min).softmax(1)
-        shares = (shares * mask.any(1)[:, None, None]).unflatten(-1, queries.shape[:2])
-        means.append(torch.einsum("btmh,bthd->mbhd", shares, slices).flatten(2))
-    return means
+    every = token_shares(states, queries, masks)
+    return [torch.einsum("btmh,bthd->mbhd", shares, slices).flatten(2) for shares in every]
 
 
 class PoolingStream(Stream):

@@ -7,6 +7,8 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError
+from lamina.serve.shapes import FileInput
+from lamina.serve.uploads import TEXT, Upload, medium_of
 from lamina.tasks import kind_of
 
 if TYPE_CHECKING:
@@ -19,19 +21,25 @@ if TYPE_CHECKING:
 _YES = ("yes", "true", "1", "flagged", "unsafe", "harmful", "toxic", "spam")
 
 
-def texts_of(inputs: Any) -> tuple[list[Any], bool]:
-    """The texts or pairs of a request's `inputs`, and whether it is one alone; of both kinds at once a ConfigError."""
-    if isinstance(inputs, str) or all(isinstance(part, str) for part in inputs):
+def examples_of(inputs: Any) -> tuple[list[Any], bool]:
+    """The texts, pairs or files of a request's `inputs`, and whether it is one alone.
+
+    Raises:
+        ConfigError: If they are of several kinds, or a file is not Base64.
+    """
+    if isinstance(inputs, str | FileInput) or all(isinstance(part, str) for part in inputs):
         return [_one(inputs)], True
-    texts = [_one(part) for part in inputs]
-    if len({type(text) for text in texts}) > 1:
-        raise ConfigError("serve: inputs has single texts and pairs; all must be of one kind.")
-    return texts, False
+    examples = [_one(part) for part in inputs]
+    if len({getattr(example, "medium", type(example)) for example in examples}) > 1:
+        raise ConfigError("serve: inputs are of several kinds; all must be texts, or pairs, or images, or sound.")
+    return examples, False
 
 
-def _one(parts: str | Sequence[str]) -> Any:
+def _one(parts: str | Sequence[str] | FileInput) -> Any:
     if isinstance(parts, str):
         return parts
+    if isinstance(parts, FileInput):
+        return Upload.of(*parts.sent())
     return parts[0] if len(parts) == 1 else tuple(parts)
 
 
@@ -56,7 +64,7 @@ def categories_of(bank: ReaderBank) -> dict[str, tuple[str, ...]]:
     categories: dict[str, tuple[str, ...]] = {}
     for task in bank:
         head = bank[task].config.head
-        if not _is_of_whole_texts(head) or head.problem_type == "regression":
+        if not _is_of_whole_texts(head) or medium_of(bank, task) != TEXT or head.problem_type == "regression":
             continue
         if head.problem_type == "multi_label":
             categories[task] = tuple(head.labels)

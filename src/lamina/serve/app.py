@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from lamina.errors import (
     BaseMismatchError,
     ConfigError,
+    DataError,
     LaminaError,
     LayerIndexError,
     NotFiniteError,
@@ -32,8 +33,10 @@ from lamina.serve.guard import Guard
 from lamina.serve.info import info_of
 from lamina.serve.jobs import EmbedWork, TooLongError
 from lamina.serve.live import Live, add_live
+from lamina.serve.page import add_page
 from lamina.serve.settings import Settings
-from lamina.serve.shapes import EmbedRequest, InferRequest, ModerationRequest, PredictRequest, Problem
+from lamina.serve.shapes import EmbedRequest, ExplainRequest, InferRequest, ModerationRequest, PredictRequest, Problem
+from lamina.serve.uploads import TooLargeError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 
 _STATUS: dict[type[Exception], tuple[int, str]] = {
     TooLongError: (413, "Validation"),
+    TooLargeError: (413, "Validation"),
+    DataError: (422, "Validation"),
     OverloadedError: (429, "Overloaded"),
     ClosedError: (503, "Unhealthy"),
     UnknownNameError: (422, "Validation"),
@@ -68,6 +73,12 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
     }.items()
 }
 
+_FILE = 'or a file as {"image": Base64} or {"audio": Base64}'
+_RULES = {  # what inputs are; pydantic would name the first of the forms that did not fit
+    "/predict": f"a text, a pair [a, b], a list of lists of one text or two, {_FILE}, or a list of files",
+    "/explain": f"a text, a pair [a, b], {_FILE}",
+}
+
 
 def create_app(
     bank: ReaderBank,
@@ -76,6 +87,7 @@ def create_app(
     name: str = "bank",
     source: str | None = None,
     readers_root: Path | None = None,
+    page: bool = True,
 ) -> FastAPI:
     """Make the application that answers for a bank.
 
@@ -85,6 +97,7 @@ def create_app(
         name: Of the bank, as a model of KServe's.
         source: Folder or hub id that the bank was loaded from, for `app.state.live.reload()`.
         readers_root: The folder under which readers may be taken from while the server runs.
+        page: Whether there is a page to try it at `/`.
 
     Raises:
         ConfigError: If the bank has no reader.
@@ -113,6 +126,8 @@ def create_app(
     _add_moderations(app, engine)
     _add_kserve(app, engine, name)
     add_live(app, live, engine)
+    if page:
+        add_page(app)
     return app
 
 
@@ -129,9 +144,8 @@ def _add_problems(app: FastAPI) -> None:
         if not where:
             rule = "a JSON object is needed, sent as Content-Type: application/json"
             return problem(422, f"the body: {rule}", "Validation")
-        if where == "inputs.str" and request.url.path == "/predict":
-            rule = "a text, a pair [a, b], or a list of lists of one text or two is needed"
-            return problem(422, f"inputs: {rule}", "Validation")
+        if where == "inputs.str" and request.url.path in _RULES:
+            return problem(422, f"inputs: {_RULES[request.url.path]} is needed", "Validation")
         return problem(422, f"{where}: {first['msg']}", "Validation")
 
     @app.exception_handler(LaminaError)
@@ -182,7 +196,7 @@ def _add_tei(app: FastAPI, engine: Engine) -> None:
         Classes come best first, as text-embeddings-inference has them. With several tasks the answer is an object with
         a key for each; with one reader, or one name as `tasks`, it is that task's answer alone.
         """
-        texts, is_single = answers.texts_of(asked.inputs)
+        texts, is_single = answers.examples_of(asked.inputs)
         _check_count(engine, texts)
         alone = asked.tasks if isinstance(asked.tasks, str) else None
         tasks = [alone] if alone is not None else asked.tasks
@@ -192,6 +206,17 @@ def _add_tei(app: FastAPI, engine: Engine) -> None:
             alone = next(iter(bank))
         found = [answers.tei(answer, alone) for answer in await _answer(engine, future, request)]
         return found[0] if is_single else found
+
+    @app.post("/explain")
+    async def explain(asked: ExplainRequest, request: Request) -> dict[str, Any]:
+        """What the readers took their answers from: layers, and their tokens where a reader's fusion can say.
+
+        "seconds" are those of a pass of this text alone, up to the highest layer that is read, without and with the
+        readers. Of a text in several windows it is the first.
+        """
+        (text,), _ = answers.examples_of(asked.inputs)
+        (found,) = await _answer(engine, engine.explain(text, asked.tasks, truncate=asked.truncate), request)
+        return found
 
     @app.post("/embed")
     async def embed(asked: EmbedRequest, request: Request) -> list[list[float]]:

@@ -12,8 +12,10 @@ from threading import Condition, Thread
 from typing import TYPE_CHECKING, Any, final
 
 from lamina.data.batches import Budget
-from lamina.errors import ConfigError, LaminaError, check_known
+from lamina.errors import ConfigError, LaminaError
+from lamina.serve.explain import ExplainWork
 from lamina.serve.jobs import AnswerWork, Work
+from lamina.serve.uploads import Upload, readers_of, sized
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _WORTH_A_PASS = {"cpu": 512, "accelerator": 8192}  # tokens
+_FILE_TOKENS, _SIZE_OF_TOKEN = 256, 4096  # that a file counts for, so that not too much is decoded at once
 _KEPT = 256  # works: what was asked lately is not made anew
 
 
@@ -129,11 +132,11 @@ class Engine:
         truncate: bool = True,
         bank: ReaderBank | None = None,
     ) -> Future[list[Any]]:
-        """Ask readers about texts or pairs of texts.
+        """Ask readers about texts, pairs of texts or files.
 
         Args:
-            texts: All texts, or all pairs of texts.
-            tasks: Names of the readers; None: all. The pass stops at the highest layer that these need.
+            texts: All texts, all pairs of texts, or all `Upload`s of one medium.
+            tasks: Names of the readers; None: all that read such. The pass stops at the highest layer that these need.
             raw: Logits in place of probabilities.
             truncate: Read the start of a text that is too long; else it is an error.
             bank: Which is asked; None: the one that is served now.
@@ -143,14 +146,28 @@ class Engine:
 
         Raises:
             UnknownNameError: If a reader does not exist.
+            ConfigError: If one does not read what came, or none does.
+            DataError: If a file is not what it says.
+            TooLargeError: If files are too large once decoded.
             OverloadedError, ClosedError: If the request is not accepted.
         """
         asked = self.bank if bank is None else bank
-        check_known("serve", tasks or (), asked, "task")
-        names = tuple(name for name in asked if tasks is None or name in tasks)
-        if not names:
-            raise ConfigError(f"serve: tasks is empty; name one at least of {', '.join(asked)}.")
-        return self.submit(texts, (asked, names, raw), lambda: AnswerWork(asked, names, raw=raw), truncate)
+        names = readers_of(asked, tasks, texts)
+        return self.submit(
+            sized(asked, names, texts), (asked, names, raw), lambda: AnswerWork(asked, names, raw=raw), truncate
+        )
+
+    def explain(self, text: Any, tasks: Sequence[str] | None = None, *, truncate: bool = True) -> Future[list[Any]]:
+        """Ask what readers took their answer from, as `ask` does; the future is of a list of one `ExplainWork` gives.
+
+        Raises:
+            LaminaError: As of `ask`.
+        """
+        asked = self.bank
+        names = readers_of(asked, tasks, [text])
+        return self.submit(
+            sized(asked, names, [text]), (asked, "explain", names), lambda: ExplainWork(asked, names), truncate
+        )
 
     def submit(self, texts: Sequence[Any], key: Any, make: Callable[[], Work], truncate: bool) -> Future[list[Any]]:
         """Have texts read and run by the work of a key, of which the bank is a part."""
@@ -272,10 +289,12 @@ def _fail(job: Job, error: Exception) -> None:
 
 
 def _is_pair(job: Job) -> bool:
-    return not isinstance(job.texts[0], str)
+    return isinstance(job.texts[0], tuple)
 
 
 def _about_tokens(text: Any) -> int:
     """Roughly, before it is read; passes are cut to measure afterwards."""
+    if isinstance(text, Upload):
+        return max(_FILE_TOKENS, text.size // _SIZE_OF_TOKEN)
     parts = [text] if isinstance(text, str) else text
     return 2 + sum(len(part) // 4 + 1 for part in parts)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from lamina.serve.settings import Settings
 
-OPEN = ("/health", "/v2/health/live", "/v2/health/ready")  # for probes, which have no key
+OPEN = ("/", "/health", "/v2/health/live", "/v2/health/ready")  # the page, which asks for the key, and for probes
 ADMIN = "/readers"  # what is here and below changes what is served, and has a key of its own
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.data.encode import length_limit
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
+from lamina.serve.uploads import medium_of
 
 if TYPE_CHECKING:
     from lamina.serve.engine import Served
@@ -20,6 +21,7 @@ def info_of(served: Served, settings: Settings, name: str) -> dict[str, Any]:
         task: {
             "kind": reader.config.head.kind,
             "problem_type": reader.config.head.problem_type,
+            "reads": medium_of(bank, task),
             "labels": list(reader.config.head.labels),
             "stack": reader.stack,
             "layers": list(reader.layers),

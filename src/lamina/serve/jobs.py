@@ -15,6 +15,8 @@ from lamina.errors import LaminaError
 from lamina.layers.discovery import pick_stack
 from lamina.layers.isolation import evaluating
 from lamina.layers.selectors import select
+from lamina.serve.uploads import Upload, plain
+from lamina.tasks.inputs import check_tokenizer
 from lamina.train.options import FitOptions
 from lamina.train.predict import Predictor
 
@@ -54,13 +56,24 @@ class Work(ABC):
 
     def check_lengths(self, texts: Sequence[Any]) -> None:
         """Raise TooLongError for a text that would be cut."""
-        tokenizer = tokenizer_of(self.bank.processor)
         for number, text in enumerate(texts):
+            if isinstance(text, Upload):
+                if self.read([text]).cut:
+                    raise TooLongError(
+                        f"serve: file {number} is longer than what is read. Send truncate=true to cut it."
+                    )
+                continue
             parts = [encodable(part) for part in ([text] if isinstance(text, str) else text)]
-            tokens = len(tokenizer(*parts, truncation=False, verbose=False)["input_ids"])
+            tokens = len(tokenizer_of(self.bank.processor)(*parts, truncation=False, verbose=False)["input_ids"])
             if tokens > self.max_length:
                 most = f"{self.max_length} are read"
                 raise TooLongError(f"serve: text {number} has {tokens} tokens; {most}. Send truncate=true to cut it.")
+
+
+def predictor_of(bank: ReaderBank, tasks: tuple[str, ...]) -> Predictor:
+    """What reads texts and answers for some readers of a bank; how many rows a pass has is for a budget to say."""
+    options = FitOptions.of_call({}, "serve", eval_batch_size=_ROWS, progress=False)
+    return Predictor(bank, options, readers=tasks)
 
 
 @final
@@ -69,12 +82,11 @@ class AnswerWork(Work):
 
     def __init__(self, bank: ReaderBank, tasks: tuple[str, ...], *, raw: bool) -> None:
         self.bank, self.tasks, self._raw = bank, tasks, raw
-        options = FitOptions.of_call({}, "serve", eval_batch_size=_ROWS, progress=False)
-        self._predictor = Predictor(bank, options, readers=tasks)
+        self._predictor = predictor_of(bank, tasks)
 
     def read(self, texts: Sequence[Any]) -> Any:
         """As `Predictor.prepare`."""
-        return self._predictor.prepare(texts)
+        return self._predictor.prepare(plain(texts))
 
     def run(self, prepared: Any, budget: Budget) -> Sequence[Any]:
         """Per text, task -> answer."""
@@ -91,6 +103,7 @@ class EmbedWork(Work):
     """The mean over a text's tokens of one layer's state; the pass stops there."""
 
     def __init__(self, bank: ReaderBank, layer: int, *, normalize: bool) -> None:
+        check_tokenizer(bank.processor)
         self.bank, self._normalize = bank, normalize
         self._stack = pick_stack(bank.stacks, None, op="serve")
         (self._layer,) = select(layer, self._stack.layers, op="serve")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 OneOrTwo = Annotated[list[str], Field(min_length=1, max_length=2)]  # a text, or a pair
 Name = Annotated[str, StringConstraints(max_length=200)]
@@ -16,15 +16,43 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class PredictRequest(Request):
-    """One text, a pair of texts, or a list of texts `[["a"], ["b"]]` and pairs `[["a", "b"], ...]`."""
+class FileInput(Request):
+    """The bytes of one file in Base64, as an image or as sound."""
 
-    inputs: str | OneOrTwo | Annotated[list[OneOrTwo], Field(min_length=1)] = Field(
+    image: str | None = None
+    audio: str | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.image is None) == (self.audio is None):
+            raise ValueError('one of "image" and "audio" is needed')
+        return self
+
+    def sent(self) -> tuple[str, str]:
+        """What it is, and its Base64."""
+        return ("audio", self.audio) if self.audio is not None else ("image", self.image or "")
+
+
+Files = Annotated[list[FileInput], Field(min_length=1)]
+
+
+class PredictRequest(Request):
+    """One text, a pair of texts, or a list of texts `[["a"], ["b"]]` or of pairs `[["a", "b"], ...]`; or files."""
+
+    inputs: str | OneOrTwo | Annotated[list[OneOrTwo], Field(min_length=1)] | FileInput | Files = Field(
         examples=[[["The pasta was not bad at all."], ["Maria flew to Lisbon."]]]
     )
     raw_scores: bool = Field(False, description="Logits in place of probabilities.")
     truncate: bool = Field(False, description="Read the start of a text that is too long, instead of an error.")
     tasks: list[Name] | Name | None = Field(None, description="Only these readers; one name: its answer alone.")
+
+
+class ExplainRequest(Request):
+    """One text, pair or file."""
+
+    inputs: str | OneOrTwo | FileInput = Field(examples=["Maria flew to Lisbon."])
+    truncate: bool = Field(False, description="Read the start of a text that is too long, instead of an error.")
+    tasks: list[Name] | None = Field(None, description="Only these readers.")
 
 
 class EmbedRequest(Request):

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lamina.data.batches import tokenizer_of
 from lamina.errors import ConfigError
-from lamina.fusion.base import WeightedSum
+from lamina.fusion.base import Fusion, WeightedSum
+from lamina.fusion.concat import ConcatFusion
 from lamina.fusion.gated import InputWeighted
 from lamina.fusion.layer_view import LayerView
+from lamina.fusion.pooled_layers import PooledLayersFusion
+from lamina.fusion.pooling import token_shares
 from lamina.layers.isolation import evaluating
 from lamina.studies.passes import text_inputs
 from lamina.studies.provenance import library_versions, model_facts
 from lamina.studies.study import Figure, Study
 
 if TYPE_CHECKING:
-    from lamina.bank import ReaderBank
+    from lamina.bank import ReaderBank, ReaderModule
 
 
 def contributions(bank: ReaderBank, text: Any, *, readers: Sequence[str] | None = None) -> Study:
     """Measure what each layer adds to a reader's features at each token of one text.
 
     Where a fusion weighs layers anew for each token (Gated, DWAtt), it is the size of the weight; of Routing that of
-    the token's credit; where it adds up weighted states (ScalarMix, Elementwise, Mean), the length of a layer's term.
+    the token's credit; where it adds up the states (ScalarMix, Elementwise, Mean, Concat), the length of a layer's
+    term; where it pools each layer's tokens (PooledLayers), the layer's share times what its queries take of the token.
 
     Args:
         bank: Trained readers, with their processor; left as they are.
@@ -48,9 +53,7 @@ def contributions(bank: ReaderBank, text: Any, *, readers: Sequence[str] | None 
     tokens = tokenizer_of(inputs.processor).convert_ids_to_tokens(batch["input_ids"][0].tolist())
     rows: list[dict[str, Any]] = []
     silent: list[str] = []
-    for name in bank if readers is None else readers:
-        with evaluating(bank), torch.no_grad():
-            amounts = _amounts(bank, name, batch)
+    for name, amounts in layer_amounts(bank, [*bank] if readers is None else readers, batch).items():
         if amounts is None:
             silent.append(f"'{name}' ({type(bank[name].config.fusion).__name__})")
             continue
@@ -59,7 +62,9 @@ def contributions(bank: ReaderBank, text: Any, *, readers: Sequence[str] | None 
                 place = {"reader": name, "position": position, "token": token, "layer": layer}
                 rows.append({**place, "measure": "contribution", "score": share})
     if silent and (readers is not None or not rows):
-        rule = "fusions that weigh states can: Gated, DWAtt, Routing, ScalarMix, Elementwise, Mean"
+        rule = (
+            "fusions that weigh states can: Gated, DWAtt, Routing, ScalarMix, Elementwise, Mean, Concat, PooledLayers"
+        )
         raise ConfigError(f"contributions: {', '.join(silent)} cannot say what a layer adds at a token; {rule}.")
     settings = {
         "models": {"model": model_facts(bank.model)},
@@ -84,35 +89,62 @@ def contributions(bank: ReaderBank, text: Any, *, readers: Sequence[str] | None 
     return Study("contributions", pd.DataFrame(rows), settings, figures)
 
 
-def _amounts(bank: ReaderBank, name: str, batch: Mapping[str, Tensor]) -> Tensor | None:
-    """How much each layer adds `[layers, tokens]` in the one text of a batch; None if the fusion cannot say."""
-    reader = bank[name]
-    if isinstance(reader.fusion, InputWeighted):
-        with _observed(reader.fusion) as weights:
-            bank(**batch, readers=[name])
-        return weights[0][:, 0].float().abs()
-    if not isinstance(reader.fusion.stream([reader.fusion]), WeightedSum):
-        return None
-    states = bank.record_states({reader.stack: reader.layers}, batch)[reader.stack]
-    terms: list[Tensor] = []
-    for index, state in enumerate(states.values()):
-        stream, mask = reader.fusion.stream([reader.fusion]), torch.ones(state.shape[:2], dtype=torch.bool)
-        stream.step(index, LayerView(state, mask.to(state.device)))
-        terms.append(stream.finish(mask.to(state.device))[0][0].float().norm(dim=-1))
-    return torch.stack(terms)
+def layer_amounts(bank: ReaderBank, names: Sequence[str], batch: Mapping[str, Any]) -> dict[str, Tensor | None]:
+    """How much each layer adds for readers `[layers, tokens]`, in the one text of a batch; see `contributions`.
+
+    None for a reader whose fusion cannot say.
+    """
+    wanted: dict[str, set[int]] = {}
+    for name in names:
+        wanted.setdefault(bank[name].stack, set()).update(bank[name].layers)
+    with evaluating(bank), torch.no_grad():
+        states = bank.record_states({stack: sorted(layers) for stack, layers in wanted.items()}, batch)
+        return {name: _amounts(bank[name], states[bank[name].stack]) for name in names}
 
 
-@contextmanager
-def _observed(fusion: InputWeighted) -> Iterator[list[Tensor]]:
-    """The weights `[layers, batch, tokens]` that a fusion gives out, which do not count for its importances."""
+def _amounts(reader: ReaderModule, states: Mapping[int, Tensor]) -> Tensor | None:
+    fusion, own = reader.fusion, [states[layer] for layer in reader.layers]
+    if isinstance(fusion, InputWeighted):
+        return _weights(fusion, own)
+    if isinstance(fusion, PooledLayersFusion) and not fusion.config.reads_pairs:
+        return torch.stack([_pooled(fusion, index, state) for index, state in enumerate(own)])
+    if isinstance(fusion, ConcatFusion):
+        maps = zip(own, fusion.projection, strict=True)
+        return torch.stack([F.linear(state[0].to(weight.dtype), weight).float().norm(dim=-1) for state, weight in maps])
+    if isinstance(fusion.stream([fusion]), WeightedSum):
+        return torch.stack([_run(fusion, {index: state})[0].float().norm(dim=-1) for index, state in enumerate(own)])
+    return None
+
+
+def _run(fusion: Fusion, states: Mapping[int, Tensor]) -> Tensor:
+    """What a fusion makes of some of its states."""
+    stream = fusion.stream([fusion])
+    for index, state in states.items():
+        stream.step(index, LayerView(state, _every(state)))
+    return stream.finish(_every(next(iter(states.values()))))[0]
+
+
+def _every(state: Tensor) -> Tensor:
+    """The mask of a text without padding."""
+    return torch.ones(state.shape[:2], dtype=torch.bool, device=state.device)
+
+
+def _weights(fusion: InputWeighted, states: Sequence[Tensor]) -> Tensor:
+    """What it gives each state of each token; a twin is asked, so that the fusion's own count does not change."""
     seen: list[Tensor] = []
 
     def observe(weights: Tensor, mask: Tensor) -> None:
         del mask
         seen.append(weights.detach())
 
-    fusion.observe = observe
-    try:
-        yield seen
-    finally:
-        del fusion.observe
+    twin = copy(fusion)
+    twin.observe = observe
+    _run(twin, dict(enumerate(states)))
+    return seen[0][:, 0].float().abs()
+
+
+def _pooled(fusion: PooledLayersFusion, index: int, state: Tensor) -> Tensor:
+    """The share of a layer, over the tokens as its queries divide it."""
+    queries, mask = fusion.queries[index].unsqueeze(0), _every(state)
+    (shares,) = token_shares(LayerView(state, mask).normed.to(queries.dtype), queries, [mask])
+    return fusion.importance()[index].float() * shares[0, :, 0].float().mean(-1)

@@ -35,6 +35,7 @@ class LazyAudio(LazyFile):
     many: ClassVar = "clips"
     endings: ClassVar = frozenset(f".{ending}" for ending in _ENDINGS.split())
     feature: ClassVar = "Audio"
+    units: ClassVar = "samples"
     forms: ClassVar = "a path, bytes, {'array': ..., 'sampling_rate': ...}, or an array at the feature extractor's rate"
 
     @classmethod
@@ -68,6 +69,13 @@ class LazyAudio(LazyFile):
             raise self.bad(self.name, "has no samples; a clip has at least one.")
         return -(-frames * rate // own)
 
+    def decoded_size(self) -> int:
+        """How many samples it has in all its channels, of which none is decoded."""
+        if self.rate is not None:
+            return len(self.data or b"") // 4
+        info = self._info()
+        return info.frames * info.channels
+
     def open(self, rate: int, samples: int) -> Samples:
         """Its first `samples` at a rate, float32 between -1 and 1, the mean of its channels.
 
@@ -94,6 +102,10 @@ class LazyAudio(LazyFile):
         """Its rate, and how many samples of each channel it has at it."""
         if self.rate is not None:
             return self.rate or rate, len(self.data or b"") // 4
+        info = self._info()
+        return _checked_rate(type(self), self.name, info.samplerate), info.frames
+
+    def _info(self) -> Any:
         source, soundfile = self.source(), _soundfile()
         try:
             info = soundfile.info(source)
@@ -101,7 +113,7 @@ class LazyAudio(LazyFile):
             raise self._undecodable(error) from error
         if info.channels > _MOST_CHANNELS:
             raise self.bad(self.name, f"has {info.channels} channels; at most {_MOST_CHANNELS} are read.")
-        return _checked_rate(type(self), self.name, info.samplerate), info.frames
+        return info
 
     def _decode(self, frames: int) -> Samples:
         source, soundfile = self.source(), _soundfile()

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedModel
 
+    from lamina.tasks.class_files import LazyFile
+
 PARTS = ("train", "validation", "test")
 
 
@@ -234,6 +236,7 @@ class Kind(ABC):
     processor: ClassVar[str] = "tokenizer"  # what makes inputs; or "image_processor", "feature_extractor"
     inputs: ClassVar[str] = "text"  # tasks of kinds that name the same inputs share a pass over the same examples
     predict_inputs: ClassVar[str] = "text"  # the same for predicting
+    file: ClassVar[type[LazyFile] | None] = None  # what its examples are, where they are files; None: they are texts
     per_token: ClassVar[bool] = False  # answers are token by token, so that long texts are cut into windows
     tags_words: ClassVar[bool] = False  # every word has a label, which all of its tokens may carry
     has_classes: ClassVar[bool] = True  # the outputs of a model are one score per label

@@ -60,6 +60,7 @@ class LazyFile(ABC):
     many: ClassVar[str]
     endings: ClassVar[frozenset[str]]  # of the files that are taken from folders
     feature: ClassVar[str]  # the class of `datasets` for a column of them
+    units: ClassVar[str]  # what one has many of, once it is decoded
     forms: ClassVar[str]  # in which they may be given
 
     @classmethod
@@ -84,6 +85,10 @@ class LazyFile(ABC):
         if made is None:
             raise TypeError(f"is {type(entry).__name__}; {cls.one} is {cls.forms}")
         return made
+
+    @abstractmethod
+    def decoded_size(self) -> int:
+        """How many `units` it has, by what its file says, which is not decoded; a DataError if it is no such file."""
 
     @classmethod
     def bad(cls, path: str | Path, problem: str) -> DataError:

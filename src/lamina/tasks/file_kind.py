@@ -28,7 +28,7 @@ class FileKind(ClassKind):
     """A class for every file."""
 
     problem_types = {"classification": ("accuracy", "f1")}
-    file: ClassVar[type[LazyFile]]
+    file: ClassVar[type[LazyFile]]  # pyright: ignore[reportIncompatibleVariableOverride]  here there always is one
 
     def read(self, source: Any, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
         """A folder with a folder per class, a plain tar file of one, or a Parquet file.

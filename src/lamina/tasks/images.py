@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -30,6 +32,7 @@ class LazyImage(LazyFile):
     many: ClassVar = "images"
     endings: ClassVar = frozenset(f".{ending}" for ending in _ENDINGS.split())
     feature: ClassVar = "Image"
+    units: ClassVar = "pixels"
     forms: ClassVar = "a path, bytes or an image of Pillow or NumPy (uint8 [height, width] or [height, width, 3])"
 
     @classmethod
@@ -52,11 +55,22 @@ class LazyImage(LazyFile):
 
         Its format is one of seven, whatever its name, and it has at most 2^26 pixels, in at most 2^30 bytes.
         """
+        with self._opened() as image:
+            image.load()
+            return _rgb(ImageOps.exif_transpose(image), self.name)
+
+    def decoded_size(self) -> int:
+        """How many pixels it has, of which none is decoded."""
+        with self._opened() as image:
+            return image.width * image.height
+
+    @contextmanager
+    def _opened(self) -> Iterator[Image.Image]:
+        """Its file with the header read; what goes wrong with it is a DataError."""
         try:
             with Image.open(BytesIO(self.read()), formats=_FORMATS) as image:
                 _check_size(self.name, *image.size)
-                image.load()
-                return _rgb(ImageOps.exif_transpose(image), self.name)
+                yield image
         except DataError:
             raise
         except Image.DecompressionBombError:  # Pillow has a limit of its own

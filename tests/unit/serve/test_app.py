@@ -156,7 +156,7 @@ PROBLEMS = {
     "no text": ("/predict", {"inputs": []}, 422, "inputs: a text, a pair"),
     "three texts": ("/predict", {"inputs": ["a", "b", "c"]}, 422, "inputs: a text, a pair"),
     "a number": ("/predict", {"inputs": 3}, 422, "inputs: a text, a pair"),
-    "mixed": ("/predict", {"inputs": [["a"], ["a", "b"]]}, 422, "single texts and pairs"),
+    "mixed": ("/predict", {"inputs": [["a"], ["a", "b"]]}, 422, "inputs are of several kinds"),
     "unknown key": ("/predict", {"inputs": "a", "trunc": True}, 422, "trunc: Extra inputs"),
     "many texts": ("/predict", {"inputs": [["a"]] * 5}, 413, "5 texts came in one request; 4 are taken"),
     "many bytes": ("/predict", {"inputs": "a" * 4000}, 413, "the body is larger; 4000 bytes are taken"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
@@ -16,6 +17,7 @@ from lamina.errors import LaminaError, UnknownNameError
 from lamina.serve import Engine, Settings
 from lamina.serve.engine import ClosedError, OverloadedError, Served, Timing
 from lamina.serve.jobs import TooLongError, Work
+from lamina.serve.uploads import Upload
 
 
 class Slow(Work):
@@ -192,3 +194,23 @@ def test_a_bank_that_was_replaced_is_let_go(make: Callable[..., Engine]):
     del old
     gc.collect()
     assert gone() is None
+
+
+def test_large_files_share_no_batch(make: Callable[..., Engine]):
+    engine = make(max_batch_tokens=16384)
+    slow, _ = held(engine)
+    taken: list[int] = []
+
+    class Counted(Slow):
+        def run(self, prepared: Any, budget: Any) -> Sequence[Any]:
+            taken.append(len(prepared))
+            return list(prepared)
+
+    work = Counted(engine.bank)
+    for size in (1 << 26, 1 << 26, 40_000, 40_000, 40_000):
+        engine.submit([Upload("image", b"", size)], "files", lambda: work, truncate=True)
+    slow.go.set()
+    deadline = time.monotonic() + 10
+    while engine.unanswered and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sorted(taken) == [1, 1, 3]

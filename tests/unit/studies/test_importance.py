@@ -8,9 +8,11 @@ from tests.support.stored import TEXTS, tiny_model, tiny_tokenizer
 
 from lamina import (
     AdaLayers,
+    Concat,
     DWAtt,
     Elementwise,
     Gated,
+    PooledLayers,
     Reader,
     ReaderBank,
     Routing,
@@ -20,6 +22,7 @@ from lamina import (
 )
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.studies import contributions, importance
+from lamina.studies.contributions import layer_amounts
 
 HEAD = SequenceClassification(("no", "yes"))
 
@@ -111,6 +114,35 @@ def test_routing_says_by_its_credit():
     amounts = credit.abs().sum(-1)[0]  # [layers, tokens]
     shares = table.pivot_table(index="layer", columns="position", values="score").to_numpy(copy=True)
     assert torch.allclose(torch.from_numpy(shares).float(), amounts / amounts.sum(0), atol=1e-5)
+
+
+@torch.no_grad()
+def test_contributions_of_states_side_by_side_are_the_lengths_of_what_is_added():
+    bank = bank_of(side=Concat(dim=8, bias=True))
+    table = contributions(bank, TEXTS[0]).table
+    states = bank.model(**bank.processor(TEXTS[0], return_tensors="pt"), output_hidden_states=True).hidden_states
+    maps = bank["side"].fusion.projection
+    terms = torch.stack([(states[layer][0] @ maps[layer - 1].T).norm(dim=-1) for layer in (1, 2, 3)])
+    assert table["score"].tolist() == pytest.approx((terms / terms.sum(0)).flatten().tolist(), abs=1e-5)
+
+
+@torch.no_grad()
+def test_contributions_of_pooled_layers_are_what_is_taken_of_each_token():
+    bank = ReaderBank(tiny_model(), tiny_tokenizer())
+    head = SequenceClassification(("no", "yes"), pooling="first")
+    fusion = bank.add("pooled", Reader(PooledLayers(8, heads=2), head)).fusion
+    fusion.queries.normal_(generator=torch.Generator().manual_seed(1))
+    fusion.scores.normal_(generator=torch.Generator().manual_seed(2))
+    batch = bank.processor(TEXTS[0], return_tensors="pt")
+    states = torch.stack(bank.model(**batch, output_hidden_states=True).hidden_states)[:, 0]
+    normed = torch.nn.functional.layer_norm(states, states.shape[-1:])
+    taken = torch.einsum("ltw,lhw->lth", normed, fusion.queries).softmax(1).mean(-1)
+    amounts = taken * fusion.scores.softmax(0).unsqueeze(1)
+    (found,) = layer_amounts(bank, ["pooled"], batch).values()
+    assert found is not None
+    assert torch.allclose(found, amounts, atol=1e-5)
+    shares = contributions(bank, TEXTS[0]).table["score"].tolist()
+    assert shares == pytest.approx((amounts / amounts.sum(0)).flatten().tolist(), abs=1e-5)
 
 
 def test_fusions_that_cannot_say():

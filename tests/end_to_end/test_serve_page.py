@@ -1,0 +1,226 @@
+"""The page of a server in a real browser: what it shows, what it asks for, and what it never does."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from tests.support.browser import chromium, missing, prefer, resize
+from tests.support.finetuned import image_processor, vit
+from tests.support.pictures import encoded, picture
+from tests.support.serving import served
+from tests.support.stored import tiny_bank
+
+import lamina
+from lamina.bank import Reader, ReaderBank
+from lamina.fusion.pooled_layers import PooledLayers
+from lamina.fusion.scalar_mix import ScalarMix
+from lamina.heads.sequence_classification import ImageClassification, SequenceClassification
+from lamina.studies.contributions import layer_amounts
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+TEXT = "🎬 anna went to paris ."
+EVIL = "<img src=x onerror=\"document.title='gone'\"> is a film"
+
+
+@pytest.fixture(scope="module")
+def bank() -> ReaderBank:
+    bank = tiny_bank()
+    bank.add("topics", Reader(PooledLayers(8), SequenceClassification(("war", "art"), pooling="first")))
+    return bank.eval()
+
+
+@pytest.fixture(scope="module")
+def address(bank: ReaderBank) -> Iterator[str]:
+    with served(bank) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with chromium(tmp_path_factory.mktemp("chromium") / "profile") as driver:
+        yield driver
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Any:
+    """The page as it is opened for the first time."""
+    browser.get(address)
+    browser.execute_script("localStorage.clear(); sessionStorage.clear()")
+    browser.get("about:blank")
+    for log in ("performance", "browser"):
+        browser.get_log(log)
+    prefer(browser, "light")
+    resize(browser, 1280, 900)
+    browser.get(address)
+    wait(lambda: browser.find_element("id", "ask").is_displayed())
+    return browser
+
+
+def wait(true: Callable[[], Any], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "the page did not get there"
+        time.sleep(0.05)
+
+
+def ask(page: Any, text: str) -> None:
+    box = page.find_element("id", "text")
+    page.execute_script("arguments[0].value = arguments[1]", box, text)  # the driver types no emoji
+    page.find_element("css selector", "#ask button.main").click()
+
+
+def is_answered(page: Any) -> bool:
+    busy = page.find_element("id", "answers").get_attribute("aria-busy")
+    return busy == "false" and bool(page.find_elements("css selector", ".layers"))
+
+
+def texts(page: Any, selector: str) -> list[str]:
+    return page.execute_script("return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)", selector)
+
+
+def problem(page: Any) -> str:
+    return page.find_element("id", "problem").text
+
+
+def requests(page: Any) -> list[str]:
+    """The addresses that were asked for since the log was last read."""
+    events = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
+    sent = (event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent")
+    return [url for url in sent if not url.startswith(("data:", "about:"))]
+
+
+def test_a_text_has_all_answers_with_layers_and_tokens(page: Any, bank: ReaderBank, address: str):
+    (said,) = lamina.predict(bank, [TEXT])
+    ask(page, TEXT)
+    wait(lambda: is_answered(page))
+    assert texts(page, ".task h2") == ["mood", "who", "topics"]
+    shown = dict(zip(*[iter(texts(page, "[data-task=mood] .answer .bars > :not(.track)"))] * 2, strict=True))
+    assert shown == {label: f"{100 * p:.1f} %" for label, p in said["mood"]["probabilities"].items()}
+    assert said["who"], "the text of this test must have an entity"
+    marks = texts(page, "[data-task=who] mark")
+    assert marks == [f"{span['text']}{span['label']} {100 * span['score']:.1f} %" for span in said["who"]]
+    assert (
+        page.execute_script("return document.querySelector('[data-task=who] .said').firstChild.textContent")
+        == (TEXT[: said["who"][0]["start"]])
+    )
+    layers = texts(page, "[data-task=mood] .layers .bars > :nth-child(3n + 1)")
+    assert layers == ["3", "2", "1"]
+    assert texts(page, "[data-task=topics] .heat th[scope=col]") == (
+        ["[CLS]", "[UNK]", "anna", "went", "to", "paris", ".", "[SEP]"]
+    )
+    assert texts(page, "[data-task=topics] .heat tbody th") == ["3", "2", "1", "0"]
+    assert texts(page, "[data-task=topics] .shaded span") == texts(page, "[data-task=topics] .heat th[scope=col]")
+    cells = "[...document.querySelectorAll('[data-task=topics] td[title]')]"
+    shades = f"return {cells}.map(e => +e.style.getPropertyValue('--share'))"
+    rows = layer_amounts(bank, ["topics"], bank.processor(TEXT, return_tensors="pt"))["topics"]
+    assert rows is not None
+    assert page.execute_script(shades) == pytest.approx((rows / rows.max()).flip(0).flatten().tolist(), abs=1e-3)
+    assert page.find_element("id", "time").text.startswith("One pass over this text: ")
+    assert page.get_log("browser") == []
+    sent = requests(page)
+    assert {url.removeprefix(address) for url in sent} == {"/", "/info", "/predict", "/explain"}
+
+
+def test_a_link_brings_text_and_answers_back(page: Any, address: str):
+    ask(page, TEXT)
+    wait(lambda: is_answered(page))
+    link, marks = page.current_url, texts(page, "mark")
+    assert link == f"{address}/#{urlencode({'text': TEXT})}"
+    page.get("about:blank")
+    page.get_log("performance")
+    page.get(link)
+    wait(lambda: is_answered(page))
+    assert page.find_element("id", "text").get_attribute("value") == TEXT
+    assert texts(page, "mark") == marks
+    assert not any("paris" in url for url in requests(page) if not url.startswith(f"{address}/#"))
+    page.execute_script("location.hash = arguments[0]", urlencode({"text": "bad", "second": "good"}))
+    wait(lambda: page.find_element("id", "second").get_attribute("value") == "good" and is_answered(page))
+    assert page.find_element("id", "second").is_displayed()
+
+
+def test_what_is_wrong_is_said_in_words(page: Any):
+    ask(page, "  ")
+    assert problem(page) == "Type a text first."
+    ask(page, "film " * 40)
+    wait(lambda: problem(page).startswith("Text 0 has 42 tokens; 32 are read."))
+    assert not page.find_elements("css selector", ".task")
+    page.find_element("id", "truncate").click()
+    page.find_element("css selector", "#ask button.main").click()
+    wait(lambda: is_answered(page))
+    assert problem(page) == ""
+
+
+def test_a_text_is_never_markup(page: Any):
+    ask(page, EVIL)
+    wait(lambda: is_answered(page))
+    assert page.title == "tiny"
+    assert page.find_elements("css selector", "main img") == []
+    script = "const s = document.createElement('script'); s.textContent = 'document.title = 1'; document.body.append(s)"
+    page.execute_script(script)
+    assert page.title == "tiny"
+    assert [entry for entry in page.get_log("browser") if "Content Security Policy" in entry["message"]]
+
+
+def test_with_a_key_nothing_is_told_without_it(browser: Any, bank: ReaderBank):
+    with served(bank, api_key="s3cret") as address:
+        browser.get(f"{address}/#{urlencode({'text': TEXT})}")
+        wait(lambda: browser.find_element("id", "unlock").is_displayed())
+        assert not browser.find_element("id", "ask").is_displayed()
+        assert "mood" not in browser.page_source
+        for key, then in (("wrong", lambda: "key is missing or wrong" in problem(browser)), ("s3cret", is_answered)):
+            browser.find_element("id", "key").send_keys(key)
+            browser.find_element("css selector", "#unlock button").click()
+            wait(lambda then=then: then(browser) if then is is_answered else then())
+        assert problem(browser) == ""
+        assert "s3cret" not in browser.current_url
+        assert browser.execute_script("return Object.keys(localStorage).length") == 0
+
+
+def test_dark_and_as_narrow_as_a_phone(page: Any):
+    colour = "return getComputedStyle(document.body).backgroundColor"
+    light = page.execute_script(colour)
+    ask(page, TEXT)
+    wait(lambda: is_answered(page))
+    tag = "return getComputedStyle(document.querySelector('mark')).backgroundColor"
+    pale = page.execute_script(tag)
+    prefer(page, "dark")
+    assert page.execute_script(colour) != light
+    assert page.execute_script(tag) != pale
+    assert page.find_element("id", "theme").get_attribute("aria-pressed") == "true"
+    page.find_element("id", "theme").click()
+    assert (page.execute_script(colour), page.execute_script(tag)) == (light, pale)
+    resize(page, 360, 800)
+    assert page.execute_script("return document.documentElement.scrollWidth") == 360
+    boxes = page.execute_script(
+        "return [...document.querySelectorAll('.task')].map(e => e.scrollWidth - e.clientWidth)"
+    )
+    assert boxes == [0, 0, 0]
+
+
+def test_an_image_is_shown_and_answered(browser: Any, tmp_path: Path):
+    bank = ReaderBank(vit(), image_processor())
+    bank.add("animal", Reader(ScalarMix(), ImageClassification(("bird", "cat", "frog"))))
+    shot, other = tmp_path / "shot.png", tmp_path / "note.txt"
+    shot.write_bytes(encoded(picture(90)))
+    other.write_text("no image")
+    (said,) = lamina.predict(bank.eval(), [shot.read_bytes()])
+    with served(bank) as address:
+        browser.get(address)
+        wait(lambda: browser.find_element("id", "file").is_displayed())
+        assert not browser.find_element("id", "text").is_displayed()
+        assert not browser.find_element("id", "link").is_displayed()
+        browser.find_element("id", "file").send_keys(str(other))
+        wait(lambda: problem(browser) == "note.txt is no file that this bank reads; it reads image.")
+        browser.find_element("id", "file").send_keys(str(shot))
+        wait(lambda: is_answered(browser))
+        shown = texts(browser, ".answer .bars > .number")
+        assert shown == [f"{100 * p:.1f} %" for p in sorted(said["animal"]["probabilities"].values(), reverse=True)]
+        assert texts(browser, ".layers .bars > :nth-child(3n + 1)") == ["2", "1", "0, embeddings"]
+        assert browser.execute_script("return document.querySelector('#preview img').naturalWidth") == 12
+        assert browser.get_log("browser") == []

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from tests.support.stored import tiny_bank
+
+from lamina.bank import Reader, ReaderBank
+from lamina.fusion.gated import Gated
+from lamina.fusion.pooled_layers import PooledLayers
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.serve import Settings, create_app
+from lamina.studies import contributions
+
+TEXT = "the film is good ."
+
+
+@pytest.fixture(scope="module")
+def bank() -> ReaderBank:
+    bank = tiny_bank()
+    for name, fusion, pooling in (("pooled", PooledLayers(8), "first"), ("gated", Gated(8), "attention")):
+        reader = bank.add(name, Reader(fusion, SequenceClassification(("no", "yes"), pooling=pooling)))
+        with torch.no_grad():
+            for parameter in reader.fusion.parameters():
+                parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    return bank.eval()
+
+
+@pytest.fixture(scope="module")
+def client(bank: ReaderBank) -> Iterator[TestClient]:
+    with TestClient(create_app(bank)) as client:
+        yield client
+
+
+def test_an_explanation_has_what_the_studies_say(client: TestClient, bank: ReaderBank):
+    found = client.post("/explain", json={"inputs": TEXT}).json()
+    assert list(found["tasks"]) == ["mood", "who", "pooled", "gated"]
+    table = contributions(bank, TEXT).table
+    for name in ("who", "pooled", "gated"):
+        own = found["tasks"][name]
+        shares = torch.tensor(own["contributions"])
+        assert shares.sum() == pytest.approx(1, abs=1e-4)
+        rows = table[table["reader"] == name]
+        assert own["layers"] == list(bank[name].layers) == rows["layer"].unique().tolist()
+        assert own["tokens"] == rows["token"].tolist()[: len(own["tokens"])]
+        assert (shares / shares.sum(0)).flatten().tolist() == pytest.approx(rows["score"].tolist(), abs=1e-4)
+    assert found["tasks"]["mood"]["contributions"] is None
+    for name in ("mood", "pooled"):
+        assert found["tasks"][name]["importance"] == pytest.approx([*bank[name].importance().values()], abs=1e-5)
+    assert found["tasks"]["gated"]["importance"] is None  # it weighs each text anew
+
+
+def test_an_explanation_has_the_time_of_a_pass(client: TestClient):
+    found = client.post("/explain", json={"inputs": TEXT, "tasks": ["pooled"]}).json()
+    assert list(found["tasks"]) == ["pooled"]
+    assert 0 < found["seconds"]["without_readers"] < 5
+    assert 0 < found["seconds"]["with_readers"] < 5
+
+
+def test_an_explanation_has_the_limits_of_answers(client: TestClient):
+    long = client.post("/explain", json={"inputs": "film " * 40})
+    assert (long.status_code, long.json()["error_type"]) == (413, "Validation")
+    assert client.post("/explain", json={"inputs": "film " * 40, "truncate": True}).status_code == 200
+    assert client.post("/explain", json={"inputs": TEXT, "tasks": ["mod"]}).status_code == 422
+    assert client.post("/explain", json={"inputs": [["a"], ["b"]]}).status_code == 422
+    pair = client.post("/explain", json={"inputs": [TEXT, "bad"], "tasks": ["mood"]})
+    assert len(pair.json()["tasks"]["mood"]["tokens"]) == 9
+
+
+def test_only_the_page_s_own_scripts_run_and_it_holds_nothing_of_the_bank(bank: ReaderBank):
+    with TestClient(create_app(bank, Settings.of(api_key="s3cret"), name="private")) as client:
+        response = client.get("/")
+        assert client.get("/info").status_code == client.post("/explain", json={"inputs": TEXT}).status_code == 401
+    policy = response.headers["content-security-policy"]
+    assert response.headers["content-type"].startswith("text/html")
+    assert policy.startswith("default-src 'none'; connect-src 'self'")
+    assert "unsafe" not in policy
+    assert len(re.findall(r"sha256-", policy)) == 3
+    assert "http://" not in response.text.replace("http://www.w3.org", "")
+    assert "https://" not in response.text
+    for word in ("private", "s3cret", "mood", "{{"):
+        assert word not in response.text
+
+
+def test_a_server_may_have_no_page(bank: ReaderBank):
+    with TestClient(create_app(bank, page=False)) as client:
+        assert client.get("/").status_code == 404
+        assert client.post("/explain", json={"inputs": TEXT}).status_code == 200

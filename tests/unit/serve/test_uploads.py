@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import base64
+import os
+import struct
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from tests.support.finetuned import image_processor, vit
+from tests.support.pictures import encoded, picture
+from tests.support.sounds import layer_normed, sound_bytes, tone, waves
+from tests.support.stored import tiny_bank
+from tests.support.towers import joint_processor, two_towers
+
+import lamina
+from lamina.bank import Reader, ReaderBank
+from lamina.fusion.mean import Mean
+from lamina.fusion.scalar_mix import ScalarMix
+from lamina.heads.sequence_classification import AudioClassification, ImageClassification, SequenceClassification
+from lamina.serve import create_app
+
+PNG = encoded(picture(90))
+WAV = sound_bytes(tone())
+
+
+def in_base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def seeing() -> ReaderBank:
+    bank = ReaderBank(vit(), image_processor())
+    bank.add("animal", Reader(ScalarMix(), ImageClassification(("bird", "cat", "frog"))))
+    return bank.eval()
+
+
+def hearing() -> ReaderBank:
+    bank = ReaderBank(layer_normed(), waves())
+    bank.add("pitch", Reader(ScalarMix(), AudioClassification(("high", "low"))))
+    return bank.eval()
+
+
+@pytest.fixture(scope="module")
+def images() -> Iterator[TestClient]:
+    with TestClient(create_app(seeing())) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def sounds() -> Iterator[TestClient]:
+    with TestClient(create_app(hearing())) as client:
+        yield client
+
+
+def asked(client: TestClient, inputs: Any, status: int = 200, path: str = "/predict", **more: Any) -> Any:
+    response = client.post(path, json={"inputs": inputs, **more})
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+def scores(ranked: Any) -> dict[str, float]:
+    return {one["label"]: one["score"] for one in ranked}
+
+
+def bomb(side: int) -> bytes:
+    """A PNG of a few bytes that says it has `side` times `side` pixels."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"0")) + chunk(b"IEND", b"")
+
+
+def test_an_image_is_answered_as_predict_answers(images: TestClient):
+    first, second = lamina.predict(seeing(), [PNG, encoded(picture(200))])
+    assert scores(asked(images, {"image": in_base64(PNG)})) == pytest.approx(first["animal"]["probabilities"])
+    both = asked(images, [{"image": in_base64(data)} for data in (PNG, encoded(picture(200)))], tasks=["animal"])
+    assert [scores(one["animal"]) for one in both] == [
+        pytest.approx(said["animal"]["probabilities"], abs=1e-5) for said in (first, second)
+    ]
+
+
+def test_a_sound_is_answered_as_predict_answers(sounds: TestClient):
+    (said,) = lamina.predict(hearing(), [WAV])
+    assert scores(asked(sounds, {"audio": in_base64(WAV)})) == pytest.approx(said["pitch"]["probabilities"])
+    long = in_base64(sound_bytes(tone(seconds=31)))
+    assert "file 0 is longer" in asked(sounds, {"audio": long}, 413)["error"]
+    assert asked(sounds, {"audio": long}, truncate=True)
+
+
+def test_layers_and_times_of_an_image_are_told(images: TestClient):
+    found = asked(images, {"image": in_base64(PNG)}, path="/explain")
+    animal = found["tasks"]["animal"]
+    assert (animal["layers"], animal["tokens"], animal["contributions"]) == ([0, 1, 2], None, None)
+    assert sum(animal["importance"]) == pytest.approx(1, abs=1e-5)
+    assert found["seconds"]["with_readers"] > 0
+
+
+def test_a_text_is_no_path(images: TestClient, sounds: TestClient, tmp_path: Path):
+    file = tmp_path / "image.png"
+    file.write_bytes(PNG)
+    for inputs in (str(file), [str(file)], [[str(file)]]):
+        assert asked(images, inputs, 422)["error"] == "serve: text came for 'animal', which reads image."
+        assert "which reads audio" in asked(sounds, inputs, 422)["error"]
+    assert asked(images, {"path": str(file)}, 422)["error_type"] == "Validation"
+    assert asked(images, str(file), 422, path="/explain")
+    for path, body in (("/embed", {"inputs": str(file)}), ("/v1/moderations", {"input": str(file)})):
+        assert images.post(path, json=body).status_code == 422
+    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [str(file)]}
+    assert images.post("/v2/models/animal/infer", json={"inputs": [tensor]}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("inputs", "status", "error"),
+    [
+        ({"image": "?"}, 422, "serve: image is not Base64; the bytes of a file are needed, encoded so."),
+        ({"image": in_base64(b"text")}, 422, "no image format known"),
+        ({"image": ""}, 422, "no image format known"),
+        ({"image": in_base64(PNG[:60])}, 422, "cannot be decoded"),
+        ({"image": in_base64(bomb(8193))}, 422, "at most 67,108,864 are read"),
+        ([{"image": in_base64(bomb(8192))}] * 2, 413, "the files have 134,217,728 pixels in all; 67,108,864 are read"),
+        ({"audio": in_base64(WAV)}, 422, "audio came for 'animal', which reads image"),
+        ({"image": in_base64(PNG), "audio": in_base64(WAV)}, 422, 'as {"image": Base64} or {"audio"'),
+        ([{"image": in_base64(PNG)}, {"audio": in_base64(WAV)}], 422, "inputs are of several kinds"),
+    ],
+)
+def test_bad_files(images: TestClient, inputs: Any, status: int, error: str):
+    assert error in asked(images, inputs, status)["error"]
+
+
+def test_a_bank_of_texts_reads_no_files():
+    with TestClient(create_app(tiny_bank())) as client:
+        said = asked(client, {"image": in_base64(PNG)}, 422)["error"]
+        assert said == "serve: image came for 'mood', which reads text."
+        tasks = client.get("/info").json()["tasks"]
+    assert {task["reads"] for task in tasks.values()} == {"text"}
+
+
+def test_sound_without_an_end_is_refused(sounds: TestClient):
+    said = asked(sounds, {"audio": in_base64(b"RIFF....WAVE")}, 422)["error"]
+    assert "cannot be decoded" in said
+
+
+def test_nothing_of_a_request_is_written(images: TestClient, sounds: TestClient):
+    written: list[Any] = []
+    watching = True
+
+    def note(event: str, args: tuple[Any, ...]) -> None:
+        if watching and event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR):
+            written.append(args[0])
+
+    sys.addaudithook(note)  # which stays for good, so it is told when to stop
+    with TestClient(create_app(tiny_bank())) as texts:
+        asked(texts, "the film is good .")
+        asked(texts, "the film is good .", path="/explain")
+    asked(images, {"image": in_base64(PNG)})
+    asked(sounds, {"audio": in_base64(WAV)})
+    with suppress(FileNotFoundError):
+        Path("/nowhere/at/all").write_text("")
+    watching = False
+    assert written == ["/nowhere/at/all"]
+
+
+def test_readers_of_texts_and_of_images_of_one_bank_answer_for_their_own():
+    bank = ReaderBank(two_towers(), joint_processor())
+    bank.add("topic", Reader(Mean(), SequenceClassification(("war", "art"))))
+    bank.add("shade", Reader(Mean(), ImageClassification(("light", "dark"))))
+    with TestClient(create_app(bank.eval())) as client:
+        (text,), (image,) = (
+            lamina.predict(bank, [x], readers=[y]) for x, y in (("good film", "topic"), (PNG, "shade"))
+        )
+        found = asked(client, "good film", path="/predict")
+        assert {task: scores(said) for task, said in found.items()} == {
+            "topic": pytest.approx(text["topic"]["probabilities"])
+        }
+        found = asked(client, {"image": in_base64(PNG)})
+        assert {task: scores(said) for task, said in found.items()} == {
+            "shade": pytest.approx(image["shade"]["probabilities"])
+        }
+        assert "image came for 'topic'" in asked(client, {"image": in_base64(PNG)}, 422, tasks=["topic"])["error"]
+        assert list(asked(client, "good film", path="/explain")["tasks"]) == ["topic"]
