@@ -242,6 +242,7 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         "model": of((*SERVE, "--model", "moods"), "moods/config.json"),
         **dict.fromkeys(("host", "port", "device", "api_key", "cors_allow_origin", "payload_limit", "request_timeout")),
         **dict.fromkeys(("max_batch_tokens", "max_concurrent_requests", "max_client_batch_size")),
+        **dict.fromkeys(("max_concurrent_generations", "max_total_tokens")),
     },
     "edit": {
         "model": of(EDIT, "base/config.json", "base/model.safetensors"),
