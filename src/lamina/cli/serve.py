@@ -58,7 +58,7 @@ def serve(  # noqa: PLR0913
         cors_allow_origin=tuple(cors_allow_origin or ()),
     )
     with _listening(host, port) as listener:
-        target = options.open_saved(bank, base=model, device=device)
+        target = options.open_saved(bank, base=model, device=device, writes=True)
         if not isinstance(target, ReaderBank):
             raise ConfigError(f"serve: {bank} is a whole model; a bank is served. Add a reader to one and save it.")
         app = create_app(target, settings, name=Path(bank).name)
