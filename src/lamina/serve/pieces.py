@@ -1,12 +1,9 @@
-"""From tokens to text while it is written: pieces of it, where it stops, and the random numbers it is drawn with."""
+"""From tokens to text while it is written: pieces of it, and where it stops."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, final
-
-import torch
-from torch.overrides import TorchFunctionMode
 
 _BROKEN = "\ufffd"  # what stands for a character whose bytes are not all there
 _BEFORE = 6  # tokens of the prompt that a text is decoded after: the first one's space depends on them
@@ -84,27 +81,3 @@ class StopText:
 def _overlap(text: str, stop: str) -> int:
     """How many characters at the end of a text are the start of a string."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
-
-
-@final
-class Seeded(TorchFunctionMode):
-    """Has this thread draw tokens by a generator of its own.
-
-    torch's own one is shared by all threads, so that texts that are written at once would change each other. What is
-    drawn is what `torch.manual_seed` with this seed gives a text that is written alone.
-    """
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._seed, self._generator = seed, None
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Call a function of torch."""
-        kwargs = kwargs or {}
-        if func is torch.multinomial:
-            if self._generator is None:
-                self._generator = torch.Generator(args[0].device).manual_seed(self._seed)
-            kwargs = {**kwargs, "generator": self._generator}
-        return func(*args, **kwargs)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, final
 
 from lamina.data.batches import tokenizer_of
 from lamina.errors import LaminaError
+from lamina.serve.drawing import Drawing
 from lamina.serve.engine import ClosedError, OverloadedError
-from lamina.serve.pieces import Pieces, Seeded
+from lamina.serve.pieces import Pieces
 from lamina.serve.prompts import WriteRequest, check_writes, read_prompt, room_for, writes
 from lamina.serve.telling import Bounds, Ending, Teller, Token, end_tokens
 from lamina.serve.token_scores import TokenScores
@@ -132,29 +133,18 @@ class Writing:
         asked, bank = self._asked, self._bank
         said = TokenScores(bank, asked.tasks, each=asked.stream, stop=asked.stop_on_flag)
         prompt = read_prompt(bank, asked.prompt)
-        width, ends = prompt["input_ids"].shape[1], end_tokens(bank)
-        most = room_for(bank, width, asked.max_new_tokens, self._total)
-        config: Any = bank.model.generation_config
-        seed = None
-        if asked.sampling.get("do_sample", config.do_sample):
-            seed = secrets.randbits(63) if asked.seed is None else asked.seed
-        options: dict[str, Any] = {"max_new_tokens": most, "num_beams": 1, "num_return_sequences": 1, **asked.sampling}
-        if config.pad_token_id is None and ends:
-            options["pad_token_id"] = ends[0]  # nothing is padded, but a warning would tell of it
-        pieces = Pieces(
-            tokenizer_of(bank.processor),
-            () if bank.model.config.is_encoder_decoder else prompt["input_ids"][0].tolist(),
-        )
+        width = prompt["input_ids"].shape[1]
+        bounds = Bounds(room_for(bank, width, asked.max_new_tokens, self._total), end_tokens(bank), asked.stop)
+        before = [] if bank.model.config.is_encoder_decoder else prompt["input_ids"][0].tolist()
+        pieces, seed = Pieces(tokenizer_of(bank.processor), before), self._seed()
         with ExitStack() as contexts:
             watch = contexts.enter_context(bank.watch(said.monitors)) if said.monitors else None
             heard = contexts.enter_context(bank.listen(said.late, over="both")) if said.late else None
-            if seed is not None:
-                contexts.enter_context(Seeded(seed))
-            teller = self._teller = Teller(
-                said, watch, pieces, Bounds(most, ends, asked.stop), self._put, self._is_over
-            )
+            drawing = [] if seed is None else [contexts.enter_context(Drawing(seed))]
+            teller = self._teller = Teller(said, watch, pieces, bounds, self._put, self._is_over)
+            criteria = [*(own.drawn for own in drawing), teller]
             model: Any = bank.model
-            model.generate(**prompt, **options, stopping_criteria=[teller])
+            model.generate(**prompt, **self._options(bounds), logits_processor=drawing, stopping_criteria=criteria)
         if not teller.reason:
             raise ClosedError("serve: the server ended before this text did.")
         teller.finish()
@@ -162,3 +152,16 @@ class Writing:
         places = {name: 1 + at for name, rows in flagged.items() for at in rows if at is not None}
         answers = {} if heard is None else said.answers(heard)
         return Ending(teller.reason, pieces.text, teller.count, width, seed, places, answers)
+
+    def _seed(self) -> int | None:
+        """What is drawn depends on; None if nothing is."""
+        if not self._asked.sampling.get("do_sample", self._bank.model.generation_config.do_sample):
+            return None
+        return secrets.randbits(63) if self._asked.seed is None else self._asked.seed
+
+    def _options(self, bounds: Bounds) -> dict[str, Any]:
+        """Of `generate`: one text, of which each token is final once it is chosen."""
+        options = {"max_new_tokens": bounds.most, "num_beams": 1, "num_return_sequences": 1, **self._asked.sampling}
+        if self._bank.model.generation_config.pad_token_id is None and bounds.ends:
+            options["pad_token_id"] = bounds.ends[0]  # nothing is padded, but a warning would tell of it
+        return options
