@@ -242,16 +242,9 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         "bank": of(SERVE, "bank", *BANK_FILES, "base/config.json", "base/model.safetensors"),
         "model": of((*SERVE, "--model", "moods"), "moods/config.json"),
         **dict.fromkeys(("host", "port", "device", "api_key", "cors_allow_origin", "payload_limit", "request_timeout")),
-        **dict.fromkeys(
-            (
-                "admin_key",
-                "readers_root",
-                "max_batch_tokens",
-                "max_concurrent_requests",
-                "max_client_batch_size",
-                "page",
-            )
-        ),
+        **dict.fromkeys(("max_batch_tokens", "max_concurrent_requests", "max_client_batch_size", "page")),
+        **dict.fromkeys(("max_concurrent_generations", "max_total_tokens", "admin_key", "readers_root", "ray")),
+        **dict.fromkeys(("replicas", "max_replicas", "replica_cpus", "replica_gpus")),
     },
     "edit": {
         "model": of(EDIT, "base/config.json", "base/model.safetensors"),

@@ -33,13 +33,17 @@ RayOption = Annotated[str | None, Option(metavar="local|auto|ADDRESS", help=_RAY
 JsonOption = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 
 
-def open_saved(saved: str, *, base: str | None, device: str) -> ReaderBank | PreTrainedModel:
-    """Load a bank, on the base that it names or another, or a whole model; and put it where it runs."""
+def open_saved(saved: str, *, base: str | None, device: str, writes: bool = False) -> ReaderBank | PreTrainedModel:
+    """Load a bank, on the base that it names or another, or a whole model; and put it where it runs.
+
+    With `writes` a base that was saved with a head that writes text has it.
+    """
     import torch
 
     from lamina.store import load, load_bank
     from lamina.store.edited import read_record
     from lamina.store.manifest import MANIFEST
+    from lamina.store.models import writing_class
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -49,8 +53,8 @@ def open_saved(saved: str, *, base: str | None, device: str) -> ReaderBank | Pre
         raise ConfigError(f"device: '{device}' cannot be used; torch has none such. Use 'cpu' or 'auto'.") from None
     architecture = "" if is_file(Path(saved) / MANIFEST) else read_record(saved)[0]  # every saved model names it
     if not architecture:
-        model, processor = (None, None) if base is None else load(base)
-        return load_bank(saved, model, processor).to(device)
+        model, processor = (None, None) if base is None else load(base, writing_class(base) if writes else None)
+        return load_bank(saved, model, processor, writes=writes).to(device)
     if base is not None:
         raise ConfigError(f"model: '{base}' was given as a base; {saved} is a whole model, which has none.")
     return load(saved, architecture)[0].to(device)  # pyright: ignore[reportArgumentType]

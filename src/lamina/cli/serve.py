@@ -38,6 +38,8 @@ def serve(  # noqa: PLR0913
     device: options.DeviceOption = "auto",
     max_batch_tokens: Annotated[int, Option(min=1, help="Tokens of a pass, padding included.")] = 16384,
     max_concurrent_requests: Annotated[int, Option(min=1, help="Requests that may wait.")] = 512,
+    max_concurrent_generations: Annotated[int, Option(min=1, help="Texts that are written at once.")] = 4,
+    max_total_tokens: Annotated[int, Option(min=2, help="Tokens of a prompt and of what is written after it.")] = 4096,
     max_client_batch_size: Annotated[int, Option(min=1, help="Texts of a request.")] = 32,
     payload_limit: Annotated[int, Option(min=1, help="Bytes of a request.")] = 2_000_000,
     request_timeout: Annotated[float, Option(min=0.001, help="Seconds that a request may take.")] = 60.0,
@@ -55,13 +57,15 @@ def serve(  # noqa: PLR0913
     """Answer over HTTP with the readers of a bank: every task off one pass.
 
     The paths are those of text-embeddings-inference (/predict, /embed, /info, /health, /metrics), OpenAI's
-    /v1/moderations and KServe's /v2; /openapi.json describes them. The signal SIGHUP has the bank's folder read again.
+    /v1/moderations and KServe's /v2; /generate and /v1/chat/completions write text with scores at every token.
+    /openapi.json describes them. The signal SIGHUP has the bank's folder read again.
     """
     try:
         import uvicorn
 
         from lamina.serve import Settings
         from lamina.serve.cluster import Replicas
+        from lamina.serve.server import Server
     except ModuleNotFoundError as error:
         raise MissingExtraError.of(error, op="serve", extra="serve") from error
     if readers_root is not None and not readers_root.is_dir():
@@ -69,6 +73,8 @@ def serve(  # noqa: PLR0913
     settings = Settings.of(
         max_batch_tokens=max_batch_tokens,
         max_concurrent_requests=max_concurrent_requests,
+        max_concurrent_generations=max_concurrent_generations,
+        max_total_tokens=max_total_tokens,
         max_client_batch_size=max_client_batch_size,
         payload_limit=payload_limit,
         request_timeout=request_timeout,
@@ -92,7 +98,7 @@ def serve(  # noqa: PLR0913
         print(f"{', '.join(app.state.engine.bank)} at http://{host}:{port} (/openapi.json says how to ask)", flush=True)
         more: Any = {"log_level": "warning", "access_log": False, "server_header": False}
         more["timeout_graceful_shutdown"] = int(settings.shutdown_timeout)
-        uvicorn.Server(uvicorn.Config(app, host=host, port=port, **more)).run(sockets=[listener])
+        Server(uvicorn.Config(app, host=host, port=port, **more)).run(sockets=[listener])
 
 
 def _application(bank: str, model: str | None, device: str, settings: Settings, **more: Any) -> FastAPI:
@@ -105,7 +111,7 @@ def _application(bank: str, model: str | None, device: str, settings: Settings, 
 def _opened(bank: str, model: str | None, device: str) -> ReaderBank:
     from lamina.bank import ReaderBank
 
-    target = options.open_saved(bank, base=model, device=device)
+    target = options.open_saved(bank, base=model, device=device, writes=True)
     if not isinstance(target, ReaderBank):
         raise ConfigError(f"serve: {bank} is a whole model; a bank is served. Add a reader to one and save it.")
     return target

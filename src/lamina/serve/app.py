@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,6 +28,7 @@ from lamina.errors import (
 from lamina.serve import answers
 from lamina.serve.engine import ClosedError, Engine, OverloadedError, Served
 from lamina.serve.figures import Counted, Figures
+from lamina.serve.generate import add_generation
 from lamina.serve.guard import Guard
 from lamina.serve.info import info_of
 from lamina.serve.jobs import EmbedWork, TooLongError
@@ -37,6 +37,8 @@ from lamina.serve.page import add_page
 from lamina.serve.settings import Settings
 from lamina.serve.shapes import EmbedRequest, ExplainRequest, InferRequest, ModerationRequest, PredictRequest, Problem
 from lamina.serve.uploads import TooLargeError
+from lamina.serve.waiting import while_there
+from lamina.serve.writer import Writer
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -103,17 +105,19 @@ def create_app(
         ConfigError: If the bank has no reader.
     """
     settings = settings or Settings.of()
-    figures = Figures(lambda: engine.unanswered)
+    figures = Figures(lambda: engine.unanswered, lambda: writer.running)
     engine = Engine(bank, settings, figures.tell)
+    writer = Writer(engine, figures.wrote)
 
     @asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
         yield
+        await asyncio.to_thread(writer.close)
         await asyncio.to_thread(engine.close)
 
     pages: Any = {"docs_url": None, "redoc_url": None}  # they would fetch scripts from elsewhere
     app = FastAPI(title="Lamina", summary="Every answer off one pass.", lifespan=life, responses=_PROBLEMS, **pages)
-    app.state.engine = engine
+    app.state.engine, app.state.writer = engine, writer
     app.state.live = live = Live(engine, source, readers_root)
     app.add_middleware(Guard, settings=settings)
     if settings.cors_allow_origin:
@@ -126,6 +130,7 @@ def create_app(
     _add_moderations(app, engine)
     _add_kserve(app, engine, name)
     add_live(app, live, engine)
+    add_generation(app, engine, writer, name)
     if page:
         add_page(app)
     return app
@@ -295,25 +300,4 @@ def _check_count(engine: Engine, texts: Sequence[Any]) -> None:
 
 
 async def _answer(engine: Engine, future: Future[list[Any]], request: Request) -> list[Any]:
-    """Wait for an answer as long as the client does, and not for ever."""
-    waiting = asyncio.wrap_future(future)
-    gone = asyncio.ensure_future(_hung_up(request))
-    try:
-        done, _ = await asyncio.wait(
-            {waiting, gone}, timeout=engine.settings.request_timeout, return_when=asyncio.FIRST_COMPLETED
-        )
-        if waiting in done:
-            return waiting.result()
-        if gone in done:
-            raise HTTPException(499, "the client hung up")
-        raise HTTPException(503, f"no answer within {engine.settings.request_timeout:g} s")
-    finally:
-        gone.cancel()
-        waiting.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await gone
-
-
-async def _hung_up(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    return await while_there(request, asyncio.wrap_future(future), engine.settings.request_timeout)

@@ -17,6 +17,7 @@ from lamina.errors import ConfigError, MissingExtraError, first_line
 from lamina.serve.app import create_app
 from lamina.serve.settings import Settings
 from lamina.store import load, load_bank
+from lamina.store.models import writing_class
 from lamina.train.ray_tasks import LOCAL, connected
 from lamina.utils import check_range
 
@@ -103,8 +104,8 @@ def application(args: Mapping[str, Any]) -> Any:
     settings = Settings.of(**known)
 
     def build() -> FastAPI:
-        base, processor = (None, None) if model is None else load(model)
-        served = load_bank(bank, base, processor).to("cuda" if torch.cuda.is_available() else "cpu")
+        base, processor = (None, None) if model is None else load(model, writing_class(model))
+        served = load_bank(bank, base, processor, writes=True).to("cuda" if torch.cuda.is_available() else "cpu")
         own = settings.model_copy(update={"api_key": os.environ.get("LAMINA_API_KEY") or None})
         return create_app(served, own, name=Path(bank).name)
 

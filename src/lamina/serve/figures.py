@@ -23,7 +23,7 @@ _TOKENS = tuple(2**power for power in range(4, 17))
 class Figures:
     """Counts and times of one application."""
 
-    def __init__(self, unanswered: Callable[[], int]) -> None:
+    def __init__(self, unanswered: Callable[[], int], running: Callable[[], int]) -> None:
         self._registry = own = CollectorRegistry()
         self.requests = Counter("lamina_requests", "Requests, by path and status", ["path", "status"], registry=own)
         self.seconds = Histogram(
@@ -36,6 +36,10 @@ class Figures:
         self._batch = Histogram("lamina_batch_requests", "Requests of a batch", buckets=_TOKENS[:8], registry=own)
         self._answers = Counter("lamina_answers", "Texts answered, by task", ["task"], registry=own)
         Gauge("lamina_unanswered_requests", "Accepted and not answered", registry=own).set_function(unanswered)
+        self._first = Histogram("lamina_first_token_seconds", "To a text's first token", buckets=_SECONDS, registry=own)
+        self._next = Histogram("lamina_next_token_seconds", "Per token then, by text", buckets=_SECONDS, registry=own)
+        self._written = Counter("lamina_written_tokens", "Tokens of texts that were written", registry=own)
+        Gauge("lamina_running_generations", "Texts being written", registry=own).set_function(running)
 
     def tell(self, work: Work, timing: Timing) -> None:
         """Take note of a batch."""
@@ -47,6 +51,13 @@ class Figures:
         self._batch.observe(timing.requests)
         for task in work.tasks:
             self._answers.labels(task).inc(timing.texts)
+
+    def wrote(self, first: float, each: float, tokens: int) -> None:
+        """Take note of a text: seconds to its first token and to each further one, and how many there were."""
+        self._first.observe(first)
+        if tokens > 1:
+            self._next.observe(each)
+        self._written.inc(tokens)
 
     def text(self) -> bytes:
         """In Prometheus' format."""

@@ -14,6 +14,8 @@ class Settings(BaseModel):
 
     max_batch_tokens: int = Field(16384, ge=1)  # of a pass, padding included; one longer text has a pass of its own
     max_concurrent_requests: int = Field(512, ge=1)  # accepted and not answered; more are told 429
+    max_concurrent_generations: int = Field(4, ge=1)  # texts that are written at once; more are told 429
+    max_total_tokens: int = Field(4096, ge=2)  # of a prompt and what is written after it
     max_client_batch_size: int = Field(32, ge=1)  # texts of a request
     payload_limit: int = Field(2_000_000, ge=1)  # bytes of a request's body
     max_depth: int = Field(8, ge=2)  # of the lists and objects in it

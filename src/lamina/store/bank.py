@@ -43,7 +43,7 @@ from lamina.store.files import (
     write_tensors,
 )
 from lamina.store.loading import load
-from lamina.store.models import load_processor, saved_class
+from lamina.store.models import load_processor, saved_class, writing_class
 from lamina.utils import is_dir
 
 if TYPE_CHECKING:
@@ -124,15 +124,20 @@ def _listed(folder: Path) -> list[str]:
 
 
 def load_bank(
-    folder: str | Path, model: PreTrainedModel | None = None, processor: Any = None, *, revision: str | None = None
+    folder: str | Path,
+    model: PreTrainedModel | None = None,
+    processor: Any = None,
+    *,
+    revision: str | None = None,
+    writes: bool = False,
 ) -> ReaderBank:
-    """Load a saved bank; see `ReaderBank.from_pretrained`."""
+    """Load a saved bank; see `ReaderBank.from_pretrained`. One that `writes` has its base's head for text, if any."""
     with foreign_errors(lambda reason: damaged(folder, f"cannot be loaded ({reason})")):
         path = _local_folder(folder, revision)
-        return read_steady(path, facts.MANIFEST, partial(_load_bank, path, model, processor))
+        return read_steady(path, facts.MANIFEST, partial(_load_bank, path, model, processor, writes=writes))
 
 
-def _load_bank(folder: Path, model: PreTrainedModel | None, processor: Any) -> ReaderBank:
+def _load_bank(folder: Path, model: PreTrainedModel | None, processor: Any, *, writes: bool) -> ReaderBank:
     path = folder / facts.MANIFEST
     if not path.exists():
         raise StoreError(f"load: {folder} has no {facts.MANIFEST}; give a folder that save_pretrained wrote.")
@@ -142,7 +147,7 @@ def _load_bank(folder: Path, model: PreTrainedModel | None, processor: Any) -> R
         if not NAME.fullmatch(name) or manifest.readers.count(name) > 1:
             raise damaged(path, f"names a reader '{name}'; every name is given once and is a plain folder name")
     if model is None:
-        model, own = _load_base(base, folder)
+        model, own = _load_base(base, folder, writes=writes)
         processor = own if processor is None else processor
     elif processor is None and model.name_or_path:
         processor = load_processor(model.name_or_path, model)
@@ -200,7 +205,7 @@ def _trait(stack: LayerStack, name: str) -> Any:
     return fingerprint_of(stack) if name == "fingerprint" else getattr(stack, name)
 
 
-def _load_base(base: facts.BaseFacts, folder: Path) -> tuple[PreTrainedModel, Any]:
+def _load_base(base: facts.BaseFacts, folder: Path, *, writes: bool) -> tuple[PreTrainedModel, Any]:
     if base.trained:
         model, processor = load(folder / facts.BASE, saved_class(folder / facts.BASE), dtype=base.dtype)
         model.name_or_path = cast("Any", model.config)._name_or_path = base.id or ""
@@ -208,7 +213,8 @@ def _load_base(base: facts.BaseFacts, folder: Path) -> tuple[PreTrainedModel, An
     if base.id is None:
         raise StoreError(f"load: {folder / facts.MANIFEST} names no base, which was never saved. Give `model`.")
     try:
-        return load(base.id, revision=base.revision, dtype=base.dtype)
+        head = writing_class(base.id, revision=base.revision) if writes else None
+        return load(base.id, head, revision=base.revision, dtype=base.dtype)
     except ModelNotFoundError as error:
         reason = f"it is the base of this bank, and {error.reason}"
         raise ModelNotFoundError(op=f"load {folder}", got=error.got, reason=reason) from error

@@ -132,6 +132,15 @@ def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
     return architectures[0] if architectures else None
 
 
+def writing_class(name: str | Path, *, revision: str | None = None) -> str | None:
+    """The class of the model that was saved, if it writes text; else None, which `load` takes for the backbone."""
+    import transformers
+
+    saved = saved_class(name, revision=revision)
+    can_generate: Any = getattr(getattr(transformers, saved or "", None), "can_generate", bool)
+    return saved if can_generate() else None
+
+
 def check_weights(name: str | Path, config: PretrainedConfig, *, revision: str | None = None) -> None:
     """Raise what `lamina.load` would of a folder's weights, as far as their headers and missing packages tell."""
     from transformers.quantizers import auto

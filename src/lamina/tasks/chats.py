@@ -76,7 +76,7 @@ def chats_of(table: Table, spec: ColumnSpec) -> Split:
     return chat_split(lab.labelled({"": table}, replace(spec, label=name), texts=True)[""].column(column))
 
 
-def render(chat: Chat, processor: Any, *, prompt: bool = False) -> tuple[str, list[Span]]:
+def render(chat: Chat, processor: Any, *, prompt: bool = False, op: str = "causal_lm") -> tuple[str, list[Span]]:
     """The text of a chat, and the character spans of the replies in it; as a `prompt`, up to where the next one starts.
 
     A template that marks replies (`{% generation %}`) says itself where they are, their end token included as it
@@ -91,9 +91,7 @@ def render(chat: Chat, processor: Any, *, prompt: bool = False) -> tuple[str, li
         came = f"{type(tokenizer).__name__} has no chat template, which makes a text of a chat"
         hint = "Set tokenizer.chat_template, or name the columns of prompts and replies: text=..., text_pair=..."
         raise ConfigError(f"causal_lm: {came}. {hint}")
-    with foreign_errors(
-        lambda reason: ConfigError(f"causal_lm: the chat template fails on {messages[0]} ... ({reason}).")
-    ):
+    with foreign_errors(lambda reason: ConfigError(f"{op}: the chat template fails on {messages[0]} ... ({reason}).")):
         if prompt:
             return _text(tokenizer, messages, prompt=True), []
         template = tokenizer.get_chat_template()

@@ -17,10 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.causal import causal_model, causal_tokenizer
 from tests.unit.cli.conftest import Ran
 
 import lamina as library
+from lamina.fusion.mean import Mean
+from lamina.monitors import LastScore
 
+JSON = {"content-type": "application/json"}
 START = "import sys; from lamina.cli import main; main(sys.argv[1:])"
 
 
@@ -110,6 +114,31 @@ def test_readers_are_changed_with_the_second_key_and_a_signal_has_the_folder_rea
         out, err = process.communicate(timeout=30)
     assert "reloaded mood 3, who 2" in err
     assert "sesame" not in out + err
+
+
+def test_a_bank_on_a_model_that_writes_is_served_with_its_head(tmp_path: Path):
+    causal_model().save_pretrained(tmp_path / "base")
+    causal_tokenizer().save_pretrained(tmp_path / "base")
+    bank = library.ReaderBank(*library.load(tmp_path / "base", "GPT2LMHeadModel"))
+    bank.add("odd", library.Reader(Mean(), library.TokenClassification(("fine", "odd"), encoder_layers=0)))
+    bank.save_pretrained(tmp_path / "bank")
+    asked = {"inputs": "the film", "parameters": {"max_new_tokens": 20}, "stream": True}
+    with serving(tmp_path / "bank", "--max-total-tokens", "25") as (address, process):
+        request = urllib.request.Request(address + "/generate", json.dumps(asked).encode(), JSON)
+        with urllib.request.urlopen(request, timeout=30) as response:
+            first = response.readline()
+            process.send_signal(signal.SIGTERM)
+            events = [json.loads(line.removeprefix(b"data: ")) for line in (first, *response) if line.strip()]
+        assert process.wait(30) in (0, -signal.SIGTERM)
+    assert [event["index"] for event in events] == [*range(1, 21)]
+    assert events[-1]["details"]["finish_reason"] == "length"
+    steps = bank.stream(
+        bank.model, "the film", monitors=[library.Monitor("odd", "odd", LastScore())], max_new_tokens=20, pad_token_id=0
+    )
+    expected = [(int(step.tokens[0]), float(step.scores["odd"][0])) for step in steps]
+    assert [event["token"]["id"] for event in events] == [token for token, _ in expected]
+    scores = [event["scores"]["odd"]["odd"] for event in events[:-1]]
+    assert scores == pytest.approx([score for _, score in expected[:-1]], abs=1e-5)
 
 
 def test_a_port_in_use_is_refused_before_anything_is_loaded(lamina: Callable[..., Ran]):

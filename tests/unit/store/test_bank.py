@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from tests.support.causal import causal_model
 from tests.support.stored import logits, save_base, tiny_bank, tiny_model
 from tests.support.tiny import FAMILIES
 from transformers import BertConfig, BertForMaskedLM, T5EncoderModel
@@ -151,6 +152,16 @@ class TestBase:
         after = load_bank(tmp_path / "bank")
         assert torch.equal(logits(after)["mood"], logits(bank)["mood"])
         assert after.processor("good film")["input_ids"] == bank.processor("good film")["input_ids"]
+
+    def test_that_writes_text_has_its_head_where_it_is_asked_for(self, tmp_path: Path):
+        causal_model().save_pretrained(tmp_path / "writes")
+        save_base(tmp_path / "reads")
+        for name, plain, asked in (("writes", "GPT2Model", "GPT2LMHeadModel"), ("reads", "BertModel", "BertModel")):
+            bank = ReaderBank(base_model(tmp_path / name))
+            bank.add("a", Reader(Mean(), SequenceClassification(("a", "b"))))
+            save_bank(bank.eval(), tmp_path / "bank")
+            kinds = [type(load_bank(tmp_path / "bank", writes=writes).model).__name__ for writes in (False, True)]
+            assert kinds == [plain, asked]
 
     @pytest.mark.parametrize("trained", [False, True])
     def test_with_inserted_layers_comes_back(self, trained: bool, tmp_path: Path):

@@ -1,0 +1,404 @@
+"""Texts that are written over HTTP, as clients see them: events are read as lines of bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from tests.support.causal import TEMPLATE, causal_model, causal_tokenizer
+from tests.support.finetuned import t5, t5_tokenizer
+from tests.support.stored import tiny_bank
+
+from lamina.bank import Reader, ReaderBank
+from lamina.fusion.ada_layers import AdaLayers
+from lamina.fusion.mean import Mean
+from lamina.fusion.pooled_layers import PooledLayers
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.heads.token_classification import TokenClassification
+from lamina.monitors import EMA, Monitor
+from lamina.serve import Settings, create_app
+
+PROMPT = "the film is good"
+CHAT = [{"role": "user", "content": "the film is good"}]
+TAGS = TokenClassification(("fine", "odd"), encoder_layers=0)
+DRAWN = {"max_new_tokens": 12, "temperature": 1.5, "top_p": 0.95, "top_k": 20, "seed": 7}
+
+
+def writing_bank(template: str | None = TEMPLATE) -> ReaderBank:
+    bank = ReaderBank(causal_model(), causal_tokenizer(template))
+    bank.add("odd", Reader(AdaLayers(dim=8), TAGS))
+    bank.add("mood", Reader(Mean(), SequenceClassification(("bad", "good", "so"), pooling="mean")))
+    bank.add("topic", Reader(PooledLayers(), SequenceClassification(("war", "art"))))
+    bank.keep_monitor(Monitor("odd", "odd", EMA(2), threshold=0.46, name="smooth"))
+    bank.keep_monitor(Monitor("mood", "bad", EMA(3), name="quiet"))
+    return bank.eval()
+
+
+@pytest.fixture(scope="module")
+def bank() -> ReaderBank:
+    return writing_bank()
+
+
+@pytest.fixture(scope="module")
+def client(bank: ReaderBank) -> Iterator[TestClient]:
+    with TestClient(create_app(bank, Settings.of(max_total_tokens=30))) as client:
+        yield client
+
+
+def events(body: bytes | str) -> list[Any]:
+    """What a stream says: each event is one line that begins with `data: `, and an empty one."""
+    text = body.decode() if isinstance(body, bytes) else body
+    blocks = text.removesuffix("\n\n").split("\n\n")
+    assert all(block.startswith("data: ") and "\n" not in block for block in blocks), text
+    return [block if block == "[DONE]" else json.loads(block) for block in (b.removeprefix("data: ") for b in blocks)]
+
+
+def written(client: TestClient, inputs: str = PROMPT, path: str = "/generate", **body: Any) -> Any:
+    """Of a stream its events, else the answer."""
+    given = {"inputs": inputs} if path == "/generate" else {"messages": CHAT}
+    response = client.post(path, json={**given, **body})
+    assert response.status_code == 200, response.text
+    if body.get("stream"):
+        assert response.headers["content-type"].startswith("text/event-stream")
+        return events(response.content)
+    return response.json()
+
+
+def alone(bank: ReaderBank, prompt: str = PROMPT, seed: int | None = None, **options: Any) -> tuple[list[int], int]:
+    """The ids of prompt and text as the model writes them by itself, and how many are the prompt."""
+    ids = bank.processor(prompt, return_tensors="pt")["input_ids"]
+    if seed is not None:
+        torch.manual_seed(seed)
+    more = {"pad_token_id": bank.model.generation_config.eos_token_id, **options}
+    model: Any = bank.model
+    return model.generate(ids, attention_mask=torch.ones_like(ids), **more)[0].tolist(), ids.shape[1]
+
+
+def test_a_stream_is_what_the_model_writes_and_its_scores_are_those_of_one_plain_pass(
+    client: TestClient, bank: ReaderBank
+):
+    told = written(client, parameters={"max_new_tokens": 9}, stream=True)
+    ids, prompt = alone(bank, max_new_tokens=9)
+    assert [event["token"]["id"] for event in told] == ids[prompt:]
+    assert [event["index"] for event in told] == [*range(1, 10)]
+    with torch.no_grad():
+        plain = bank(input_ids=torch.tensor([ids[:-1]]))
+    probabilities = plain["odd"].logits[0, prompt:].softmax(-1)
+    assert len(probabilities) == 8
+    for event, row in zip(told[:-1], probabilities, strict=True):
+        assert event["scores"]["odd"] == pytest.approx({"fine": float(row[0]), "odd": float(row[1])}, abs=1e-5)
+        assert set(event["scores"]) == {"odd", "mood"}
+        assert sum(event["scores"]["mood"].values()) == pytest.approx(1)
+    assert (told[-1]["scores"], told[-1]["monitors"]) == (None, None)
+    topic = dict(zip(("war", "art"), plain["topic"].logits[0].softmax(-1).tolist(), strict=True))
+    answer = {one["label"]: one["score"] for one in told[-1]["details"]["answers"]["topic"]}
+    assert answer == pytest.approx(topic, abs=1e-5)
+
+
+def test_monitors_say_what_they_say_in_a_stream_of_the_bank(client: TestClient, bank: ReaderBank):
+    told = written(client, parameters={"max_new_tokens": 9}, stream=True)
+    steps = list(bank.stream(bank.model, PROMPT, max_new_tokens=9, pad_token_id=0))
+    for event, step in zip(told[:-1], steps[:-1], strict=True):
+        own = {name: float(score[0]) for name, score in step.scores.items()}
+        assert event["monitors"] == pytest.approx(own, abs=1e-5)
+        assert event["flagged"] == [name for name, flag in step.flagged.items() if bool(flag[0])]
+
+
+def test_pieces_of_a_stream_joined_are_the_text(client: TestClient, bank: ReaderBank):
+    told = written(client, parameters={"max_new_tokens": 9}, stream=True)
+    ids, _ = alone(bank, max_new_tokens=9)
+    text = "".join(event["token"]["text"] for event in told if not event["token"]["special"])
+    assert PROMPT + text == bank.processor.decode(ids, skip_special_tokens=True)
+    assert told[-1]["generated_text"] == text
+    assert all(event["generated_text"] is None and event["details"] is None for event in told[:-1])
+    details = told[-1]["details"]
+    assert (details["finish_reason"], details["generated_tokens"], details["input_length"]) == ("length", 9, 4)
+    assert details["seed"] is None
+
+
+def test_a_whole_answer_says_what_the_stream_says(client: TestClient):
+    told = written(client, parameters=DRAWN, stream=True)
+    whole = written(client, parameters=DRAWN)
+    assert whole["generated_text"] == told[-1]["generated_text"]
+    tokens = whole["details"].pop("tokens")
+    assert whole["details"].pop("prefill") == []
+    assert whole["details"] == told[-1]["details"]
+    keys = ("scores", "monitors", "flagged")
+    assert tokens == [{**event["token"], **{key: event[key] for key in keys}} for event in told]
+    assert set(written(client, parameters={**DRAWN, "details": False})) == {"generated_text"}
+
+
+def test_what_is_drawn_is_what_the_model_draws_alone(client: TestClient, bank: ReaderBank):
+    options = {name: value for name, value in DRAWN.items() if name != "seed"}
+    ids, prompt = alone(bank, seed=7, do_sample=True, **options)
+    details = written(client, parameters=DRAWN)["details"]
+    assert [token["id"] for token in details["tokens"]] == ids[prompt:]
+    assert details["seed"] == 7
+    greedy, _ = alone(bank, max_new_tokens=12)
+    assert ids != greedy
+
+
+def test_a_seed_that_was_not_given_is_told_and_gives_the_text_again(client: TestClient):
+    free = {**DRAWN, "seed": None}
+    first, second = (written(client, parameters=free) for _ in range(2))
+    assert first["details"]["seed"] != second["details"]["seed"]
+    again = written(client, parameters={**DRAWN, "seed": first["details"]["seed"]})
+    assert again["generated_text"] == first["generated_text"]
+
+
+def test_torchs_own_random_numbers_are_left_alone(client: TestClient):
+    before = torch.get_rng_state()
+    written(client, parameters=DRAWN)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sampled"),
+    [({}, False), ({"do_sample": True}, True), ({"temperature": 0}, False), ({"top_k": 3, "do_sample": False}, True)],
+)
+def test_sampling_is_asked_for_or_implied(client: TestClient, parameters: dict[str, Any], sampled: bool):
+    details = written(client, parameters={"max_new_tokens": 2, **parameters})["details"]
+    assert (details["seed"] is not None) is sampled
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_an_end_token_ends_a_text(at: int):
+    own = writing_bank()
+    with TestClient(create_app(own)) as client:
+        ids = [token["id"] for token in written(client, parameters=DRAWN)["details"]["tokens"]]
+        own.model.generation_config.eos_token_id = ids[at]
+        details = written(client, parameters=DRAWN)["details"]
+    assert (details["finish_reason"], details["generated_tokens"]) == ("eos_token", ids.index(ids[at]) + 1)
+    assert [token["id"] for token in details["tokens"]] == ids[: ids.index(ids[at]) + 1]
+
+
+# Chats
+
+
+def test_a_chat_is_answered_in_openais_shape(client: TestClient, bank: ReaderBank):
+    prompt = bank.processor.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    ids, width = alone(bank, prompt, max_new_tokens=7)
+    text = bank.processor.decode(ids[width:])
+    whole = written(client, path="/v1/chat/completions", max_tokens=7, model="mine", user="me")
+    assert (whole["object"], whole["model"]) == ("chat.completion", "mine")
+    (choice,) = whole["choices"]
+    assert (choice["message"]["role"], choice["message"]["content"].strip()) == ("assistant", text.strip())
+    assert choice["finish_reason"] == "length"
+    assert whole["usage"] == {"prompt_tokens": width, "completion_tokens": 7, "total_tokens": width + 7}
+    assert [token["id"] for token in whole["tokens"]] == ids[width:]
+
+
+def test_a_chat_is_streamed_in_openais_shape(client: TestClient):
+    asked = {"path": "/v1/chat/completions", "max_completion_tokens": 7}
+    whole = written(client, **asked)
+    usage = {"include_usage": True}
+    *chunks, last, done = written(client, **asked, stream=True, stream_options=usage)
+    assert done == "[DONE]"
+    assert (last["choices"], last["usage"]) == ([], whole["usage"])
+    assert len({chunk["id"] for chunk in [*chunks, last]}) == 1
+    assert {chunk["object"] for chunk in [*chunks, last]} == {"chat.completion.chunk"}
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(one["delta"].get("content", "") for one in choices) == whole["choices"][0]["message"]["content"]
+    assert [one["finish_reason"] for one in choices] == [None] * (len(choices) - 1) + ["length"]
+    keys = ("scores", "monitors", "flagged")
+    told = [{**chunk["token"], **{key: chunk[key] for key in keys}} for chunk in chunks if "token" in chunk]
+    assert told == whole["tokens"]
+    assert chunks[-1]["details"] == whole["details"]
+    assert "usage" not in written(client, **asked, stream=True)[-2]
+
+
+def test_parts_of_a_message_are_one_text(client: TestClient):
+    parts = [{"type": "text", "text": "the film "}, {"type": "text", "text": "is good"}]
+    asked = {"path": "/v1/chat/completions", "max_tokens": 5}
+    one, other = (written(client, **asked, messages=[{"role": "user", "content": c}]) for c in (PROMPT, parts))
+    assert one["choices"] == other["choices"]
+
+
+def test_a_tokenizer_without_a_chat_template_is_told_of():
+    with TestClient(create_app(writing_bank(template=None))) as client:
+        response = client.post("/v1/chat/completions", json={"messages": CHAT})
+    assert response.status_code == 422
+    assert "the tokenizer of this bank has no chat template" in response.json()["error"]
+
+
+def test_a_chat_template_that_fails_is_told_of():
+    with TestClient(create_app(writing_bank(template="{{ raise_exception('no users here') }}"))) as client:
+        response = client.post("/v1/chat/completions", json={"messages": CHAT})
+    assert response.status_code == 422
+    assert "serve: the chat template fails" in response.json()["error"]
+
+
+# What ends a text
+
+
+def test_a_text_ends_with_a_string(client: TestClient):
+    text = written(client, parameters=DRAWN)["generated_text"]
+    words = text.split(" ")
+    stop = f"{words[4][-1]} {words[5]}"  # over two tokens
+    told = written(client, parameters={**DRAWN, "stop": ["nothing", stop]}, stream=True)
+    assert told[-1]["details"]["finish_reason"] == "stop_sequence"
+    assert told[-1]["generated_text"] == text[: text.index(stop) + len(stop)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_ends_before_the_string(client: TestClient, stream: bool):
+    asked = {"path": "/v1/chat/completions", "max_tokens": 20, "temperature": 1.5, "seed": 3}
+    text = written(client, **asked)["choices"][0]["message"]["content"]
+    words = text.split(" ")
+    stop = f"{words[4][-1]} {words[5]} {words[6][:1]}"  # from within a token to within another
+    found = written(client, **asked, stop=stop, stream=stream)
+    if stream:
+        choices = [chunk["choices"][0] for chunk in found[:-1]]
+        shown, reason = "".join(one["delta"].get("content", "") for one in choices), choices[-1]["finish_reason"]
+    else:
+        shown, reason = found["choices"][0]["message"]["content"], found["choices"][0]["finish_reason"]
+    assert (shown, reason) == (text[: text.index(stop)], "stop")
+
+
+def test_a_flag_ends_a_text_if_the_request_says_so(client: TestClient, bank: ReaderBank):
+    free = written(client, parameters={"max_new_tokens": 20})["details"]
+    at = free["flagged_at"]["smooth"]
+    assert 1 <= at < 18
+    assert free["finish_reason"] == "length"
+    assert [bool(token["flagged"]) for token in free["tokens"]] == [number + 1 >= at for number in range(20)]
+    for stop in (True, ["smooth"]):
+        ended = written(client, parameters={"max_new_tokens": 20}, stop_on_flag=stop)["details"]
+        assert (ended["finish_reason"], ended["flagged_at"]) == ("flag", {"smooth": at})
+        ids = [token["id"] for token in ended["tokens"]]
+        assert ids == [token["id"] for token in free["tokens"]][: at + 1]  # one was chosen meanwhile
+
+
+def test_a_flag_that_ends_a_chat_is_openais_filter(client: TestClient):
+    whole = written(client, path="/v1/chat/completions", max_tokens=20, stop_on_flag=True)
+    chunks = written(client, path="/v1/chat/completions", max_tokens=20, stop_on_flag=True, stream=True)
+    assert whole["choices"][0]["finish_reason"] == "content_filter"
+    assert chunks[-2]["choices"][0]["finish_reason"] == "content_filter"
+    assert list(whole["details"]["flagged_at"]) == ["smooth"]
+
+
+# Tasks
+
+
+def test_only_the_tasks_that_are_named_take_part(client: TestClient):
+    told = written(client, parameters={"max_new_tokens": 3}, tasks=["mood"])["details"]
+    assert (list(told["tokens"][0]["scores"]), list(told["tokens"][0]["monitors"])) == (["mood"], ["quiet"])
+    assert told["answers"] == {}
+    late = written(client, parameters={"max_new_tokens": 3}, tasks=["topic"])["details"]
+    assert (list(late["answers"]), late["tokens"][0]["scores"]) == (["topic"], None)
+
+
+def test_a_text_is_streamed_where_no_reader_follows_it(bank: ReaderBank):
+    own = writing_bank()
+    own.remove("odd")
+    own.remove("mood")
+    with TestClient(create_app(own)) as client:
+        told = written(client, parameters={"max_new_tokens": 4}, stream=True)
+    ids, prompt = alone(own, max_new_tokens=4)
+    assert [event["token"]["id"] for event in told] == ids[prompt:]
+    assert {event["scores"] for event in told} == {None}
+
+
+def test_an_encoder_decoder_writes_and_its_encoders_readers_answer_at_the_end():
+    bank = ReaderBank(t5(), t5_tokenizer())
+    bank.add("article", Reader(Mean(), SequenceClassification(("bad", "good"), pooling="mean"), "encoder"))
+    bank.add("odd", Reader(AdaLayers(dim=8), TAGS, "decoder"))
+    prompt = bank.processor("the film is good .", return_tensors="pt")
+    given = {key: prompt[key] for key in ("input_ids", "attention_mask")}
+    model: Any = bank.model
+    ids = model.generate(**given, max_new_tokens=6)[0].tolist()
+    with TestClient(create_app(bank)) as client:
+        told = written(client, "the film is good .", parameters={"max_new_tokens": 6}, stream=True)
+        refused = client.post("/generate", json={"inputs": "a", "tasks": ["article"], "stream": True})
+    assert [event["token"]["id"] for event in told] == ids[1:]
+    with torch.no_grad():
+        plain = bank(**given, decoder_input_ids=torch.tensor([ids[:-1]]))
+    odd = [event["scores"]["odd"]["odd"] for event in told[:-1]]
+    assert odd == pytest.approx(plain["odd"].logits[0, 1:].softmax(-1)[:, 1].tolist(), abs=1e-5)
+    answer = {one["label"]: one["score"] for one in told[-1]["details"]["answers"]["article"]}
+    scores = plain["article"].logits[0].softmax(-1).tolist()
+    assert answer == pytest.approx(dict(zip(("bad", "good"), scores, strict=True)), abs=1e-5)
+    assert refused.status_code == 422
+    assert "reads the stack 'encoder', which does not read what is written" in refused.json()["error"]
+
+
+# What is wrong
+
+WRONG = {
+    "no text": ({"inputs": ""}, 422, "the prompt is empty"),
+    "long": ({"inputs": "film " * 40}, 413, "the prompt has 40 tokens; with what is written 30 are taken"),
+    "no room": (
+        {"inputs": "film " * 20, "parameters": {"max_new_tokens": 11}},
+        422,
+        "11 tokens are to be written after a prompt of 20; there is room for 10",
+    ),
+    "another task": ({"inputs": "a", "tasks": ["odds"]}, 422, "unknown task 'odds'; known: odd, mood, topic"),
+    "late": (
+        {"inputs": "a", "tasks": ["topic"], "stream": True},
+        422,
+        "task 'topic' gives no scores token by token: reader 'topic' has a fusion (PooledLayers)",
+    ),
+    "another monitor": ({"inputs": "a", "stop_on_flag": ["smoth"]}, 422, "unknown monitor 'smoth'"),
+    "no threshold": ({"inputs": "a", "stop_on_flag": ["quiet"]}, 422, "no flag would come"),
+    "no monitor": ({"inputs": "a", "stop_on_flag": True, "tasks": ["topic"]}, 422, "no flag would come"),
+    "cold": ({"inputs": "a", "parameters": {"temperature": -1}}, 422, "parameters.temperature: Input should be"),
+    "top_p": ({"inputs": "a", "parameters": {"top_p": 0}}, 422, "parameters.top_p"),
+    "top_k": ({"inputs": "a", "parameters": {"top_k": 0}}, 422, "parameters.top_k"),
+    "nothing": ({"inputs": "a", "parameters": {"max_new_tokens": 0}}, 422, "parameters.max_new_tokens"),
+    "empty stop": ({"inputs": "a", "parameters": {"stop": [""]}}, 422, "parameters.stop.0"),
+    "many stops": ({"inputs": "a", "parameters": {"stop": ["a"] * 5}}, 422, "parameters.stop"),
+    "seed": ({"inputs": "a", "parameters": {"seed": 2**64}}, 422, "parameters.seed"),
+    "unknown": ({"inputs": "a", "parameters": {"watermark": True}}, 422, "parameters.watermark: Extra inputs"),
+    **{
+        f"chat {name}": ({"messages": CHAT, name: value}, 422, f"{name}: this is not supported here. Leave it out.")
+        for name, value in {
+            "n": 2,
+            "tools": [{"type": "function"}],
+            "tool_choice": "required",
+            "logprobs": True,
+            "response_format": {"type": "json_object"},
+            "presence_penalty": 0.5,
+        }.items()
+    },
+    "no message": ({"messages": []}, 422, "messages"),
+    "role": ({"messages": [{"role": "robot", "content": "a"}]}, 422, "messages.0.role"),
+    "image": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 422, "messages.0.content"),
+    "chat unknown": ({"messages": CHAT, "best_of": 2}, 422, "best_of: Extra inputs"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_said_before_anything_is_written(client: TestClient, name: str):
+    body, status, part = WRONG[name]
+    response = client.post("/generate" if "inputs" in body else "/v1/chat/completions", json=body)
+    assert response.status_code == status, response.text
+    assert part in response.json()["error"]
+    assert set(response.json()) == {"error", "error_type"}
+
+
+HABITS = {"n": 1, "tools": [], "logprobs": False, "response_format": {"type": "text"}, "frequency_penalty": 0.0}
+
+
+def test_what_clients_send_by_habit_is_taken(client: TestClient):
+    asked = {"path": "/v1/chat/completions", "max_tokens": 4}
+    plain = written(client, **asked)["choices"]
+    assert written(client, **asked, **HABITS, user="u", metadata={}, store=False, temperature=None)["choices"] == plain
+
+
+def test_a_bank_whose_model_does_not_write_says_so():
+    with TestClient(create_app(tiny_bank())) as client:
+        for path, body in (("/generate", {"inputs": "a"}), ("/v1/chat/completions", {"messages": CHAT})):
+            response = client.post(path, json=body)
+            assert response.status_code == 422
+            assert "the model of this bank, a BertModel, does not write text. Ask /predict." in response.json()["error"]
+        assert {"/generate", "/v1/chat/completions"} <= set(client.get("/openapi.json").json()["paths"])
+
+
+def test_half_characters_are_read(client: TestClient):
+    body = json.dumps({"inputs": "film \ud800", "parameters": {"max_new_tokens": 2}}).encode()
+    response = client.post("/generate", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 200
