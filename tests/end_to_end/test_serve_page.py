@@ -148,7 +148,7 @@ def test_what_is_wrong_is_said_in_words(page: Any):
     ask(page, "  ")
     assert problem(page) == "Type a text first."
     ask(page, "film " * 40)
-    wait(lambda: problem(page).startswith("Text 0 has 42 tokens; 32 are read."))
+    wait(lambda: problem(page).startswith("The text has 42 tokens; 32 are read. Tick the box"))
     assert not page.find_elements("css selector", ".task")
     page.find_element("id", "truncate").click()
     page.find_element("css selector", "#ask button.main").click()
@@ -173,7 +173,10 @@ def test_with_a_key_nothing_is_told_without_it(browser: Any, bank: ReaderBank):
         wait(lambda: browser.find_element("id", "unlock").is_displayed())
         assert not browser.find_element("id", "ask").is_displayed()
         assert "mood" not in browser.page_source
-        for key, then in (("wrong", lambda: "key is missing or wrong" in problem(browser)), ("s3cret", is_answered)):
+        for key, then in (
+            ("wrong", lambda: problem(browser) == "The key is missing or wrong."),
+            ("s3cret", is_answered),
+        ):
             browser.find_element("id", "key").send_keys(key)
             browser.find_element("css selector", "#unlock button").click()
             wait(lambda then=then: then(browser) if then is is_answered else then())

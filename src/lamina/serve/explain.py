@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lamina.train.plan import Group
     from lamina.train.predict import Prepared
 
-_ROUNDS, _SPARE_S = 3, 0.2  # of timed passes after the first, as many as take no longer
+_ROUNDS, _SPARE_S = 9, 0.1  # of timed passes after the first, as many as take no longer
 _DIGITS = 6
 
 

@@ -51,7 +51,11 @@
     throw new Error(plain(said.error ?? "the server could not answer"));
   };
   const plain = (text) => {
-    const own = text.replace(/^serve: /, "").replace(/ Send truncate=true to cut it\.$/, " Tick the box to have only its start read.");
+    const own = text
+      .replace(/^serve: /, "")
+      .replace(/^(text|file) 0 /, "the $1 ")
+      .replace(/ Send truncate=true to cut it\.$/, " Tick the box to have only its start read.")
+      .replace(/ Send Authorization: Bearer KEY\.$/, "");
     return own.charAt(0).toUpperCase() + own.slice(1);
   };
   const tell = (text) => {
@@ -235,7 +239,7 @@
     if (!shares) return make("p", { className: "quiet" }, `It reads the layers ${own.layers.join(", ")}, and does not weigh them.`);
     const top = Math.max(...shares);
     const rows = own.layers.map((layer, row) => ({ label: layerName(layer), score: shares[row] })).reverse();
-    return bars(rows, (score) => score === top, top);
+    return bars(rows, (score) => score === top && top > Math.min(...shares), top);
   };
   const shade = (element, share, title) => {
     element.style.setProperty("--share", share);
@@ -293,6 +297,7 @@
     const others = [...media()].filter((medium) => medium !== "text");
     at("texts").hidden = !media().has("text");
     at("link").hidden = !media().has("text");
+    at("cut").hidden = [...media()].every((medium) => medium === "image"); // which is read whole
     at("files").hidden = !others.length;
     at("file").accept = others.map((medium) => `${medium}/*`).join();
     at("file-label").textContent = others.map((medium) => ({ image: "Image", audio: "Sound" })[medium] ?? medium).join(" or ");
