@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.data.encode import length_limit
 from lamina.layers.fingerprints import fingerprint_of
+from lamina.serve.prompts import writes
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
@@ -36,6 +37,7 @@ def info_of(bank: ReaderBank, settings: Settings, name: str) -> dict[str, Any]:
         "dtype": str(bank.model.dtype).removeprefix("torch."),
         "device": bank.device.type,
         "max_input_length": length_limit(bank.model, bank.processor),
+        "writes_text": writes(bank),
         "stacks": {name: {"layers": stack.layers, "width": stack.width} for name, stack in bank.stacks.items()},
         "tasks": tasks,
         **limits,
