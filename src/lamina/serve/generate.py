@@ -124,7 +124,8 @@ def details_of(ending: Ending) -> dict[str, Any]:
 
 
 def _token(token: Token) -> dict[str, Any]:
-    return {"id": token.id, "text": token.text, "special": token.special}
+    special = token.sign is not None
+    return {"id": token.id, "text": token.sign if special else token.text, "special": special}
 
 
 def generate_events() -> Callable[[Item], Iterator[Any]]:
@@ -170,7 +171,7 @@ class ChatShape:
         if isinstance(item, Token):
             if item.index == 1:
                 yield self._chunk({"role": "assistant", "content": ""})
-            text = self._stop.add("" if item.special else item.text)
+            text = self._stop.add(item.text)
             yield self._chunk({"content": text}, token=_token(item), **said_of(item))
             return
         if rest := self._stop.rest():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.data.encode import length_limit
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
+from lamina.serve.prompts import writes
 from lamina.serve.uploads import medium_of
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def info_of(served: Served, settings: Settings, name: str) -> dict[str, Any]:
         "dtype": str(bank.model.dtype).removeprefix("torch."),
         "device": bank.device.type,
         "max_input_length": length_limit(bank.model, bank.processor),
+        "writes_text": writes(bank),
         "stacks": {name: {"layers": stack.layers, "width": stack.width} for name, stack in bank.stacks.items()},
         "tasks": tasks,
         **limits,

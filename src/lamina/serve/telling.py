@@ -27,8 +27,8 @@ class Token:
 
     index: int  # from 1
     id: int
-    text: str
-    special: bool
+    text: str  # what it adds to the text
+    sign: str | None  # how a special token is written; None: it is text
     scores: Mapping[str, Mapping[str, float | None]] | None  # task -> label -> probability
     monitors: Mapping[str, float | None] | None  # monitor -> score of the text so far
     flagged: Sequence[str]  # monitors that have flagged the text by now
@@ -115,7 +115,6 @@ class Teller(Leaving):
         if self._waiting is None:
             return
         (token, text), said = self._waiting, self._said
-        sign = self._pieces.sign(token)
         steps = [] if self._watch is None else self._watch.steps
         step = steps[min(self.count, len(steps)) - 1] if steps else None
         of = step if scored else None
@@ -125,8 +124,8 @@ class Teller(Leaving):
             Token(
                 self.count,
                 token,
-                text if sign is None else sign,
-                sign is not None,
+                text,
+                self._pieces.sign(token),
                 None if of is None else said.of(of),
                 None if of is None else said.so_far(of),
                 [] if step is None else said.flagged(step),

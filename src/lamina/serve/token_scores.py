@@ -62,7 +62,7 @@ class TokenScores:
     def _monitors(self, name: str) -> list[AnyMonitor]:
         """One for each label of a reader."""
         monitors: list[AnyMonitor] = []
-        for label in bank_labels(self._bank, name):
+        for label in _labels_of(self._bank, name):
             key = f"{name}\0{label}"  # no name of a saved one
             self._labels[key] = name, label
             monitors.append(Monitor(name, label, LastScore(), name=key))
@@ -73,7 +73,7 @@ class TokenScores:
         if named and each:
             raise ConfigError(f"serve: task '{name}' gives no scores token by token: {why} Send stream=false.")
         try:
-            if not bank_labels(self._bank, name):
+            if not _labels_of(self._bank, name) or self._bank[name].config.fusion.reads_pairs:
                 raise ConfigError(why)
             with self._bank.listen([name], over="both"):
                 self.late.append(name)
@@ -99,11 +99,11 @@ class TokenScores:
         return [name for name in self.saved if bool(step.flagged[name][0])]
 
     def answers(self, heard: BankOutput) -> dict[str, Any]:
-        """What the readers say that answer at the end."""
-        return {name: _answer(self._bank, name, heard[name]) for name in self.late}
+        """What the readers say that answer at the end; None of one whose stack did not run, such as that of images."""
+        return {name: _answer(self._bank, name, heard[name]) if name in heard else None for name in self.late}
 
 
-def bank_labels(bank: ReaderBank, name: str) -> tuple[str, ...]:
+def _labels_of(bank: ReaderBank, name: str) -> tuple[str, ...]:
     """The labels that a reader scores; none if it gives tokens."""
     head = bank[name].config.head
     return tuple(head.labels) if kind_of(head.kind).has_classes else ()
@@ -113,6 +113,8 @@ def _problem(bank: ReaderBank, monitors: list[AnyMonitor]) -> str | None:
     """Why a reader cannot be told of token by token; None if it can."""
     if not monitors:
         return "it has no labels."
+    if bank[monitors[0].readers[0]].config.fusion.reads_pairs:
+        return "it compares two texts."
     try:
         with bank.watch(monitors):
             return None
@@ -136,7 +138,7 @@ def _stopping(saved: dict[str, AnyMonitor], stop: bool | Sequence[str]) -> list[
 
 def _answer(bank: ReaderBank, name: str, output: ReaderOutput) -> Any:
     """Of a whole text its labels with their scores, best first; of tokens a list of their labels with scores."""
-    problem, labels = bank[name].config.head.problem_type, bank_labels(bank, name)
+    problem, labels = bank[name].config.head.problem_type, _labels_of(bank, name)
     logits = output.logits[0].detach().double().cpu()
     if problem == "regression":
         return {"value": _number(logits)}

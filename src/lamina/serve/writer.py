@@ -157,7 +157,7 @@ class Writing:
         """What is drawn depends on; None if nothing is."""
         if not self._asked.sampling.get("do_sample", self._bank.model.generation_config.do_sample):
             return None
-        return secrets.randbits(63) if self._asked.seed is None else self._asked.seed
+        return secrets.randbits(53) if self._asked.seed is None else self._asked.seed
 
     def _options(self, bounds: Bounds) -> dict[str, Any]:
         """Of `generate`: one text, of which each token is final once it is chosen."""

@@ -398,6 +398,13 @@ def test_a_bank_whose_model_does_not_write_says_so():
         assert {"/generate", "/v1/chat/completions"} <= set(client.get("/openapi.json").json()["paths"])
 
 
+def test_info_says_whether_text_is_written(client: TestClient):
+    info = client.get("/info").json()
+    assert (info["writes_text"], info["max_total_tokens"], info["max_concurrent_generations"]) == (True, 30, 4)
+    with TestClient(create_app(tiny_bank())) as other:
+        assert other.get("/info").json()["writes_text"] is False
+
+
 def test_half_characters_are_read(client: TestClient):
     body = json.dumps({"inputs": "film \ud800", "parameters": {"max_new_tokens": 2}}).encode()
     response = client.post("/generate", content=body, headers={"content-type": "application/json"})

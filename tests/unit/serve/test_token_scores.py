@@ -14,6 +14,7 @@ from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.extra_layers import ExtraLayers
 from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.mean import Mean
+from lamina.fusion.paired_layers import PairedLayers
 from lamina.heads.causal_lm import CausalLM
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
@@ -114,6 +115,7 @@ def test_readers_without_few_labels_are_not_told_label_by_label():
     ("reader", "told"),
     [
         ((LastLayer(), CausalLM()), "task 'other' cannot follow a text that is written: it has no labels"),
+        ((PairedLayers(), whole(("a", "b"))), "task 'other' cannot follow .*: it compares two texts"),
         ((ExtraLayers(), whole(("a", "b"))), "task 'other' cannot follow a text that is written: .* own blocks"),
     ],
 )
