@@ -25,6 +25,7 @@ from lamina.studies.contributions import layer_amounts
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 TEXT = "🎬 anna went to paris ."
+GOLDEN = Path(__file__).parents[1] / "golden" / "files"
 EVIL = "<img src=x onerror=\"document.title='gone'\"> is a film"
 
 
@@ -226,4 +227,20 @@ def test_an_image_is_shown_and_answered(browser: Any, tmp_path: Path):
         assert shown == [f"{100 * p:.1f} %" for p in sorted(said["animal"]["probabilities"].values(), reverse=True)]
         assert texts(browser, ".layers .bars > :nth-child(3n + 1)") == ["2", "1", "0, embeddings"]
         assert browser.execute_script("return document.querySelector('#preview img').naturalWidth") == 12
+        assert browser.get_log("browser") == []
+
+
+def test_numbers_several_labels_and_words_for_a_gap_are_shown(browser: Any):
+    model, tokenizer = lamina.load(GOLDEN / "base")
+    bank = ReaderBank.from_pretrained(GOLDEN / "bank", model, tokenizer)
+    text = "anna is [MASK] in paris"
+    (said,) = lamina.predict(bank, [text], readers=["stars", "topics", "word"])
+    with served(bank) as address:
+        browser.get(f"{address}/#{urlencode({'text': text})}")
+        wait(lambda: is_answered(browser))
+        assert float(texts(browser, "[data-task=stars] .value")[0]) == pytest.approx(said["stars"]["value"], rel=1e-3)
+        likely = {label for label, p in said["topics"]["probabilities"].items() if p >= 0.5}
+        assert set(texts(browser, "[data-task=topics] .answer .first:not(.number)")) == likely
+        words = ", ".join(one["token"] for one in said["word"][0]["candidates"])
+        assert texts(browser, "[data-task=word] mark") == [f"[MASK]{words}"]
         assert browser.get_log("browser") == []
