@@ -253,7 +253,7 @@ class Run:
         rng = random.Random(0)
         while True:
             await asyncio.sleep(KILL_S)
-            found = [one for one in self.below() if "ServeReplica" in " ".join(one.cmdline())]
+            found = [one for one in self.below() if is_replica(one)]
             if len(found) == 2:
                 rng.choice(found).kill()
                 self.seen["disturbed"] += 1
@@ -270,6 +270,14 @@ class Run:
             with contextlib.suppress(psutil.Error):
                 sizes.append(one.memory_info().rss)
         self.memory.append(sum(sizes) / 1e6)
+
+
+def is_replica(process: psutil.Process) -> bool:
+    """Whether it is one that lives."""
+    try:
+        return "ServeReplica" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ from lamina.errors import (
 from lamina.serve import answers
 from lamina.serve.engine import ClosedError, Engine, OverloadedError, Served
 from lamina.serve.figures import Counted, Figures
-from lamina.serve.generate import add_generation
 from lamina.serve.guard import Guard
 from lamina.serve.info import info_of
 from lamina.serve.jobs import EmbedWork, TooLongError
@@ -38,7 +37,8 @@ from lamina.serve.settings import Settings
 from lamina.serve.shapes import EmbedRequest, ExplainRequest, InferRequest, ModerationRequest, PredictRequest, Problem
 from lamina.serve.uploads import TooLargeError
 from lamina.serve.waiting import while_there
-from lamina.serve.writer import Writer
+from lamina.serve.writing.routes import add_generation
+from lamina.serve.writing.writer import Writer
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

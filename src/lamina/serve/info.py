@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.data.encode import length_limit
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
-from lamina.serve.prompts import writes
 from lamina.serve.uploads import medium_of
+from lamina.serve.writing.prompts import writes
 
 if TYPE_CHECKING:
     from lamina.serve.engine import Served

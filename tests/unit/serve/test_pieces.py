@@ -7,7 +7,7 @@ from tests.support.stored import tiny_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lamina.serve.pieces import Pieces, StopText
+from lamina.serve.writing.pieces import Pieces, StopText
 
 
 def bytes_tokenizer() -> PreTrainedTokenizerFast:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
     from lamina.bank.watching import Watch
-    from lamina.serve.pieces import Pieces
-    from lamina.serve.token_scores import TokenScores
+    from lamina.serve.writing.pieces import Pieces
+    from lamina.serve.writing.token_scores import TokenScores
 
 
 @dataclass(frozen=True)

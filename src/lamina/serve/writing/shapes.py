@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from lamina.serve.prompts import WriteRequest
 from lamina.serve.shapes import Name, Request
+from lamina.serve.writing.prompts import WriteRequest
 
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Stops = Annotated[list[Stop], Field(max_length=4)]

@@ -15,18 +15,18 @@ from fastapi.responses import StreamingResponse
 
 from lamina.errors import LaminaError
 from lamina.serve.engine import ClosedError
-from lamina.serve.generate_shapes import ChatRequest, GenerateRequest
-from lamina.serve.pieces import StopText
-from lamina.serve.telling import Ending, Token
 from lamina.serve.waiting import while_there
+from lamina.serve.writing.pieces import StopText
+from lamina.serve.writing.shapes import ChatRequest, GenerateRequest
+from lamina.serve.writing.telling import Ending, Token
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.types import Receive, Scope, Send
 
     from lamina.serve.engine import Engine
-    from lamina.serve.prompts import WriteRequest
-    from lamina.serve.writer import Writer
+    from lamina.serve.writing.prompts import WriteRequest
+    from lamina.serve.writing.writer import Writer
 
 Item = Token | Ending
 _FINISH = {"eos_token": "stop", "stop_sequence": "stop", "length": "length", "flag": "content_filter"}  # as OpenAI's

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, final
 
 from lamina.data.batches import tokenizer_of
 from lamina.errors import LaminaError
-from lamina.serve.drawing import Drawing
 from lamina.serve.engine import ClosedError, OverloadedError
-from lamina.serve.pieces import Pieces
-from lamina.serve.prompts import WriteRequest, check_writes, read_prompt, room_for, writes
-from lamina.serve.telling import Bounds, Ending, Teller, Token, end_tokens
-from lamina.serve.token_scores import TokenScores
+from lamina.serve.writing.drawing import Drawing
+from lamina.serve.writing.pieces import Pieces
+from lamina.serve.writing.prompts import WriteRequest, check_writes, read_prompt, room_for, writes
+from lamina.serve.writing.telling import Bounds, Ending, Teller, Token, end_tokens
+from lamina.serve.writing.token_scores import TokenScores
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
