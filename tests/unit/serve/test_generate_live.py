@@ -215,7 +215,7 @@ def test_a_server_that_ends_lets_a_text_finish():
 
 @pytest.mark.parametrize(("path", "body"), [("/generate", LONG), ("/v1/chat/completions", {"messages": CHAT})])
 def test_a_text_that_does_not_end_in_time_says_so(path: str, body: Any):
-    with serving(shutdown_timeout=1) as live, closing(live.connect()) as connection:
+    with serving(shutdown_timeout=3) as live, closing(live.connect()) as connection:
         live.gate.pause = 0.15
         response = live.begin(connection, path, {**body, "stream": True})
         first_event(response)
