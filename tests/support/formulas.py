@@ -128,14 +128,14 @@ def paired_layers(fusion: Any, states: Tensor, mask: Tensor, segments: Tensor | 
     shares = fusion.scores.exp() / fusion.scores.exp().sum()
     rows = []
     for row in range(mask.shape[0]):
-        total, matched = torch.zeros(fusion.dim), fusion.bias
+        total, matched = states.new_zeros(fusion.dim), fusion.bias
         for i in range(len(states)):
             z = layer_norm(states[i, row])
             first, second = (z[mask[row] & (segments[row] == side)] for side in (1, 2))
             one, two = _pooled(fusion, i, first), _pooled(fusion, i, second)
             seen = torch.cat([_pooled(fusion, i, z[mask[row]]), (one - two).abs(), one * two])
             total = total + shares[i] * gelu(layer_norm(fusion.projection[i] @ seen))
-            matched = matched + fusion.matching[i] @ _matches(first, second)
+            matched = matched + fusion.matching[i] @ _matches(first, second).to(states)
         rows.append(total + gelu(matched))
     return torch.stack(rows).unsqueeze(1).expand(-1, mask.shape[1], -1)
 
@@ -173,7 +173,7 @@ def sigmoid(x: Tensor) -> Tensor:
 def depth_lstm(fusion: Any, states: Tensor, _mask: Tensor) -> Tensor:
     """Hochreiter and Schmidhuber's cell with a forget gate, gate by gate; torch keeps them as i, f, g, o."""
     cell, dim = fusion.cell, fusion.dim
-    hidden = memory = torch.zeros(*states.shape[1:3], dim)
+    hidden = memory = states.new_zeros(*states.shape[1:3], dim)
     for z in states:
 
         def gate(number: int, z: Tensor = z, hidden: Tensor = hidden) -> Tensor:

@@ -44,8 +44,14 @@ def on_ray(bank: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[st
 
 
 def replicas_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    below = psutil.Process(process.pid).children(recursive=True)
-    return [one for one in below if "ServeReplica" in " ".join(one.cmdline())]
+    return [one for one in psutil.Process(process.pid).children(recursive=True) if is_replica(one)]
+
+
+def is_replica(process: psutil.Process) -> bool:
+    try:
+        return "ServeReplica" in " ".join(process.cmdline())
+    except psutil.Error:  # it is gone
+        return False
 
 
 def test_replicas_answer_and_one_that_dies_comes_back(bank_folder: Path):
