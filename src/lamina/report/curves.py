@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 WIDE, HIGH, PANEL = 440, 260, 250  # of a single panel, and of one of several
 LETTERS = 84  # of a line below the title
+MARKS = ("circle", "diamond", "triangle-up", "square")  # of points, one after the other as colours begin anew
 
 
 def rows_of(figure: Curves) -> list[dict[str, Any]]:
@@ -62,17 +63,13 @@ def _chart(altair: ModuleType, rows: list[dict[str, Any]], figure: Curves) -> An
     series, metrics, panels = (in_order(rows, key) for key in ("series", "metric", "facet"))
     numbers = all(isinstance(row["x"], int | float) for row in rows)
     colours = altair.Scale(domain=series, range=[COLOURS[n % len(COLOURS)] for n in range(len(series))])
-    legend = altair.Legend(
-        orient="bottom",
-        columns=3,
-        labelLimit=260,
-        symbolType="stroke",
-        symbolStrokeWidth=3,
-        symbolOpacity=1,
-        labelFontSize=12,
-        labelColor=INK,
-    )
-    colour = altair.Color("series:N", title=None, scale=colours, legend=legend if len(series) > 1 else None)
+    marks = [MARKS[n // len(COLOURS) % len(MARKS)] for n in range(len(series))]
+    look: dict[str, Any] = {"labelLimit": 260, "symbolOpacity": 1, "labelFontSize": 12, "labelColor": INK}
+    if len(set(marks)) == 1:  # else the marks themselves are shown
+        look |= {"symbolType": "stroke", "symbolStrokeWidth": 3}
+    legend = altair.Legend(orient="bottom", columns=3, **look) if len(series) > 1 else None
+    colour = altair.Color("series:N", title=None, scale=colours, legend=legend)
+    shape = altair.Shape("series:N", title=None, scale=altair.Scale(domain=series, range=marks), legend=legend)
     x = _numbers_axis(altair, rows, figure) if numbers else _names_axis(altair, rows, figure)
     base = altair.Chart(altair.Data(values=rows)).encode(x=x, color=colour)
     times = "" if figure.scale == 1 else f" x {figure.scale:g}"
@@ -90,7 +87,9 @@ def _chart(altair: ModuleType, rows: list[dict[str, Any]], figure: Curves) -> An
         if numbers
         else curve.mark_rule(strokeWidth=1.5).encode(y=low, y2="high:Q"),
         across.mark_line(strokeWidth=2, strokeDash=[6, 4]).encode(y=y),
-        curve.mark_point(filled=True, size=42, opacity=1).encode(y=y, tooltip=tooltip),
+        curve.mark_point(filled=True, size=42, opacity=1).encode(
+            y=y, tooltip=tooltip, **({"shape": shape} if len(set(marks)) > 1 else {})
+        ),
     )
     if len(panels) == 1:
         return drawn.properties(width=WIDE, height=HIGH)

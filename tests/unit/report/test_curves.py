@@ -101,3 +101,13 @@ def test_what_cannot_be_drawn(tmp_path: Path):
         draw(curves([]), tmp_path / "f.png")
     with pytest.raises(ConfigError, match=r"figure: the path ends in '\.gif'"):
         draw(curves(POINTS), tmp_path / "f.gif")
+
+
+def test_series_beyond_the_last_colour_have_marks_of_their_own(tmp_path: Path):
+    for count in (8, 10):
+        points = [point(f"s{number}", x, 0.1 * number) for number in range(count) for x in (1, 2)]
+        svg = draw(curves(points), tmp_path / f"{count}.svg").read_text(encoding="utf-8")
+        drawn = re.findall(r'<path[^>]*aria-roledescription="point"[^>]*>', svg)
+        looks = {tuple(re.search(rf' {key}="([^"]*)"', path)[1] for key in ("d", "fill")) for path in drawn}  # pyright: ignore
+        assert len(drawn) == 2 * count
+        assert len(looks) == count
