@@ -82,11 +82,13 @@ def serve(  # noqa: PLR0913
         admin_key=admin_key,
         cors_allow_origin=tuple(cors_allow_origin or ()),
     )
+    number = Replicas(replicas, max_replicas, replica_cpus, replica_gpus)
+    if ray is None and number != Replicas():
+        raise ConfigError("serve: replicas were asked for, but not --ray; they are processes of Ray Serve.")
     if ray is not None:
         if admin_key is not None or readers_root is not None:
             rule = "a replica would change alone. Run the same command with the new bank: it replaces them in turn"
             raise ConfigError(f"serve: --ray goes with neither --admin-key nor --readers-root; {rule}.")
-        number = Replicas(replicas, max_replicas, replica_cpus, replica_gpus)
         saved = str(Path(bank).resolve()) if is_dir(Path(bank)) else bank  # replicas run elsewhere
         _opened(saved, model, device)  # so that what is wrong is told here
         _on_ray(partial(_application, saved, model, device, settings, page=page), settings, number, ray, (host, port))
