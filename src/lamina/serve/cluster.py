@@ -101,6 +101,10 @@ def application(args: Mapping[str, Any]) -> Any:
     bank, model = known.pop("bank", None), known.pop("model", None)
     if not isinstance(bank, str):
         raise ConfigError("serve: args has no bank; give its folder, or its id on the hub.")
+    for key in ("api_key", "admin_key"):
+        if key in known:
+            rule = "the key of those who ask is the environment's LAMINA_API_KEY, and a replica is not changed alone"
+            raise ConfigError(f"serve: args has {key}; {rule}.")
     settings = Settings.of(**known)
 
     def build() -> FastAPI:

@@ -18,7 +18,6 @@ from ray.serve.schema import ServeDeploySchema
 
 from lamina.cli.app import build
 from lamina.errors import ConfigError, LaminaError
-from lamina.serve import Settings
 from lamina.serve.cluster import application
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -69,4 +68,6 @@ def test_arguments_of_an_application_are_checked():
         application({"max_batch_tokens": 5})
     with pytest.raises(LaminaError, match="max_batch_tokens"):
         application({"bank": "x", "max_batch_tokens": 0})
-    assert Settings.of(max_batch_tokens=1)
+    for key in ("api_key", "admin_key"):
+        with pytest.raises(ConfigError, match=f"args has {key}; .*LAMINA_API_KEY"):
+            application({"bank": "x", key: "sesame"})
