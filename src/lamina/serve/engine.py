@@ -270,13 +270,13 @@ class Engine:
                 self._run([job])
             return
         end = time.perf_counter()
+        if self._tell is not None:  # first, so that who has an answer finds it counted
+            queue, texts = [start - job.since for job in jobs], sum(len(job.texts) for job in jobs)
+            self._tell(work, Timing(queue, read - start, end - read, len(jobs), texts, prepared.tokens))
         for job in jobs:
             own = [next(answers) for _ in job.texts]
             if not job.future.done():
                 job.future.set_result(own)
-        if self._tell is not None:
-            queue, texts = [start - job.since for job in jobs], sum(len(job.texts) for job in jobs)
-            self._tell(work, Timing(queue, read - start, end - read, len(jobs), texts, prepared.tokens))
 
 
 def _fail(job: Job, error: Exception) -> None:

@@ -41,7 +41,7 @@ def test_the_image_runs_a_command_that_is_there():
 
 
 @pytest.mark.parametrize(
-    "resource", yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()), ids=lambda r: r["kind"]
+    "resource", [*yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())], ids=lambda r: r["kind"]
 )
 def test_kubernetes_takes_the_manifest(resource: Any):
     kubernetes_validate.validate(resource, "1.37", strict=True)

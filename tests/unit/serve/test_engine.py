@@ -94,8 +94,18 @@ def test_what_waits_is_run_together(make: Callable[..., Engine]):
     waiting = [ask(f"text {number}") for number in range(5)]
     slow.go.set()
     assert [future.result(10) for future in waiting] == [[f"text {number}"] for number in range(5)]
-    engine.close()  # a batch is told of after its answers are there
     assert [timing.requests for timing in told] == [1, 5]
+
+
+def test_who_has_an_answer_finds_it_counted(make: Callable[..., Engine]):
+    answered: list[bool] = []
+    engine = make()
+    slow, ask = held(engine)
+    future = ask("a text")
+    engine._tell = lambda *_: answered.append(future.done())
+    slow.go.set()
+    future.result(10)
+    assert answered == [False, False]  # the first is the text that held the engine
 
 
 def test_a_request_that_is_gone_is_not_computed(make: Callable[..., Engine]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -21,6 +22,10 @@ from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.monitors import EMA, Monitor
 from lamina.serve import Settings, create_app
+from lamina.serve.engine import Engine
+from lamina.serve.writing.prompts import WriteRequest
+from lamina.serve.writing.telling import Ending
+from lamina.serve.writing.writer import Writer
 
 PROMPT = "the film is good"
 CHAT = [{"role": "user", "content": "the film is good"}]
@@ -409,3 +414,16 @@ def test_half_characters_are_read(client: TestClient):
     body = json.dumps({"inputs": "film \ud800", "parameters": {"max_new_tokens": 2}}).encode()
     response = client.post("/generate", content=body, headers={"content-type": "application/json"})
     assert response.status_code == 200
+
+
+def test_who_has_the_end_of_a_text_finds_it_counted(bank: ReaderBank):
+    parts: Queue[tuple[Any, int, int]] = Queue()
+    told: list[int] = []
+    engine = Engine(bank, Settings.of(shutdown_timeout=5))
+    writer = Writer(engine, lambda _first, _each, tokens: told.append(tokens))
+    writer.begin(WriteRequest(PROMPT, max_new_tokens=3), lambda part: parts.put((part, sum(told), writer.running)))
+    seen = [parts.get(timeout=10) for _ in range(4)]
+    engine.close()
+    assert [counted for _, counted, _ in seen] == [0, 0, 0, 3]
+    assert isinstance(seen[-1][0], Ending)
+    assert seen[-1][2] == 0

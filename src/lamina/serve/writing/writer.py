@@ -119,15 +119,18 @@ class Writing:
         return self._left.is_set() or time.monotonic() >= self.ends_at
 
     def _run(self) -> None:
+        end = self._end()
+        self._done(self, self._teller)  # first, so that who has the end finds it counted
+        self._put(end)
+
+    def _end(self) -> Ending | LaminaError:
         try:
-            self._put(self._write())
+            return self._write()
         except LaminaError as error:
-            self._put(error)
+            return error
         except Exception as error:
             logger.error("serve: a text could not be written", exc_info=error)
-            self._put(LaminaError(f"serve: the model could not write ({type(error).__name__}); the log says more."))
-        finally:
-            self._done(self, self._teller)
+            return LaminaError(f"serve: the model could not write ({type(error).__name__}); the log says more.")
 
     def _write(self) -> Ending:
         asked, bank = self._asked, self._bank
