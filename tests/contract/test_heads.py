@@ -31,6 +31,7 @@ HEAD_SETTINGS: dict[str, list[dict[str, Any]]] = {
     "sequence_classification": [
         {"attention_heads": 4},
         {"pooling": "mean"},
+        {"pooling": "query"},
         {"pooling": "first"},
         {"problem_type": "multi_label", "class_weights": (1.0, 2.0, 3.0)},
         {"problem_type": "regression", "labels": ("score",)},

@@ -25,7 +25,7 @@ from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.layers import stacks
 from lamina.layers.causality import is_causal
-from lamina.monitors import EMA, MeanScore, Monitor, MultiMax, RollingMax
+from lamina.monitors import EMA, AttentionMean, MeanScore, Monitor, MultiMax, RollingMax
 
 LAYERS, WIDTH, TOKENS, KEPT = 4, 32, 9, 5
 
@@ -58,7 +58,10 @@ def test_a_head_is_token_wise_if_and_only_if_it_says_so(name: str):
     mask = torch.ones(2, TOKENS, dtype=torch.bool)
     alone = torch.stack([head(features[:, at : at + 1], mask[:, :1]).view(2, -1) for at in range(TOKENS)], dim=1)
     whole = head(features, mask)
-    whole, alone = (whole, alone.mean(1)) if head.pools else (whole, alone)
+    if head.pools:
+        weights = head.log_weights(features)
+        weights = features.new_zeros(2, TOKENS) if weights is None else weights
+        alone = (weights.softmax(1).unsqueeze(-1) * alone).sum(1)
     assert head.is_token_wise() is torch.allclose(alone, whole, rtol=0, atol=1e-5)
 
 
@@ -81,6 +84,7 @@ def test_whether_a_stack_is_causal_is_found_by_changing_later_tokens(name: str, 
 READERS = {
     "ada": Reader(AdaLayers(dim=8), TokenClassification(("a", "b"), encoder_layers=0)),
     "text": Reader(Mean(), SequenceClassification(("a", "b", "c"), pooling="mean"), seed=1),
+    "asks": Reader(AdaLayers(dim=8), SequenceClassification(("a", "b"), pooling="query"), seed=2),
     "many": Reader(Gated(hidden=4), SequenceClassification(("a", "b"), pooling="mean", problem_type="multi_label")),
 }
 MONITORS = [
@@ -89,6 +93,8 @@ MONITORS = [
     Monitor("text", ("a", "c"), RollingMax(2), name="rolling"),
     Monitor("text", ("a", "c"), MultiMax(), name="multi"),
     Monitor("many", ("a", "b"), name="several"),
+    Monitor("asks", "b", AttentionMean(), scale="log_odds", name="attention"),
+    Monitor("asks", "b", EMA(2.0), name="plain"),
 ]
 
 

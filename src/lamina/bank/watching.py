@@ -258,6 +258,9 @@ def token_logits(stack_pass: StackPass) -> dict[str, Tensor]:
     alone = torch.ones(rows * count, 1, dtype=torch.bool, device=next(iter(each.values())).device)
     outputs = run_heads(stack_pass.readers, each, alone, {}, grad=False, together=True)
     logits = [outputs[name].logits.float().reshape(rows, count, -1) for name in each]
+    for number, name in enumerate(each):
+        if (weights := stack_pass.readers[name].head.log_weights(features[name])) is not None:
+            logits[number] = torch.cat([logits[number], weights.float().unsqueeze(-1)], dim=-1)
     parts = torch.cat(logits, dim=-1).cpu().split([part.shape[-1] for part in logits], dim=-1)  # one copy for all
     return dict(zip(each, parts, strict=True))
 
@@ -271,7 +274,7 @@ def check_reader(op: str, name: str, reader: ReaderModule) -> None:
             raise ConfigError(
                 f"{op}: {came}; a text that is being written has none. Use a token-wise fusion, such as "
                 "AdaLayers(positions=False) or ScalarMix(), with TokenClassification(encoder_layers=0) or "
-                "SequenceClassification(pooling='mean')."
+                "SequenceClassification(pooling='mean') or pooling='query'."
             )
 
 

@@ -61,6 +61,11 @@ class HeadConfig(ABC):
     inputs: ClassVar[tuple[str, ...]] = ("input_ids",)  # which of the model's towers it reads, if none is named
     problem_type: ProblemType = "classification"
 
+    @property
+    def weighs_tokens(self) -> bool:
+        """Whether its module gives each token a weight, see `Head.log_weights`."""
+        return False
+
     @abstractmethod
     def build(self, dim: int) -> Head:
         """Make the trainable module for features of size `dim`."""
@@ -102,11 +107,19 @@ class Head(nn.Module, ABC):
         return False
 
     def is_token_wise(self) -> bool:
-        """Whether it says something of each token by itself: its logits, or of a whole text those of the mean of them.
+        """Whether it says something of each token by itself: its logits, or of a whole text the mean of theirs.
 
-        A text of one token has that token's logits then, whatever comes before or after it.
+        A text of one token has that token's logits then, whatever comes before or after it. The mean is a plain one,
+        or weighed by `log_weights`.
         """
         return False
+
+    def log_weights(self, features: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"] | None:
+        """The logarithm of each token's weight in the mean that a text's logits are, but for a constant.
+
+        None, as in most heads, is the same weight for each.
+        """
+        return None
 
     def check_reads(self, model: PreTrainedModel, stack: LayerStack, fusion: Fusion) -> None:
         """Raise ConfigError if what a fusion makes of a model's stack is not for this head; most take anything."""

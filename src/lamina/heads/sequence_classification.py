@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError, UnknownNameError
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from lamina.fusion.base import FusionConfig
     from lamina.heads.base import ReadTask
 
-Pooling = Literal["attention", "mean", "first"]
+Pooling = Literal["attention", "query", "mean", "first"]
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,16 @@ class PooledClassification(HeadConfig):
         dropout: Probability, before pooling.
         attention_dropout: Probability, on the self-attention's weights; the paper's code has its `dropout` there too.
         pooling: "attention" (self-attention without residual, GELU, dropout, mean over real tokens: the paper's),
-            "mean" (over real tokens) or "first" (the first real token).
+            "query" (a mean over real tokens with the weights `softmax_t(query . h_t / sqrt(dim))`, where the query is
+            learnt and starts at 0), "mean" (over real tokens) or "first" (the first real token).
         problem_type: "classification", "regression" (one output, squared error) or "multi_label" (a sigmoid each).
         class_weights: One positive weight per label for the loss; None: all equal.
         linear: False: no linear map and no dropout before it; the pooled features, as many as there are labels, are the
-            logits, as where `Routing` ends in the classes. Pooling is then "mean" or "first".
+            logits, as where `Routing` ends in the classes. Pooling is then not "attention".
 
     Source:
-        Dremov 2024, section 5.2.
+        Dremov 2024, section 5.2. "query" is one head of the attention probes of Kramár et al. 2026, arXiv:2601.11516,
+        section 3.1.2, on the fusion's features; theirs have several heads, each behind an MLP.
     """
 
     labels: Sequence[str]
@@ -72,11 +75,16 @@ class PooledClassification(HeadConfig):
         if not self.linear and self.pooling == "attention":
             what = "mixes features, which then are no logits"
             raise ConfigError(
-                f"{self.kind}: linear is False with pooling 'attention', which {what}. Use 'first' or 'mean'."
+                f"{self.kind}: linear is False with pooling 'attention', which {what}. Use 'query', 'first' or 'mean'."
             )
         if self.problem_type == "regression" and len(self.labels) != 1:
             raise ConfigError(f"{self.kind}: {len(self.labels)} labels for a regression; it has one.")
         object.__setattr__(self, "class_weights", checked_weights(self.kind, self.class_weights, len(self.labels)))
+
+    @property
+    def weighs_tokens(self) -> bool:
+        """By the query."""
+        return self.pooling == "query"
 
     def build(self, dim: int) -> PooledClassificationHead:
         """Make the module for features of size `dim`."""
@@ -128,6 +136,7 @@ class PooledClassificationHead(LabelHead):
         if config.pooling == "attention":
             parts["attention"] = SelfAttention(config.kind, dim, config.attention_heads, config.attention_dropout)
         super().__init__(config, dim, **parts)
+        self.query = nn.Parameter(torch.zeros(dim)) if config.pooling == "query" else None
 
     @property
     def reads_first(self) -> bool:
@@ -135,8 +144,12 @@ class PooledClassificationHead(LabelHead):
         return self.config.pooling == "first"
 
     def is_token_wise(self) -> bool:
-        """Where the pooling is the mean: the logits are then the mean of those of the tokens alone."""
-        return self.config.pooling == "mean"
+        """Where the pooling is a mean: the logits are then that of those of the tokens alone."""
+        return self.config.pooling in ("mean", "query")
+
+    def log_weights(self, features: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"] | None:
+        """What the query says of a token."""
+        return None if self.query is None else features @ self.query / math.sqrt(len(self.query))
 
     def many(
         self, heads: list[Any], features: Float[Tensor, "heads batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
@@ -150,6 +163,10 @@ class PooledClassificationHead(LabelHead):
             return linear(outputs, dropout(seen, p, generators))
         if self.config.pooling == "attention":
             features = F.gelu(attend([head.attention for head in heads], features, mask, generators))
+        if self.config.pooling == "query":
+            weights = torch.stack([head.log_weights(part) for head, part in zip(heads, features, strict=True)])
+            weights = weights.masked_fill(~mask, -torch.inf).softmax(-1).unsqueeze(-1)
+            return linear(outputs, (dropout(features, p, generators) * weights).sum(2))
         share = mask.unsqueeze(-1).to(features.dtype)
         return linear(outputs, (dropout(features, p, generators) * share).sum(2) / share.sum(1))
 

@@ -1,5 +1,6 @@
 """Monitors: what readers say of a text while it is written, as one score that may flag it."""
 
+from lamina.monitors.attention_mean import AttentionMean
 from lamina.monitors.base import AGGREGATIONS, Aggregation
 from lamina.monitors.calibration import Calibration
 from lamina.monitors.cascade import Cascade
@@ -15,6 +16,7 @@ __all__ = [
     "AGGREGATIONS",
     "EMA",
     "Aggregation",
+    "AttentionMean",
     "Calibration",
     "Cascade",
     "LastScore",

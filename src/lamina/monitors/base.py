@@ -22,6 +22,7 @@ AGGREGATIONS = Registry(
         "rolling_max": "lamina.monitors.rolling_max:RollingMax",
         "multi_max": "lamina.monitors.multi_max:MultiMax",
         "softmax_mean": "lamina.monitors.softmax_mean:SoftmaxMean",
+        "attention_mean": "lamina.monitors.attention_mean:AttentionMean",
     },
 )
 State = tuple[Tensor, ...]  # what is kept of the tokens so far; every tensor is [batch, ...]
@@ -34,10 +35,11 @@ class Aggregation(ABC):
     """
 
     per_label: ClassVar[bool] = False  # True: takes the scores of the labels apart, `[batch, labels]` at a time
+    weighted: ClassVar[bool] = False  # True: takes the score and the log weight of the head, `[batch, 2]` at a time
 
     @abstractmethod
     def first(self, score: Tensor) -> State:
-        """What is kept of a text's first token; `score` is `[batch]`, or `[batch, labels]` where `per_label`."""
+        """What is kept of a text's first token; `score` is `[batch]`, of more columns if `per_label` or `weighted`."""
 
     @abstractmethod
     def next(self, state: State, score: Tensor) -> State:
@@ -53,7 +55,7 @@ class Aggregation(ABC):
         """The score of each text up to and including each token.
 
         Args:
-            scores: Score of each token; of one label, or several where `per_label`.
+            scores: Score of each token; of one label, or several where `per_label`, or with its log weight.
             mask: True where a token is real.
 
         Returns:
@@ -75,7 +77,8 @@ class RunningScore:
         self, scores: Float[Tensor, "batch tokens labels"], mask: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "batch tokens"]:
         """Take some more tokens; see `Aggregation.running`."""
-        scores = scores.double() if self._aggregation.per_label else scores.double().squeeze(-1)
+        several = self._aggregation.per_label or self._aggregation.weighted
+        scores = scores.double() if several else scores.double().squeeze(-1)
         values = [self._one(score, real) for score, real in zip(scores.unbind(1), mask.unbind(1), strict=True)]
         return torch.stack(values, dim=1) if values else scores.new_empty(mask.shape)
 

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 Scale = Literal["probability", "log_odds"]
 Ask = Callable[[str, Tensor], Tensor]
-"""What hands over a reader's logits `[rows, tokens, classes]`, by its name and the rows `[batch]` (bool) wanted."""
+"""What hands over a reader's logits `[rows, tokens, classes]`, by its name and the rows `[batch]` (bool) wanted.
+
+Where its head weighs tokens, their log weights are a last column.
+"""
 
 
 class Watching(ABC):
@@ -42,8 +45,8 @@ class Monitor:
 
     Args:
         reader: Name of the reader in the bank. What it says of a token must not depend on later ones: a token-wise
-            fusion under `TokenClassification(encoder_layers=0)`, or under `SequenceClassification(pooling="mean")`, to
-            which each token is then a text.
+            fusion under `TokenClassification(encoder_layers=0)`, or under `SequenceClassification(pooling="mean")` or
+            "query", to which each token is then a text.
         flag: The reader's label that is watched for, or several: their probabilities are summed (of several
             independent labels the highest counts).
         aggregate: How the scores of the tokens make that of the text so far.
@@ -81,12 +84,22 @@ class Monitor:
         if set(labels) == set(self.flag) and heads[self.reader].problem_type == "classification":
             came = f"flags every label of reader '{self.reader}'"
             raise ConfigError(f"monitor '{self.name}': it {came}; at least one must be left.")
+        if self.aggregate.weighted and not heads[self.reader].weighs_tokens:
+            came = f"{type(self.aggregate).__name__} weighs tokens as the head of reader '{self.reader}' does"
+            raise ConfigError(
+                f"monitor '{self.name}': {came}, and that weighs none. Use SequenceClassification(pooling='query')."
+            )
 
-    def token_scores(self, logits: Float[Tensor, "*batch classes"], head: HeadConfig) -> Float[Tensor, "*batch labels"]:
-        """The score of each token, or where the aggregation is `per_label` one for each flagged label."""
+    def token_scores(self, logits: Float[Tensor, "*batch columns"], head: HeadConfig) -> Float[Tensor, "*batch scores"]:
+        """The score of each token.
+
+        Where the aggregation is `per_label` one for each flagged label; where it is `weighted`, and its log weight.
+        """
+        logits, weights = logits[..., : len(head.labels)], logits[..., len(head.labels) :]
         flagged = [list(head.labels).index(label) for label in self.flag]
         groups = [[number] for number in flagged] if self.aggregate.per_label else [flagged]
-        return torch.stack([self._score(logits.double(), group, head) for group in groups], dim=-1)
+        scores = torch.stack([self._score(logits.double(), group, head) for group in groups], dim=-1)
+        return torch.cat([scores, weights.double()], dim=-1) if self.aggregate.weighted else scores
 
     def _score(self, logits: Tensor, group: list[int], head: HeadConfig) -> Float[Tensor, "*batch"]:
         if head.problem_type != "classification":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
@@ -15,9 +16,28 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 
+class ExponentialMean(Aggregation):
+    """A mean with the weights `softmax(e)` of exponents that tokens come with."""
+
+    @abstractmethod
+    def first(self, score: Tensor) -> State:
+        """The highest exponent, and relative to it the sums of weighted scores and of weights."""
+
+    def next(self, state: State, score: Tensor) -> State:
+        """Add a token to both sums, after rescaling them to the new highest exponent."""
+        exponent, value, _ = self.first(score)
+        top = torch.maximum(state[0], exponent)
+        before, weight = (state[0] - top).exp(), (exponent - top).exp()
+        return top, state[1] * before + weight * value, state[2] * before + weight
+
+    def value(self, state: State) -> Float[Tensor, " batch"]:
+        """The ratio of the sums."""
+        return state[1] / state[2]
+
+
 @final
 @dataclass(frozen=True)
-class SoftmaxMean(Aggregation):
+class SoftmaxMean(ExponentialMean):
     """A mean that weighs tokens by a softmax of their scores: `S_t = sum_u softmax(s / temperature)_u s_u`, u <= t.
 
     Args:
@@ -35,15 +55,5 @@ class SoftmaxMean(Aggregation):
             raise ConfigError(f"softmax_mean: temperature is {self.temperature}; it must be positive and finite.")
 
     def first(self, score: Tensor) -> State:
-        """The highest exponent, and relative to it the sums of weighted scores and of weights."""
+        """The score is the exponent, too."""
         return score / self.temperature, score, torch.ones_like(score)
-
-    def next(self, state: State, score: Tensor) -> State:
-        """Add a token to both sums, after rescaling them to the new highest exponent."""
-        top = torch.maximum(state[0], score / self.temperature)
-        before, weight = (state[0] - top).exp(), (score / self.temperature - top).exp()
-        return top, state[1] * before + weight * score, state[2] * before + weight
-
-    def value(self, state: State) -> Float[Tensor, " batch"]:
-        """The ratio of the sums."""
-        return state[1] / state[2]

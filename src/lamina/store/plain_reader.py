@@ -97,7 +97,11 @@ class PlainReader(nn.Module):
         pooling = self.settings["pooling"]
         if pooling == "attention":
             features = F.gelu(self._attend(features, ""))
-        if pooling:
+        if pooling == "query":
+            query = self._weight("query")
+            weights = (features @ query / len(query) ** 0.5).softmax(0)
+            features = (weights.unsqueeze(1) * features).sum(0, keepdim=True)
+        elif pooling:
             features = features[:1] if pooling == "first" else features.mean(0, keepdim=True)
         return self._output(features)
 

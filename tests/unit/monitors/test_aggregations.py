@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from lamina.errors import ConfigError
-from lamina.monitors import AGGREGATIONS, EMA, Aggregation, LastScore, MeanScore, MultiMax, RollingMax, SoftmaxMean
+from lamina.monitors import (
+    AGGREGATIONS,
+    EMA,
+    Aggregation,
+    AttentionMean,
+    LastScore,
+    MeanScore,
+    MultiMax,
+    RollingMax,
+    SoftmaxMean,
+)
 from lamina.monitors.base import RunningScore
 
 CASES: dict[str, list[dict[str, Any]]] = {
@@ -21,6 +31,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "rolling_max": [{"window": 1}, {"window": 3}, {"window": 99}],
     "multi_max": [{}],
     "softmax_mean": [{}, {"temperature": 0.1}, {"temperature": 50.0}],
+    "attention_mean": [{}],
 }
 ALL = [pytest.param(name, settings, id=f"{name}-{n}") for name in CASES for n, settings in enumerate(CASES[name])]
 
@@ -42,13 +53,24 @@ def _softmax(scores: list[float], temperature: float = 1.0) -> float:
     return sum(weight * score for weight, score in zip(weights, scores, strict=True)) / sum(weights)
 
 
+def _attention(scores: list[float], log_weights: list[float]) -> float:
+    weights = [math.exp(weight) for weight in log_weights]
+    return sum(weight * score for weight, score in zip(weights, scores, strict=True)) / sum(weights)
+
+
 FORMULAS: dict[str, Callable[..., float]] = {
     "last_score": lambda scores: scores[-1],
     "mean_score": lambda scores: sum(scores) / len(scores),
     "ema": _ema,
     "rolling_max": _rolling,
     "softmax_mean": _softmax,
+    "multi_max": lambda *labels: sum(map(max, labels)),
+    "attention_mean": _attention,
 }
+
+
+def columns(how: Aggregation) -> int:
+    return 3 if how.per_label else 2 if how.weighted else 1
 
 
 def scores_and_mask(labels: int = 1) -> tuple[Tensor, Tensor]:
@@ -64,13 +86,12 @@ def made(name: str, settings: dict[str, Any]) -> Aggregation:
 
 
 def test_every_aggregation_is_tried():
-    assert set(AGGREGATIONS.names()) == set(CASES) == {*FORMULAS, "multi_max"}
+    assert set(AGGREGATIONS.names()) == set(CASES) == set(FORMULAS)
 
 
 @pytest.mark.parametrize(("name", "settings"), ALL)
 def test_the_running_score_is_that_of_the_formula(name: str, settings: dict[str, Any]):
-    labels = 3 if made(name, settings).per_label else 1
-    scores, mask = scores_and_mask(labels)
+    scores, mask = scores_and_mask(columns(made(name, settings)))
     got = made(name, settings).running(scores, mask)
     assert got.shape == mask.shape
     for row in range(5):
@@ -79,8 +100,7 @@ def test_the_running_score_is_that_of_the_formula(name: str, settings: dict[str,
             if not len(real):
                 assert got[row, at].isnan()
                 continue
-            columns = [part.tolist() for part in real.unbind(-1)]
-            expected = sum(map(max, columns)) if labels > 1 else FORMULAS[name](columns[0], **settings)
+            expected = FORMULAS[name](*[part.tolist() for part in real.unbind(-1)], **settings)
             assert float(got[row, at]) == pytest.approx(expected, abs=1e-9)
 
 
@@ -88,7 +108,7 @@ def test_the_running_score_is_that_of_the_formula(name: str, settings: dict[str,
 @pytest.mark.parametrize(("name", "settings"), ALL)
 def test_token_by_token_it_is_what_it_is_at_once(name: str, settings: dict[str, Any], sizes: list[int]):
     how = made(name, settings)
-    scores, mask = scores_and_mask(3 if how.per_label else 1)
+    scores, mask = scores_and_mask(columns(how))
     running = RunningScore(how)
     pieces = [running.add(*piece) for piece in zip(scores.split(sizes, 1), mask.split(sizes, 1), strict=True)]
     torch.testing.assert_close(torch.cat(pieces, 1), how.running(scores, mask), rtol=0, atol=1e-6, equal_nan=True)
@@ -97,7 +117,7 @@ def test_token_by_token_it_is_what_it_is_at_once(name: str, settings: dict[str, 
 @pytest.mark.parametrize(("name", "settings"), ALL)
 def test_later_tokens_change_no_score(name: str, settings: dict[str, Any]):
     how = made(name, settings)
-    scores, mask = scores_and_mask(3 if how.per_label else 1)
+    scores, mask = scores_and_mask(columns(how))
     changed = scores.clone()
     changed[:, 6:] += 5
     before, after = how.running(scores, mask), how.running(changed, mask)
@@ -129,6 +149,8 @@ def test_settings_that_cannot_be_are_refused(make: Callable[[], Aggregation], to
         make()
 
 
-@pytest.mark.parametrize("how", [LastScore(), MeanScore(), EMA(3.0), RollingMax(4), MultiMax(), SoftmaxMean(0.5)])
+@pytest.mark.parametrize(
+    "how", [LastScore(), MeanScore(), EMA(3.0), RollingMax(4), MultiMax(), SoftmaxMean(0.5), AttentionMean()]
+)
 def test_settings_come_back_from_a_file(how: Aggregation):
     assert AGGREGATIONS.from_dict(AGGREGATIONS.to_dict(how)) == how

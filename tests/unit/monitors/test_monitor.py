@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.formulas import stir_
 from torch import Tensor
 
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.heads.base import HeadConfig
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
-from lamina.monitors import EMA, Calibration, Cascade, LastScore, MeanScore, Monitor, MultiMax
+from lamina.monitors import EMA, AttentionMean, Calibration, Cascade, LastScore, MeanScore, Monitor, MultiMax
 from lamina.monitors.cascade import start
 
 TAGS = TokenClassification(("O", "B-x", "I-x"), encoder_layers=0)
@@ -41,11 +42,16 @@ def test_independent_labels_and_numbers_have_scores_of_their_own():
     assert torch.equal(Monitor("r", "value").token_scores(LOGITS[..., :1], NUMBER), LOGITS[..., :1].double())
 
 
-def test_the_mean_of_a_reader_of_whole_texts_is_what_it_says_of_the_text():
-    head = SequenceClassification(("a", "b"), pooling="mean").build(8).eval()
+@pytest.mark.parametrize(("pooling", "aggregate"), [("mean", MeanScore()), ("query", AttentionMean())])
+@torch.no_grad()
+def test_the_mean_of_a_reader_of_whole_texts_is_what_it_says_of_the_text(pooling: Any, aggregate: Any):
+    head = SequenceClassification(("a", "b"), pooling=pooling).build(8).eval()
+    stir_(head)
     features, mask = torch.randn(2, 6, 8), torch.ones(2, 6, dtype=torch.bool)
-    monitor = Monitor("r", "b", MeanScore(), scale="log_odds")
     each = head(features.flatten(0, 1).unsqueeze(1), mask.flatten().unsqueeze(1)).view(2, 6, 2)
+    if pooling == "query":
+        each = torch.cat([each, head.log_weights(features).unsqueeze(-1)], dim=-1)
+    monitor = Monitor("r", "b", aggregate, scale="log_odds")
     running = monitor.aggregate.running(monitor.token_scores(each, head.config), mask)
     for count in range(1, 7):
         whole = head(features[:, :count], mask[:, :count]).double()
@@ -57,6 +63,11 @@ def test_the_mean_of_a_reader_of_whole_texts_is_what_it_says_of_the_text():
     [
         (lambda: Monitor("r", ()), ConfigError, "monitor: 'r' flags no label"),
         (lambda: Monitor("r", "a", scale="odds"), UnknownNameError, "unknown scale 'odds'"),  # type: ignore[arg-type]
+        (
+            lambda: Monitor("r", "B-x", AttentionMean()).check({"r": TAGS}),
+            ConfigError,
+            r"AttentionMean weighs tokens as the head of reader 'r' does, and that weighs none.*pooling='query'",
+        ),
         (lambda: Monitor("r", "B-y").check({"r": TAGS}), UnknownNameError, "monitor 'r': unknown label 'B-y'"),
         (lambda: Monitor("r", TAGS.labels).check({"r": TAGS}), ConfigError, "it flags every label of reader 'r'"),
         (lambda: Cascade(Monitor("r", "a"), Monitor("s", "b")), ConfigError, "cascade 's': its first monitor has no"),

@@ -57,6 +57,7 @@ TOKENS: dict[str, tuple[Any, Any]] = {
 TEXTS: dict[str, tuple[Any, Any]] = {
     "attention": (AdaLayers(dim=16, alpha=1.0), SequenceClassification(TWO, attention_heads=4)),
     "first": (ScalarMix(), SequenceClassification(TWO, pooling="first")),
+    "query": (AdaLayers(dim=4), SequenceClassification(TWO, pooling="query")),
     "pooled": (PooledLayers(dim=8, heads=4), SequenceClassification(("x", "y", "z"), pooling="first")),
     "pooled, attention": (PooledLayers(dim=8), SequenceClassification(TWO)),
     "encoder": (Concat(dim=8, layers="all"), TokenClassification(TWO, feedforward=16, attention_heads=2)),
