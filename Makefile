@@ -6,6 +6,7 @@ ARGS ?=
 DATA ?=
 BIN := .venv/bin
 READY := .venv/.ready
+DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 # Parts of benchmarks, and those that need data or another tree.
 NOT_TIMED := $(addprefix benchmarks/,common.py against.py serve_rivals.py soak.py rivals.py frontier.py halueval.py)
 
@@ -35,7 +36,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	$(BIN)/mkdocs build --quiet --strict --site-dir .venv/site
+	$(DOCS) --quiet --site-dir .venv/site
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
@@ -45,7 +46,7 @@ bench: $(READY)
 	set -e; for script in $(filter-out $(NOT_TIMED),$(wildcard benchmarks/*.py)); do echo "$$script"; $(BIN)/python "$$script" $(ARGS); done
 
 docs: $(READY)
-	$(BIN)/mkdocs build --strict --site-dir site
+	$(DOCS) --site-dir site
 
 clean:
 	rm -rf .venv site dist out .pytest_cache .ruff_cache .hypothesis .coverage

@@ -273,6 +273,16 @@ def test_public_names_are_the_documented_ones_and_at_most_50():
     assert len(public_names()) <= 50
 
 
+@pytest.mark.parametrize("room", ["monitors", "studies"])
+def test_the_names_of_public_rooms_are_documented(room: str):
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    documented = set(re.findall(rf"^(?:::: |      heading: )lamina\.{room}\.(\w+)$", text, flags=re.MULTILINE))
+    assert (
+        set(importlib.import_module(f"lamina.{room}").__all__) - {"AGGREGATIONS", "Aggregation", "Monitor"}
+        == documented
+    )
+
+
 def test_public_names_load_and_have_docstrings():
     lamina = importlib.import_module("lamina")
     assert [name for name in public_names() if not (getattr(lamina, name).__doc__ or "").strip()] == []

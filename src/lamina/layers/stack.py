@@ -41,6 +41,9 @@ class LayerStack:
     run: tuple[nn.Module, ...]
     tower: nn.Module | None = None  # the part of the model that runs the stack by itself, where there are several
 
+    def __repr__(self) -> str:
+        return f"LayerStack('{self.name}', depth={self.depth}, width={self.width})"  # and not all of its modules
+
     @property
     def depth(self) -> int:
         """Count of blocks."""

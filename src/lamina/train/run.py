@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import defaultdict
 from contextlib import nullcontext
@@ -18,6 +19,7 @@ from lamina.store.edited import save
 from lamina.store.files import check_room
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
+from lamina.tasks.metrics import LOWER
 from lamina.tasks.task import Task
 from lamina.train.checkpoint import Checkpoints
 from lamina.train.grid import RunSpec, expand_into
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
     from lamina.train.plan import Encodings, Group
     from lamina.train.subjects import Subject
 
+logger = logging.getLogger(__name__)
+
+_FEW = 20  # rows to choose an epoch on
 RATES = {True: 1e-3, False: 2e-5}
 """The learning rate where none is given: of readers (True), of a whole model (False)."""
 
@@ -80,7 +85,7 @@ def train(  # noqa: PLR0913
         raise ConfigError(f"{op}: resume is set but no output folder; checkpoints are kept in one.")
     tasks = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks)
     subject = open_subject(target, tasks, op, processor, options)
-    subject.check(tasks, ("train", "validation", *(["test"] if options.test else [])))
+    _check(subject, tasks, op, options)
     accelerator = start_accelerator(options, folder)
     held, names = folder or place, [*_names(target), *(tables.names if tables else ())] if folder else ()
     with nullcontext() if held is None or rank() else claimed_output(target, Path(held), names):
@@ -113,6 +118,20 @@ def train(  # noqa: PLR0913
             _write(target, subject.processor, folder, files | (tables.files(result) if tables else {}))
         barrier()
         return result
+
+
+def _check(subject: Subject, tasks: Mapping[str, Task], op: str, options: FitOptions) -> None:
+    """Raise an error if a task cannot be trained, and tell of one whose best epoch is chosen on few rows.
+
+    It is the first of equals, and so on few rows may be one that has learnt next to nothing.
+    """
+    subject.check(tasks, ("train", "validation", *(["test"] if options.test else [])))
+    if options.keep == "last" or options.epochs == 1 or rank():
+        return
+    for name, task in tasks.items():
+        if (rows := len(task.split("validation"))) < _FEW and task.metric not in LOWER:
+            told = f"'{name}' has {rows} validation rows, which can hardly tell which epoch is best"
+            logger.warning('%s: %s. Give more, or keep="last".', op, told)
 
 
 def open_subject(

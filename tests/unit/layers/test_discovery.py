@@ -299,3 +299,9 @@ def test_an_encoder_does_not_count_its_decoder():
     assert not set(found["encoder"].run) & set(model.model.decoder.modules())
     assert set(found["encoder"].run) < set(found["decoder"].run)
     assert model.lm_head not in found["decoder"].run
+
+
+def test_a_stack_is_printed_in_a_line():
+    assert repr(stacks(FAMILIES["bart"].known())) == (
+        "{'encoder': LayerStack('encoder', depth=3, width=32), 'decoder': LayerStack('decoder', depth=2, width=32)}"
+    )

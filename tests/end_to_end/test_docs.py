@@ -1,0 +1,220 @@
+"""The Python of the docs runs as it stands, and prints what the pages say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tests.support.causal import TEMPLATE, causal_model, causal_tokenizer
+from tests.support.documented import ROOT, blocks, pages
+from tests.support.files import jsonl, put
+from tests.support.finetuned import bert, image_processor, t5, t5_tokenizer, vit
+from tests.support.pictures import encoded, picture
+from tests.support.sounds import layer_normed, sound_bytes, sound_folder, tone, whisper, whisper_features
+from tests.support.stored import tiny_tokenizer
+
+import lamina
+from lamina import errors
+from lamina.demo.corpus import write
+from lamina.errors import LaminaError
+from lamina.fusion import FUSIONS
+from lamina.heads import HEADS
+from lamina.layers import roles
+from lamina.studies import Study
+from lamina.studies.study_recipe import STUDIES
+from lamina.tasks import KINDS, kind_of
+
+Names = dict[str, Any]
+FILMS = [{"text": f"the film is {word}", "label": word} for word in ("good", "bad")] * 8
+FILM_PARTS = {"train": FILMS, "validation": FILMS}
+
+
+def writes_on(model: Any) -> Any:
+    model.generation_config.suppress_tokens = [0, 3]  # padding and the end, which are all that it would write
+    return model
+
+
+HERE = {  # in place of models of the hub
+    "openai/whisper-small": lambda: (whisper(), whisper_features()),
+    "gpt2": lambda: (causal_model(), causal_tokenizer(TEMPLATE)),
+    "facebook/bart-large-cnn": lambda: (writes_on(t5()), t5_tokenizer()),
+    "facebook/dinov2-small": lambda: (vit(), image_processor()),
+}
+
+
+def films() -> lamina.Task:
+    return lamina.Task.from_dataset("sequence_classification", FILM_PARTS, text="text", name="mrpc")
+
+
+def with_bank() -> Names:
+    """For a page that goes on from a model, a bank and a task."""
+    task, model = films(), bert("AutoModel")
+    bank = lamina.ReaderBank(model, tiny_tokenizer())
+    bank.add("cola", lamina.Reader(lamina.AdaLayers(dim=8), lamina.SequenceClassification(task.labels)))
+    return {"lamina": lamina, "model": model, "tokenizer": tiny_tokenizer(), "bank": bank, "task": task}
+
+
+def training() -> Names:
+    sound_folder(Path("clips"), rows=6)
+    put(Path("a.wav"), "").write_bytes(sound_bytes(tone()))
+    put(Path("b.flac"), "").write_bytes(sound_bytes(tone("high"), kind="FLAC"))
+    jsonl(Path("texts.jsonl"), FILMS)
+    spans = [["it"], [], ["absent"], ["good"]]
+    said = [{"query": "is it ?", "reply": "it is good", "is_wrong": n % 2} for n in range(8)]
+    jsonl(Path("chats.jsonl"), [{**row, "wrong_spans": spans[n % 4]} for n, row in enumerate(said)])
+    jsonl(Path("pairs.jsonl"), [{"prompt": "is it ?", "response": " it is ."}] * 4)
+    put(Path("stories.txt"), "the film is good .\nthe film is bad .\n" * 8)
+    return {**with_bank(), "datasets": datasets, "samples": tone(rate=44100)}
+
+
+def editing() -> Names:
+    names = with_bank()
+    return {**names, "model": bert(num_hidden_layers=6), "hubert": layer_normed("hubert")}
+
+
+def concepts() -> Names:
+    names = with_bank()
+    head = lamina.SequenceClassification(("no", "yes"), pooling="first", linear=False)
+    names["bank"].add("mood", lamina.Reader(lamina.Routing(dim=2), head))
+    return {**names, "torch": torch, "batch": tiny_tokenizer()(["the film"], return_tensors="pt")}
+
+
+def sweep() -> Names:
+    Path("out/cola-sweep").mkdir(parents=True)
+    pq.write_table(pa.table({"fusion.dim": [16, 16, 64], "score": [0.1, 0.3, 0.5]}), "out/cola-sweep/table.parquet")
+    return {}
+
+
+def files() -> Names:
+    Path("photo.png").write_bytes(encoded(picture()))
+    Path("clip.wav").write_bytes(sound_bytes(tone()))
+    return {}
+
+
+def corpus() -> Names:
+    """For the README, after the demo."""
+    write(Path("out/demo/corpus"), rows=100)
+    return {}
+
+
+def printed_alone(_names: Names, printed: str) -> None:
+    assert printed
+
+
+def of_the_readme(_names: Names, printed: str) -> None:
+    assert "'mood': {'label':" in printed
+    assert "tensor(" in printed
+    assert Path("out/mood/lamina.json").is_file()
+    assert Path("out/edited/config.json").is_file()
+    assert Path("out/tuned/lamina_edits.json").is_file()
+
+
+def of_editing(names: Names, _printed: str) -> None:
+    assert names["result"].best["mrpc"]["epoch"] in (1, 2, 3)
+
+
+def of_concepts(names: Names, _printed: str) -> None:
+    assert names["credit"].sum(1).shape == (1, names["batch"]["input_ids"].shape[1], 2)
+
+
+def of_generation(_names: Names, printed: str) -> None:
+    assert "torch.Size([1, 3])\n" in printed
+    assert "'flag': Monitor(reader='flag', flag=('odd',), aggregate=RollingMax(window=4), threshold=0." in printed
+    assert printed.endswith("torch.Size([1, 3, 32]) torch.Size([1, 3, 32])\n")
+
+
+def of_the_sweep(_names: Names, printed: str) -> None:
+    assert "[[0.2,0.5]]" in "".join(printed.split())
+
+
+def of_studies(names: Names, _printed: str) -> None:
+    assert names["cka"].shape == (7, 7)
+    assert set(names["study"].table["layer"]) == {0, 1, 2}
+    assert set(names["words"].table["place"]) == {1, 2, 3}
+    assert set(names["tokens"].table["reader"]) == {"mood"}
+    assert set(names["probed"].table["layer"].dropna()) == {0, 3, 6}
+    assert set(names["worst"]["layer"]) <= {0, 6}
+    assert set(names["drops"]["task"]) == {"mood", "language model"}
+    assert set(names["curve"].table["reinitialised"]) == set(names["inserted"].table["inserted"]) == {0, 2}
+    assert names["advice"].settings["proposals"]["mood"]["keep"] >= 1
+    assert names["table"]["score"].tolist() == [1, 4, 9]
+    assert Study.load(Path("out/similarity")).name == "similarity"
+
+
+def of_training(_names: Names, _printed: str) -> None:
+    assert pq.read_table("answers.parquet").num_rows == len(FILMS)
+    assert Path("importance.png").is_file()
+    assert Path("my-gpt2/config.json").is_file()
+
+
+PAGES: dict[str, tuple[Callable[[], Names], Callable[[Names, str], None]]] = {
+    "README.md": (corpus, of_the_readme),
+    "docs/concepts.md": (concepts, of_concepts),
+    "docs/editing.md": (editing, of_editing),
+    "docs/extending.md": (dict, printed_alone),
+    "docs/files.md": (dict, printed_alone),
+    "docs/generation.md": (lambda: {"tokenizer": tiny_tokenizer()}, of_generation),
+    "docs/index.md": (files, printed_alone),
+    "docs/results/cola-sweep.md": (sweep, of_the_sweep),
+    "docs/studies.md": (dict, of_studies),
+    "docs/training.md": (training, of_training),
+}
+ERRORS = sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs" / "errors").glob("*-error.md"))
+PAGES |= {
+    page: (dict, printed_alone) for page in ERRORS if page in {one.relative_to(ROOT).as_posix() for one in pages()}
+}
+FRESH = ("docs/training.md",)  # pages whose blocks begin anew
+
+
+def test_every_page_with_code_is_run():
+    assert {page.relative_to(ROOT).as_posix() for page in pages()} == set(PAGES)
+
+
+def test_every_error_has_a_page_in_the_list_of_errors():
+    names = [name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, LaminaError)]
+    kebab = {re.sub("(?<=.)(?=[A-Z])", "-", name).lower(): name for name in names if name != "LaminaError"}
+    assert {page.removeprefix("docs/errors/").removesuffix(".md") for page in ERRORS} == set(kebab)
+    listed = (ROOT / "docs" / "errors" / "index.md").read_text(encoding="utf-8")
+    for page, name in kebab.items():
+        assert f"| [{name}]({page}.md) |" in listed
+        assert (ROOT / "docs" / "errors" / f"{page}.md").read_text(encoding="utf-8").startswith(f"# {name}\n")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_runs_and_prints_what_it_says(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    load = lamina.load
+    monkeypatch.setattr(lamina, "load", lambda name, **more: HERE[name]() if name in HERE else load(name, **more))
+    monkeypatch.setattr(datasets, "load_dataset", lambda _name: FILM_PARTS)
+    monkeypatch.syspath_prepend(str(tmp_path / "flag"))  # where the page on generation exports a reader to
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for registry in (FUSIONS, HEADS, KINDS, STUDIES):
+        monkeypatch.setattr(registry, "_rows", dict(zip(registry.names(), registry._rows.values(), strict=True)))
+    monkeypatch.setattr(roles, "ROLES", {**roles.ROLES})
+    monkeypatch.chdir(tmp_path)
+    kind_of.cache_clear()
+    start, check = PAGES[page]
+    names, printed = {}, ""
+    for number, block in enumerate(blocks(ROOT / page)):
+        if number == 0 or page in FRESH:
+            names |= start()
+        out = block.run(names)
+        assert block.difference(out) == ""
+        printed += out
+    check(names, printed)
+
+
+def test_what_a_page_says_wrongly_is_found(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n\n    ```python\n    x = 1\n    ```\n")
+    wrong, right = blocks(page)
+    monkey = wrong.difference("2\n")
+    assert "page.md:2" in monkey
+    assert "Expected:" in monkey
+    assert (right.line, right.code, right.printed, right.difference("anything")) == (10, "x = 1\n", None, "")

@@ -1,0 +1,86 @@
+"""The docs as a site, opened from disk in a real browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.browser import chromium, missing, prefer, resize
+from tests.support.documented import ROOT
+
+from lamina.cli.app import COMMANDS
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("material", reason="needs the packages of lamina[check]")
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    subprocess.run(command, cwd=ROOT, env=quiet, check=True, capture_output=True, text=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with chromium(tmp_path_factory.mktemp("chromium") / "profile") as driver:
+        yield driver
+
+
+def opened(browser: Any, page: Path) -> Any:
+    browser.get(page.as_uri())
+    return browser
+
+
+def addresses(browser: Any) -> set[str]:
+    """What was asked for since the log was last read."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [one["params"]["request"]["url"] for one in messages if one["method"] == "Network.requestWillBeSent"]
+    return {address for address in asked if not address.startswith(("data:", "about:", "blob:"))}
+
+
+def test_every_page_fits_a_phone_and_asks_nobody_for_anything(site: Path, browser: Any):
+    resize(browser, 400, 900)
+    pages = sorted(page for page in site.rglob("*.html") if page.name != "404.html")
+    assert len(pages) > 30
+    for scheme in ("light", "dark"):
+        prefer(browser, scheme)
+        opened(browser, pages[0]).execute_script("localStorage.clear()")  # it keeps what it was when first opened
+        for page in pages if scheme == "light" else pages[:1]:
+            opened(browser, page)
+            wide = browser.execute_script("return document.documentElement.scrollWidth - innerWidth")
+            assert wide <= 0, f"{page.name} is wider than a phone"
+        colours = browser.execute_script("return document.body.dataset.mdColorScheme")
+        assert colours == {"light": "default", "dark": "slate"}[scheme]
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    assert {"http", "https", "ws", "wss"}.isdisjoint(address.partition("://")[0] for address in addresses(browser))
+
+
+def test_search_finds_a_word_without_a_server(site: Path, browser: Any):
+    resize(browser, 1280, 900)
+    page = opened(browser, site / "index.html")
+    field = page.find_element("css selector", "input.md-search__input")
+    page.execute_script("arguments[0].focus()", field)
+    field.send_keys("AttentionMean")
+    end = time.monotonic() + 30
+    while not (found := page.find_elements("css selector", ".md-search-result__link")):
+        assert time.monotonic() < end, "nothing was found"
+        time.sleep(0.1)
+    where = [link.get_attribute("href").rpartition("/")[2].partition("?")[0] for link in found]
+    assert {"api.html", "generation.html"} <= set(where)
+
+
+def test_every_command_has_its_help(site: Path):
+    text = (site / "commands.html").read_text(encoding="utf-8")
+    for name in COMMANDS:
+        assert f'<h2 id="{name}">' in text
+        assert f"Usage: lamina {name} " in text
