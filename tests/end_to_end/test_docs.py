@@ -156,6 +156,7 @@ def of_training(_names: Names, _printed: str) -> None:
 
 PAGES: dict[str, tuple[Callable[[], Names], Callable[[Names, str], None]]] = {
     "README.md": (corpus, of_the_readme),
+    "docs/all.md": (dict, printed_alone),
     "docs/concepts.md": (concepts, of_concepts),
     "docs/editing.md": (editing, of_editing),
     "docs/extending.md": (dict, printed_alone),
