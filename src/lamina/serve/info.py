@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from lamina.data.encode import length_limit
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
     from lamina.serve.settings import Settings
 
 
+_HASHES: WeakKeyDictionary[Served, dict[str, str]] = WeakKeyDictionary()  # megabytes are read for them
+
+
 def info_of(served: Served, settings: Settings, name: str) -> dict[str, Any]:
     """The model, its tasks and the limits."""
-    bank = served.bank
+    bank, weights = served.bank, _hashes(served)
     tasks = {
         task: {
             "kind": reader.config.head.kind,
@@ -28,7 +32,7 @@ def info_of(served: Served, settings: Settings, name: str) -> dict[str, Any]:
             "layers": list(reader.layers),
             "parameters": sum(parameter.numel() for parameter in reader.parameters()),
             "version": served.versions[task],
-            "weights": fingerprint_of_tensors(reader.state_dict().items())[:16],
+            "weights": weights[task],
             "metric": reader.info.get("metric"),
             "fingerprint": fingerprint_of(bank.stacks[reader.stack]),
         }
@@ -48,3 +52,11 @@ def info_of(served: Served, settings: Settings, name: str) -> dict[str, Any]:
         "tasks": tasks,
         **limits,
     }
+
+
+def _hashes(served: Served) -> dict[str, str]:
+    """Of each reader's weights, which do not change while they are served."""
+    if served not in _HASHES:
+        bank = served.bank
+        _HASHES[served] = {task: fingerprint_of_tensors(bank[task].state_dict().items())[:16] for task in bank}
+    return _HASHES[served]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from queue import Queue
@@ -24,6 +25,7 @@ from lamina.monitors import EMA, Monitor
 from lamina.serve import Settings, create_app
 from lamina.serve.engine import Engine
 from lamina.serve.writing.prompts import WriteRequest
+from lamina.serve.writing.routes import Events, Items, generate_events
 from lamina.serve.writing.telling import Ending
 from lamina.serve.writing.writer import Writer
 
@@ -427,3 +429,31 @@ def test_who_has_the_end_of_a_text_finds_it_counted(bank: ReaderBank):
     assert [counted for _, counted, _ in seen] == [0, 0, 0, 3]
     assert isinstance(seen[-1][0], Ending)
     assert seen[-1][2] == 0
+
+
+@pytest.mark.parametrize("version", ["2.3", "2.4"])
+def test_a_client_that_reads_nothing_is_left(bank: ReaderBank, version: str, caplog: pytest.LogCaptureFixture):
+    """What a server sends waits while the client's buffers are full; the text must not be held for that long."""
+    engine = Engine(bank, Settings.of(shutdown_timeout=5))
+    writer = Writer(engine)
+    sent: list[Any] = []
+
+    async def stalled(message: Any) -> None:
+        sent.append(message["type"])
+        await asyncio.sleep(0 if len(sent) < 3 else 3600)
+
+    async def stays() -> Any:
+        await asyncio.sleep(3600)
+
+    async def serve() -> None:
+        items = Items(writer, WriteRequest(PROMPT, max_new_tokens=20, stream=True), 0.2)
+        response = Events(items, await items.next(), generate_events(), nested=False, seconds=items.seconds)
+        await response({"type": "http", "asgi": {"spec_version": version}}, stays, stalled)
+
+    asyncio.run(asyncio.wait_for(serve(), 10))
+    writer.close()
+    engine.close()
+    assert sent == ["http.response.start", "http.response.body", "http.response.body"]
+    assert writer.running == 0
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told == "serve: a client read nothing of its stream for 0.2 s, which was ended"

@@ -12,7 +12,9 @@ from tests.support.stored import tiny_bank, tiny_model
 
 from lamina import predict
 from lamina.bank import ReaderBank
+from lamina.layers.fingerprints import fingerprint_of_tensors
 from lamina.serve import Settings, create_app
+from lamina.serve import info as served_info
 
 KEY = {"authorization": "Bearer sesame"}
 TEXT = "the film is good ."
@@ -83,6 +85,27 @@ def test_a_reader_is_added_replaced_and_removed(client: TestClient, bank: Reader
     assert client.post("/predict", json={"inputs": TEXT, "tasks": ["tone"]}).status_code == 422
     assert changed(client, "tone")["readers"]["tone"] == 2  # never the number of another reader of that name
     assert client.get("/readers", headers=KEY).json()["bank_version"] == 5
+
+
+def test_weights_are_hashed_once_for_each_bank(client: TestClient, root: Path, monkeypatch: pytest.MonkeyPatch):
+    hashed: list[int] = []
+
+    def counted(tensors: Any) -> str:
+        hashed.append(1)
+        return fingerprint_of_tensors(tensors)
+
+    monkeypatch.setattr(served_info, "fingerprint_of_tensors", counted)
+
+    def told() -> dict[str, str]:
+        return {task: one["weights"] for task, one in client.get("/info").json()["tasks"].items()}
+
+    first = told()
+    assert told() == first
+    assert len(hashed) == len(first)
+    changed(client, "v2", readers=["mood"])
+    second = told()
+    assert second["mood"] != first["mood"]
+    assert len(hashed) == len(first) + len(second)
 
 
 def test_reload_serves_what_the_folder_holds_now(client: TestClient, bank: ReaderBank, tmp_path: Path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import HTTPException, Request
 from fastapi.responses import StreamingResponse
+from starlette.requests import ClientDisconnect
 
 from lamina.errors import LaminaError
 from lamina.serve.engine import ClosedError
@@ -22,11 +24,13 @@ from lamina.serve.writing.telling import Ending, Token
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Message, Receive, Scope, Send
 
     from lamina.serve.engine import Engine
     from lamina.serve.writing.prompts import WriteRequest
     from lamina.serve.writing.writer import Writer
+
+logger = logging.getLogger(__name__)
 
 Item = Token | Ending
 _FINISH = {"eos_token": "stop", "stop_sequence": "stop", "length": "length", "flag": "content_filter"}  # as OpenAI's
@@ -36,7 +40,7 @@ class Items:
     """A text's tokens and its end, as they come from the thread that writes it."""
 
     def __init__(self, writer: Writer, asked: WriteRequest, seconds: float) -> None:
-        self._queue, self._seconds = asyncio.Queue[Item | LaminaError](), seconds
+        self._queue, self.seconds = asyncio.Queue[Item | LaminaError](), seconds
         loop = asyncio.get_running_loop()
 
         def put(item: Item | LaminaError) -> None:
@@ -48,10 +52,10 @@ class Items:
     async def next(self) -> Item:
         """The next; HTTPException if none comes for too long."""
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self.seconds):
                 item = await self._queue.get()
         except TimeoutError:
-            raise HTTPException(503, f"no token within {self._seconds:g} s") from None
+            raise HTTPException(503, f"no token within {self.seconds:g} s") from None
         if isinstance(item, LaminaError):
             raise item
         return item
@@ -69,18 +73,27 @@ class Items:
 
 
 class Events(StreamingResponse):
-    """Server-sent events, of a text that ends when its client leaves."""
+    """Server-sent events, of a text that ends when its client leaves, or reads nothing for so many seconds."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, items: Items, first: Item, shape: Callable[[Item], Iterator[Any]], *, nested: bool) -> None:
-        self._items = items
+    def __init__(
+        self, items: Items, first: Item, shape: Callable[[Item], Iterator[Any]], *, nested: bool, seconds: float
+    ) -> None:
+        self._items, self._seconds = items, seconds
         super().__init__(self._events(first, shape, nested=nested), headers={"x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
+
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(self._seconds):
+                await send(message)
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, send_in_time)
+        except (TimeoutError, ClientDisconnect):
+            logger.warning("serve: a client read nothing of its stream for %g s, which was ended", self._seconds)
         finally:
             self._items.leave()
 
@@ -236,4 +249,4 @@ async def _streamed(items: Items, request: Request, shape: Callable[[Item], Iter
     except BaseException:
         items.leave()
         raise
-    return Events(items, first, shape, nested=nested)
+    return Events(items, first, shape, nested=nested, seconds=items.seconds)
