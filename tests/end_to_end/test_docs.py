@@ -27,6 +27,8 @@ from lamina.errors import LaminaError
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.layers import roles
+from lamina.recipes.estimate import estimate
+from lamina.recipes.schema import load_recipe
 from lamina.studies import Study
 from lamina.studies.study_recipe import STUDIES
 from lamina.tasks import KINDS, kind_of
@@ -161,6 +163,8 @@ PAGES: dict[str, tuple[Callable[[], Names], Callable[[Names, str], None]]] = {
     "docs/editing.md": (editing, of_editing),
     "docs/extending.md": (dict, printed_alone),
     "docs/files.md": (dict, printed_alone),
+    "docs/guides/a-million-texts.md": (dict, printed_alone),
+    "docs/guides/which-reader.md": (dict, printed_alone),
     "docs/generation.md": (lambda: {"tokenizer": tiny_tokenizer()}, of_generation),
     "docs/index.md": (files, printed_alone),
     "docs/results/cola-sweep.md": (sweep, of_the_sweep),
@@ -209,6 +213,15 @@ def test_a_page_runs_and_prints_what_it_says(page: str, tmp_path: Path, monkeypa
         assert block.difference(out) == ""
         printed += out
     check(names, printed)
+
+
+def test_the_recipe_of_the_page_on_papers_can_be_run(tmp_path: Path):
+    text = (ROOT / "docs" / "guides" / "from-a-paper.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+    for part in ("train", "dev"):
+        put(tmp_path / f"{part}.csv", "review,stars\ngood,1\nbad,2\nfine,1\nill,2\n")
+    found = estimate(load_recipe(put(tmp_path / "mine.yaml", recipe)), data=tmp_path)
+    assert sum(run["count"] for run in found.runs) == 24
 
 
 def test_what_a_page_says_wrongly_is_found(tmp_path: Path):
