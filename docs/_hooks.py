@@ -10,6 +10,7 @@ INTRO = """# Commands
 
 What `lamina COMMAND --help` prints. A command prints a table on a terminal and JSON with `--json`, shows progress on
 long work, and ends with 0, or with 2 and one sentence where its input cannot be used; see [Errors](errors/index.md).
+`lamina --install-completion` lets your shell complete commands and options.
 """
 
 

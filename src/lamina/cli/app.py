@@ -19,7 +19,14 @@ from typer.core import TyperGroup
 from lamina.cli.output import Stream
 from lamina.errors import ConfigError, LaminaError, memory_errors
 
-COMMANDS = ("inspect", "train", "evaluate", "predict", "serve", "edit", "study", "report", "cache", "demo")
+SECTIONS = {
+    "Begin": ("demo", "inspect"),
+    "Train and use readers or whole models": ("train", "evaluate", "predict", "serve"),
+    "Change layers": ("edit",),
+    "Study layers, and report": ("study", "report"),
+    "Keep house": ("cache",),
+}
+COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 DEBUG = "LAMINA_DEBUG"  # variable of the environment; set to anything, it shows tracebacks
 INTERRUPTED = 130  # what a shell gives a command that was ended from the keyboard
 
@@ -56,6 +63,13 @@ class Group(TyperGroup):
                 print(f"error: {sentence(error)}", file=sys.stderr)
                 sys.exit(2 if isinstance(error, LaminaError) else 1)
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands by what they are for, each with the whole first sentence of its help."""
+        for section, names in SECTIONS.items():
+            with formatter.section(section):
+                helps = [(name, cast("Any", self.get_command(ctx, name)).help) for name in names]
+                formatter.write_dl([(name, " ".join(text.partition("\n\n")[0].split())) for name, text in helps])
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
         try:
@@ -74,7 +88,7 @@ def sentence(error: Exception) -> str:
 
 def build() -> Any:
     """Make the command `lamina` with all its commands."""
-    app = typer.Typer(cls=Group, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+    app = typer.Typer(cls=Group, rich_markup_mode=None, no_args_is_help=True)
     app.callback()(lamina)
     for name in COMMANDS:
         command = getattr(import_module(f"lamina.cli.{name}"), name)

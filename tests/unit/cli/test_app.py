@@ -25,6 +25,22 @@ def test_help_names_every_command(lamina):
     assert all(f"\n  {name} " in ran.out for name in app.COMMANDS)
 
 
+def test_help_says_in_whole_sentences_what_commands_do(lamina):
+    told = " ".join(lamina("--help").out.split())
+    assert "..." not in told.partition("Begin:")[2]
+    assert "Train what a recipe names: readers, all in one pass of the model, or the model itself" in told
+
+
+@pytest.mark.parametrize(("typed", "offered"), [("lamina pre", "predict"), ("lamina predict --sk", "--skip-bad")])
+def test_a_shell_completes_commands_and_options(typed: str, offered: str):
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_LAMINA_COMPLETE": "complete_bash"}
+    code = "import sys; sys.argv[0] = 'lamina'; from lamina.cli import main; main()"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **words}, capture_output=True, text=True, check=False
+    )
+    assert offered in ran.stdout.split()
+
+
 def test_version(lamina):
     from importlib.metadata import version
 
