@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 from tests.support.browser import chromium, missing, prefer, resize
-from tests.support.documented import ROOT
+from tests.support.documented import ROOT, blocks
 
 from lamina.cli.app import COMMANDS
 
@@ -84,3 +87,18 @@ def test_every_command_has_its_help(site: Path):
     for name in COMMANDS:
         assert f'<h2 id="{name}">' in text
         assert f"Usage: lamina {name} " in text
+
+
+def test_a_page_is_a_notebook_that_runs(site: Path, tmp_path: Path):
+    notebooks = sorted(site.rglob("*.ipynb"))
+    assert len(notebooks) > 5
+    for path in notebooks:
+        page = path.with_suffix(".html").read_text(encoding="utf-8")
+        assert f'href="{path.name}"' in page
+        code = [cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+        wanted = [block.code.strip() for block in blocks(ROOT / "docs" / path.relative_to(site).with_suffix(".md"))]
+        assert [re.sub("^%%writefile.*\n", "", cell) for cell in code] == wanted
+    notebook = nbformat.read(site / "files.ipynb", 4)
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = [output.text for cell in notebook.cells for output in cell.get("outputs", []) if output.name == "stdout"]
+    assert "bank/readers/mood/model.safetensors" in printed[0]
