@@ -6,7 +6,8 @@ Readers: 4 of the encoder and 4 of the decoder of BART-large's shape, budget 1.0
 3.2 1B, which score each token as it is written, budget 1.02; `scalar_mix` reads a mix of all layers, `ada_layers` 16
 features of each, and "in eights" looks at eight tokens at a time. Random weights, greedy; `--small` takes narrow models
 and a minute. In the same turns: `output_hidden_states=True`, which hands over every state of every step and computes
-nothing with them. `MiB` is what is held when `generate` ends: features and answers, scores, or states.
+nothing with them; and beside the monitors, where it is installed (`pip install nnsight`), nnsight, which saves what
+every block gives at every step. `MiB` is what is held when `generate` ends: features and answers, scores, or states.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from typing import Any
 
 import torch
 from common import report, synchronise
-from transformers import BartConfig, BartForConditionalGeneration, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from tokenizers import Tokenizer, models
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from lamina import AdaLayers, Monitor, Reader, ReaderBank, ScalarMix, SequenceClassification, TokenClassification
 from lamina.demo.timing import in_turn, ratio
@@ -126,7 +135,29 @@ def monitor_rows(asked: argparse.Namespace, model: Any, batch: int) -> list[dict
     ways = {"scalar_mix": ("scalar_mix", 1), "ada_layers": ("ada_layers", 1), "in eights": ("ada_layers", 8)}
     named = {f"8 monitors, {name}": how for name, how in ways.items()}
     runs = {name: lambda name=name, how=how: watch(name, *how) for name, how in named.items()}
-    return measured(asked, model, given, runs, memory)
+    return measured(asked, model, given, runs | by_nnsight(model, given, memory), memory)
+
+
+def by_nnsight(model: Any, given: dict[str, Any], memory: dict[str, float]) -> dict[str, Callable[[], None]]:
+    """Every block's output at every step, saved by nnsight; nothing where it is not installed."""
+    try:
+        from nnsight import TransformersModel  # pyright: ignore[reportMissingImports]  optional, and not an extra
+    except ImportError:
+        return {}
+    words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))  # it wants one; the prompts are ids
+    wrapped = TransformersModel(model, tokenizer=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="a"))
+    ids, options = given["input_ids"], {key: value for key, value in given.items() if key != "input_ids"}
+    steps, blocks = given["max_new_tokens"], wrapped.model.layers
+
+    def run() -> None:
+        with wrapped.generate(ids, **options) as tracer:
+            states = list().save()  # noqa: C408
+            for _ in tracer.iter[0:steps]:
+                for block in blocks:
+                    states.append(block.output)
+        memory["nnsight"] = held(states)
+
+    return {"nnsight": run}
 
 
 def measured(
