@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from lamina.cli.output import Stream
 from lamina.errors import ConfigError, LaminaError, memory_errors
 
-COMMANDS = ("inspect", "train", "evaluate", "predict", "serve", "edit", "study", "report", "cache", "demo")
+COMMANDS = ("inspect", "train", "evaluate", "predict", "serve", "export", "edit", "study", "report", "cache", "demo")
 DEBUG = "LAMINA_DEBUG"  # variable of the environment; set to anything, it shows tracebacks
 INTERRUPTED = 130  # what a shell gives a command that was ended from the keyboard
 

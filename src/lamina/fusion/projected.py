@@ -43,14 +43,14 @@ class _ProjectedStream(Stream):
         self._config = members[0].config
         self._p = self._config.dropout if members[0].training else 0.0
         self._weights = torch.stack([member.weights() for member in members])
-        self._zero = (self._weights == 0).tolist()
+        self._active = [member.active_layers() for member in members]
         self._kernels: Sequence[Tensor] | None = None
         if torch.is_grad_enabled():  # [projections][members, dim, width]; a slice's own gradient would be whole
             self._kernels = torch.stack([member.projection for member in members], dim=1).unbind(0)
         self._total: Tensor | None = None
 
     def step(self, index: int, view: LayerView) -> None:
-        rows = [row for row, zero in enumerate(self._zero) if not zero[index]]
+        rows = [row for row, active in enumerate(self._active) if index in active]
         if not rows:
             return
         kernel, weights = self._kernel(rows, index), self._weights[rows, index]
