@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from ast import literal_eval
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ import torch
 from tests.support.formulas import stir_
 from tests.support.stored import TEXTS, tiny_bank, tiny_config, tiny_model, tiny_tokenizer
 from tests.support.tiny import FAMILIES, model_of
-from tokenizers import Tokenizer
 from transformers import BertModel, GPT2LMHeadModel
 
 import lamina
@@ -39,26 +40,37 @@ def asked(folder: Path, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[ReaderBank, Path]:
     bank = tiny_bank()
     bank.info = {}
-    folder = tmp_path_factory.mktemp("onnx")
+    folder = tmp_path_factory.mktemp("onnx") / "bank-onnx"
     export_onnx(bank, folder)
     return bank, folder
 
 
-def test_texts_are_answered_without_lamina(exported: tuple[ReaderBank, Path]):
-    """With the files of the folder, onnxruntime and tokenizers alone."""
+def test_the_lines_of_the_docs_give_the_labels_of_predict(
+    exported: tuple[ReaderBank, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     bank, folder = exported
+    page = (Path(__file__).parents[3] / "docs" / "export.md").read_text(encoding="utf-8")
+    block = next(part for part in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "onnxruntime" in part)
+    assert "lamina" not in block
+    monkeypatch.chdir(folder.parent)
+    exec(compile(block, "export.md", "exec"), {})
+    printed = dict(line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
+    texts = ["A good film.", "Anna went to Paris."]
+    assert all(text in block for text in texts)
+    labels = [answer["mood"]["label"] for answer in lamina.predict(bank, texts, readers=["mood"])]
+    assert literal_eval(printed["mood"]) == labels
+    assert [len(row) for row in literal_eval(printed["who"])] == [7, 7]
+
+
+def test_the_graph_says_what_the_bank_says(exported: tuple[ReaderBank, Path]):
+    bank, folder = exported
+    batch = dict(tiny_tokenizer()(TEXTS, return_tensors="pt", padding=True))
     facts = json.loads((folder / "onnx.json").read_text(encoding="utf-8"))
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.enable_padding(pad_token="[PAD]")
-    rows = tokenizer.encode_batch(TEXTS)
-    batch = {"input_ids": [row.ids for row in rows], "attention_mask": [row.attention_mask for row in rows]}
     assert facts["inputs"] == list(batch)
     said = asked(folder, batch)
     assert list(said) == list(facts["outputs"]) == ["mood", "who"]
-    labels = [facts["outputs"]["mood"]["labels"][row] for row in said["mood"].argmax(-1).tolist()]
-    assert labels == [answer["mood"]["label"] for answer in lamina.predict(bank, TEXTS, readers=["mood"])]
     with torch.no_grad():
-        out = bank(**{name: torch.tensor(value) for name, value in batch.items()})
+        out = bank(**batch)
     torch.testing.assert_close(said["mood"], out["mood"].logits, rtol=0, atol=1e-4)
     real = out["who"].mask
     torch.testing.assert_close(said["who"][real], out["who"].logits[real], rtol=0, atol=1e-4)
