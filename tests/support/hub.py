@@ -122,7 +122,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = unquote(urlsplit(self.path).path)
-        self.server.asked.append(f"{self.command} {path}")
+        self.line = f"{self.command} {path}"
+        self.server.asked.append(self.line)
         method = "GET" if self.command == "HEAD" else self.command
         try:
             for own, pattern, name in self.ROUTES[:8] + self.ROUTES[9:] + self.ROUTES[8:9]:  # the shortest last
@@ -154,7 +155,7 @@ class Handler(BaseHTTPRequestHandler):
         for key, value in {"Content-Length": str(len(content)), **headers}.items():
             self.send_header(key, value)
         self.end_headers()
-        cut = self.server.cut is not None and self.server.cut in self.server.asked[-1] and self.command != "HEAD"
+        cut = self.server.cut is not None and self.server.cut in self.line and self.command != "HEAD"
         if self.command != "HEAD":
             half = 0 if status == 206 else len(content) // 2
             self.wfile.write(content[:half] if cut else content)
