@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -174,6 +176,22 @@ def test_a_reader_that_is_not_there_is_named(server: Hub, name: str):
     with pytest.raises(UnknownNameError, match="known: mood, who"):
         ReaderBank.from_pretrained("me/bank", tiny_model(), readers=[name])
     assert not any("who/model" in line for line in server.asked if line.startswith("GET"))
+
+
+def test_the_lines_of_the_docs(server: Hub, tmp_path: Path):
+    page = (Path(__file__).parents[3] / "docs" / "export.md").read_text(encoding="utf-8")
+    block = next(part for part in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "push_to_hub" in part)
+    save_base(tmp_path / "base")
+    films, names = (tiny_bank(load(tmp_path / "base")[0]) for _ in range(2))
+    films.remove("who")
+    names.rename("who", "ner")
+    push_bank(films, "me/films", private=True)
+    push_bank(names, "me/names")
+    HfApi().create_tag("me/films", tag="v1")
+    given: dict[str, Any] = {"bank": films, "ReaderBank": ReaderBank}
+    exec(compile(block.replace("user/", "me/"), "export.md", "exec"), given)
+    assert list(given["bank"]) == ["mood", "ner"]
+    assert torch.equal(logits(given["bank"])["ner"], logits(names)["ner"])
 
 
 # What the hub refuses
