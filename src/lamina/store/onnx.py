@@ -144,6 +144,8 @@ def _copied(bank_or_model: ReaderBank | PreTrainedModel, processor: Any) -> Read
         bank = target if isinstance(target, ReaderBank) else ReaderBank(target)
         cast("Any", bank.model).cpu().float()
         bank.cpu().float()
+    except LaminaError:
+        raise
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:  # packed or offloaded weights
         raise _refusal(model_type, f"its weights cannot be copied as float32 ({first_line(error)})") from error
     bank.model.eval().requires_grad_(False)
