@@ -32,6 +32,8 @@ TRAIN = ("train", "films.yaml", "--data", ".", "-o", "out")
 METHOD = ("train", "method.yaml", "--data", ".", "-o", "tuned")
 FILE = ("predict", "bank", "--file", "texts.jsonl", "-o", "answers.jsonl")
 SERVE = ("serve", "bank", "--port", "0")
+EXPORT = ("export", "bank", "alone", "--format", "torch", "--reader", "mood")
+GRAPH = ("export", "bank", "graph")
 EDIT = ("edit", "base", "--freeze", "1", "-o", "edited")
 EVALUATE = ("evaluate", "bank", "--task", "mood=train.tsv")
 STUDY = ("study", "similarity", "study.yaml", "--data", ".", "--no-progress", "-o", "seen")
@@ -246,6 +248,18 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         **dict.fromkeys(("max_concurrent_generations", "max_total_tokens", "admin_key", "readers_root", "ray")),
         **dict.fromkeys(("replicas", "max_replicas", "replica_cpus", "replica_gpus")),
     },
+    "export": {
+        "bank_or_model": [
+            *of(GRAPH, "bank", *BANK_FILES, "base/model.safetensors"),
+            *of(("export", "moods", "graph"), "moods/config.json", "moods/tokenizer.json"),
+        ],
+        "out": [
+            *of(EXPORT, "alone", passes={"missing", "folder"}),
+            *of((*EXPORT[:2], "new/alone", *EXPORT[3:]), "new", passes={"missing", "folder"}),
+        ],
+        "model": of((*EXPORT, "--model", "moods"), "moods/config.json"),
+        **dict.fromkeys(("form", "reader", "main")),
+    },
     "edit": {
         "model": of(EDIT, "base/config.json", "base/model.safetensors"),
         "out": [
@@ -340,6 +354,7 @@ GOOD = {  # all but serve, which ends when it is told to
     "train": (*TRAIN[:-1], "json", "--progress"),
     "evaluate": EVALUATE,
     "predict": (*FILE[:-1], "json.csv"),
+    "export": EXPORT,
     "edit": EDIT,
     "study": STUDY,
     "report": REPORT,

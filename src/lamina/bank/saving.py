@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 from huggingface_hub import ModelCard, ModelHubMixin
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from transformers import PreTrainedModel
 
     from lamina.bank.bank import ReaderBank
@@ -48,28 +50,37 @@ class Saving(ModelHubMixin):
         model: PreTrainedModel | None = None,
         processor: Any = None,
         revision: str | None = None,
+        readers: Sequence[str] | None = None,
     ) -> ReaderBank:
-        """Load a saved bank, in eval mode.
+        """Load a saved bank, or some of its readers, in eval mode.
 
         Args:
             folder: A local folder or a hub id.
             model: The base; None: the one that the manifest names is loaded.
             processor: Its tokenizer; None: the base's own.
-            revision: Revision of the bank on the hub.
+            revision: Branch, tag or commit of the bank on the hub.
+            readers: Names of the readers; None: all. Of a bank on the hub no other reader's files are fetched.
+                `bank.update` takes them into a bank that is there.
 
         Raises:
-            StoreError: If the folder is missing, incomplete or damaged.
+            StoreError: If there is no such folder or repository, the hub does not give it, or it is incomplete or
+                damaged.
+            UnknownNameError: If the bank has no such reader.
             BaseMismatchError: If `model` is not the base that the readers were trained on.
             ModelNotFoundError: If the base is to be loaded and cannot be found.
         """
         from lamina.store import load_bank
 
-        return load_bank(folder, model, processor, revision=revision)
+        return load_bank(folder, model, processor, revision=revision, readers=readers)
 
     def push_to_hub(self, repo: str, **options: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Save to a repository on the hub, made if it is not there; returns the address of the commit.
 
-        Options are `message`, `private`, `token`, `branch` and `create_pr`; StoreError if the hub refuses.
+        Options are `message`, `private`, `token`, `branch` (made if it is not there) and `create_pr`. It is one commit:
+        the repository has all of it or is as before. Readers there that the bank no longer has are deleted.
+
+        Raises:
+            StoreError: If the hub refuses, or cannot be reached.
         """
         from lamina.store import push_bank
 

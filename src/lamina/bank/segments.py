@@ -66,7 +66,12 @@ def segments_of(
 
     Whatever follows the first separator that has text before it is the second text. `mask` is True at real tokens.
     """
-    text = mask & ~torch.isin(ids, torch.tensor(separators.added, device=ids.device))
-    is_between = torch.isin(ids, torch.tensor(separators.between, device=ids.device))
+    text = mask & ~_is_among(ids, separators.added)
+    is_between = _is_among(ids, separators.between)
     second = (is_between & (text.cumsum(1) > 0)).cumsum(1) > 0
-    return torch.where(text, 1 + second.int(), 0)
+    return text.int() * (1 + second.int())
+
+
+def _is_among(ids: Int[Tensor, "batch tokens"], wanted: tuple[int, ...]) -> Bool[Tensor, "batch tokens"]:
+    """As `torch.isin`, which has no counterpart in ONNX."""
+    return (ids.unsqueeze(-1) == torch.tensor(wanted, device=ids.device)).any(-1)

@@ -176,7 +176,7 @@ def run_heads(
     with torch.set_grad_enabled(grad):
         for names in _head_groups(readers, given, together=together or grad or real.is_cuda):
             first, heads = names[0], [readers[name].head for name in names]
-            mask = real if given[first].shape[1] == real.shape[1] else real.new_ones(len(real), 1)
+            mask = real if given[first].shape[1] == real.shape[1] else real.new_ones(real.shape[0], 1)
             if len(heads) == 1:
                 logits[first] = readers[first].logits(given[first], mask, labels.get(first))
             else:
@@ -270,7 +270,7 @@ def real_tokens(
     shape, device = state.shape[:2], state.device
     if mask is None:
         return torch.ones(shape, dtype=torch.bool, device=device)
-    if len(mask) == shape[0] and mask.shape[1] != shape[1]:
+    if mask.shape[0] == shape[0] and mask.shape[1] != shape[1]:
         mask = _frame_mask(mask, shape[1], model)
     if mask.shape != shape:
         came = f"the attention mask is {tuple(mask.shape)}; the states have batch and tokens {tuple(shape)}"

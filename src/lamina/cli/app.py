@@ -21,7 +21,7 @@ from lamina.errors import ConfigError, LaminaError, memory_errors
 
 SECTIONS = {
     "Begin": ("demo", "inspect"),
-    "Train and use readers or whole models": ("train", "evaluate", "predict", "serve"),
+    "Train and use readers or whole models": ("train", "evaluate", "predict", "serve", "export"),
     "Change layers": ("edit",),
     "Study layers, and report": ("study", "report"),
     "Keep house": ("cache",),

@@ -55,7 +55,9 @@ class InputWeighted(Fusion):
         self.register_buffer("amounts", torch.zeros(layers), persistent=False)
 
     def observe(self, weights: Float[Tensor, "layers batch tokens"], mask: Bool[Tensor, "batch tokens"]) -> None:
-        """Count the size of the weights of real tokens."""
+        """Count the size of the weights of real tokens; a graph that is exported counts nothing."""
+        if torch.compiler.is_exporting():
+            return
         seen = weights.detach().float().abs().masked_fill(~mask, 0).sum((1, 2))
         with self._counting:
             self.amounts = self.amounts.to(seen) + seen

@@ -68,7 +68,7 @@ class _PooledStream(PoolingStream):
         mask = view.mask
         if self._config.over == "second":
             second = (view.segments == 2) & mask
-            mask = torch.where(second.any(1, keepdim=True), second, mask)
+            mask = second | (mask & ~second.any(1, keepdim=True))
         return pool_tokens(state, queries, [mask])[0]
 
 

@@ -43,7 +43,7 @@ class _ProjectedStream(Stream):
         self._config = members[0].config
         self._p = self._config.dropout if members[0].training else 0.0
         self._weights = torch.stack([member.weights() for member in members])
-        self._zero = (self._weights == 0).tolist()
+        self._zero = self._zeros()
         self._kernels: Sequence[Tensor] | None = None
         if torch.is_grad_enabled():  # [projections][members, dim, width]; a slice's own gradient would be whole
             self._kernels = torch.stack([member.projection for member in members], dim=1).unbind(0)
@@ -74,6 +74,12 @@ class _ProjectedStream(Stream):
         if self._total is None:
             self._total = part.new_zeros(*part.shape[:2], len(self._members), self._config.dim)
         self._total = self._total.index_add(2, torch.tensor(rows, device=part.device), part)
+
+    def _zeros(self) -> list[list[bool]]:
+        """Where a member's weight is 0; members that are exported say it themselves, since tensors hold no numbers."""
+        if not torch.compiler.is_exporting():
+            return (self._weights == 0).tolist()
+        return [[layer not in member.active_layers() for layer in range(member.layers)] for member in self._members]
 
     def _kernel(self, rows: list[int], index: int) -> Float[Tensor, "members dim width"]:
         """W_i of some of the members, for one state."""

@@ -124,9 +124,11 @@ class RoutingFusion(InputWeighted, config=Routing):
             routed, real = routed.flatten(0, 1), mask.flatten().unsqueeze(1).repeat(1, self.layers)
         else:
             routed, real = routed.flatten(1, 2), mask.repeat_interleave(self.layers, dim=1)
-        count = len(routed) if torch.is_grad_enabled() or not self.config.per_token else _TOKENS
-        parts = [self._staged(part, own) for part, own in zip(routed.split(count), real.split(count), strict=True)]
-        features, credit = (torch.cat(part) for part in zip(*parts, strict=True))
+        if torch.is_grad_enabled() or not self.config.per_token or torch.compiler.is_exporting():
+            features, credit = self._staged(routed, real)
+        else:
+            parts = zip(routed.split(_TOKENS), real.split(_TOKENS), strict=True)
+            features, credit = (torch.cat(part) for part in zip(*(self._staged(*part) for part in parts), strict=True))
         features = features.view(batch, -1, self.dim).expand(-1, tokens, -1)
         return features, credit.view(batch, tokens, self.layers, self.dim).transpose(1, 2)
 

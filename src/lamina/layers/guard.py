@@ -48,7 +48,7 @@ class LayerGuard:
     def _change(self, model: nn.Module) -> str | None:
         for owner, known in self._edits.items():
             done: tuple[Any, ...] = getattr(owner, EDITS, ())
-            if done is not known:
+            if done != known:
                 return f"it was edited ({', '.join(edit.kind for edit in done[len(known) :])})"
         for path, known in self._children.items():
             try:

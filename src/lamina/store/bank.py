@@ -9,7 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import huggingface_hub
 import torch
 
 from lamina.bank import NAME, Reader, ReaderBank
@@ -19,7 +18,7 @@ from lamina.errors import (
     LaminaError,
     ModelNotFoundError,
     StoreError,
-    first_line,
+    check_known,
     foreign_errors,
     noted,
 )
@@ -42,12 +41,12 @@ from lamina.store.files import (
     write_json,
     write_tensors,
 )
+from lamina.store.hub import local_folder
 from lamina.store.loading import load
 from lamina.store.models import load_processor, saved_class, writing_class
-from lamina.utils import is_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
     from lamina.registry import Registry
     from lamina.store.files import Files
 
-PATTERNS = [facts.MANIFEST, facts.CARD, f"{facts.READERS}/*.json", f"{facts.READERS}/*.safetensors", f"{facts.BASE}/*"]
 _SPARE_PARAMETERS = 1 << 20  # parts of the model that some readers use, which are not in their files
 _RENAMED = {"problem": "problem_type"}  # settings as versions before 0.2 saved them
 
@@ -129,15 +127,19 @@ def load_bank(
     processor: Any = None,
     *,
     revision: str | None = None,
+    readers: Sequence[str] | None = None,
     writes: bool = False,
 ) -> ReaderBank:
     """Load a saved bank; see `ReaderBank.from_pretrained`. One that `writes` has its base's head for text, if any."""
     with foreign_errors(lambda reason: damaged(folder, f"cannot be loaded ({reason})")):
-        path = _local_folder(folder, revision)
-        return read_steady(path, facts.MANIFEST, partial(_load_bank, path, model, processor, writes=writes))
+        path = local_folder(folder, revision, readers, base=model is None)
+        load_from = partial(_load_bank, path, model, processor, readers, writes=writes)
+        return read_steady(path, facts.MANIFEST, load_from)
 
 
-def _load_bank(folder: Path, model: PreTrainedModel | None, processor: Any, *, writes: bool) -> ReaderBank:
+def _load_bank(
+    folder: Path, model: PreTrainedModel | None, processor: Any, readers: Sequence[str] | None, *, writes: bool
+) -> ReaderBank:
     path = folder / facts.MANIFEST
     if not path.exists():
         raise StoreError(f"load: {folder} has no {facts.MANIFEST}; give a folder that save_pretrained wrote.")
@@ -146,6 +148,7 @@ def _load_bank(folder: Path, model: PreTrainedModel | None, processor: Any, *, w
     for name in manifest.readers:
         if not NAME.fullmatch(name) or manifest.readers.count(name) > 1:
             raise damaged(path, f"names a reader '{name}'; every name is given once and is a plain folder name")
+    check_known(f"load {folder}", readers or (), manifest.readers, "reader")
     if model is None:
         model, own = _load_base(base, folder, writes=writes)
         processor = own if processor is None else processor
@@ -154,34 +157,9 @@ def _load_bank(folder: Path, model: PreTrainedModel | None, processor: Any, *, w
     _check_base(base, model)
     bank = ReaderBank(model, processor)
     bank.own_base, bank.info = base.trained, dict(manifest.info)
-    for name in manifest.readers:
+    for name in manifest.readers if readers is None else dict.fromkeys(readers):
         _load_reader(bank, name, folder / facts.READERS / name)
     return bank.eval()
-
-
-def push_bank(bank: ReaderBank, repo: str, *, message: str = "Save readers", **options: Any) -> str:
-    """Save to the hub, see `ReaderBank.push_to_hub`; readers there that the bank no longer has are deleted."""
-    mixin: Any = huggingface_hub.ModelHubMixin
-    fixed = {"delete_patterns": [f"{facts.READERS}/*", f"{facts.BASE}/*"], "model_card_kwargs": {"title": repo}}
-    hint = "Check the id, your token and the connection."
-    try:
-        return str(mixin.push_to_hub(bank, repo, commit_message=message, **fixed, **options))
-    except StoreError:
-        raise
-    except (OSError, ValueError, RuntimeError) as error:  # the hub's errors are of these kinds
-        raise StoreError(f"push_to_hub: '{repo}' was not saved ({first_line(error)}). {hint}") from error
-
-
-def _local_folder(folder: str | Path, revision: str | None) -> Path:
-    """The folder itself, or that of its copy from the hub."""
-    path = Path(folder)
-    if is_dir(path):
-        return path
-    hub, tried = cast("Any", huggingface_hub), "there is no such folder, and the hub gave none"
-    with foreign_errors(lambda reason: StoreError(f"load: no bank '{folder}'; {tried} ({reason}).")):
-        if path.exists():
-            raise StoreError(f"load: {path} is a file; a bank is a folder.")
-        return Path(hub.snapshot_download(str(folder), revision=revision, allow_patterns=PATTERNS))
 
 
 def _base_facts(bank: ReaderBank) -> facts.BaseFacts:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from lamina.fusion import FUSIONS
 from lamina.layers.selectors import ranges
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
 SHOWN_LABELS = 8
 _FROZEN = "The model itself is frozen: it stays as it is."
 _TRAINED = "The model was fine-tuned along with them; the folder `base` holds it as it is now, a plain checkpoint."
-_TAGS = {"sequence_classification": "text-classification", "token_classification": "token-classification"}
+_TAGS = {  # what the hub calls a kind, where it is not its name
+    "sequence_classification": "text-classification",
+    "masked_lm": "fill-mask",
+    "causal_lm": "text-generation",
+}
+_METRICS = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}  # so too
 
 _CARD = """---
 {{ card_data }}
@@ -51,12 +57,18 @@ def model_card(bank: ReaderBank, title: str) -> ModelCard:
     """Write the card of a bank: Markdown with the front matter that the hub reads."""
     base = str(getattr(bank.model, "name_or_path", "") or "")
     on_hub = not Path(base).exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base)
-    kinds = dict.fromkeys(bank[name].config.head.kind for name in bank)
+    kinds = dict.fromkeys(_task_type(bank[name]) for name in bank)
     frozen = [] if bank.own_base else ["frozen-base"]
-    tags = ["lamina", *frozen, *(_TAGS.get(kind, kind.replace("_", "-")) for kind in kinds)]
+    results = [result for name in bank for result in _results(name, bank[name])]
     card: Any = ModelCard
     return card.from_template(
-        ModelCardData(library_name="lamina", base_model=base if on_hub else None, tags=tags),
+        ModelCardData(
+            library_name="lamina",
+            base_model=base if on_hub else None,
+            tags=["lamina", *frozen, *kinds],
+            model_name=title if results else None,
+            eval_results=results or None,
+        ),
         template_str=_CARD,
         title=title,
         count=f"{len(bank)} reader{'' if len(bank) == 1 else 's'}",
@@ -65,6 +77,37 @@ def model_card(bank: ReaderBank, title: str) -> ModelCard:
         rows="\n".join(_row(name, bank[name]) for name in bank),
         monitors=_monitors(bank),
     )
+
+
+def _results(name: str, reader: ReaderModule) -> list[EvalResult]:
+    """What a reader was measured at, as its training noted it: its own metric first; none if it was not trained.
+
+    Whatever reads the card joins results of one task and data set, so each metric is named after the reader too.
+    """
+    scores, metric, task = (reader.info.get(key) for key in ("scores", "metric", "task"))
+    if not isinstance(scores, dict):
+        return []
+    measured: dict[str, Any] = {str(key): value for key, value in cast("dict[Any, Any]", scores).items()}
+    order = sorted(measured, key=lambda key: key != metric)
+    return [
+        EvalResult(
+            task_type=_task_type(reader),
+            task_name=str(task or name),
+            dataset_type=str(task or name),
+            dataset_name=str(task or name),
+            dataset_split="validation",
+            metric_type=_METRICS.get(key, key),
+            metric_name=f"{key} of {name}",
+            metric_value=float(measured[key]),
+        )
+        for key in order
+        if isinstance(measured[key], int | float) and math.isfinite(measured[key])
+    ]
+
+
+def _task_type(reader: ReaderModule) -> str:
+    kind = reader.config.head.kind
+    return _TAGS.get(kind, kind.replace("_", "-"))
 
 
 _MONITORS = """

@@ -354,7 +354,9 @@ class TestCard:
 
     def test_tells_what_is_in_the_folder(self, folder: Path):
         text = (folder / "README.md").read_text()
-        assert self.front(text) == {
+        front = self.front(text)
+        assert [own["task"]["name"] for own in front.pop("model-index")[0]["results"]] == ["mood"]
+        assert front == {
             "library_name": "lamina",
             "tags": ["lamina", "frozen-base", "text-classification", "token-classification"],
         }

@@ -1,0 +1,351 @@
+"""A bank or a whole model as one ONNX graph: token ids and a mask in, every reader's logits out."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import warnings
+from collections import defaultdict
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lamina.bank import ReaderBank
+from lamina.bank.listening import unheard
+from lamina.bank.segments import separators_of
+from lamina.bank.streaming import StackPass, attach
+from lamina.errors import ConfigError, LaminaError, MissingExtraError, StoreError, UnsupportedModelError, first_line
+from lamina.fusion.base import Fusion
+from lamina.layers.probe_input import probe_input
+from lamina.layers.wrappers import uncompiled, unwrapped
+from lamina.store.files import check_finite, staged, write_json
+from lamina.store.manifest import FORMAT, SavedFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+    from transformers import PreTrainedModel
+
+    from lamina.bank import ReaderModule
+
+MARK, GRAPH, WEIGHTS = "onnx.json", "model.onnx", "model.onnx.data"
+TOLERANCE = 1e-4  # between onnxruntime and PyTorch; of logits above 1, as a part of the largest
+OPSET = 18
+_TRACED, _CHECKED = (3, 11), ((2, 14), (1, 5))  # rows and tokens
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids", "decoder_attention_mask")
+_LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
+_OP = "export"
+
+Batch = dict[str, Tensor]
+
+
+class OutputFacts(SavedFacts):
+    """What one output of a graph says."""
+
+    kind: str | None  # of the reader's task; None: the output is the model's own
+    problem_type: str | None
+    labels: list[str]  # in the order of the logits; none where the classes are a vocabulary
+    axes: list[str]  # "batch", "tokens" (for each token) and "classes" or "width"
+    max_length: int | None  # tokens of a text, as the reader was trained
+
+
+class OnnxFacts(SavedFacts):
+    """`onnx.json`: what goes into a graph, what comes out, and how far that is from PyTorch."""
+
+    format: int
+    base: str | None
+    model_type: str
+    inputs: list[str]  # whole numbers `[batch, tokens]`
+    outputs: dict[str, OutputFacts]
+    max_difference: float
+    files: list[str]
+
+
+def export_onnx(
+    bank_or_model: ReaderBank | PreTrainedModel,
+    folder: str | Path,
+    processor: Any = None,
+    *,
+    readers: Sequence[str] | None = None,
+    main: bool = False,
+) -> OnnxFacts:
+    """Write a bank, or a plain or edited model, as one ONNX graph, with its tokenizer and `onnx.json` beside it.
+
+    The graph takes any number of rows and tokens, and computes in float32. It is run in onnxruntime, on batches of
+    other sizes than it was traced with, before it takes its place: what it says must be within 1e-4 of what PyTorch
+    says (of logits above 1, within 1e-4 of the largest). Of an encoder-decoder model whose encoder alone is read, only
+    that is written; if the decoder is read too, the graph takes `decoder_input_ids` and `decoder_attention_mask`.
+
+    Args:
+        bank_or_model: The bank, or a model that reads text.
+        folder: Where to; made if it is not there. What was exported there before is replaced.
+        processor: The tokenizer that is saved along; None: the bank's.
+        readers: Names of the readers that are written; None: all.
+        main: Write the model's own output too: "logits", or "last_hidden_state" of a model without a head.
+
+    Raises:
+        UnknownNameError: If the bank has no such reader.
+        ConfigError: If there is nothing to write, or a reader is called as the model's own output is.
+        UnsupportedModelError: If the model does not read text alone, or torch cannot write one of its parts as ONNX.
+        NotFiniteError: If a weight holds NaN or infinity.
+        StoreError: If the graph says something else than PyTorch does, or the folder cannot be written.
+        MissingExtraError: If onnx, onnxscript or onnxruntime is not installed.
+    """
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        try:
+            import_module(package)
+        except ModuleNotFoundError as error:
+            raise MissingExtraError.of(error, op=_OP, extra="onnx") from error
+    plan = _Plan(_copied(bank_or_model, processor), readers, main=main or not isinstance(bank_or_model, ReaderBank))
+    folder, processor = Path(folder), plan.bank.processor
+    with staged(folder, [MARK, GRAPH, WEIGHTS], _listed(folder)) as stage:
+        with _as_traced(plan):
+            _write(plan, stage / GRAPH)
+        difference = max(_difference(plan, stage / GRAPH, *size) for size in _CHECKED)
+        if processor is not None:
+            processor.save_pretrained(stage)
+        facts = OnnxFacts(
+            format=FORMAT,
+            base=str(plan.model.name_or_path or "") or None,
+            model_type=plan.model_type,
+            inputs=list(plan.inputs(*_TRACED)),
+            outputs=plan.outputs(),
+            max_difference=difference,
+            files=sorted(path.relative_to(stage).as_posix() for path in stage.rglob("*") if path.is_file()),
+        )
+        write_json(stage / MARK, facts.model_dump())
+    return facts
+
+
+def _listed(folder: Path) -> list[str]:
+    """The files that an earlier export wrote to a folder; none if that cannot be read."""
+    try:
+        return OnnxFacts.read(folder / MARK).files
+    except LaminaError:
+        return []
+
+
+def _copied(bank_or_model: ReaderBank | PreTrainedModel, processor: Any) -> ReaderBank:
+    """A bank on a copy of the model, in float32, on the CPU and in eval mode; of a model without readers."""
+    target = unwrapped(bank_or_model)
+    model = target.model if isinstance(target, ReaderBank) else target
+    model_type = str(model.config.model_type)
+    if getattr(model, "main_input_name", "") != "input_ids":
+        raise _refusal(model_type, f"it reads {getattr(model, 'main_input_name', 'no tokens')}; graphs read tokens")
+    try:
+        target = copy.deepcopy(target)
+        bank = target if isinstance(target, ReaderBank) else ReaderBank(target)
+        cast("Any", bank.model).cpu().float()
+        bank.cpu().float()
+    except LaminaError:
+        raise
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:  # packed or offloaded weights
+        raise _refusal(model_type, f"its weights cannot be copied as float32 ({first_line(error)})") from error
+    bank.model.eval().requires_grad_(False)
+    check_finite("the bank", bank.state_dict().items())
+    bank.processor = bank.processor if processor is None else processor
+    return bank.eval()
+
+
+def _refusal(model_type: str, reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(op=_OP, model_type=model_type, reason=reason, hint="Serve it with PyTorch.")
+
+
+class _Plan:
+    """What is written: a pass of a bank's model with its readers."""
+
+    def __init__(self, bank: ReaderBank, readers: Sequence[str] | None, *, main: bool) -> None:
+        self.bank, self.model = bank, cast("Any", bank.model)
+        self.names = list(bank if readers is None else readers)
+        modules = [bank[name] for name in self.names]
+        if not modules and not main:
+            raise ConfigError(f"{_OP}: there is no reader to write. Name one, or ask for the model's own output.")
+        stacks = {module.stack for module in modules}
+        if towers := [name for name in stacks if bank.stacks[name].tower is not None]:
+            raise _refusal(self.model_type, f"its tower for '{towers[0]}' runs apart from the others")
+        self._runs = self.model if main or stacks != {"encoder"} else self.model.get_encoder()
+        self.pairs = any(module.config.fusion.reads_pairs for module in modules)
+        self.main = self._main_name() if main else None
+        if self.main in self.names:
+            raise ConfigError(f"{_OP}: a reader is called '{self.main}', as the model's own output. Rename it.")
+
+    @property
+    def model_type(self) -> str:
+        """The model's family."""
+        return str(self.model.config.model_type)
+
+    def answer(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Every reader's logits, and the model's own output if it is wanted."""
+        passes = self._passes()
+        masks = {name: value.bool() if name.endswith("mask") else value for name, value in batch.items()}
+        with attach(passes, masks), unheard():  # of booleans it is known, without a look, that they are masks
+            output = self._runs(**batch, **self._options())
+        said = {name: out.logits for stack_pass in passes for name, out in stack_pass.finish().items()}
+        own = [getattr(output, self.main)] if self.main else []
+        return (*(said[name] for name in self.names), *own)
+
+    def inputs(self, rows: int, tokens: int) -> Batch:
+        """Ids of ordinary tokens, every second row padded; of readers of pairs, two texts in each."""
+        probes = [probe_input(self.model, tokens, seed).inputs for seed in (1, 2)]
+        accepted = inspect.signature(self._runs.forward).parameters
+        batch = {
+            name: torch.cat([probe[name] for probe in probes])[:rows]
+            for name in _INPUTS
+            if name in probes[0] and name in accepted
+        }
+        if "token_type_ids" in accepted and "token_type_ids" in getattr(self.bank.processor, "model_input_names", ()):
+            kinds = min(2, int(getattr(self.model.config, "type_vocab_size", 1) or 1))
+            batch["token_type_ids"] = torch.arange(tokens).mul(kinds).div(tokens, rounding_mode="floor").repeat(rows, 1)
+        if self.pairs:
+            between = separators_of(self.bank.processor).between[: tokens // 2]
+            batch["input_ids"][:, tokens // 2 : tokens // 2 + len(between)] = torch.tensor(between)
+        return {name: batch[name] for name in _INPUTS if name in batch}
+
+    @torch.no_grad()
+    def expected(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """By output, what PyTorch says, and which of its tokens are real; None: there is one row per text."""
+        said: dict[str, tuple[Tensor, Tensor | None]] = {}
+        if self.names:
+            out = self.bank(**batch, readers=self.names, main=self.main is not None)
+            said = {name: (out[name].logits, out[name].mask) for name in self.names}
+            own = out.main
+        else:
+            own = self.model(**batch)
+        if self.main:
+            mask = batch.get("decoder_attention_mask", batch.get("attention_mask"))
+            said[self.main] = getattr(own, self.main), mask
+        return {name: (value, mask if value.ndim > 2 else None) for name, (value, mask) in said.items()}
+
+    def outputs(self) -> dict[str, OutputFacts]:
+        """What each output says."""
+        facts = {name: _reader_facts(self.bank[name]) for name in self.names}
+        if self.main:
+            said, _ = self.expected(self.inputs(*_TRACED))[self.main]
+            logits = self.main == "logits"
+            axes = ["batch", *["tokens"][: said.ndim - 2], "classes" if logits else "width"]
+            labels = [str(name) for _, name in sorted(self.model.config.id2label.items())]
+            named = labels if logits and len(labels) == said.shape[-1] else []
+            facts[self.main] = OutputFacts(kind=None, problem_type=None, labels=named, axes=axes, max_length=None)
+        return facts
+
+    def _passes(self) -> list[StackPass]:
+        members: dict[str, dict[str, ReaderModule]] = defaultdict(dict)
+        for name in self.names:
+            members[self.bank[name].stack][name] = self.bank[name]
+        return [
+            StackPass(self.model, self.bank.stacks[stack], own, grad=False, processor=self.bank.processor)
+            for stack, own in members.items()
+        ]
+
+    def _options(self) -> dict[str, bool]:
+        """Settings of a pass that keeps no cache."""
+        return {"use_cache": False} if "use_cache" in inspect.signature(self._runs.forward).parameters else {}
+
+    def _main_name(self) -> str:
+        with torch.no_grad():
+            output = self.model(**self.inputs(*_TRACED))
+        for name in ("logits", "last_hidden_state"):
+            if isinstance(getattr(output, name, None), Tensor):
+                return name
+        raise _refusal(self.model_type, f"it returns {', '.join(output)}, neither logits nor last_hidden_state")
+
+
+class _Graph(nn.Module):
+    """What is traced. A trace sees proxies of a module's own modules, which hooks do not know: the plan has them."""
+
+    def __init__(self, plan: _Plan) -> None:
+        super().__init__()
+        self.plan, self.model, self.readers = plan, plan.bank.model, plan.bank.readers
+
+    def forward(self, batch: Batch) -> tuple[Tensor, ...]:
+        """What the graph says."""
+        return self.plan.answer(batch)
+
+
+def _reader_facts(reader: ReaderModule) -> OutputFacts:
+    head = reader.config.head
+    length, listed = reader.info.get("max_length"), len(head.labels) == reader.head.outputs
+    return OutputFacts(
+        kind=head.kind,
+        problem_type=str(head.problem_type),
+        labels=[str(label) for label in head.labels] if listed else [],
+        axes=["batch", "classes"] if reader.head.pools else ["batch", "tokens", "classes"],
+        max_length=length if isinstance(length, int) else None,
+    )
+
+
+@contextmanager
+def _as_traced(plan: _Plan) -> Generator[None]:
+    """Say once which layers have weight, which a trace, whose tensors hold no numbers, cannot; keep libraries quiet."""
+    for module in plan.bank.modules():
+        if isinstance(module, Fusion):
+            cast("Any", module).active_layers = partial(tuple[int, ...], module.active_layers())
+    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    try:
+        for name in levels:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        with warnings.catch_warnings(), torch.no_grad(), uncompiled():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def _write(plan: _Plan, path: Path) -> None:
+    batch = plan.inputs(*_TRACED)
+    dynamic = torch.export.Dim.DYNAMIC
+    shapes: Any = ({name: {0: dynamic, 1: dynamic} for name in batch},)
+    names = [*plan.names, *([plan.main] if plan.main else [])]
+    onnx: Any = torch.onnx
+    try:
+        traced = torch.export.export(_Graph(plan), (batch,), dynamic_shapes=shapes, strict=False)
+        program = onnx.export(
+            traced, dynamo=True, opset_version=OPSET, verbose=False, input_names=list(batch), output_names=names
+        )
+        program.save(str(path))
+    except Exception as error:  # torch and onnxscript raise many unrelated kinds
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, LaminaError):
+            raise cause from error
+        raise _refusal(
+            plan.model_type, f"a part of the pass cannot be written as ONNX ({first_line(cause)})"
+        ) from error
+
+
+def _difference(plan: _Plan, path: Path, rows: int, tokens: int) -> float:
+    """The largest between onnxruntime and PyTorch, as part of the tolerance's unit; StoreError if it is too large."""
+    batch = plan.inputs(rows, tokens)
+    said, worst = _run(plan, path, batch), 0.0
+    for name, (value, mask) in plan.expected(batch).items():
+        got = torch.as_tensor(said[name])
+        if got.shape != value.shape:
+            came = f"'{name}' has the shape {list(got.shape)} in onnxruntime, {list(value.shape)} in PyTorch"
+            raise StoreError(f"{_OP}: {came}; nothing was written.")
+        got, value = (got, value) if mask is None else (got[mask.bool()], value[mask.bool()])
+        difference = float((got - value).abs().max() / value.abs().max().clamp(min=1))
+        if not difference <= TOLERANCE:  # NaN too
+            came = f"'{name}' differs by {difference:.1e} between onnxruntime and PyTorch, on {rows} x {tokens} tokens"
+            raise StoreError(f"{_OP}: {came}; at most {TOLERANCE:.0e} is right. Nothing was written.")
+        worst = max(worst, difference)
+    return worst
+
+
+def _run(plan: _Plan, path: Path, batch: Mapping[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+    """By output, what onnxruntime says."""
+    runtime: Any = import_module("onnxruntime")
+    try:
+        session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        taken = {given.name: batch[given.name].numpy() for given in session.get_inputs()}
+        return dict(zip([out.name for out in session.get_outputs()], session.run(None, taken), strict=True))
+    except Exception as error:  # onnxruntime's own
+        raise _refusal(plan.model_type, f"onnxruntime does not run the graph ({first_line(error)})") from error
