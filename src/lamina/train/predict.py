@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.data.batches import Budget
+    from lamina.tasks.base import Results
     from lamina.tasks.split import Split
 
 logger = logging.getLogger(__name__)
@@ -164,23 +165,32 @@ class Predictor:
 
     def prepare(self, examples: Iterable[Any]) -> Prepared:
         """Read examples, say as tokens, without a pass of the model."""
-        examples = as_examples(examples)
-        splits = self._splits(examples)
-        if not len(examples):
+        return self.prepared(self._splits(as_examples(examples)))
+
+    def prepared(self, splits: Mapping[str, Split]) -> Prepared:
+        """The same of examples that are read already: kind -> a split, all of the same length."""
+        count = min(map(len, splits.values()))
+        if not count:
             return Prepared(0, splits, [])
         together: dict[tuple[str, bool], list[str]] = defaultdict(list)
         for name, task in self._tasks.items():
             space = self._options.add_prefix_space or bool(self._subject.trained_with([name], "add_prefix_space"))
             together[kind_of(task.kind).predict_inputs, space].append(name)
         groups = [self._group(names, splits, add_prefix_space=space) for (_, space), names in together.items()]
-        return Prepared(len(examples), splits, groups)
+        return Prepared(count, splits, groups)
 
     def answer(self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None) -> list[dict[str, Any]]:
-        """Per example, name -> answer; `raw` ones have logits where there are any.
+        """Per example, name -> answer; `raw` ones have logits where there are any; `budget` is as of `results`."""
+        results = self.results(prepared, budget=budget)
+        answers = {name: own.raw_predictions() if raw else own.predictions() for name, own in results.items()}
+        return [{name: answers[name][row] for name in self._tasks} for row in range(prepared.count)]
+
+    def results(self, prepared: Prepared, *, budget: Budget | None = None) -> dict[str, Results]:
+        """Name -> all that its reader says of the examples.
 
         A `budget` says how many tokens a pass takes, else it is a number of rows.
         """
-        answers: dict[str, list[Any]] = {}
+        collected: dict[str, Results] = {}
         for group in prepared.groups:
             results = {
                 name: kind_of(task.kind).answers(
@@ -190,10 +200,8 @@ class Predictor:
             }
             shown = self._options.progress
             collect(self._subject, group, results, self._options, progress=shown, budget=budget)
-            answers |= {
-                name: result.raw_predictions() if raw else result.predictions() for name, result in results.items()
-            }
-        return [{name: answers[name][row] for name in self._tasks} for row in range(prepared.count)]
+            collected |= results
+        return collected
 
     def _splits(self, examples: Sequence[Any]) -> dict[str, Split]:
         """Kind -> examples as it reads them."""

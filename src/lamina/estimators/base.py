@@ -1,0 +1,206 @@
+"""What the estimators share: a reader on a frozen model, trained by `lamina.fit` and pickled without the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from lamina.bank import Reader, ReaderBank
+from lamina.errors import ConfigError
+from lamina.estimators.bank_files import bank_of, files_of, read_estimator, write_estimator
+from lamina.estimators.examples import data_errors
+from lamina.estimators.shared_model import model_of
+from lamina.fusion.base import FusionConfig
+from lamina.tasks import kind_of
+from lamina.tasks.task import Task
+from lamina.train.fit import fit
+from lamina.train.options import FitOptions
+from lamina.train.predict import Predictor
+
+if TYPE_CHECKING:
+    from lamina.estimators.targets import Targets
+    from lamina.tasks.base import Results
+    from lamina.tasks.split import Split
+
+READER = "reader"  # its name in the bank
+STEPS = 200  # that a reader takes at least where no number of epochs is given
+_USUAL_EPOCHS = 3
+_OWN = dict.fromkeys(("epochs", "batch_size", "learning_rate", "max_length"), "it is a parameter by itself")
+_OWN |= {"seed": "random_state is in its place", "keep": "validation_fraction decides it"}
+_SHARED = ("model", "processor")  # parameters that clones share, and do not copy
+
+
+class LaminaEstimator(BaseEstimator):
+    """What the four estimators have in common; the parameters are those of each."""
+
+    kind: ClassVar[str]  # of the task
+    model: Any
+    processor: Any
+    epochs: int | None
+    batch_size: int
+    learning_rate: float | None
+    max_length: int | None
+    validation_fraction: float | None
+    random_state: Any
+    options: Mapping[str, Any] | None
+
+    bank_: ReaderBank
+
+    # Training
+
+    def _op(self, method: str = "fit") -> str:
+        return f"{type(self).__name__}.{method}"
+
+    def _new_bank(self) -> ReaderBank:
+        self._base = (self.model, self.processor)
+        return ReaderBank(*model_of(self.model, self.processor, self._op()))
+
+    def _seed(self) -> int:
+        """A whole number as it is, else one that is drawn, as everywhere in scikit-learn."""
+        if isinstance(self.random_state, int | np.integer):
+            return int(self.random_state)
+        with data_errors(self._op()):
+            return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _task(self, split: Split, targets: Targets, seed: int) -> Task:
+        """The examples, a part of them set aside where that was asked for."""
+        parts = {"train": split}
+        if self.validation_fraction is not None:
+            with data_errors(self._op()):
+                how: dict[str, Any] = {"test_size": self.validation_fraction, "random_state": seed % 2**32}
+                how["stratify"] = targets.stratify
+                train, validation = train_test_split(range(len(split)), **how)
+            parts = {"train": split.take(sorted(train)), "validation": split.take(sorted(validation))}
+        metrics = kind_of(self.kind).metrics(targets.problem_type, targets.labels)
+        problem, name = targets.problem_type, type(self).__name__
+        return Task(self.kind, problem, targets.labels, metrics[0], metrics, parts, name)
+
+    def _reader(self, task: Task, given: Any, seed: int, **settings: Any) -> Reader:
+        """The reader that was asked for, made for the task's labels."""
+        default = Reader.default(task)
+        if given is None:
+            fusion, head, stack = default.fusion, default.head, None
+        elif isinstance(given, FusionConfig):
+            fusion, head, stack = given, replace(default.head, **self._head_of_a_fusion()), None  # pyright: ignore
+        elif isinstance(given, Reader) and type(given.head) is type(default.head):
+            fusion, head, stack = given.fusion, given.head, given.stack
+        else:
+            came = f"reader is {type(given.head if isinstance(given, Reader) else given).__name__}"
+            rule = f"it must be None, a fusion such as lamina.ScalarMix(), or a lamina.Reader with a {_name(default)}"
+            raise ConfigError(f"{self._op()}: {came}; {rule}.")
+        own: dict[str, Any] = {"labels": task.labels, "problem_type": task.problem_type, **settings}
+        known = {field.name for field in fields(head)}  # pyright: ignore
+        head = replace(head, **{key: value for key, value in own.items() if key in known})  # pyright: ignore
+        return Reader(fusion, head, stack=stack, seed=seed)
+
+    def _head_of_a_fusion(self) -> dict[str, Any]:
+        """Settings of the head where only a fusion was given."""
+        return {}
+
+    def _train(self, bank: ReaderBank, task: Task, seed: int) -> None:
+        """Train the bank's reader, and keep the bank."""
+        steps = math.ceil(len(task.split("train")) / max(1, self.batch_size))  # of an epoch
+        own: dict[str, Any] = {
+            "epochs": max(_USUAL_EPOCHS, math.ceil(STEPS / steps)) if self.epochs is None else self.epochs,
+            "batch_size": self.batch_size,
+            "learning_rate": self.learning_rate,
+            "max_length": self.max_length,
+            "seed": seed,
+            "keep": "last" if self.validation_fraction is None else "best",
+        }
+        more = {"progress": False, **(self.options or {})}
+        for name in more:
+            if name in own:
+                raise ConfigError(f"{self._op()}: options has '{name}'; {_OWN[name]}.")
+        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            kept: dict[str, Any] = (
+                {} if "cache" in more else {"cache": "auto", "cache_dtype": "float32", "cache_dir": folder}
+            )
+            self.result_ = fit(bank, {READER: task}, **kept | own | more)
+        self.bank_ = bank.eval()
+
+    # Use
+
+    def _results(self, split: Split, method: str) -> dict[str, Results]:
+        """Reader name -> what it says of examples."""
+        predictor = Predictor(self.bank_, FitOptions.of({"eval_batch_size": self.batch_size}, self._op(method)))
+        return predictor.results(predictor.prepared({self.kind: split}))
+
+    def _check_fitted(self) -> None:
+        check_is_fitted(self, "bank_")
+
+    # What scikit-learn asks of every estimator
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string, tags.input_tags.one_d_array, tags.input_tags.two_d_array = True, True, False
+        return tags
+
+    def __sklearn_clone__(self) -> Self:
+        shared = {name: getattr(self, name) for name in _SHARED}
+        plain = type(self)(**{**self.get_params(deep=False), **dict.fromkeys(_SHARED)})
+        vars(plain).update({name: value for name, value in vars(self).items() if name.startswith("_sklearn")})
+        return super(LaminaEstimator, plain).__sklearn_clone__().set_params(**shared)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = {**super().__getstate__()}
+        if (bank := state.pop("bank_", None)) is not None:
+            state["_files"] = files_of(bank)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        files = (state := dict(state)).pop("_files", None)
+        super().__setstate__(state)
+        if files is not None:
+            self.bank_ = bank_of(files, *model_of(*self._base, "load"))
+
+    # On disk
+
+    def save(self, folder: str | Path) -> None:
+        """Save a fitted estimator: a bank, as `ReaderBank.save_pretrained` writes it, and what else was learnt of y.
+
+        `lamina predict` and `lamina serve` take the folder. The model itself is not in it.
+
+        Raises:
+            NotFittedError: If it was not fitted.
+            StoreError: If the folder cannot be written, or holds something else.
+        """
+        self._check_fitted()
+        write_estimator(self, self.bank_, Path(folder))
+
+    @classmethod
+    def load(cls, folder: str | Path, *, model: Any = None, processor: Any = None) -> Self:
+        """Load what `save` wrote.
+
+        Args:
+            folder: A local folder.
+            model: The model; None: the one that it was fitted with, by its name.
+            processor: Its tokenizer; None: its own.
+
+        Raises:
+            StoreError: If the folder is missing or damaged, or was saved by another estimator.
+            BaseMismatchError: If the model is not the one that it was fitted with.
+            ModelNotFoundError: If the model cannot be found.
+        """
+        params, learnt, base = read_estimator(Path(folder), cls.__name__)
+        estimator = cls(**params)
+        estimator._base = (base if model is None else model, processor)
+        estimator.model, estimator.processor = estimator._base
+        loaded, own = model_of(*estimator._base, f"{cls.__name__}.load")
+        estimator.bank_ = ReaderBank.from_pretrained(folder, loaded, own)
+        vars(estimator).update(learnt)
+        return estimator
+
+
+def _name(reader: Reader) -> str:
+    return type(reader.head).__name__
