@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from lamina.estimators.base import LaminaEstimator
 
+T = TypeVar("T")
 FILE, FORMAT = "estimator.json", 1
 _NOT_SAVED = ("processor", "random_state")  # objects; a seed is saved where it is a number
 
@@ -55,8 +56,8 @@ def write_estimator(estimator: LaminaEstimator, bank: ReaderBank, folder: Path) 
     save_bank(bank, folder, files={FILE: lambda path: write_json(path, facts)})
 
 
-def read_estimator(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Parameters, fitted attributes and the name of the model that an estimator of this name was saved with."""
+def read_estimator(folder: Path, kind: type[T]) -> tuple[T, str | None]:
+    """An estimator as it was saved, still without its bank, and the name of its model."""
     settle(folder)
     path = folder / FILE
     if not path.is_file():
@@ -65,14 +66,13 @@ def read_estimator(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, A
     if facts.get("format") != FORMAT:
         what = f"has format {facts.get('format')}; this version of lamina reads format {FORMAT}"
         raise StoreError(f"load: {path} {what}. Use the version that saved it, or a newer one.")
-    if facts.get("estimator") != name:
-        raise StoreError(f"load: {folder} was saved by a {facts.get('estimator')}; it is no {name}.")
+    if facts.get("estimator") != kind.__name__:
+        raise StoreError(f"load: {folder} was saved by a {facts.get('estimator')}; it is no {kind.__name__}.")
     with noted(f"in {path}"), foreign_errors(lambda reason: damaged(path, f"cannot be understood ({reason})")):
         params, learnt = ({key: _value(cell) for key, cell in facts[part].items()} for part in ("params", "learnt"))
-        base = params.get("model") or Manifest.read(folder / MANIFEST).base.id
-    if base is None:
-        raise StoreError(f"load: {folder} names no model, since the one it was fitted on has no name. Give `model`.")
-    return params, learnt, base
+        estimator = kind(**params)
+        vars(estimator).update(learnt)
+        return estimator, params["model"] or Manifest.read(folder / MANIFEST).base.id
 
 
 def _is_learnt(name: str) -> bool:

@@ -16,9 +16,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from lamina.bank import Reader, ReaderBank
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, StoreError
 from lamina.estimators.bank_files import bank_of, files_of, read_estimator, write_estimator
-from lamina.estimators.examples import data_errors
+from lamina.estimators.examples import as_texts, data_errors
 from lamina.estimators.shared_model import model_of
 from lamina.fusion.base import FusionConfig
 from lamina.tasks import kind_of
@@ -28,6 +28,7 @@ from lamina.train.options import FitOptions
 from lamina.train.predict import Predictor
 
 if TYPE_CHECKING:
+    from lamina.estimators.examples import Texts
     from lamina.estimators.targets import Targets
     from lamina.tasks.base import Results
     from lamina.tasks.split import Split
@@ -35,8 +36,11 @@ if TYPE_CHECKING:
 READER = "reader"  # its name in the bank
 STEPS = 200  # that a reader takes at least where no number of epochs is given
 _USUAL_EPOCHS = 3
-_OWN = dict.fromkeys(("epochs", "batch_size", "learning_rate", "max_length"), "it is a parameter by itself")
-_OWN |= {"seed": "random_state is in its place", "keep": "validation_fraction decides it"}
+_OWN: dict[str, str] = {
+    **dict.fromkeys(("epochs", "batch_size", "learning_rate", "max_length"), "it is a parameter by itself"),
+    "seed": "random_state is in its place",
+    "keep": "validation_fraction decides it",
+}
 _SHARED = ("model", "processor")  # parameters that clones share, and do not copy
 
 
@@ -123,18 +127,21 @@ class LaminaEstimator(BaseEstimator):
             if name in own:
                 raise ConfigError(f"{self._op()}: options has '{name}'; {_OWN[name]}.")
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            kept: dict[str, Any] = (
-                {} if "cache" in more else {"cache": "auto", "cache_dtype": "float32", "cache_dir": folder}
-            )
-            self.result_ = fit(bank, {READER: task}, **kept | own | more)
+            kept: dict[str, Any] = {"cache": "auto", "cache_dtype": "float32", "cache_dir": folder}
+            self.result_ = fit(bank, {READER: task}, **({} if "cache" in more else kept) | own | more)
         self.bank_ = bank.eval()
 
     # Use
 
     def _results(self, split: Split, method: str) -> dict[str, Results]:
         """Reader name -> what it says of examples."""
-        predictor = Predictor(self.bank_, FitOptions.of({"eval_batch_size": self.batch_size}, self._op(method)))
+        given = {"batch_size": self.batch_size, "eval_batch_size": (self.options or {}).get("eval_batch_size")}
+        predictor = Predictor(self.bank_, FitOptions.of({**given, "progress": False}, self._op(method)))
         return predictor.results(predictor.prepared({self.kind: split}))
+
+    def _texts(self, X: Any, method: str, *, reset: bool) -> Texts:
+        """The texts of X; see `as_texts`."""
+        return as_texts(self, X, self._op(method), reset=reset)
 
     def _check_fitted(self) -> None:
         check_is_fitted(self, "bank_")
@@ -150,10 +157,11 @@ class LaminaEstimator(BaseEstimator):
         shared = {name: getattr(self, name) for name in _SHARED}
         plain = type(self)(**{**self.get_params(deep=False), **dict.fromkeys(_SHARED)})
         vars(plain).update({name: value for name, value in vars(self).items() if name.startswith("_sklearn")})
-        return super(LaminaEstimator, plain).__sklearn_clone__().set_params(**shared)
+        copied: Any = super(LaminaEstimator, plain).__sklearn_clone__()
+        return copied.set_params(**shared)
 
     def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = {**super().__getstate__()}
+        state: dict[str, Any] = dict(vars(self))
         if (bank := state.pop("bank_", None)) is not None:
             state["_files"] = files_of(bank)
         return state
@@ -192,13 +200,14 @@ class LaminaEstimator(BaseEstimator):
             BaseMismatchError: If the model is not the one that it was fitted with.
             ModelNotFoundError: If the model cannot be found.
         """
-        params, learnt, base = read_estimator(Path(folder), cls.__name__)
-        estimator = cls(**params)
+        estimator, base = read_estimator(Path(folder), cls)
+        if model is None and base is None:
+            came = f"{folder} names no model, since the one it was fitted on has no name"
+            raise StoreError(f"load: {came}. Give `model`, and its `processor`.")
         estimator._base = (base if model is None else model, processor)
         estimator.model, estimator.processor = estimator._base
         loaded, own = model_of(*estimator._base, f"{cls.__name__}.load")
         estimator.bank_ = ReaderBank.from_pretrained(folder, loaded, own)
-        vars(estimator).update(learnt)
         return estimator
 
 

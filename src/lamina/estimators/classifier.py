@@ -12,7 +12,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from lamina.errors import ConfigError
 from lamina.estimators.base import READER, LaminaEstimator
-from lamina.estimators.examples import as_texts, data_errors
+from lamina.estimators.examples import data_errors
 from lamina.estimators.targets import class_targets
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.tasks.split import Split
@@ -99,7 +99,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
             ModelNotFoundError: If there is no such model.
         """
         op = self._op()
-        texts = as_texts(self, X, op, reset=True)
+        texts = self._texts(X, "fit", reset=True)
         targets, seed = class_targets(y, texts, op), self._seed()
         self.classes_: Any = targets.classes
         task = self._task(Split.of(texts, targets.values), targets, seed)
@@ -120,7 +120,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
 
     def _logits(self, X: Any, method: str) -> torch.Tensor:
         self._check_fitted()
-        texts = as_texts(self, X, self._op(method), reset=False)
+        texts = self._texts(X, method, reset=False)
         return self._results(Split.of(texts), method)[READER].logits  # pyright: ignore
 
     @property

@@ -67,7 +67,7 @@ def _check_text(parts: Sequence[Any], op: str, row: int, *, count: int) -> None:
     if len(parts) == count and all(isinstance(part, str) for part in parts):
         return
     wrong = next((part for part in parts if not isinstance(part, str)), parts)
-    came = f"row {row} of X holds {wrong!r:.40}, a {type(wrong).__name__}"
+    came = f"row {row} of X holds {wrong!r:.40} of type {type(wrong).__name__}"
     raise DataError(f"{op}: {came}; every row is a text, or every row a pair of texts.", row=row)
 
 
@@ -80,10 +80,10 @@ def as_words(X: Any, op: str) -> list[list[str]]:
     rows: list[list[str]] = []
     for row, words in enumerate(np.asarray(X, dtype=object) if hasattr(X, "dtype") else X):
         if isinstance(words, str) or not isinstance(words, Sequence | np.ndarray):
-            came = f"row {row} of X is {words!r:.40}, a {type(words).__name__}"
+            came = f"row {row} of X is {words!r:.40} of type {type(words).__name__}"
             raise DataError(f"{op}: {came}; every row is a list of words.", row=row)
         if other := [word for word in words if not isinstance(word, str)]:
-            came = f"row {row} of X holds {other[0]!r:.40}, a {type(other[0]).__name__}"
+            came = f"row {row} of X holds {other[0]!r:.40} of type {type(other[0]).__name__}"
             raise DataError(f"{op}: {came}; every word is a text.", row=row)
         rows.append([str(word) for word in words])
     return rows

@@ -10,7 +10,6 @@ from sklearn.base import RegressorMixin
 
 from lamina.errors import ConfigError
 from lamina.estimators.base import READER, LaminaEstimator
-from lamina.estimators.examples import as_texts
 from lamina.estimators.targets import number_targets
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.tasks.split import Split
@@ -92,7 +91,7 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
             ModelNotFoundError: If there is no such model.
         """
         op = self._op()
-        texts = as_texts(self, X, op, reset=True)
+        texts = self._texts(X, "fit", reset=True)
         targets, seed = number_targets(y, texts, op), self._seed()
         task = self._task(Split.of(texts, targets.values), targets, seed)
         bank = self._new_bank()
@@ -114,6 +113,6 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
             DataError: If X does not fit.
         """
         self._check_fitted()
-        texts = as_texts(self, X, self._op("predict"), reset=False)
+        texts = self._texts(X, "predict", reset=False)
         logits: Any = self._results(Split.of(texts), "predict")[READER].logits  # pyright: ignore
         return logits[:, 0].double().numpy()

@@ -39,4 +39,4 @@ def _load(name: str, stamp: tuple[tuple[str, int], ...]) -> tuple[Any, Any]:
 def _stamp(folder: Path) -> tuple[tuple[str, int], ...]:
     """When the files of a folder were written; empty for what is none."""
     files = folder.glob("*") if is_dir(folder) else ()
-    return tuple(sorted((path.name, path.stat().st_mtime_ns) for path in files))
+    return tuple(sorted((path.name, path.stat().st_mtime_ns) for path in files if path.is_file()))

@@ -87,11 +87,12 @@ class LaminaTagger(LaminaEstimator):
             ModelNotFoundError: If there is no such model.
         """
         op = self._op()
-        words = as_words(X, op)
+        words = self._words(X, "fit")
         tags = as_tags(y, words, op)
         by_name = {str(tag): tag for row in tags for tag in row}
         if len(by_name) < 2:
-            raise DataError(f"{op}: y has {len(by_name)} tags; a tagger needs at least two.")
+            came = f"one class of tags, {next(iter(by_name.values()))!r}" if by_name else "no tag"
+            raise DataError(f"{op}: y has {came}; a tagger needs at least two.")
         labels = sorted(by_name)
         self.classes_ = [by_name[name] for name in labels]
         number, seed = {name: at for at, name in enumerate(labels)}, self._seed()
@@ -102,6 +103,9 @@ class LaminaTagger(LaminaEstimator):
         self._train(bank, task, seed)
         return self
 
+    def _words(self, X: Any, method: str) -> list[list[str]]:
+        return as_words(X, self._op(method))
+
     def predict(self, X: Any) -> list[list[Any]]:
         """A tag for every word of every sentence.
 
@@ -110,7 +114,7 @@ class LaminaTagger(LaminaEstimator):
             DataError: If X does not fit.
         """
         self._check_fitted()
-        words = as_words(X, self._op("predict"))
+        words = self._words(X, "predict")
         guesses = self._results(_split(words, None), "predict")[READER].guesses()
         return [[self.classes_[number] for number in row] for row in guesses]
 

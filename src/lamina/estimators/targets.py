@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
+import pandas as pd
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 
@@ -45,6 +46,8 @@ def class_targets(y: Any, texts: Texts, op: str) -> Targets:
         how: dict[str, Any] = {"accept_sparse": "csr", "dtype": None}
         given: Any = check_array(y, ensure_2d=False, input_name="y", **how)
         check_consistent_length(texts, given)
+        if given.dtype == object and (missing := np.flatnonzero(pd.isna(given))).size:
+            raise DataError(f"{op}: row {missing[0]} of y is missing; every text has a label.", row=int(missing[0]))
         check_classification_targets(given)
         kind = type_of_target(given, input_name="y")
         if kind == "multilabel-indicator":

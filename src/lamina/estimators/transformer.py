@@ -11,7 +11,6 @@ from sklearn.base import TransformerMixin
 from lamina.bank import Reader
 from lamina.errors import ConfigError, DataError
 from lamina.estimators.base import READER, LaminaEstimator
-from lamina.estimators.examples import as_texts
 from lamina.estimators.targets import any_targets
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
@@ -99,7 +98,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
             ModelNotFoundError: If there is no such model.
         """
         op = self._op()
-        texts = as_texts(self, X, op, reset=True)
+        texts = self._texts(X, "fit", reset=True)
         if self.pooling not in ("mean", "first"):
             raise ConfigError(f"{op}: pooling is {self.pooling!r}; it must be 'mean' or 'first'.")
         bank, seed = self._new_bank(), self._seed()
@@ -149,9 +148,14 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
             DataError: If X does not fit.
         """
         self._check_fitted()
-        texts = as_texts(self, X, self._op("transform"), reset=False)
+        texts = self._texts(X, "transform", reset=False)
         results: dict[str, Any] = self._results(Split.of(texts), "transform")
         return np.hstack([results[name].logits.numpy() for name in self.bank_])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = []  # texts become float32
+        return tags
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Names of the features: "layer6_0", "layer6_1", ..., or "fusion_0", ...; `input_features` is not used."""
