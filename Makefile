@@ -7,7 +7,7 @@ DATA ?=
 BIN := .venv/bin
 READY := .venv/.ready
 # Parts of benchmarks, and those that need data or another tree.
-NOT_TIMED := $(addprefix benchmarks/,common.py against.py serve_rivals.py soak.py rivals.py frontier.py halueval.py)
+NOT_TIMED := $(addprefix benchmarks/,common.py against.py serve_rivals.py soak.py rivals.py frontier.py few_shot.py halueval.py)
 
 .PHONY: .venv demo report test check format bench docs clean
 

@@ -20,10 +20,13 @@ from __future__ import annotations
 import argparse
 import time
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import datasets
 import numpy as np
 import torch
 from common import report
@@ -42,8 +45,9 @@ if TYPE_CHECKING:
 
     from lamina import Task
 
-LENGTH = 128  # tokens of a text that are read, by all
+LENGTH = {"sst2": 128, "imdb": 64}  # tokens of a text that are read, by all
 TASKS = {"sst2": "validation", "imdb": "test"}  # the published part that is scored
+Learnt = tuple[Any, float, int]  # what has learnt, the seconds that it took, how many parameters learnt
 
 
 def main() -> None:
@@ -60,7 +64,8 @@ def main() -> None:
         for seed in asked.seeds
     ]
     settings = {"rows": asked.rows, "length": LENGTH, "torch": torch.__version__}
-    table, failures = run_cells(cells, settings=settings, output=asked.output, resume=True)
+    done: Any = run_cells(cells, settings=settings, output=asked.output, resume=True)
+    table, failures = done
     for failure in failures:
         print(f"failed: {dict(failure.key)}: {failure.error}")
     rows = []
@@ -89,12 +94,12 @@ def _options() -> argparse.Namespace:
 
 
 def _cell(
-    method: Callable[..., tuple[Any, float, int]], asked: argparse.Namespace, name: str, size: int, seed: int
+    method: Callable[..., Learnt], asked: argparse.Namespace, name: str, size: int, seed: int
 ) -> list[dict[str, Any]]:
     """One method on one draw of rows."""
     task = lamina.Task.preset(name, files=asked.data / name)
     texts, labels = _columns(task.subsample(per_class=size, stratified=True, seed=seed), "train")
-    classifier, seconds, trained = method(texts, labels, seed=seed)
+    classifier, seconds, trained = method(texts, labels, seed=seed, length=LENGTH[name])
     held, truth = _columns(task, TASKS[name], asked.rows)
     right = np.asarray(classifier.predict(held)) == truth
     return [{"accuracy": float(right.mean()), "seconds": seconds, "trained": trained}]
@@ -105,35 +110,31 @@ def _columns(task: Task, part: str, rows: int | None = None) -> tuple[list[str],
     return list(split.texts), np.array([task.labels[number] for number in split.labels])
 
 
-# The methods: what has learnt, how long it took, and how many parameters learnt
+# The methods
 
 
-def _reader(texts: list[str], labels: np.ndarray, *, seed: int, reader: Any = None) -> tuple[Any, float, int]:
-    lamina.LaminaTransformer(max_length=LENGTH).fit(texts)  # the model is loaded
-    classifier = lamina.LaminaClassifier(reader=reader, max_length=LENGTH, random_state=seed)
+def _reader(texts: list[str], labels: np.ndarray, *, seed: int, length: int, reader: Any = None) -> Learnt:
+    lamina.LaminaTransformer().fit(texts)  # the model is loaded
+    classifier = lamina.LaminaClassifier(reader=reader, max_length=length, random_state=seed)
     start = time.perf_counter()
     classifier.fit(texts, labels)
     return classifier, time.perf_counter() - start, classifier.bank_["reader"].size()
 
 
-def _embedding(texts: list[str], labels: np.ndarray, *, seed: int) -> tuple[Any, float, int]:
+def _embedding(texts: list[str], labels: np.ndarray, *, seed: int, length: int) -> Learnt:
     """The mean of the last states, of length 1: what sentence-transformers makes of this model."""
-    lamina.LaminaTransformer(max_length=LENGTH).fit(texts)
-    regression = LogisticRegression(C=10.0, max_iter=2000, random_state=seed)
-    classifier = make_pipeline(lamina.LaminaTransformer(max_length=LENGTH), Normalizer(), regression)
+    embed = lamina.LaminaTransformer(max_length=length).fit(texts)
+    regression: Any = LogisticRegression(C=10.0, max_iter=2000, random_state=seed)
+    classifier = make_pipeline(embed, Normalizer(), regression)
     start = time.perf_counter()
     classifier.fit(texts, labels)
     return classifier, time.perf_counter() - start, regression.coef_.size + regression.intercept_.size
 
 
-def _setfit(texts: list[str], labels: np.ndarray, *, seed: int) -> tuple[Any, float, int]:
-    from tempfile import TemporaryDirectory
-
-    import datasets
-    import setfit
-
-    model: Any = setfit.SetFitModel.from_pretrained(source_of("minilm", None))
-    model.model_body.max_seq_length = LENGTH
+def _setfit(texts: list[str], labels: np.ndarray, *, seed: int, length: int) -> Learnt:
+    setfit: Any = import_module("setfit")
+    model = setfit.SetFitModel.from_pretrained(source_of("minilm", None))
+    model.model_body.max_seq_length = length
     rows = datasets.Dataset.from_dict({"text": texts, "label": labels.tolist()})
     with TemporaryDirectory() as folder:
         options: dict[str, Any] = {"output_dir": folder, "save_strategy": "no", "report_to": "none"}
@@ -148,7 +149,7 @@ def _setfit(texts: list[str], labels: np.ndarray, *, seed: int) -> tuple[Any, fl
     return model, seconds, sum(parameter.numel() for parameter in model.model_body.parameters())
 
 
-METHODS: dict[str, Callable[..., tuple[Any, float, int]]] = {
+METHODS: dict[str, Callable[..., Learnt]] = {
     "LaminaClassifier()": _reader,
     "reader=LastLayer()": partial(_reader, reader=lamina.LastLayer()),
     "embedding + regression": _embedding,

@@ -66,6 +66,7 @@ class LaminaEstimator(BaseEstimator):
         return f"{type(self).__name__}.{method}"
 
     def _new_bank(self) -> ReaderBank:
+        vars(self).pop("bank_", None)  # of an earlier fit, whose classes may be others
         self._base = (self.model, self.processor)
         return ReaderBank(*model_of(self.model, self.processor, self._op()))
 
@@ -137,7 +138,9 @@ class LaminaEstimator(BaseEstimator):
         """Reader name -> what it says of examples."""
         given = {"batch_size": self.batch_size, "eval_batch_size": (self.options or {}).get("eval_batch_size")}
         predictor = Predictor(self.bank_, FitOptions.of({**given, "progress": False}, self._op(method)))
-        return predictor.results(predictor.prepared({self.kind: split}))
+        prepared = predictor.prepared({self.kind: split})
+        prepared.warn(self._op(method))
+        return predictor.results(prepared)
 
     def _texts(self, X: Any, method: str, *, reset: bool) -> Texts:
         """The texts of X; see `as_texts`."""

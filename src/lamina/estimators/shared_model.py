@@ -21,13 +21,19 @@ def model_of(model: Any, processor: Any, op: str) -> tuple[Any, Any]:
     if isinstance(model, str | Path):
         with _loading:  # threads that ask at once wait for one load
             loaded, own = _load(str(model), _stamp(Path(model)))
-        return loaded, own if processor is None else processor
+        return loaded, _checked(own if processor is None else processor, op)
     if not hasattr(model, "config"):
         came = f"model is {type(model).__name__}"
         raise ConfigError(f"{op}: {came}; it must be a hub id, a folder, 'minilm', or a model of transformers.")
     if processor is None and getattr(model, "name_or_path", ""):
         processor = load_processor(model.name_or_path, model)
-    return model, processor
+    return model, _checked(processor, op)
+
+
+def _checked(processor: Any, op: str) -> Any:
+    if processor is None:
+        raise ConfigError(f"{op}: there is no tokenizer with the model; one is needed. Give it as `processor`.")
+    return processor
 
 
 @lru_cache(maxsize=_KEPT)

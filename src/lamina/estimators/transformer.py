@@ -14,6 +14,7 @@ from lamina.estimators.base import READER, LaminaEstimator
 from lamina.estimators.targets import any_targets
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
+from lamina.tasks import kind_of
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
@@ -102,14 +103,16 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         if self.pooling not in ("mean", "first"):
             raise ConfigError(f"{op}: pooling is {self.pooling!r}; it must be 'mean' or 'first'.")
         bank, seed = self._new_bank(), self._seed()
+        most = kind_of(self.kind).length_limit(bank.model, bank.processor, self.max_length)
         fusion = Mean(layers=self.layer) if self.fusion is None else self.fusion
         reader = bank.add(READER, self._with_head(fusion, ("0", "1"), seed))
+        reader.info = {"max_length": most}
         if self.fusion is not None and any(True for _ in reader.fusion.parameters()):
             reader = self._learn(bank, texts, y, seed)
         bank.remove(READER)
         if self.fusion is None:
             for layer in reader.layers:
-                bank.add(f"layer{layer}", self._features(Mean(layers=layer), reader, seed))
+                bank.add(f"layer{layer}", self._features(Mean(layers=layer), reader, seed)).info = reader.info
         else:
             features = bank.add("fusion", self._features(fusion, reader, seed))
             features.fusion.load_state_dict(reader.fusion.state_dict())

@@ -106,6 +106,13 @@ class Prepared:
         """Examples that are longer than what is read of them."""
         return max((group.truncated(name) for group in self.groups for name in group.tasks), default=0)
 
+    def warn(self, op: str) -> None:
+        """Log how many examples lost their end, if any did."""
+        if self.cut:
+            logger.warning(
+                "%s: %d examples are longer than the model reads; only their start was seen whole", op, self.cut
+            )
+
     @property
     def tokens(self) -> int:
         """Tokens in all, without padding."""
@@ -158,9 +165,7 @@ class Predictor:
     def __call__(self, examples: Iterable[Any]) -> list[dict[str, Any]]:
         """Per example, name -> answer."""
         prepared = self.prepare(examples)
-        if prepared.cut:
-            came = f"{prepared.cut} examples are longer than the model reads"
-            logger.warning("predict: %s; only their start was seen whole", came)
+        prepared.warn("predict")
         return self.answer(prepared)
 
     def prepare(self, examples: Iterable[Any]) -> Prepared:

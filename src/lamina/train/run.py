@@ -90,8 +90,13 @@ def train(  # noqa: PLR0913
         groups = groups_of(subject, tasks, "train", options, encodings)
         validated = {name: task for name, task in tasks.items() if specs[name].task in scored}
         validation = groups_of(subject, validated, "validation", options, encodings)
-        epochs = {name: int(spec.epochs or 1) for name, spec in specs.items()}
-        plan = Plan(groups, epochs, options.step_size, options.seed, options.max_steps)
+        plan = Plan(
+            groups,
+            {name: int(spec.epochs or 1) for name, spec in specs.items()},
+            options.step_size,
+            options.seed,
+            options.max_steps,
+        )
         start = time.perf_counter()
         subject.prepare([*groups, *validation], options, max(plan.epochs.values()))
         rates = {name: float(spec.learning_rate or 0) for name, spec in specs.items()}

@@ -148,6 +148,14 @@ def test_before_fit_and_with_one_class(base: str, texts: list[str]):
         LaminaClassifier(base).fit(texts, ["good"] * 8)
 
 
+def test_a_fit_that_fails_leaves_nothing_of_the_one_before(base: str, texts: list[str], mood: list[str]):
+    fitted = LaminaClassifier(base, **FAST).fit(texts, mood)
+    with pytest.raises(ConfigError, match="batch_size"):
+        fitted.set_params(batch_size=0).fit(texts, ["a", "b"] * 4)
+    with pytest.raises(NotFittedError):
+        fitted.predict(texts)
+
+
 def test_calibrated(base: str, texts: list[str], mood: list[str]):
     fitted = CalibratedClassifierCV(LaminaClassifier(base, **FAST), cv=2).fit(texts, mood)
     assert fitted.score(texts, mood) == 1.0

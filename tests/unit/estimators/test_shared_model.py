@@ -10,6 +10,7 @@ from sklearn.model_selection import GridSearchCV
 from tests.support.training import tiny_model, tiny_tokenizer
 
 import lamina
+from lamina.errors import ConfigError
 from lamina.estimators import shared_model
 from lamina.estimators.classifier import LaminaClassifier
 from lamina.estimators.shared_model import model_of
@@ -53,6 +54,11 @@ def test_a_folder_that_is_written_anew_is_read_anew(tmp_path: Path, loads: list[
     os.utime(tmp_path / "model.safetensors", ns=(1, 1))
     assert model_of(tmp_path, None, "op")[0] is not first
     assert len(loads) == 2
+
+
+def test_a_model_without_a_tokenizer(texts: list[str], mood: list[str]):
+    with pytest.raises(ConfigError, match="there is no tokenizer with the model"):
+        LaminaClassifier(tiny_model(), **FAST).fit(texts, mood)
 
 
 def test_a_model_that_is_given_is_used_as_it_is_and_by_clones_too(texts: list[str], mood: list[str]):

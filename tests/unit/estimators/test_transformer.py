@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
@@ -33,11 +34,21 @@ def test_the_features_are_the_states_of_the_layer(base: str, texts: list[str]):
     np.testing.assert_allclose(first[0], own[3][0], atol=1e-5)
 
 
+def test_only_so_many_tokens_are_read(base: str, caplog: pytest.LogCaptureFixture):
+    long, start = "the film is good and bad", "the film"
+    made = LaminaTransformer(base, max_length=4).fit([long])
+    np.testing.assert_allclose(made.transform([long]), LaminaTransformer(base).fit_transform([start]), atol=1e-5)
+    assert "LaminaTransformer.transform: 1 examples are longer than the model reads" in caplog.text
+    with pytest.raises(ConfigError, match="max_length is 99"):
+        LaminaTransformer(base, max_length=99).fit([long])
+
+
 def test_layers_stand_side_by_side_under_their_names(base: str, texts: list[str]):
     made = LaminaTransformer(base, layer="top:2").set_output(transform="pandas")
     frame = made.fit_transform(texts)
     assert list(frame.columns[[0, 15, 16, 31]]) == ["layer2_0", "layer2_15", "layer3_0", "layer3_15"]
     np.testing.assert_array_equal(frame["layer3_0"], LaminaTransformer(base).fit_transform(texts)[:, 0])
+    assert list(clone(made).fit_transform(texts).columns) == list(frame.columns)
 
 
 def test_a_fusion_learns_from_classes_numbers_or_several_labels(base: str, texts: list[str], mood: list[str]):
