@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 READER = "reader"  # its name in the bank
 STEPS = 200  # that a reader takes at least where no number of epochs is given
 _USUAL_EPOCHS = 3
+_PARAMETERS = ("epochs", "batch_size", "learning_rate", "max_length")  # that are options of `lamina.fit` too
 _OWN: dict[str, str] = {
-    **dict.fromkeys(("epochs", "batch_size", "learning_rate", "max_length"), "it is a parameter by itself"),
+    **dict.fromkeys(_PARAMETERS, "it is a parameter by itself"),
     "seed": "random_state is in its place",
     "keep": "validation_fraction decides it",
 }
@@ -114,15 +115,14 @@ class LaminaEstimator(BaseEstimator):
 
     def _train(self, bank: ReaderBank, task: Task, seed: int) -> None:
         """Train the bank's reader, and keep the bank."""
-        steps = math.ceil(len(task.split("train")) / max(1, self.batch_size))  # of an epoch
-        own: dict[str, Any] = {
-            "epochs": max(_USUAL_EPOCHS, math.ceil(STEPS / steps)) if self.epochs is None else self.epochs,
-            "batch_size": self.batch_size,
-            "learning_rate": self.learning_rate,
-            "max_length": self.max_length,
-            "seed": seed,
-            "keep": "last" if self.validation_fraction is None else "best",
-        }
+        own: dict[str, Any] = {name: _plain(getattr(self, name)) for name in _PARAMETERS}
+        own |= {"seed": seed, "keep": "last" if self.validation_fraction is None else "best"}
+        if own["epochs"] is None:
+            size = FitOptions.of({"batch_size": own["batch_size"]}, self._op()).batch_size
+            own["epochs"] = max(_USUAL_EPOCHS, math.ceil(STEPS / math.ceil(len(task.split("train")) / size)))
+        if not isinstance(self.options, Mapping | None):
+            came = f"options are a {type(self.options).__name__}"
+            raise ConfigError(f"{self._op()}: {came}; they must be a mapping of names to values, or None.")
         more = {"progress": False, **(self.options or {})}
         for name in more:
             if name in own:
@@ -136,7 +136,7 @@ class LaminaEstimator(BaseEstimator):
 
     def _results(self, split: Split, method: str) -> dict[str, Results]:
         """Reader name -> what it says of examples."""
-        given = {"batch_size": self.batch_size, "eval_batch_size": (self.options or {}).get("eval_batch_size")}
+        given = {"batch_size": _plain(self.batch_size), "eval_batch_size": (self.options or {}).get("eval_batch_size")}
         predictor = Predictor(self.bank_, FitOptions.of({**given, "progress": False}, self._op(method)))
         prepared = predictor.prepared({self.kind: split})
         prepared.warn(self._op(method))
@@ -212,6 +212,11 @@ class LaminaEstimator(BaseEstimator):
         loaded, own = model_of(*estimator._base, f"{cls.__name__}.load")
         estimator.bank_ = ReaderBank.from_pretrained(folder, loaded, own)
         return estimator
+
+
+def _plain(value: Any) -> Any:
+    """A parameter as a number of Python, where a search gave one of NumPy."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _name(reader: Reader) -> str:

@@ -103,7 +103,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         if self.pooling not in ("mean", "first"):
             raise ConfigError(f"{op}: pooling is {self.pooling!r}; it must be 'mean' or 'first'.")
         bank, seed = self._new_bank(), self._seed()
-        most = kind_of(self.kind).length_limit(bank.model, bank.processor, self.max_length)
+        most = int(kind_of(self.kind).length_limit(bank.model, bank.processor, self.max_length))
         fusion = Mean(layers=self.layer) if self.fusion is None else self.fusion
         reader = bank.add(READER, self._with_head(fusion, ("0", "1"), seed))
         reader.info = {"max_length": most}

@@ -106,7 +106,7 @@ def test_a_fraction_is_set_aside_to_choose_by(base: str, texts: list[str], mood:
 def test_few_texts_are_read_more_often(base: str, texts: list[str], mood: list[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("lamina.estimators.base.STEPS", 15)
     assert LaminaClassifier(base, batch_size=4).fit(texts, mood).result_.steps == 16
-    assert LaminaClassifier(base, batch_size=4, epochs=2).fit(texts, mood).result_.steps == 4
+    assert LaminaClassifier(base, batch_size=np.int64(4), epochs=np.int64(2)).fit(texts, mood).result_.steps == 4
     assert LaminaClassifier(base, batch_size=1).fit(texts, mood).result_.steps == 24
 
 
@@ -128,6 +128,8 @@ def test_the_seed_decides_and_a_generator_is_drawn_from(base: str, texts: list[s
         ({"options": {"epoch": 3}}, UnknownNameError, "unknown option 'epoch'"),
         ({"options": {"epochs": 3}}, ConfigError, "options has 'epochs'; it is a parameter by itself"),
         ({"options": {"seed": 3}}, ConfigError, "random_state is in its place"),
+        ({"options": "cache"}, ConfigError, "options are a str; they must be a mapping"),
+        ({"batch_size": "8"}, ConfigError, "batch_size is '8'; it must be a whole number"),
         ({"epochs": 0}, ConfigError, "epochs is 0; it must be at least 1"),
         ({"random_state": "x"}, DataError, "'x' cannot be used to seed"),
         ({"validation_fraction": 2.0}, DataError, "test_size"),
