@@ -14,7 +14,7 @@ from lamina.fusion import FUSIONS
 from lamina.fusion.base import FusionConfig
 from lamina.heads import HEADS
 from lamina.store import save_bank
-from lamina.store.files import damaged, read_json, settle, write_json
+from lamina.store.files import damaged, read_json, write_json
 from lamina.store.manifest import MANIFEST, Manifest
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ def write_estimator(estimator: LaminaEstimator, bank: ReaderBank, folder: Path) 
 
 def read_estimator(folder: Path, kind: type[T]) -> tuple[T, str | None]:
     """An estimator as it was saved, still without its bank, and the name of its model."""
-    settle(folder)
     path = folder / FILE
     if not path.is_file():
         raise StoreError(f"load: {folder} has no {FILE}; give a folder that the `save` of an estimator wrote.")

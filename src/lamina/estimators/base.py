@@ -21,6 +21,8 @@ from lamina.estimators.bank_files import bank_of, files_of, read_estimator, writ
 from lamina.estimators.examples import as_texts, data_errors
 from lamina.estimators.shared_model import model_of
 from lamina.fusion.base import FusionConfig
+from lamina.store.files import read_steady
+from lamina.store.manifest import MANIFEST
 from lamina.tasks import kind_of
 from lamina.tasks.task import Task
 from lamina.train.fit import fit
@@ -203,15 +205,19 @@ class LaminaEstimator(BaseEstimator):
             BaseMismatchError: If the model is not the one that it was fitted with.
             ModelNotFoundError: If the model cannot be found.
         """
-        estimator, base = read_estimator(Path(folder), cls)
-        if model is None and base is None:
-            came = f"{folder} names no model, since the one it was fitted on has no name"
-            raise StoreError(f"load: {came}. Give `model`, and its `processor`.")
-        estimator._base = (base if model is None else model, processor)
-        estimator.model, estimator.processor = estimator._base
-        loaded, own = model_of(*estimator._base, f"{cls.__name__}.load")
-        estimator.bank_ = ReaderBank.from_pretrained(folder, loaded, own)
-        return estimator
+
+        def read() -> Self:
+            estimator, base = read_estimator(Path(folder), cls)
+            if model is None and base is None:
+                came = f"{folder} names no model, since the one it was fitted on has no name"
+                raise StoreError(f"load: {came}. Give `model`, and its `processor`.")
+            estimator._base = (base if model is None else model, processor)
+            estimator.model, estimator.processor = estimator._base
+            loaded = model_of(*estimator._base, f"{cls.__name__}.load")
+            estimator.bank_ = ReaderBank.from_pretrained(folder, *loaded)
+            return estimator
+
+        return read_steady(Path(folder), MANIFEST, read)
 
 
 def _plain(value: Any) -> Any:
