@@ -18,7 +18,9 @@ are its own defaults.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+from contextlib import redirect_stdout
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -144,7 +146,8 @@ def _setfit(texts: list[str], labels: np.ndarray, *, seed: int, length: int) -> 
             train_dataset=rows,
         )
         start = time.perf_counter()
-        trainer.train()
+        with redirect_stdout(sys.stderr):  # it prints what it logs
+            trainer.train()
         seconds = time.perf_counter() - start
     return model, seconds, sum(parameter.numel() for parameter in model.model_body.parameters())
 
