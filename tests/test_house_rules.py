@@ -31,6 +31,7 @@ ROOMS = (
     ("data",),
     ("tasks",),
     ("train",),
+    ("estimators",),
     ("recipes",),
     ("studies",),
     ("report",),

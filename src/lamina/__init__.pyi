@@ -12,6 +12,10 @@ from lamina.editing.record import edits as edits
 from lamina.editing.reinit import reinit_ as reinit_
 from lamina.editing.truncate import truncate_ as truncate_
 from lamina.errors import LaminaError as LaminaError
+from lamina.estimators.classifier import LaminaClassifier as LaminaClassifier
+from lamina.estimators.regressor import LaminaRegressor as LaminaRegressor
+from lamina.estimators.tagger import LaminaTagger as LaminaTagger
+from lamina.estimators.transformer import LaminaTransformer as LaminaTransformer
 from lamina.fusion.ada_layers import AdaLayers as AdaLayers
 from lamina.fusion.concat import Concat as Concat
 from lamina.fusion.depth_lstm import DepthLSTM as DepthLSTM
@@ -40,7 +44,6 @@ from lamina.store.edited import save as save
 from lamina.store.export import export_reader as export_reader
 from lamina.store.loading import load as load
 from lamina.tasks.task import Task as Task
-from lamina.train import FitResult as FitResult
 from lamina.train import calibrate as calibrate
 from lamina.train import evaluate as evaluate
 from lamina.train import finetune as finetune

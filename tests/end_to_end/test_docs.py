@@ -178,7 +178,10 @@ PAGES |= {
 FRESH = ("docs/training.md",)  # pages whose blocks begin anew
 
 
-ELSEWHERE = {"docs/export.md": "tests/unit/store/test_onnx.py"}  # pages whose lines another test runs
+ELSEWHERE = {  # pages whose lines another test runs
+    "docs/export.md": "tests/unit/store/test_onnx.py",
+    "docs/few-shot.md": "tests/end_to_end/test_few_shot_page.py",
+}
 
 
 def test_every_page_with_code_is_run():

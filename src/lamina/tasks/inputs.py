@@ -134,6 +134,11 @@ class ClassResults(Results):
         self._task, self._split, self._example = task, split, example
         self._logits = torch.zeros(len(split), len(task.labels))
 
+    @property
+    def logits(self) -> Tensor:
+        """Of each example `[examples, classes]`."""
+        return self._logits
+
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
         """Take in the logits `[batch, classes]` of some rows."""
         examples = torch.from_numpy(self._example[[int(row) for row in rows]])

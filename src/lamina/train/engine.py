@@ -208,6 +208,7 @@ class Engine:
         """Score every learner that learnt in this epoch, and let each draw its own conclusions."""
         with eval_mode(*self.subject.modules):  # once for all groups: each change of mode starts importances anew
             scores, epoch = score(self.subject, self.validation, self.options, names=names), self._epoch + 1
+        scores |= {name: {} for name in self.learners if name in names and name not in scores}
         for name, own in scores.items():
             self.history.append({"reader": name, "epoch": epoch, **own})
             self._note_importance(self.learners[name], epoch)
@@ -257,7 +258,7 @@ class Engine:
         values = {f"{name}/{key}": value for name, own in scores.items() for key, value in own.items()}
         self._accelerator.log(values, step=self.steps)
         if not bar.disable:
-            shown = [f"{name} {own[self.learners[name].metric]:.3f}" for name, own in scores.items()]
+            shown = [f"{name} {own[self.learners[name].metric]:.3f}" for name, own in scores.items() if own]
             more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
             bar.write(f"epoch {self._epoch + 1}: {', '.join(shown[:_SHOWN])}{more}", file=sys.stderr)
 

@@ -80,7 +80,8 @@ def fit(  # noqa: PLR0913
     Args:
         bank_or_model: The readers and their model (readers without a task are left alone); or a transformers model with
             a head for the task. A head without names for its classes gets the task's.
-        tasks: Reader name -> task with "train" and "validation" parts. For a whole model its one task.
+        tasks: Reader name -> task with "train" and "validation" parts; with `keep="last"`, where no score decides
+            anything, one without "validation" is not scored. For a whole model its one task.
         grid: Reader name -> key -> values, such as `{"cola": {"fusion.alpha": [1, 8], "seed": [0, 1]}}`: in its place
             come "cola_0001" and so on, one reader per combination, all trained in the same passes. Keys are fields of
             the fusion and the head, "fusion" (whole methods), "seed", "learning_rate" and "epochs".

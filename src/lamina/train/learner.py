@@ -93,7 +93,13 @@ class Learner:
         self.progress.done += 1
 
     def record(self, epoch: int, scores: dict[str, float]) -> bool:
-        """Take in the scores after `epoch` (from 0), and slow down or stop; whether these weights are those to keep."""
+        """Take in the scores after `epoch` (from 0), and slow down or stop; whether these weights are those to keep.
+
+        A learner without rows to be scored on has no scores, and keeps its last weights.
+        """
+        if not scores:
+            self.keep(epoch, scores)
+            return True
         progress, options, score = self.progress, self._options, scores[self.metric]
         rose = progress.top is None or better(self.metric, score, progress.top)
         if rose:

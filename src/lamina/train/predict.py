@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.data.batches import Budget
+    from lamina.tasks.base import Results
     from lamina.tasks.split import Split
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,13 @@ class Prepared:
         """Examples that are longer than what is read of them."""
         return max((group.truncated(name) for group in self.groups for name in group.tasks), default=0)
 
+    def warn(self, op: str) -> None:
+        """Log how many examples lost their end, if any did."""
+        if self.cut:
+            logger.warning(
+                "%s: %d examples are longer than the model reads; only their start was seen whole", op, self.cut
+            )
+
     @property
     def tokens(self) -> int:
         """Tokens in all, without padding."""
@@ -157,30 +165,37 @@ class Predictor:
     def __call__(self, examples: Iterable[Any]) -> list[dict[str, Any]]:
         """Per example, name -> answer."""
         prepared = self.prepare(examples)
-        if prepared.cut:
-            came = f"{prepared.cut} examples are longer than the model reads"
-            logger.warning("predict: %s; only their start was seen whole", came)
+        prepared.warn("predict")
         return self.answer(prepared)
 
     def prepare(self, examples: Iterable[Any]) -> Prepared:
         """Read examples, say as tokens, without a pass of the model."""
-        examples = as_examples(examples)
-        splits = self._splits(examples)
-        if not len(examples):
+        return self.prepared(self._splits(as_examples(examples)))
+
+    def prepared(self, splits: Mapping[str, Split]) -> Prepared:
+        """The same of examples that are read already: kind -> a split, all of the same length."""
+        count = min(map(len, splits.values()))
+        if not count:
             return Prepared(0, splits, [])
         together: dict[tuple[str, bool], list[str]] = defaultdict(list)
         for name, task in self._tasks.items():
             space = self._options.add_prefix_space or bool(self._subject.trained_with([name], "add_prefix_space"))
             together[kind_of(task.kind).predict_inputs, space].append(name)
         groups = [self._group(names, splits, add_prefix_space=space) for (_, space), names in together.items()]
-        return Prepared(len(examples), splits, groups)
+        return Prepared(count, splits, groups)
 
     def answer(self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None) -> list[dict[str, Any]]:
-        """Per example, name -> answer; `raw` ones have logits where there are any.
+        """Per example, name -> answer; `raw` ones have logits where there are any; `budget` is as of `results`."""
+        results = self.results(prepared, budget=budget)
+        answers = {name: own.raw_predictions() if raw else own.predictions() for name, own in results.items()}
+        return [{name: answers[name][row] for name in self._tasks} for row in range(prepared.count)]
+
+    def results(self, prepared: Prepared, *, budget: Budget | None = None) -> dict[str, Results]:
+        """Name -> all that its reader says of the examples.
 
         A `budget` says how many tokens a pass takes, else it is a number of rows.
         """
-        answers: dict[str, list[Any]] = {}
+        collected: dict[str, Results] = {}
         for group in prepared.groups:
             results = {
                 name: kind_of(task.kind).answers(
@@ -190,10 +205,8 @@ class Predictor:
             }
             shown = self._options.progress
             collect(self._subject, group, results, self._options, progress=shown, budget=budget)
-            answers |= {
-                name: result.raw_predictions() if raw else result.predictions() for name, result in results.items()
-            }
-        return [{name: answers[name][row] for name in self._tasks} for row in range(prepared.count)]
+            collected |= results
+        return collected
 
     def _splits(self, examples: Sequence[Any]) -> dict[str, Split]:
         """Kind -> examples as it reads them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,9 @@ class FitResult:
             without an epoch (None) in between. "step" counts the reader's own steps.
         truncated: Name -> how many training examples lost their end.
         table: One row per name, best validation score first: "task", "reader", its settings in the grid, "metric",
-            "score", the other metrics at that epoch, "best_epoch", "epochs_run", "stopped" (early), "parameters",
-            "trained" (parameters that learnt) and "importances" (layer -> share, empty where nothing is mixed).
+            "score" (None: no validation part), the other metrics at that epoch, "best_epoch", "epochs_run", "stopped"
+            (early), "parameters", "trained" (parameters that learnt) and "importances" (layer -> share, empty where
+            nothing is mixed).
         test: Name -> scores on the test part, where they were asked for.
         steps: Training steps taken.
         seconds: Wall-clock time.
@@ -54,8 +56,10 @@ def sorted_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (order.index(row["task"]), sort_key(row["metric"], row["score"])))
 
 
-def sort_key(metric: str, score: float) -> float:
-    """What to sort by for the best score to come first."""
+def sort_key(metric: str, score: float | None) -> float:
+    """What to sort by for the best score to come first, and what has none last."""
+    if score is None:
+        return math.inf
     return score if metric in LOWER else -score
 
 

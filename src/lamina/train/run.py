@@ -80,22 +80,28 @@ def train(  # noqa: PLR0913
     from lamina.train.engine import Engine, start_accelerator
 
     target, folder = unwrapped(target), None if output is None else Path(output)
-    place = checkpoints if folder is None or checkpoints is not None else folder / "checkpoints"
+    place = folder / "checkpoints" if folder and checkpoints is None else checkpoints
     if options.resume and place is None:
         raise ConfigError(f"{op}: resume is set but no output folder; checkpoints are kept in one.")
     tasks = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks)
     subject = open_subject(target, tasks, op, processor, options)
-    _check(subject, tasks, op, options)
-    accelerator = start_accelerator(options, folder)
+    subject.check(tasks, ("train", *(["test"] if options.test else [])))
+    scored, accelerator = _scored(subject, tasks, op, options), start_accelerator(options, folder)
     held, names = folder or place, [*_names(target), *(tables.names if tables else ())] if folder else ()
     with nullcontext() if held is None or rank() else claimed_output(target, Path(held), names):
         specs = _specs(target, tasks, grid or {}, options)
         tasks = {name: tasks[spec.task] for name, spec in specs.items()}
         target.to(accelerator.device)  # pyright: ignore
         groups = groups_of(subject, tasks, "train", options, encodings)
-        validation = groups_of(subject, tasks, "validation", options, encodings)
-        epochs = {name: int(spec.epochs or 1) for name, spec in specs.items()}
-        plan = Plan(groups, epochs, options.step_size, options.seed, options.max_steps)
+        validated = {name: task for name, task in tasks.items() if specs[name].task in scored}
+        validation = groups_of(subject, validated, "validation", options, encodings)
+        plan = Plan(
+            groups,
+            {name: int(spec.epochs or 1) for name, spec in specs.items()},
+            options.step_size,
+            options.seed,
+            options.max_steps,
+        )
         start = time.perf_counter()
         subject.prepare([*groups, *validation], options, max(plan.epochs.values()))
         rates = {name: float(spec.learning_rate or 0) for name, spec in specs.items()}
@@ -120,18 +126,21 @@ def train(  # noqa: PLR0913
         return result
 
 
-def _check(subject: Subject, tasks: Mapping[str, Task], op: str, options: FitOptions) -> None:
-    """Raise an error if a task cannot be trained, and tell of one whose best epoch is chosen on few rows.
+def _scored(subject: Subject, tasks: Mapping[str, Task], op: str, options: FitOptions) -> dict[str, Task]:
+    """The tasks that are scored after each epoch: all, unless no score decides anything; then those that can be.
 
-    It is the first of equals, and so on few rows may be one that has learnt next to nothing.
+    The best epoch is the first of equals, and so on few rows may be one that has learnt next to nothing: that is told.
     """
-    subject.check(tasks, ("train", "validation", *(["test"] if options.test else [])))
-    if options.keep == "last" or options.epochs == 1 or rank():
-        return
-    for name, task in tasks.items():
+    decides = options.keep == "best" or options.early_stopping_patience or options.schedule == "plateau"
+    decides = decides or len(subject.modules) > 1  # a base that is trained along has a best epoch of its own
+    scored = {name: task for name, task in tasks.items() if decides or "validation" in task.splits}
+    if scored:
+        subject.check(scored, ("validation",))
+    for name, task in scored.items() if options.keep == "best" and options.epochs != 1 and not rank() else ():
         if (rows := len(task.split("validation"))) < _FEW and task.metric not in LOWER:
             told = f"'{name}' has {rows} validation rows, which can hardly tell which epoch is best"
             logger.warning('%s: %s. Give more, or keep="last".', op, told)
+    return scored
 
 
 def open_subject(
@@ -225,7 +234,7 @@ def _row(engine: Engine, learner: Learner, spec: RunSpec) -> dict[str, Any]:
         "reader": learner.name,
         **spec.settings,
         "metric": learner.metric,
-        "score": progress.scores[learner.metric],
+        "score": progress.scores.get(learner.metric),
         **others,
         "best_epoch": progress.best_epoch,
         "epochs_run": epochs,

@@ -209,6 +209,29 @@ def test_the_last_weights_can_be_kept():
     assert same(weights(bank, "a"), final[-1])
 
 
+def test_a_task_without_a_validation_part_learns_to_the_end_without_a_score(tmp_path: Path):
+    task = yes_no()
+    alone = replace(task, splits={"train": task.split("train")})
+    bank, scored = tiny_bank({"a": reader(task)}), tiny_bank({"a": reader(task)})
+    both = tiny_bank({"a": reader(task), "b": reader(task)})
+    result = train(bank, {"a": alone}, keep="last", epochs=2, output=tmp_path)
+    assert (result.table[0]["score"], result.best["a"], result.steps) == (None, {"epoch": 2}, 20)
+    assert "accuracy" not in (tmp_path / "README.md").read_text()
+    beside = train(both, {"a": alone, "b": task}, keep="last", epochs=2)
+    assert [row["reader"] for row in beside.table if row["score"] is None] == ["a"]
+    train(scored, {"a": task}, keep="last", epochs=2)
+    assert same(weights(bank, "a"), weights(scored, "a"))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"keep": "last", "early_stopping_patience": 1}, {"keep": "last", "schedule": "plateau"}]
+)
+def test_where_a_score_decides_something_there_must_be_one(options: dict[str, Any]):
+    task = yes_no()
+    with pytest.raises(UnknownNameError, match="unknown split 'validation'"):
+        train(tiny_bank({"a": reader(task)}), {"a": replace(task, splits={"train": task.split("train")})}, **options)
+
+
 def test_options_that_have_no_use_are_refused():
     bank = bank_for(a=TASK)
     with pytest.raises(ConfigError, match=r"fit: layer_decay is 0.5; a bank whose base is frozen has no use for it"):

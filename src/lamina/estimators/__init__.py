@@ -1,0 +1,1 @@
+"""Readers by scikit-learn's contract: `fit`, `predict`, `transform`, in pipelines and searches."""

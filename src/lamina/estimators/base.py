@@ -1,0 +1,229 @@
+"""What the estimators share: a reader on a frozen model, trained by `lamina.fit` and pickled without the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from lamina.bank import Reader, ReaderBank
+from lamina.errors import ConfigError, StoreError
+from lamina.estimators.bank_files import bank_of, files_of, read_estimator, write_estimator
+from lamina.estimators.examples import as_texts, data_errors
+from lamina.estimators.shared_model import model_of
+from lamina.fusion.base import FusionConfig
+from lamina.store.files import read_steady
+from lamina.store.manifest import MANIFEST
+from lamina.tasks import kind_of
+from lamina.tasks.task import Task
+from lamina.train.fit import fit
+from lamina.train.options import FitOptions
+from lamina.train.predict import Predictor
+
+if TYPE_CHECKING:
+    from lamina.estimators.examples import Texts
+    from lamina.estimators.targets import Targets
+    from lamina.tasks.base import Results
+    from lamina.tasks.split import Split
+
+READER = "reader"  # its name in the bank
+STEPS = 200  # that a reader takes at least where no number of epochs is given
+_USUAL_EPOCHS = 3
+_PARAMETERS = ("epochs", "batch_size", "learning_rate", "max_length")  # that are options of `lamina.fit` too
+_OWN: dict[str, str] = {
+    **dict.fromkeys(_PARAMETERS, "it is a parameter by itself"),
+    "seed": "random_state is in its place",
+    "keep": "validation_fraction decides it",
+}
+_SHARED = ("model", "processor")  # parameters that clones share, and do not copy
+
+
+class LaminaEstimator(BaseEstimator):
+    """What the four estimators have in common; the parameters are those of each."""
+
+    kind: ClassVar[str]  # of the task
+    model: Any
+    processor: Any
+    epochs: int | None
+    batch_size: int
+    learning_rate: float | None
+    max_length: int | None
+    validation_fraction: float | None
+    random_state: Any
+    options: Mapping[str, Any] | None
+
+    bank_: ReaderBank
+
+    # Training
+
+    def _op(self, method: str = "fit") -> str:
+        return f"{type(self).__name__}.{method}"
+
+    def _new_bank(self) -> ReaderBank:
+        vars(self).pop("bank_", None)  # of an earlier fit, whose classes may be others
+        self._base = (self.model, self.processor)
+        return ReaderBank(*model_of(self.model, self.processor, self._op()))
+
+    def _seed(self) -> int:
+        """A whole number as it is, else one that is drawn, as everywhere in scikit-learn."""
+        if isinstance(self.random_state, int | np.integer):
+            return int(self.random_state)
+        with data_errors(self._op()):
+            return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _task(self, split: Split, targets: Targets, seed: int) -> Task:
+        """The examples, a part of them set aside where that was asked for."""
+        parts = {"train": split}
+        if self.validation_fraction is not None:
+            with data_errors(self._op()):
+                how: dict[str, Any] = {"test_size": self.validation_fraction, "random_state": seed % 2**32}
+                how["stratify"] = targets.stratify
+                train, validation = train_test_split(range(len(split)), **how)
+            parts = {"train": split.take(sorted(train)), "validation": split.take(sorted(validation))}
+        metrics = kind_of(self.kind).metrics(targets.problem_type, targets.labels)
+        problem, name = targets.problem_type, type(self).__name__
+        return Task(self.kind, problem, targets.labels, metrics[0], metrics, parts, name)
+
+    def _reader(self, task: Task, given: Any, seed: int, **settings: Any) -> Reader:
+        """The reader that was asked for, made for the task's labels."""
+        default = Reader.default(task)
+        if given is None:
+            fusion, head, stack = default.fusion, default.head, None
+        elif isinstance(given, FusionConfig):
+            fusion, head, stack = given, replace(default.head, **self._head_of_a_fusion()), None  # pyright: ignore
+        elif isinstance(given, Reader) and type(given.head) is type(default.head):
+            fusion, head, stack = given.fusion, given.head, given.stack
+        else:
+            came = f"reader is {type(given.head if isinstance(given, Reader) else given).__name__}"
+            rule = f"it must be None, a fusion such as lamina.ScalarMix(), or a lamina.Reader with a {_name(default)}"
+            raise ConfigError(f"{self._op()}: {came}; {rule}.")
+        own: dict[str, Any] = {"labels": task.labels, "problem_type": task.problem_type, **settings}
+        known = {field.name for field in fields(head)}  # pyright: ignore
+        head = replace(head, **{key: value for key, value in own.items() if key in known})  # pyright: ignore
+        return Reader(fusion, head, stack=stack, seed=seed)
+
+    def _head_of_a_fusion(self) -> dict[str, Any]:
+        """Settings of the head where only a fusion was given."""
+        return {}
+
+    def _train(self, bank: ReaderBank, task: Task, seed: int) -> None:
+        """Train the bank's reader, and keep the bank."""
+        own: dict[str, Any] = {name: _plain(getattr(self, name)) for name in _PARAMETERS}
+        own |= {"seed": seed, "keep": "last" if self.validation_fraction is None else "best"}
+        if own["epochs"] is None:
+            size = FitOptions.of({"batch_size": own["batch_size"]}, self._op()).batch_size
+            own["epochs"] = max(_USUAL_EPOCHS, math.ceil(STEPS / math.ceil(len(task.split("train")) / size)))
+        if not isinstance(self.options, Mapping | None):
+            came = f"options are a {type(self.options).__name__}"
+            raise ConfigError(f"{self._op()}: {came}; they must be a mapping of names to values, or None.")
+        more = {"progress": False, **(self.options or {})}
+        for name in more:
+            if name in own:
+                raise ConfigError(f"{self._op()}: options has '{name}'; {_OWN[name]}.")
+        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            kept: dict[str, Any] = {"cache": "auto", "cache_dtype": "float32", "cache_dir": folder}
+            self.result_ = fit(bank, {READER: task}, **({} if "cache" in more else kept) | own | more)
+        self.bank_ = bank.eval()
+
+    # Use
+
+    def _results(self, split: Split, method: str) -> dict[str, Results]:
+        """Reader name -> what it says of examples."""
+        given = {"batch_size": _plain(self.batch_size), "eval_batch_size": (self.options or {}).get("eval_batch_size")}
+        predictor = Predictor(self.bank_, FitOptions.of({**given, "progress": False}, self._op(method)))
+        prepared = predictor.prepared({self.kind: split})
+        prepared.warn(self._op(method))
+        return predictor.results(prepared)
+
+    def _texts(self, X: Any, method: str, *, reset: bool) -> Texts:
+        """The texts of X; see `as_texts`."""
+        return as_texts(self, X, self._op(method), reset=reset)
+
+    def _check_fitted(self) -> None:
+        check_is_fitted(self, "bank_")
+
+    # What scikit-learn asks of every estimator
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string, tags.input_tags.one_d_array, tags.input_tags.two_d_array = True, True, False
+        return tags
+
+    def __sklearn_clone__(self) -> Self:
+        shared = {name: getattr(self, name) for name in _SHARED}
+        plain = type(self)(**{**self.get_params(deep=False), **dict.fromkeys(_SHARED)})
+        vars(plain).update({name: value for name, value in vars(self).items() if name.startswith("_sklearn")})
+        copied: Any = super(LaminaEstimator, plain).__sklearn_clone__()
+        return copied.set_params(**shared)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = dict(vars(self))
+        if (bank := state.pop("bank_", None)) is not None:
+            state["_files"] = files_of(bank)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        files = (state := dict(state)).pop("_files", None)
+        super().__setstate__(state)
+        if files is not None:
+            self.bank_ = bank_of(files, *model_of(*self._base, "load"))
+
+    # On disk
+
+    def save(self, folder: str | Path) -> None:
+        """Save a fitted estimator: a bank, as `ReaderBank.save_pretrained` writes it, and what else was learnt of y.
+
+        `lamina predict` and `lamina serve` take the folder. The model itself is not in it.
+
+        Raises:
+            NotFittedError: If it was not fitted.
+            StoreError: If the folder cannot be written, or holds something else.
+        """
+        self._check_fitted()
+        write_estimator(self, self.bank_, Path(folder))
+
+    @classmethod
+    def load(cls, folder: str | Path, *, model: Any = None, processor: Any = None) -> Self:
+        """Load what `save` wrote.
+
+        Args:
+            folder: A local folder.
+            model: The model; None: the one that it was fitted with, by its name.
+            processor: Its tokenizer; None: its own.
+
+        Raises:
+            StoreError: If the folder is missing or damaged, or was saved by another estimator.
+            BaseMismatchError: If the model is not the one that it was fitted with.
+            ModelNotFoundError: If the model cannot be found.
+        """
+
+        def read() -> Self:
+            estimator, base = read_estimator(Path(folder), cls)
+            if model is None and base is None:
+                came = f"{folder} names no model, since the one it was fitted on has no name"
+                raise StoreError(f"load: {came}. Give `model`, and its `processor`.")
+            estimator._base = (base if model is None else model, processor)
+            estimator.model, estimator.processor = estimator._base
+            loaded = model_of(*estimator._base, f"{cls.__name__}.load")
+            estimator.bank_ = ReaderBank.from_pretrained(folder, *loaded)
+            return estimator
+
+        return read_steady(Path(folder), MANIFEST, read)
+
+
+def _plain(value: Any) -> Any:
+    """A parameter as a number of Python, where a search gave one of NumPy."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _name(reader: Reader) -> str:
+    return type(reader.head).__name__

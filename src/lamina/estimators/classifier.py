@@ -1,0 +1,158 @@
+"""A classifier of texts, by scikit-learn's contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin
+from sklearn.utils.class_weight import compute_class_weight
+
+from lamina.errors import ConfigError
+from lamina.estimators.base import READER, LaminaEstimator
+from lamina.estimators.examples import data_errors
+from lamina.estimators.targets import class_targets
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.tasks.split import Split
+
+if TYPE_CHECKING:
+    from lamina.bank import Reader
+    from lamina.estimators.targets import Targets
+    from lamina.fusion.base import FusionConfig
+
+
+@final
+class LaminaClassifier(ClassifierMixin, LaminaEstimator):
+    """Classify texts, or pairs of texts, by a reader on a frozen model.
+
+    X is a list, array or column of texts; or of pairs, as tuples or as two columns. y has a class per text, of any
+    type, or zeros and ones per text and label (several labels at once). A model that is given by name is loaded once in
+    a process, and shared by all clones.
+
+    Args:
+        model: Hub id, folder or "minilm"; or a model of transformers, which is used as it is, and frozen.
+        reader: None for the default reader; a fusion, such as `lamina.ScalarMix()`, under a linear map of the mean of
+            its tokens; or a `lamina.Reader`, whose head gets the labels of y.
+        processor: Tokenizer of a model; None: its own.
+        epochs: How often the reader goes through the texts; None: 3 times, or as often as makes 200 steps.
+        batch_size: Texts per step.
+        learning_rate: The highest; None: 1e-3.
+        class_weight: None, "balanced", or class -> weight, as elsewhere in scikit-learn.
+        max_length: Tokens of a text that are read; None: what the model allows.
+        validation_fraction: Share of the texts that is set aside to choose the best epoch; None: learn from all, and
+            keep the last.
+        random_state: Seeds the reader's start, dropout and the order of the texts.
+        options: Further options of `lamina.fit`, such as `{"weight_decay": 0.01, "cache": "on"}`.
+
+    Attributes:
+        classes_: The classes, sorted; of several labels their numbers.
+        bank_: The `lamina.ReaderBank` with the reader, named "reader".
+        result_: The `lamina.train.FitResult` of the last `fit`.
+        n_features_in_: Columns of X, where it had any.
+        feature_names_in_: Their names, where X was a data frame.
+    """
+
+    kind: ClassVar = SequenceClassification.kind
+
+    def __init__(  # noqa: PLR0913
+        self,
+        model: Any = "minilm",
+        *,
+        reader: FusionConfig | Reader | None = None,
+        processor: Any = None,
+        epochs: int | None = None,
+        batch_size: int = 32,
+        learning_rate: float | None = None,
+        class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
+        max_length: int | None = None,
+        validation_fraction: float | None = None,
+        random_state: Any = 0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.reader = reader
+        self.processor = processor
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.class_weight = class_weight
+        self.max_length = max_length
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+        self.options = options
+
+    def _head_of_a_fusion(self) -> dict[str, Any]:
+        return {"pooling": "mean"}
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train the reader; the model stays as it is.
+
+        Args:
+            X: Texts, or pairs of texts.
+            y: A class per text, or zeros and ones per text and label.
+
+        Raises:
+            DataError: If X or y does not fit, or y has one class alone; it is a ValueError.
+            ConfigError: If a parameter does not fit.
+            ModelNotFoundError: If there is no such model.
+        """
+        op = self._op()
+        texts = self._texts(X, "fit", reset=True)
+        targets, seed = class_targets(y, texts, op), self._seed()
+        self.classes_: Any = targets.classes
+        task = self._task(Split.of(texts, targets.values), targets, seed)
+        bank = self._new_bank()
+        bank.add(READER, self._reader(task, self.reader, seed, class_weights=self._weights(targets)))
+        self._train(bank, task, seed)
+        return self
+
+    def _weights(self, targets: Targets) -> tuple[float, ...] | None:
+        if self.class_weight is None:
+            return None
+        if targets.problem_type != "classification":
+            raise ConfigError(f"{self._op()}: class_weight is set, but y has several labels per text; it is for one.")
+        given = dict(self.class_weight) if isinstance(self.class_weight, Mapping) else self.class_weight
+        with data_errors(self._op()):
+            weights = compute_class_weight(given, classes=self.classes_, y=self.classes_[targets.values])
+        return tuple(float(weight) for weight in weights)
+
+    def _logits(self, X: Any, method: str) -> torch.Tensor:
+        self._check_fitted()
+        texts = self._texts(X, method, reset=False)
+        return self._results(Split.of(texts), method)[READER].logits  # pyright: ignore
+
+    @property
+    def _several(self) -> bool:
+        return self.bank_[READER].config.head.problem_type == "multi_label"
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The likeliest class of each text; zeros and ones `[texts, labels]` where y was such.
+
+        Raises:
+            NotFittedError: If `fit` was not called.
+            DataError: If X does not fit.
+        """
+        logits = self._logits(X, "predict")
+        return (logits > 0).long().numpy() if self._several else self.classes_[logits.argmax(-1).numpy()]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities `[texts, classes]`, the classes as in `classes_`; errors are those of `predict`."""
+        logits = self._logits(X, "predict_proba").double()
+        return (logits.sigmoid() if self._several else logits.softmax(-1)).numpy()
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Their logarithms."""
+        logits = self._logits(X, "predict_log_proba").double()
+        return (torch.nn.functional.logsigmoid(logits) if self._several else logits.log_softmax(-1)).numpy()
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """The reader's scores `[texts, classes]`; of two classes how much higher that of the second is `[texts]`."""
+        logits = self._logits(X, "decision_function").double()
+        return (logits[:, 1] - logits[:, 0] if not self._several and logits.shape[1] == 2 else logits).numpy()
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags

@@ -1,0 +1,108 @@
+"""What is handed to an estimator as X, checked: texts, pairs of texts, or lists of words with a tag for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from sklearn.utils import check_array, check_consistent_length
+from sklearn.utils.validation import validate_data
+
+from lamina.errors import DataError, LaminaError
+
+Texts = list[str] | list[tuple[str, str]]
+
+
+@contextmanager
+def data_errors(op: str) -> Iterator[None]:
+    """Raise what scikit-learn's checks refuse as a DataError in its own words, which its users know."""
+    try:
+        yield
+    except LaminaError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{op}: {error}") from error
+
+
+def as_texts(estimator: Any, X: Any, op: str, *, reset: bool) -> Texts:
+    """Texts from a column of them, pairs from two columns or from tuples; sets or checks what X was at `fit`.
+
+    Raises:
+        DataError: If X is one text, is empty, holds something else, or has other columns than at `fit`.
+    """
+    if isinstance(X, str | bytes):
+        raise DataError(f"{op}: X is one text; a list, array or column of texts is needed.")
+    with data_errors(op):
+        validate_data(estimator, X, reset=reset, skip_check_array=True, ensure_2d=False)  # the names of columns
+        how: dict[str, Any] = {"dtype": object, "ensure_all_finite": False}
+        table: Any = check_array(X, ensure_2d=False, input_name="X", **how)
+    _check_columns(estimator, table, op, reset=reset)
+    rows: Sequence[Any] = table[:, 0] if table.ndim == 2 and table.shape[1] == 1 else table
+    single = isinstance(rows[0], str)
+    for row, text in enumerate(rows):
+        parts = [text] if single else list(text) if isinstance(text, tuple | list | np.ndarray) else [text]
+        _check_text(parts, op, row, count=1 if single else 2)
+    return [str(text) for text in rows] if single else [(str(one), str(two)) for one, two in rows]
+
+
+def _check_columns(estimator: Any, table: Any, op: str, *, reset: bool) -> None:
+    """Remember or compare how many columns X has; a single list of texts has none."""
+    columns = table.shape[1] if table.ndim == 2 else None
+    if columns is not None and columns not in (1, 2):
+        raise DataError(f"{op}: X has {columns} columns; one of texts is needed, or two of pairs. Choose among them.")
+    before = getattr(estimator, "n_features_in_", None)
+    if reset:
+        if columns is not None:
+            estimator.n_features_in_ = columns
+        elif before is not None:
+            del estimator.n_features_in_
+    elif None not in (before, columns) and columns != before:
+        expects = f"{type(estimator).__name__} is expecting {before} features as input"
+        raise DataError(f"{op}: X has {columns} features, but {expects}.")
+
+
+def _check_text(parts: Sequence[Any], op: str, row: int, *, count: int) -> None:
+    if len(parts) == count and all(isinstance(part, str) for part in parts):
+        return
+    wrong = next((part for part in parts if not isinstance(part, str)), parts)
+    came = f"row {row} of X holds {wrong!r:.40} of type {type(wrong).__name__}"
+    raise DataError(f"{op}: {came}; every row is a text, or every row a pair of texts.", row=row)
+
+
+def as_words(X: Any, op: str) -> list[list[str]]:
+    """Lists of words; a DataError names the first row that is none."""
+    if isinstance(X, str | bytes) or not hasattr(X, "__len__"):
+        raise DataError(f"{op}: X is one {type(X).__name__}; a list of lists of words is needed.")
+    if not len(X):
+        raise DataError(f"{op}: X has 0 sample(s); a minimum of 1 is required.")
+    rows: list[list[str]] = []
+    for row, words in enumerate(np.asarray(X, dtype=object) if hasattr(X, "dtype") else X):
+        if isinstance(words, str) or not isinstance(words, Sequence | np.ndarray):
+            came = f"row {row} of X is {words!r:.40} of type {type(words).__name__}"
+            raise DataError(f"{op}: {came}; every row is a list of words.", row=row)
+        if other := [word for word in words if not isinstance(word, str)]:
+            came = f"row {row} of X holds {other[0]!r:.40} of type {type(other[0]).__name__}"
+            raise DataError(f"{op}: {came}; every word is a text.", row=row)
+        rows.append([str(word) for word in words])
+    return rows
+
+
+def as_tags(y: Any, words: Sequence[Sequence[str]], op: str) -> list[list[Any]]:
+    """A tag for every word; a DataError names the first row where there is none."""
+    check_given(y, op)
+    with data_errors(op):
+        check_consistent_length(words, y)
+    rows = [list(tags) if isinstance(tags, Sequence | np.ndarray) and not isinstance(tags, str) else [] for tags in y]
+    for row, (own, tags) in enumerate(zip(words, rows, strict=True)):
+        if len(own) != len(tags):
+            came = f"row {row} has {len(own)} words and {len(tags)} tags"
+            raise DataError(f"{op}: {came}; every word has one tag.", row=row)
+    return [[tag.item() if isinstance(tag, np.generic) else tag for tag in tags] for tags in rows]
+
+
+def check_given(y: Any, op: str) -> None:
+    """Raise DataError if there are no labels."""
+    if y is None:
+        raise DataError(f"{op}: this estimator requires y to be passed, but the target y is None.")

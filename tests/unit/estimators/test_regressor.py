@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import lamina
+from lamina.errors import ConfigError, DataError
+from lamina.estimators.regressor import LaminaRegressor
+
+FAST = {"learning_rate": 0.05, "epochs": 20, "batch_size": 4, "options": {"cache": "off"}}
+
+
+def test_numbers_of_any_size_are_learnt_and_said_by_the_bank_too(base: str, texts: list[str]):
+    y = np.array([5010.0, 5200.0] * 4)
+    fitted = LaminaRegressor(base, **FAST).fit(texts, y)
+    said = fitted.predict(texts)
+    assert said.dtype == np.float64
+    assert fitted.score(texts, y) > 0.9
+    alone = lamina.predict(fitted.bank_, texts[:1])[0]["reader"]["value"]
+    np.testing.assert_allclose(alone, said[0], rtol=1e-6)
+
+
+def test_one_number_for_all(base: str, texts: list[str]):
+    said = LaminaRegressor(base, **FAST).fit(texts, [7.0] * 8).predict(texts)
+    np.testing.assert_allclose(said, 7.0, atol=0.5)
+
+
+@pytest.mark.parametrize(("y", "message"), [(["a"] * 8, "could not convert"), ([1.0] * 7 + [np.inf], "infinity")])
+def test_what_is_no_number(base: str, texts: list[str], y: list, message: str):
+    with pytest.raises(DataError, match=f"LaminaRegressor.fit: .*{message}"):
+        LaminaRegressor(base).fit(texts, y)
+
+
+def test_a_head_without_a_linear_map_is_refused(base: str, texts: list[str]):
+    head = lamina.SequenceClassification(("x",), pooling="mean", problem_type="regression", linear=False)
+    reader = lamina.Reader(lamina.PooledLayers(dim=1), head)
+    with pytest.raises(ConfigError, match="a regressor needs the linear map"):
+        LaminaRegressor(base, reader=reader).fit(texts, [1.0, 2.0] * 4)

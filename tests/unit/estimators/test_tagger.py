@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV
+
+import lamina
+from lamina.errors import ConfigError, DataError
+from lamina.estimators.tagger import LaminaTagger
+
+WORDS = [["anna", "went", "to", "paris"], ["ben", "saw", "rome", "and", "oslo"], ["the", "film"], []] * 2
+TAGS = [["B-PER", "O", "O", "B-LOC"], ["B-PER", "O", "B-LOC", "O", "B-LOC"], ["O", "O"], []] * 2
+LINEAR = lamina.Reader(lamina.Mean(), lamina.TokenClassification(("x",), encoder_layers=0, dropout=0.0))
+FAST: dict[str, Any] = {"learning_rate": 0.1, "epochs": 20, "batch_size": 4, "options": {"cache": "off"}}
+FAST |= {"reader": LINEAR}
+
+
+def test_every_word_gets_a_tag_as_it_went_in(base: str):
+    fitted = LaminaTagger(base, **FAST).fit(WORDS, TAGS)
+    assert fitted.predict(WORDS) == TAGS
+    assert fitted.score(WORDS, TAGS) == 1.0
+    number = {"B-PER": 1, "O": 0, "B-LOC": 2}
+    numbers = [np.array([number[tag] for tag in row]) for row in TAGS]
+    said = LaminaTagger(base, **FAST).fit(WORDS, numbers).predict(WORDS)
+    assert said == [list(row) for row in numbers]
+    assert {type(tag) for row in said for tag in row} == {int}
+
+
+def test_tags_that_begin_with_i_stay_so(base: str):
+    tags = [[tag.replace("B-", "I-") for tag in row] for row in TAGS]
+    fitted = LaminaTagger(base, **FAST).fit(WORDS, tags)
+    assert fitted.classes_ == ["I-LOC", "I-PER", "O"]
+    assert fitted.predict(WORDS) == tags
+
+
+def test_the_score_is_span_f1_where_tags_mark_spans_and_accuracy_else(base: str):
+    fitted = LaminaTagger(base, **FAST).fit(WORDS, TAGS)
+    one_wrong = [["B-PER", "O", "O", "B-ORG"], *TAGS[1:]]  # a tag that was never seen
+    assert fitted.score(WORDS, one_wrong) == pytest.approx(9 / 10)
+    plain = [[tag.removeprefix("B-") for tag in row] for row in TAGS]
+    fitted = LaminaTagger(base, **FAST).fit(WORDS, plain)
+    assert fitted.score(WORDS[:1], [["PER", "O", "O", "O"]]) == pytest.approx(3 / 4)
+
+
+def test_in_a_search(base: str):
+    search = GridSearchCV(LaminaTagger(base, **FAST), {"epochs": [1, 20]}, cv=2)
+    assert search.fit(WORDS, TAGS).best_params_ == {"epochs": 20}
+
+
+def test_a_fusion_has_the_usual_head(base: str):
+    head = LaminaTagger(base, reader=lamina.LastLayer(), epochs=1).fit(WORDS, TAGS).bank_["reader"].config.head
+    assert (head.encoder_layers, head.labels) == (1, ("B-LOC", "B-PER", "O"))
+    with pytest.raises(ConfigError, match="attention_heads is 8 for features of size 20"):
+        LaminaTagger(base, reader=lamina.Concat(dim=20)).fit(WORDS, TAGS)
+
+
+@pytest.mark.parametrize(
+    ("words", "tags", "message"),
+    [
+        (["anna went"], [["O", "O"]], "row 0 of X is 'anna went' of type str; every row is a list of words"),
+        ("anna", [["O"]], "X is one str"),
+        ([], [], r"X has 0 sample\(s\)"),
+        ([["anna", 3]], [["O", "O"]], "row 0 of X holds 3 of type int; every word is a text"),
+        ([["anna"], ["went", "to"]], [["O"], ["O"]], "row 1 has 2 words and 1 tags"),
+        ([["anna"]], [["O"], ["O"]], "inconsistent numbers of samples"),
+        ([["anna"]], None, "requires y to be passed"),
+        ([["anna", "went"]], [["O", "O"]], "y has one class of tags, 'O'"),
+        ([[]], [[]], "y has no tag"),
+    ],
+)
+def test_what_does_not_fit(base: str, words: object, tags: object, message: str):
+    with pytest.raises(DataError, match=f"LaminaTagger.fit: .*{message}"):
+        LaminaTagger(base).fit(words, tags)
+
+
+def test_before_fit(base: str):
+    with pytest.raises(NotFittedError):
+        LaminaTagger(base).predict(WORDS)

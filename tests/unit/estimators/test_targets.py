@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.exceptions import DataConversionWarning
+
+from lamina.errors import DataError
+from lamina.estimators.targets import any_targets, class_targets, number_targets
+
+TEXTS = ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (None, "requires y to be passed, but the target y is None"),
+        (["x", "y"], "inconsistent numbers of samples"),
+        (["x", None, "y"], "row 1 of y is missing"),
+        ([0.5, 1.5, 2.0], "Unknown label type"),
+        ([["x"], ["y", "z"], []], "inhomogeneous|legacy"),
+        ([["x", "y"]] * 3, "multioutput|2 columns of classes"),
+        (["x"] * 3, "y has one class, .*'x'"),
+    ],
+)
+def test_what_are_no_classes(y: object, message: str):
+    with pytest.raises(DataError, match=message):
+        class_targets(y, TEXTS, "op")
+
+
+def test_a_column_is_taken_with_the_warning_that_is_known():
+    with pytest.warns(DataConversionWarning, match="column-vector"):
+        assert class_targets([["x"], ["y"], ["x"]], TEXTS, "op").values == [0, 1, 0]
+
+
+def test_numbers_are_brought_to_one_scale():
+    targets = number_targets([10, 20, 30], TEXTS, "op")
+    np.testing.assert_allclose(np.array(targets.values) * targets.scale + targets.mean, [10, 20, 30])
+    assert np.std(targets.values) == pytest.approx(1)
+    assert number_targets([5, 5, 5], TEXTS, "op").values == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("y", "problem"),
+    [
+        ([1.5, 2.0, 3.0], "regression"),
+        ([1, 2, 3], "classification"),
+        (["x", "y", "y"], "classification"),
+        ([[0, 1], [1, 1], [0, 0]], "multi_label"),
+    ],
+)
+def test_what_y_holds(y: object, problem: str):
+    targets = any_targets(np.array(y), TEXTS, "op")
+    assert targets.problem_type == problem
+    assert (targets.stratify is not None) == (problem == "classification")
