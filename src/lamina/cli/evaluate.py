@@ -45,7 +45,7 @@ def evaluate(  # noqa: PLR0913
     from lamina.train import evaluate as run
     from lamina.train.model import task_of
 
-    target = options.open_saved(bank_or_model, base=model, device=device)
+    target = options.open_on(bank_or_model, base=model, device=device)
     columns = {"text": text, "text_pair": pair, "label": label}
     columns = {key: int(name) if name.lstrip("-").isdigit() else name for key, name in columns.items() if name}
     tasks: dict[str, Task] = {}

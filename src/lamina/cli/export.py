@@ -78,7 +78,7 @@ def _opened(saved: str, base: str | None) -> tuple[Any, Any]:
     source = Path(source_of(saved, None))
     if base is None and is_file(source / "config.json") and not is_file(source / MANIFEST):
         return load(saved, saved_class(saved))
-    target: Any = options.open_saved(saved, base=base, device="cpu")
+    target: Any = options.open_on(saved, base=base, device="cpu")
     return target, getattr(target, "processor", None)
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from lamina.errors import ConfigError
-from lamina.utils import is_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,17 +32,11 @@ RayOption = Annotated[str | None, Option(metavar="local|auto|ADDRESS", help=_RAY
 JsonOption = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 
 
-def open_saved(saved: str, *, base: str | None, device: str, writes: bool = False) -> ReaderBank | PreTrainedModel:
-    """Load a bank, on the base that it names or another, or a whole model; and put it where it runs.
-
-    With `writes` a base that was saved with a head that writes text has it.
-    """
+def open_on(saved: str, *, base: str | None, device: str, writes: bool = False) -> ReaderBank | PreTrainedModel:
+    """Load a bank or a whole model, see `store.opening`, and put it where it runs."""
     import torch
 
-    from lamina.store import load, load_bank
-    from lamina.store.edited import read_record
-    from lamina.store.manifest import MANIFEST
-    from lamina.store.models import writing_class
+    from lamina.store.opening import open_saved
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -51,10 +44,4 @@ def open_saved(saved: str, *, base: str | None, device: str, writes: bool = Fals
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ConfigError(f"device: '{device}' cannot be used; torch has none such. Use 'cpu' or 'auto'.") from None
-    architecture = "" if is_file(Path(saved) / MANIFEST) else read_record(saved)[0]  # every saved model names it
-    if not architecture:
-        model, processor = (None, None) if base is None else load(base, writing_class(base) if writes else None)
-        return load_bank(saved, model, processor, writes=writes).to(device)
-    if base is not None:
-        raise ConfigError(f"model: '{base}' was given as a base; {saved} is a whole model, which has none.")
-    return load(saved, architecture)[0].to(device)  # pyright: ignore[reportArgumentType]
+    return open_saved(saved, base=base, writes=writes).to(device)  # pyright: ignore[reportArgumentType]

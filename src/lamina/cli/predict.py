@@ -67,7 +67,7 @@ def predict(  # noqa: PLR0913
         examples = texts or (from_stdin() if file is None else from_file(file, text=text, pair=pair))
     from lamina import train
 
-    target = options.open_saved(bank_or_model, base=model, device=device)
+    target = options.open_on(bank_or_model, base=model, device=device)
     shared: Any = {"readers": _chosen(target, readers), "batch_size": batch_size}
     if output is not None and file is not None:
         columns: Any = {"text": text, "text_pair": pair, "skip_bad": skip_bad, "resume": resume}

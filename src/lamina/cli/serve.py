@@ -113,7 +113,7 @@ def _application(bank: str, model: str | None, device: str, settings: Settings, 
 def _opened(bank: str, model: str | None, device: str) -> ReaderBank:
     from lamina.bank import ReaderBank
 
-    target = options.open_saved(bank, base=model, device=device, writes=True)
+    target = options.open_on(bank, base=model, device=device, writes=True)
     if not isinstance(target, ReaderBank):
         raise ConfigError(f"serve: {bank} is a whole model; a bank is served. Add a reader to one and save it.")
     return target

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -13,6 +14,7 @@ from torch import nn
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, noted
 from lamina.layers.wrappers import unwrapped
+from lamina.store.opening import opened
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions, as_examples
 from lamina.train.model import ModelSubject, task_of
@@ -35,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def predict(  # noqa: PLR0913
-    bank_or_model: ReaderBank | PreTrainedModel,
+    bank_or_model: ReaderBank | PreTrainedModel | str | Path,
     examples: Iterable[Any],
     *,
     readers: Sequence[str] | None = None,
@@ -58,7 +60,8 @@ def predict(  # noqa: PLR0913
     is left out where it is too long.
 
     Args:
-        bank_or_model: The readers and their model; or a whole model.
+        bank_or_model: The readers and their model; or a whole model. Or the folder or hub id of what was saved: it is
+            opened, on a GPU if there is one, and kept for the next call.
         examples: Texts, pairs of texts or (of causal language models) chats, the same kind throughout. Images: paths,
             bytes of files, images of Pillow, or arrays (uint8 `[height, width]` or `[height, width, 3]`). Clips of
             sound: paths, bytes, `{"array": ..., "sampling_rate": ...}`, or arrays at the rate of the feature extractor.
@@ -90,6 +93,8 @@ def predict(  # noqa: PLR0913
         UnknownNameError: If a reader does not exist.
     """
     options = FitOptions.of_call(locals(), "predict", eval_batch_size=batch_size)
+    if isinstance(bank_or_model, str | Path):
+        bank_or_model = opened(bank_or_model)
     return Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor)(examples)
 
 

@@ -1,0 +1,56 @@
+"""What was saved is opened by its name, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.stored import save_base, tiny_bank
+
+import lamina
+from lamina.bank import ReaderBank
+from lamina.errors import ConfigError, LaminaError
+from lamina.store import opening
+
+TEXTS = ["the film is good ."]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    save_base(tmp_path / "base")
+    model, processor = lamina.load(tmp_path / "base")
+    bank = tiny_bank(model)
+    bank.processor = processor
+    bank.save_pretrained(tmp_path / "bank")
+    return tmp_path / "bank"
+
+
+def test_a_name_is_enough_to_predict(saved: Path, monkeypatch: pytest.MonkeyPatch):
+    loaded: list[str] = []
+    load = opening.load_bank
+    monkeypatch.setattr(
+        opening, "load_bank", lambda name, *more, **options: loaded.append(name) or load(name, *more, **options)
+    )
+    bank = ReaderBank.from_pretrained(saved)
+    expected = lamina.predict(bank, TEXTS)
+    assert lamina.predict(saved, TEXTS) == lamina.predict(str(saved), TEXTS) == expected
+    assert loaded == [str(saved)]
+    with torch.no_grad():
+        bank["mood"].head.output.weight[0] += 1
+    bank.save_pretrained(saved)
+    assert lamina.predict(str(saved), TEXTS) == lamina.predict(bank, TEXTS) != expected
+    assert len(loaded) == 2
+
+
+def test_a_whole_model_has_no_base(tmp_path: Path):
+    model, _ = lamina.load(save_base(tmp_path / "plain"))
+    lamina.save(model, tmp_path / "model")
+    assert type(opening.open_saved(str(tmp_path / "model"))) is type(model)
+    with pytest.raises(ConfigError, match=r"was given as a base; .* is a whole model, which has none"):
+        opening.open_saved(str(tmp_path / "model"), base="other")
+
+
+def test_a_name_that_is_nothing_says_so():
+    with pytest.raises(LaminaError, match="no-such-bank"):
+        lamina.predict("no-such-bank", TEXTS)
