@@ -266,7 +266,7 @@ def public_names() -> list[str]:
 
 def documented_names() -> list[str]:
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    return re.findall(r"^::: lamina\.(\w+)$", text, flags=re.MULTILINE)
+    return re.findall(r"^(?:::: |      heading: )lamina\.(\w+)$", text, flags=re.MULTILINE)
 
 
 def test_public_names_are_the_documented_ones_and_at_most_50():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import inspect
 import json
 import os
 import re
@@ -18,6 +20,7 @@ from nbclient import NotebookClient
 from tests.support.browser import chromium, missing, prefer, resize
 from tests.support.documented import ROOT, blocks
 
+import lamina
 from lamina.cli.app import COMMANDS
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -102,3 +105,16 @@ def test_a_page_is_a_notebook_that_runs(site: Path, tmp_path: Path):
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
     printed = [output.text for cell in notebook.cells for output in cell.get("outputs", []) if output.name == "stdout"]
     assert "bank/readers/mood/model.safetensors" in printed[0]
+
+
+def test_every_public_name_is_shown_as_what_it_is(site: Path):
+    text = (site / "api.html").read_text(encoding="utf-8")
+    headings = re.findall(r'<h3 id="[^"]+" class="doc doc-heading">(.*?)</h3>', text, flags=re.DOTALL)
+    shown = [html.unescape(re.sub(r"<[^>]+>", "", heading)).split("(")[0].split()[0] for heading in headings]
+    wanted = {f"lamina.{name}" for name in lamina.__all__}
+    assert wanted <= set(shown)
+    functions = [name for name in wanted if inspect.isfunction(getattr(lamina, name.removeprefix("lamina.")))]
+    sections = dict(zip(shown, re.split(r'<h3 id="[^"]+" class="doc doc-heading">', text)[1:], strict=True))
+    assert {name for name in functions if "Parameters:" not in sections[name]} <= {
+        "lamina.edits"
+    }  # a sentence is enough
