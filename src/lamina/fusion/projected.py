@@ -78,7 +78,7 @@ class _ProjectedStream(Stream):
     def _zeros(self) -> list[list[bool]]:
         """Where a member's weight is 0; members that are exported say it themselves, since tensors hold no numbers."""
         if not torch.compiler.is_exporting():
-            return (self._weights == 0).tolist()
+            return [list(map(bool, row)) for row in (self._weights == 0).tolist()]  # of tensors without data: 0.0
         return [[layer not in member.active_layers() for layer in range(member.layers)] for member in self._members]
 
     def _kernel(self, rows: list[int], index: int) -> Float[Tensor, "members dim width"]:

@@ -53,14 +53,14 @@ def bank_for(**tasks: Task) -> ReaderBank:
 
 @pytest.mark.parametrize(
     ("rows", "options", "told"),
-    [(8, {}, True), (8, {"keep": "last"}, False), (8, {"epochs": 1}, False), (40, {}, False)],
+    [(6, {}, True), (6, {"keep": "last"}, False), (6, {"epochs": 1}, False), (8, {}, False)],
 )
 def test_few_validation_rows_are_told_of(
     rows: int, options: dict[str, Any], told: bool, caplog: pytest.LogCaptureFixture
 ):
     task = yes_no(train=12, validation=rows)
     train(bank_for(a=task), {"a": task}, **{"epochs": 2, **options})
-    wanted = "fit: 'a' has 8 validation rows, which can hardly tell which epoch is best. Give more, or keep=\"last\"."
+    wanted = "fit: 'a' has 6 validation rows, which can hardly tell which epoch is best. Give more, or keep=\"last\"."
     assert [record.getMessage() for record in caplog.records] == [wanted] * told
 
 
