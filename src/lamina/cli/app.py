@@ -42,6 +42,14 @@ _QUIET = {
 }
 
 
+class Warnings(logging.Handler):
+    """Prints what is logged as a line of its own, wherever standard error goes at that time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record."""
+        print(f"warning: {record.getMessage()}", file=sys.stderr)
+
+
 class Group(TyperGroup):
     """Ends with one sentence and an exit code: 2 where the input cannot be used, 1 where Lamina is at fault."""
 
@@ -107,10 +115,7 @@ def quiet() -> None:
         warnings.simplefilter("ignore")
     logger = logging.getLogger("lamina")
     if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("warning: %(message)s"))
-        handler.setLevel(logging.WARNING)
-        logger.addHandler(handler)
+        logger.addHandler(Warnings(logging.WARNING))
 
 
 def _show_version(wanted: bool) -> bool:

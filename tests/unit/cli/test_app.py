@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import logging
 import os
 import subprocess
@@ -147,3 +148,19 @@ def test_the_installed_command_is_quiet(base):
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("{")
+
+
+def test_warnings_go_where_standard_error_goes_now(monkeypatch: pytest.MonkeyPatch):
+    """A program may take it elsewhere, as notebooks and tests do, and close what it was."""
+    logger = logging.getLogger("lamina")
+    monkeypatch.setattr(logger, "handlers", [])
+    first, second = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", first)
+    app.quiet()
+    logger.warning("%d rows", 3)
+    monkeypatch.setattr(sys, "stderr", second)
+    first_said = first.getvalue()
+    first.close()
+    app.quiet()
+    logger.warning("again")
+    assert (first_said, second.getvalue()) == ("warning: 3 rows\n", "warning: again\n")
