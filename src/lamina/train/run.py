@@ -85,8 +85,7 @@ def train(  # noqa: PLR0913
         raise ConfigError(f"{op}: resume is set but no output folder; checkpoints are kept in one.")
     tasks = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks)
     subject = open_subject(target, tasks, op, processor, options)
-    subject.check(tasks, ("train", *(["test"] if options.test else [])))
-    scored, accelerator = _scored(subject, tasks, op, options), start_accelerator(options, folder)
+    scored, accelerator = _scored(subject, tasks, options), start_accelerator(options, folder)
     held, names = folder or place, [*_names(target), *(tables.names if tables else ())] if folder else ()
     with nullcontext() if held is None or rank() else claimed_output(target, Path(held), names):
         specs = _specs(target, tasks, grid or {}, options)
@@ -123,24 +122,27 @@ def train(  # noqa: PLR0913
             files = {name: file for name, file in _files(result).items() if name in _names(target)}
             _write(target, subject.processor, folder, files | (tables.files(result) if tables else {}))
         barrier()
-        return result
+    _warn_of_few(op, scored, options)
+    return result
 
 
-def _scored(subject: Subject, tasks: Mapping[str, Task], op: str, options: FitOptions) -> dict[str, Task]:
-    """The tasks that are scored after each epoch: all, unless no score decides anything; then those that can be.
-
-    The best epoch is the first of equals, and so on few rows may be one that has learnt next to nothing: that is told.
-    """
+def _scored(subject: Subject, tasks: Mapping[str, Task], options: FitOptions) -> dict[str, Task]:
+    """Check the tasks' parts; which are scored after each epoch: all, or if no score decides, those that can be."""
+    subject.check(tasks, ("train", *(["test"] if options.test else [])))
     decides = options.keep == "best" or options.early_stopping_patience or options.schedule == "plateau"
     decides = decides or len(subject.modules) > 1  # a base that is trained along has a best epoch of its own
     scored = {name: task for name, task in tasks.items() if decides or "validation" in task.splits}
     if scored:
         subject.check(scored, ("validation",))
+    return scored
+
+
+def _warn_of_few(op: str, scored: Mapping[str, Task], options: FitOptions) -> None:
+    """The best epoch is the first of equals, and so on few rows may be one that has learnt next to nothing."""
     for name, task in scored.items() if options.keep == "best" and options.epochs != 1 and not rank() else ():
         if (rows := len(task.split("validation"))) < _FEW and task.metric not in LOWER:
             told = f"'{name}' has {rows} validation rows, which can hardly tell which epoch is best"
             logger.warning('%s: %s. Give more, or keep="last".', op, told)
-    return scored
 
 
 def open_subject(
