@@ -87,13 +87,16 @@ class Events(StreamingResponse):
         """Answer."""
 
         async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(self._seconds):
-                await send(message)
+            try:
+                async with asyncio.timeout(self._seconds):
+                    await send(message)
+            except TimeoutError:
+                logger.warning("serve: a client read nothing of its stream for %g s, which was ended", self._seconds)
+                raise
 
         try:
-            await super().__call__(scope, receive, send_in_time)
-        except (TimeoutError, ClientDisconnect):
-            logger.warning("serve: a client read nothing of its stream for %g s, which was ended", self._seconds)
+            with contextlib.suppress(TimeoutError, ClientDisconnect):  # the client is gone, or as good as that
+                await super().__call__(scope, receive, send_in_time)
         finally:
             self._items.leave()
 
