@@ -60,9 +60,16 @@ def resize(driver: Any, width: int, height: int) -> None:
     """Give the page a width, less than a window can have too."""
     fields = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", fields)
+    _heard(driver)
 
 
 def prefer(driver: Any, scheme: str) -> None:
     """Let the system prefer "light" or "dark"."""
     feature = {"name": "prefers-color-scheme", "value": scheme}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    _heard(driver)
+
+
+def _heard(driver: Any) -> None:
+    """Wait for a frame: styles are new at once, but a page's own scripts hear of changes before the next frame only."""
+    driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
