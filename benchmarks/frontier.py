@@ -1,17 +1,17 @@
 """Score against cost: what each way of adding a task to MiniLM gives, and what it takes.
 
     python benchmarks/frontier.py --data ../shared/data --output out/frontier [--tasks cola rte] [--methods ...]
-        [--seeds 0 1 2] [--picture frontier.svg] [--json]
+        [--seeds 0 1 2] [--rows 2000] [--scored 1000] [--picture frontier.svg] [--json]
 
 Whole texts (CoLA, SST-2, IMDB), pairs (MRPC, RTE, STS-B, QNLI) and tags (CoNLL-2003). Every method has a few variants
-(rates, layers); the variant and the epoch are chosen on a tenth of the training rows, by each seed for itself, and the
+(rates, layers); a tenth of the training rows chooses the variant with the first seed, and the epoch with each; the
 score is that on the published validation part. Each task, method and seed is written when it ends; the same
 command goes on where it was ended. Columns:
 
     score, +-        mean over seeds, half the width of the 95 % interval
-    closed           share of the way from "last layer" to "fine-tuning"
+    closed           share of the way from "last layer" to "fine-tuning"; none where fine-tuning is behind
     trained          parameters that learn, classifier included; `MB` is what is stored for the task, in float32
-    train s          of all of a method's variants; readers' variants learn in one pass
+    train s          of the chosen variant alone; readers' states of the frozen model are cached
     answer           time to answer eight whole-text tasks for one batch of 16 x 64 tokens, over one pass of the model
 
 Beside the readers stand a logistic (or ridge) regression on sentence embeddings, of a pair on each text's by itself;
@@ -21,7 +21,10 @@ LoRA (PEFT, which this asks for: `pip install peft`; rank 8 on queries and value
 from __future__ import annotations
 
 import argparse
+import math
+import random
 import statistics
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import torch
 from common import report, tokens
+from rivals import RATES as RIVAL_RATES
 from rivals import embedded, fine_tuned, lora, lora_passes
 
 import lamina
@@ -49,7 +53,7 @@ if TYPE_CHECKING:
 
     from lamina.heads.base import HeadConfig
 
-    Variants = list[tuple[Reader, float]]
+    Variants = dict[str, tuple[Reader, float]]
 
 LAST, TUNED = "last layer", "fine-tuning"
 TASKS = {
@@ -69,24 +73,42 @@ EPOCHS = {"readers": 8, "lora": 6, "fine-tuning": 3}
 def main() -> None:
     """Run what has not ended, and print."""
     asked = _options()
-    cells = [
-        Cell(
-            {"task": task, "method": method, "seed": seed},
-            partial(_cell, METHODS[method], asked.data, task, seed),
-        )
-        for seed in asked.seeds
-        for task in asked.tasks
-        for method in asked.methods
-        if not (task == "conll2003" and method == "embedding + regression")
-    ]
-    settings = {"tasks": TASKS, "epochs": EPOCHS, "rates": RATES, "torch": torch.__version__}
-    table, failures = run_cells(cells, settings=settings, output=asked.output, resume=True)
-    for failure in failures:
-        print(f"failed: {dict(failure.key)}: {failure.error}")
+    chosen: dict[tuple[str, str], str] = {}
+    first = _run(asked, asked.seeds[:1], chosen)
+    for _, row in first.iterrows():
+        chosen[row["task"], row["method"]] = row["variant"]
+    table = _run(asked, asked.seeds, chosen) if asked.seeds[1:] else first
     rows = _summed(table, _answering(asked.methods, asked.repeats) if asked.repeats else {})
     report(rows, as_json=asked.json)
     if asked.picture is not None:
         _draw(pd.DataFrame(rows), asked.picture)
+
+
+def _run(asked: argparse.Namespace, seeds: list[int], chosen: dict[tuple[str, str], str]) -> Any:
+    """The rows of these seeds; what a first seed has chosen is the only variant of the others."""
+    cells = [
+        Cell(
+            {"task": task, "method": method, "seed": seed},
+            partial(
+                _cell, METHODS[method], asked, task, seed, chosen.get((task, method)) if seed != seeds[0] else None
+            ),
+        )
+        for seed in seeds
+        for task in asked.tasks
+        for method in asked.methods
+        if not (task == "conll2003" and method == "embedding + regression")
+    ]
+    settings = {
+        "tasks": TASKS,
+        "epochs": EPOCHS,
+        "rates": {"readers": RATES, **RIVAL_RATES},
+        "torch": torch.__version__,
+    }
+    settings |= {"rows": asked.rows, "scored": asked.scored, "first": asked.seeds[0]}
+    table, failures = run_cells(cells, settings=settings, output=asked.output, resume=True)
+    for failure in failures:
+        print(f"failed: {dict(failure.key)}: {failure.error}")
+    return table
 
 
 def _options() -> argparse.Namespace:
@@ -96,6 +118,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--rows", type=int, help="rows to learn from, at most; not given: the task's own number")
+    parser.add_argument("--scored", type=int, help="rows of the published part to score by, at most")
     parser.add_argument("--repeats", type=int, default=9, help="turns of the timing; 0: none")
     parser.add_argument("--picture", type=Path, help="draw score against cost here")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -105,13 +129,20 @@ def _options() -> argparse.Namespace:
     return asked
 
 
-def _cell(method: Callable[..., dict[str, Any]], data: Path, name: str, seed: int) -> list[dict[str, Any]]:
-    """One method on one task: the row of the variant that was best on held-out rows."""
-    asked = TASKS[name]
-    task = Task.preset(name, files=data / name)
-    if "rows" in asked and len(task.split("train")) > asked["rows"]:
-        task = task.subsample(rows=asked["rows"], seed=0)
-    row = method(task.held_out(), seed=seed, max_length=asked.get("length", 96))
+def _cell(
+    method: Callable[..., dict[str, Any]], asked: argparse.Namespace, name: str, seed: int, only: str | None
+) -> list[dict[str, Any]]:
+    """One method on one task: the row of the variant that was best on held-out rows, or of the only one."""
+    task = Task.preset(name, files=asked.data / name)
+    rows = min(len(task.split("train")), TASKS[name].get("rows", asked.rows or math.inf), asked.rows or math.inf)
+    if rows < len(task.split("train")):
+        task = task.subsample(rows=int(rows), seed=0)
+    task = task.held_out()
+    published = task.split("test")
+    if asked.scored and asked.scored < len(published):
+        some = sorted(random.Random(0).sample(range(len(published)), asked.scored))
+        task = replace(task, splits={**task.splits, "test": published.take(some)})
+    row = method(task, seed=seed, max_length=TASKS[name].get("length", 96), only=only)
     return [{"metric": task.metric, **row}]
 
 
@@ -119,8 +150,10 @@ def _cell(method: Callable[..., dict[str, Any]], data: Path, name: str, seed: in
 
 
 def _variants(name: str, task: Task) -> Variants:
+    """What a variant is called -> the reader and its rate."""
+
     def by_rate(reader: Reader) -> Variants:
-        return [(reader, rate) for rate in RATES]
+        return {f"rate {rate:g}": (reader, rate) for rate in RATES}
 
     plain, encoder = _heads(task)
     match name:
@@ -129,9 +162,9 @@ def _variants(name: str, task: Task) -> Variants:
         case "scalar mix":
             return by_rate(Reader(ScalarMix(), plain))
         case "best single layer":
-            return [(Reader(SingleLayer(layer, dim=64), encoder), RATE) for layer in range(7)]
+            return {f"layer {layer}": (Reader(SingleLayer(layer, dim=64), encoder), RATE) for layer in range(7)}
         case "AdaLayers":
-            return [(Reader(AdaLayers(dim=64, alpha=alpha), encoder), RATE) for alpha in (1, 8, 64)]
+            return {f"alpha {alpha}": (Reader(AdaLayers(dim=64, alpha=alpha), encoder), RATE) for alpha in (1, 8, 64)}
         case "Concat":
             return by_rate(Reader(Concat(), plain))
         case "DWAtt":
@@ -155,24 +188,25 @@ def _heads(task: Task) -> tuple[HeadConfig, HeadConfig]:
     return linear, SequenceClassification(task.labels, problem_type=problem)
 
 
-def _read(name: str, task: Task, *, seed: int, max_length: int) -> dict[str, Any]:
-    """Train a method's readers in one pass."""
+def _read(name: str, task: Task, *, seed: int, max_length: int, only: str | None) -> dict[str, Any]:
+    """Train a method's readers, all in one pass; what the chosen one takes is that of its share of them."""
     bank = lamina.ReaderBank(*lamina.load("minilm"))
-    rates = {}
-    for number, (reader, rate) in enumerate(_variants(name, task)):
-        bank.add(f"v{number}", Reader(reader.fusion, reader.head, seed=seed))
-        rates[f"v{number}"] = rate
+    rates, variants = {}, {}
+    for number, (variant, (reader, rate)) in enumerate(_variants(name, task).items()):
+        if only in (None, variant):
+            bank.add(f"v{number}", Reader(reader.fusion, reader.head, seed=seed))
+            rates[f"v{number}"], variants[f"v{number}"] = rate, variant
     options: dict[str, Any] = {"epochs": EPOCHS["readers"], "learning_rate": rates, "seed": seed}
     options |= {"max_length": max_length, "cache": "auto", "test": True, "progress": False}
     result = lamina.fit(bank, dict.fromkeys(bank, task), **options)
     best = max(bank, key=lambda variant: result.best[variant][task.metric])
     return {
-        "variant": f"{bank[best].config.fusion} at {rates[best]:g}",
+        "variant": variants[best],
         "score": result.test[best][task.metric],
         "held out": result.best[best][task.metric],
         "trained": bank[best].size(),
         "stored": bank[best].size(),
-        "seconds": result.seconds,
+        "seconds": result.seconds / len(rates),
     }
 
 
@@ -197,7 +231,7 @@ def _answering(methods: list[str], repeats: int) -> dict[str, float]:
     for name in (name for name in READERS if name in methods):
         bank = lamina.ReaderBank(model, tokenizer).eval()
         for number in range(8):
-            bank.add(f"r{number}", _variants(name, asked)[0][0])
+            bank.add(f"r{number}", next(iter(_variants(name, asked).values()))[0])
         runs[name] = partial(bank, main=True, **inputs)
     runs |= lora_passes(inputs, tasks=8) if "LoRA" in methods else {}
     runs[TUNED] = lambda: [model(**inputs) for _ in range(8)]
@@ -208,32 +242,32 @@ def _answering(methods: list[str], repeats: int) -> dict[str, float]:
 
 def _summed(table: Any, answering: dict[str, float]) -> list[dict[str, Any]]:
     """A row per task and method, and one per method over all tasks."""
-    means = table.groupby(["task", "method"], sort=False)["score"].mean()
-    rows = []
+    means: dict[Any, float] = table.groupby(["task", "method"], sort=False)["score"].mean().to_dict()
+    rows, shares = [], {}
     for (task, method), part in table.groupby(["task", "method"], sort=False):
         summary, low, high = summarise(list(part["score"])), means.get((task, LAST)), means.get((task, TUNED))
-        way = None if low is None or high is None else float(high) - float(low)
+        share = (summary.mean - low) / (high - low) if low is not None and high is not None and high > low else None
+        if share is not None:
+            shares.setdefault(method, []).append(share)
         rows.append(
             {
                 "task": task,
                 "method": method,
                 "metric": part["metric"].iloc[0],
+                "variant": " ".join(dict.fromkeys(part["variant"])),
                 "seeds": len(part),
                 "score": summary.mean,
-                "+-": summary.interval or 0.0,
-                "closed": (summary.mean - float(low)) / way if low is not None and way else "",
+                "+-": summary.interval or "",
+                "closed": "" if share is None else share,
                 "trained": int(part["trained"].median()),
                 "MB": part["stored"].median() * 4 / 1e6,
                 "train s": part["seconds"].median(),
                 "answer": answering.get(str(method), ""),
             }
         )
-    for method in dict.fromkeys(row["method"] for row in rows):
-        shares = [row["closed"] for row in rows if row["method"] == method]
-        if len(shares) > 1 and all(isinstance(share, float) for share in shares):
-            row = next(row for row in rows if row["method"] == method)
-            mean = {"closed": statistics.fmean(shares), "score": "", "+-": "", "trained": "", "MB": "", "train s": ""}
-            rows.append({**row, "task": "mean", "metric": "", **mean})
+    for method, some in shares.items() if table["task"].nunique() > 1 else ():
+        mean = {"method": method, "closed": statistics.fmean(some), "answer": answering.get(str(method), "")}
+        rows.append({**dict.fromkeys(rows[0], ""), "task": f"mean of {len(some)}", **mean})
     return rows
 
 
@@ -243,7 +277,7 @@ def _draw(rows: Any, path: Path) -> None:
 
     from lamina.report.figures import save_chart, styled
 
-    means = rows[rows["task"] == "mean"]
+    means = rows[rows["task"].str.startswith("mean")]
     if means.empty:
         raise SystemExit("nothing to draw: the picture is of the mean over several tasks, with timing")
     shape = alt.Chart(means).encode(

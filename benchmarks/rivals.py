@@ -26,10 +26,10 @@ RATES = {"lora": (3e-4, 1e-3, 3e-3), "fine-tuning": (3e-5, 1e-4, 3e-4)}
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 
 
-def fine_tuned(task: Task, *, seed: int, max_length: int, epochs: int) -> dict[str, Any]:
-    """Fine-tune everything at each rate."""
+def fine_tuned(task: Task, *, seed: int, max_length: int, epochs: int, only: str | None) -> dict[str, Any]:
+    """Fine-tune everything at each rate, or at the only one."""
     rows = []
-    for rate in RATES["fine-tuning"]:
+    for rate in _rates("fine-tuning", only):
         torch.manual_seed(seed)
         model, tokenizer = _with_head(task)
         options: dict[str, Any] = {"epochs": epochs, "batch_size": 16, "learning_rate": rate, "seed": seed}
@@ -42,10 +42,10 @@ def fine_tuned(task: Task, *, seed: int, max_length: int, epochs: int) -> dict[s
     return _best(rows)
 
 
-def lora(task: Task, *, seed: int, max_length: int, epochs: int) -> dict[str, Any]:
-    """Train adapters of rank 8 on queries and values, and the head, at each rate."""
+def lora(task: Task, *, seed: int, max_length: int, epochs: int, only: str | None) -> dict[str, Any]:
+    """Train adapters of rank 8 on queries and values, and the head, at each rate, or at the only one."""
     rows = []
-    for rate in RATES["lora"]:
+    for rate in _rates("lora", only):
         torch.manual_seed(seed)
         start = time.perf_counter()
         model, tokenizer = _with_head(task)
@@ -55,7 +55,7 @@ def lora(task: Task, *, seed: int, max_length: int, epochs: int) -> dict[str, An
         parts = {part: _Part(task, part, tokenizer, max_length) for part in ("train", "validation", "test")}
         steps = epochs * len(parts["train"].batches(seed))
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step, steps=steps: 1 - step / steps)
-        best, test = -2.0, 0.0
+        best, state = -2.0, {}
         for epoch in range(epochs):
             adapted.train()
             for batch, labels in parts["train"].rows(seed + 1000 * epoch):
@@ -66,14 +66,18 @@ def lora(task: Task, *, seed: int, max_length: int, epochs: int) -> dict[str, An
                 optimizer.zero_grad()
                 schedule.step()
             if (score := parts["validation"].score(adapted)) > best:
-                best, test = score, parts["test"].score(adapted)
+                best, state = score, [parameter.detach().clone() for parameter in trained]
+        with torch.no_grad():
+            for parameter, kept in zip(trained, state, strict=True):
+                parameter.copy_(kept)
         size = sum(parameter.numel() for parameter in trained)
-        rows.append({"variant": f"rate {rate:g}", "score": test, "held out": best, "trained": size, "stored": size})
+        rows.append({"variant": f"rate {rate:g}", "held out": best, "trained": size, "stored": size})
+        rows[-1]["score"] = parts["test"].score(adapted)
         rows[-1]["seconds"] = time.perf_counter() - start
     return _best(rows)
 
 
-def embedded(task: Task, *, seed: int, max_length: int) -> dict[str, Any]:
+def embedded(task: Task, *, seed: int, max_length: int, only: str | None) -> dict[str, Any]:
     """A regression on the mean of the last states; of a pair on both, their distance and their product."""
     from sklearn.linear_model import LogisticRegression, Ridge
 
@@ -82,7 +86,11 @@ def embedded(task: Task, *, seed: int, max_length: int) -> dict[str, Any]:
     data = {part: _embeddings(task, part, model, tokenizer, max_length) for part in ("train", "validation", "test")}
     inputs, labels = data["train"]
     rows = []
+    embedding = time.perf_counter() - start
     for strength in STRENGTHS:
+        if only not in (None, f"C {strength:g}"):
+            continue
+        start = time.perf_counter()
         if task.problem_type == "regression":
             fitted: Any = Ridge(alpha=1 / strength, random_state=seed).fit(inputs, labels)
         else:
@@ -90,7 +98,8 @@ def embedded(task: Task, *, seed: int, max_length: int) -> dict[str, Any]:
         held, test = (_metric(task, part, fitted.predict(data[part][0])) for part in ("validation", "test"))
         size = inputs.shape[1] * (1 if task.problem_type == "regression" else len(task.labels))
         rows.append({"variant": f"C {strength:g}", "score": test, "held out": held, "trained": size, "stored": size})
-    return {**_best(rows), "seconds": time.perf_counter() - start}
+        rows[-1]["seconds"] = embedding + time.perf_counter() - start
+    return _best(rows)
 
 
 def lora_passes(inputs: Mapping[str, Tensor], *, tasks: int) -> dict[str, Callable[[], object]]:
@@ -184,6 +193,10 @@ def _metric(task: Task, part: str, guesses: Any) -> float:
     return float((matthews_corrcoef if task.metric == "mcc" else accuracy_score)(truth, guesses))
 
 
+def _rates(method: str, only: str | None) -> list[float]:
+    return [rate for rate in RATES[method] if only in (None, f"rate {rate:g}")]
+
+
 def _best(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The row that was best on held-out rows, with the time that all took."""
-    return {**max(rows, key=lambda row: row["held out"]), "seconds": sum(row.get("seconds", 0.0) for row in rows)}
+    """The row that was best on held-out rows."""
+    return max(rows, key=lambda row: row["held out"])
