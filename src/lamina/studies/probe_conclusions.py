@@ -130,9 +130,13 @@ def _beating(found: Compared, against: str) -> str:
             values.append(own.value)
     if not beating:
         return f"no probe is shown to beat {against}; such probes have found nothing that the words do not tell."
-    named = [f"{probe} probes of {_of(site)}layers {_ranges(layers)}" for (probe, site), layers in beating.items()]
-    who = " and ".join(named)
-    return f"{who} beat {against}, by {min(values):.3f} to {max(values):.3f}; the others have found nothing."
+    named = [
+        f"{probe} probes of {_of(site)}layer{'s' * (len(layers) > 1)} {_ranges(layers)}"
+        for (probe, site), layers in beating.items()
+    ]
+    by = " to ".join(dict.fromkeys(f"{value:.3f}" for value in (min(values), max(values))))
+    rest = "; the others have found nothing" if len(values) < len(found.ahead) else ""
+    return f"{' and '.join(named)} beat {against}, by {by}{rest}."
 
 
 def _ranges(layers: Sequence[int]) -> str:

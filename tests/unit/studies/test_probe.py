@@ -22,8 +22,9 @@ from lamina.errors import ConfigError, DataError, LayerIndexError, UnknownNameEr
 from lamina.studies.baselines import baseline_guesses
 from lamina.studies.controls import code_blocks, code_length, control_task, only_rows
 from lamina.studies.probe import probe
-from lamina.studies.probe_cell import ProbeSettings, probe_rows
-from lamina.studies.probe_conclusions import compare_probes, conclusions
+from lamina.studies.probe_cell import Place, ProbeSettings, probe_rows
+from lamina.studies.probe_conclusions import Compared, compare_probes, conclusions
+from lamina.studies.statistics import Difference
 from lamina.studies.study import Study
 from lamina.tasks.task import Task
 
@@ -162,6 +163,19 @@ def test_probes_that_beat_the_text_alone():
     ahead = list(found.rows())
     assert [row["layer"] for row in ahead] == [0, 1, 2]
     assert ahead[2]["low"] > 0.2
+
+
+def test_the_sentence_fits_how_many_probes_beat_the_text():
+    def said(*ahead: float) -> str:
+        places = [Place(layer, "output", "linear") for layer in range(len(ahead))]
+        own = [Difference("probe", "tfidf", by, by - 0.05, by + 0.05, 0.01, 200, 2) for by in ahead]
+        scores = {place: [0.7, 0.7] for place in places}
+        found = Compared("accuracy", 200, scores, ("tfidf", 0.5), dict(zip(places, own, strict=True)), None)
+        return conclusions("t", found)[1].replace("the best baseline that reads the text alone, ", "")
+
+    beaten = "tfidf (accuracy 0.500), by"
+    assert said(0.01, 0.3) == f"t: linear probes of layer 1 beat {beaten} 0.300; the others have found nothing."
+    assert said(0.2, 0.3) == f"t: linear probes of layers 0-1 beat {beaten} 0.200 to 0.300."
 
 
 def test_one_seed_claims_no_interval(model, tokenizer, mood):
