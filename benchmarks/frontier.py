@@ -16,6 +16,8 @@ command goes on where it was ended. Columns:
 
 Beside the readers stand a logistic (or ridge) regression on sentence embeddings, of a pair on each text's by itself;
 LoRA (PEFT, which this asks for: `pip install peft`; rank 8 on queries and values) and fine-tuning of everything.
+"default, tuned base" trains one model along with the default readers of all the tasks asked for, which still share one
+pass: the model is no longer what it was.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
 
     Variants = dict[str, tuple[Reader, float]]
 
-LAST, TUNED = "last layer", "fine-tuning"
+ALL, LAST, TUNED, SHARED = "all tasks", "last layer", "fine-tuning", "default, tuned base"
 TASKS = {
     "cola": {},
     "sst2": {"rows": 8000},
@@ -68,15 +70,14 @@ TASKS = {
 }
 RATE, RATES = 1e-3, (3e-4, 1e-3, 3e-3)  # of readers
 EPOCHS = {"readers": 8, "lora": 6, "fine-tuning": 3}
+BASES = {"top 2 blocks, 4 epochs at 1e-4": "0-4", "all, 4 epochs at 1e-4": None}  # what stays frozen
 
 
 def main() -> None:
     """Run what has not ended, and print."""
     asked = _options()
-    chosen: dict[tuple[str, str], str] = {}
-    first = _run(asked, asked.seeds[:1], chosen)
-    for _, row in first.iterrows():
-        chosen[row["task"], row["method"]] = row["variant"]
+    first = _run(asked, asked.seeds[:1], {})
+    chosen = {(row["task"], row["method"]): row["variant"] for _, row in first.iterrows()}
     table = _run(asked, asked.seeds, chosen) if asked.seeds[1:] else first
     rows = _summed(table, _answering(asked.methods, asked.repeats) if asked.repeats else {})
     report(rows, as_json=asked.json)
@@ -86,18 +87,20 @@ def main() -> None:
 
 def _run(asked: argparse.Namespace, seeds: list[int], chosen: dict[tuple[str, str], str]) -> Any:
     """The rows of these seeds; what a first seed has chosen is the only variant of the others."""
-    cells = [
-        Cell(
-            {"task": task, "method": method, "seed": seed},
-            partial(
-                _cell, METHODS[method], asked, task, seed, chosen.get((task, method)) if seed != seeds[0] else None
-            ),
-        )
-        for seed in seeds
+
+    def cell(task: str, method: str, seed: int) -> Cell:
+        only = None if seed == seeds[0] else chosen.get((asked.tasks[0] if task == ALL else task, method))
+        work = partial(_shared, asked, seed, only) if task == ALL else partial(_cell, asked, task, method, seed, only)
+        return Cell({"task": task, "method": method, "seed": seed}, work)
+
+    pairs = [
+        (task, method)
         for task in asked.tasks
         for method in asked.methods
-        if not (task == "conll2003" and method == "embedding + regression")
+        if method != SHARED and not (task == "conll2003" and method == "embedding + regression")
     ]
+    pairs += [(ALL, SHARED)] if SHARED in asked.methods else []
+    cells = [cell(*pair, seed) for seed in seeds for pair in pairs]
     settings = {
         "tasks": TASKS,
         "epochs": EPOCHS,
@@ -116,7 +119,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="folder of the tasks' folders, as of `lamina train`")
     parser.add_argument("--output", type=Path, default=Path("out/frontier"), help="where ended cells are kept")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--rows", type=int, help="rows to learn from, at most; not given: the task's own number")
     parser.add_argument("--scored", type=int, help="rows of the published part to score by, at most")
@@ -129,10 +132,8 @@ def _options() -> argparse.Namespace:
     return asked
 
 
-def _cell(
-    method: Callable[..., dict[str, Any]], asked: argparse.Namespace, name: str, seed: int, only: str | None
-) -> list[dict[str, Any]]:
-    """One method on one task: the row of the variant that was best on held-out rows, or of the only one."""
+def _task(asked: argparse.Namespace, name: str) -> Task:
+    """A task with the rows that were asked for, a tenth of them held out; its published part tests."""
     task = Task.preset(name, files=asked.data / name)
     rows = min(len(task.split("train")), TASKS[name].get("rows", asked.rows or math.inf), asked.rows or math.inf)
     if rows < len(task.split("train")):
@@ -142,8 +143,17 @@ def _cell(
     if asked.scored and asked.scored < len(published):
         some = sorted(random.Random(0).sample(range(len(published)), asked.scored))
         task = replace(task, splits={**task.splits, "test": published.take(some)})
-    row = method(task, seed=seed, max_length=TASKS[name].get("length", 96), only=only)
-    return [{"metric": task.metric, **row}]
+    return task
+
+
+def _length(name: str) -> int:
+    return TASKS[name].get("length", 96)
+
+
+def _cell(asked: argparse.Namespace, name: str, method: str, seed: int, only: str | None) -> list[dict[str, Any]]:
+    """One method on one task: the row of the variant that was best on held-out rows, or of the only one."""
+    task = _task(asked, name)
+    return [{"metric": task.metric, **METHODS[method](task, seed=seed, max_length=_length(name), only=only)}]
 
 
 # Readers
@@ -210,12 +220,50 @@ def _read(name: str, task: Task, *, seed: int, max_length: int, only: str | None
     }
 
 
+def _shared(asked: argparse.Namespace, seed: int, only: str | None) -> list[dict[str, Any]]:
+    """One model, tuned along with the default readers of all tasks: a row per task, of the best variant by the mean."""
+    tasks = {name: _task(asked, name) for name in asked.tasks}
+    tried: list[list[dict[str, Any]]] = []
+    for variant, frozen in BASES.items():
+        if only not in (None, variant):
+            continue
+        torch.manual_seed(seed)
+        model, tokenizer = lamina.load("minilm")
+        if frozen is not None:
+            lamina.freeze_(model, frozen)
+        bank = lamina.ReaderBank(model, tokenizer, train_base=True)
+        for name, task in tasks.items():
+            reader = Reader.default(task)
+            bank.add(name, Reader(reader.fusion, reader.head, seed=seed))
+        options: dict[str, Any] = {"epochs": 4, "batch_size": 16, "learning_rate": RATE, "base_learning_rate": 1e-4}
+        options |= {"warmup_ratio": 0.1, "max_length": max(map(_length, tasks)), "seed": seed}
+        result = lamina.fit(bank, tasks, test=True, progress=False, **options)
+        size = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        tried.append(
+            [
+                {
+                    "task": name,
+                    "metric": task.metric,
+                    "variant": variant,
+                    "score": result.test[name][task.metric],
+                    "held out": result.best[name][task.metric],
+                    "trained": bank[name].size() + size,
+                    "stored": bank[name].size() + size // len(tasks),
+                    "seconds": result.seconds / len(tasks),
+                }
+                for name, task in tasks.items()
+            ]
+        )
+    return max(tried, key=lambda rows: statistics.fmean(row["held out"] for row in rows))
+
+
 METHODS: dict[str, Callable[..., dict[str, Any]]] = {
     **{name: partial(_read, name) for name in READERS},
     "embedding + regression": embedded,
     "LoRA": partial(lora, epochs=EPOCHS["lora"]),
     TUNED: partial(fine_tuned, epochs=EPOCHS["fine-tuning"]),
 }
+NAMES = [*METHODS, SHARED]
 
 
 # The table
@@ -237,7 +285,8 @@ def _answering(methods: list[str], repeats: int) -> dict[str, float]:
     runs[TUNED] = lambda: [model(**inputs) for _ in range(8)]
     with torch.no_grad():
         taken = in_turn(runs, repeats=repeats)
-    return {name: ratio(taken, name, to="base") for name in runs}
+    answering = {name: ratio(taken, name, to="base") for name in runs}
+    return {**answering, SHARED: answering["default"]} if "default" in answering else answering
 
 
 def _summed(table: Any, answering: dict[str, float]) -> list[dict[str, Any]]:
