@@ -33,6 +33,7 @@ from lamina.train.fit import fit
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from transformers import PreTrainedModel
 
     from lamina.studies.runner import Failure
@@ -64,11 +65,12 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
 ) -> Study:
     """Propose for each task which layers to read and how many blocks to keep; do it, and measure again.
 
-    First a linear reader of every layer is trained, all in one pass of the frozen model. The lowest layer whose mean
-    score is within `tolerance` of the best tells how many blocks stay; the readers' layers are those up to there that
-    come as close to it. Then the model is cut, a linear reader of a scalar mix of those layers is trained, and held
-    against one of all layers of the whole model, seed by seed. A model with an output over a vocabulary is asked for
-    the tokens of `texts` too, whole and cut. The conclusions say what was lost, and whether the interval allows it.
+    First a linear reader of every layer is trained, and one of a scalar mix of all of them, in one pass of the frozen
+    model. The lowest layer whose mean score is within `tolerance` of the best tells how many blocks stay; the readers'
+    layers are those up to there that come as close to it. Then the model is cut, a linear reader of a scalar mix of
+    those layers is trained, and held against that of all layers of the whole model, seed by seed. A model with an
+    output over a vocabulary is asked for the tokens of `texts` too, whole and cut. The conclusions say what was lost,
+    and whether the interval allows it.
 
     What is chosen (layers, blocks, and the epoch of every reader) is chosen on a tenth of the training rows, which each
     seed holds out anew, and no reader learns from them; the validation rows have no part in it, and measure what was
@@ -115,22 +117,22 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
         for seed in seeds
     ]
     probed, failures = run_cells(first, settings=settings, output=output and output / "layers", **how)
-    found = {} if probed.empty else proposals(probed, {name: task.metric for name, task in named.items()}, tolerance)
+    layers: DataFrame = probed if probed.empty else probed.query("phase == 'layers'")
+    found = {} if layers.empty else proposals(layers, {name: task.metric for name, task in named.items()}, tolerance)
     settings["proposals"] = {
         name: {"keep": proposal.keep, "read": list(proposal.read)} for name, proposal in found.items()
     }
     cut = {name: proposal for name, proposal in found.items() if proposal.keep < edited.depth}
-    written: dict[tuple[str, str, int], tuple[Path, Path]] = {}
+    written: dict[tuple[str, int], tuple[Path, Path]] = {}
     if output is not None:
         places = {name: (output / "models" / slug(name), output / "readers" / slug(name)) for name in cut}
-        written = {(name, "cut", seeds[0]): place for name, place in places.items()}
+        written = {(name, seeds[0]): place for name, place in places.items()}
     second = [
         Cell(
-            {"task": name, "phase": phase, "seed": seed},
-            partial(_cut, model, processor, named[name], plan, seed, training, written.get((name, phase, seed))),
+            {"task": name, "phase": "cut", "seed": seed},
+            partial(_cut, model, processor, named[name], proposal, seed, training, written.get((name, seed))),
         )
         for name, proposal in cut.items()
-        for phase, plan in (("whole", _whole(proposal, edited.depth)), ("cut", proposal))
         for seed in seeds
     ]
     second += [
@@ -174,24 +176,25 @@ def _study(
     return finished(_OP, table, failures, settings, figures, sentences)
 
 
-def _whole(proposal: Proposal, depth: int) -> Proposal:
-    return Proposal(depth, tuple(range(1, depth + 1)), proposal.stack)
-
-
 def _layers(
     model: Any, processor: Any, task: Task, stack: str | None, seed: int, training: Mapping[str, Any]
 ) -> list[Row]:
-    """A linear reader of every layer, in one pass, scored on rows that were held out of those to learn from."""
+    """In one pass a linear reader of every layer, scored on rows that were held out of those to learn from.
+
+    Beside them stands one of all layers, "whole", which is scored on the validation rows.
+    """
     own, reader = opened(model, processor)
-    task = task.held_out(seed)
+    held = task.held_out(seed)
     bank, used = ReaderBank(own, reader), chosen_blocks(own, "all", stack, _OP)[0]
     names = {f"layer{layer}": layer for layer in range(used.layers)}
     for name, layer in names.items():
         bank.add(name, _reader(task, [layer], used.name, seed))
-    fit(bank, dict.fromkeys(names, task), seed=seed, progress=False, **training)
-    scores = evaluate(bank, dict.fromkeys(names, task))
+    bank.add("whole", _reader(task, range(1, used.layers), used.name, seed))
+    fit(bank, dict.fromkeys(bank, held), seed=seed, progress=False, **training)
+    scores = evaluate(bank, {**dict.fromkeys(names, held), "whole": task})
     facts = {"measure": task.metric, "stack": used.name}
-    return [{"layer": layer, **facts, "score": scores[name][task.metric]} for name, layer in names.items()]
+    rows = [{"layer": layer, **facts, "score": scores[name][task.metric]} for name, layer in names.items()]
+    return [*rows, {"phase": "whole", "blocks": used.depth, **facts, "score": scores["whole"][task.metric]}]
 
 
 def _reader(task: Task, layers: Sequence[int], stack: str, seed: int) -> Reader:

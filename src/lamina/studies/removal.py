@@ -120,9 +120,8 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     training = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
     base = partial(_Cell, model, processor, stack, spans, max_length)
     cells = [
-        Cell({"task": name, "seed": seed}, partial(_trained, base, task, seed, training))
-        for name, task in named.items()
-        for seed in seeds
+        Cell({"task": name, "seed": "all"}, partial(_trained, base, task, list(seeds), training))
+        for name, task in (named.items() if seeds else ())
     ]
     cells += [Cell({"task": name, "seed": None}, partial(_proxies, base, task)) for name, task in named.items()]
     if listed:
@@ -157,14 +156,14 @@ class _Cell:
 
     def without(self, measure: Any) -> list[Row]:
         """What `measure` gives of the whole model, and without each run of blocks."""
-        rows = [{"layer": 0, "blocks": 0, **measure()}]
+        rows = [{"layer": 0, "blocks": 0, **row} for row in measure()]
         said = logging.getLogger("lamina.train")
         level = said.level
         said.setLevel(logging.ERROR)  # what there is to warn of was told of the whole model
         try:
             for first, length in self.spans:
                 with skipping(self.model, self.stack, range(first, first + length), op=_OP):
-                    rows.append({"layer": first, "blocks": length, **measure()})
+                    rows += [{"layer": first, "blocks": length, **row} for row in measure()]
         finally:
             said.setLevel(level)
         return rows
@@ -189,14 +188,20 @@ class _Cell:
         return rows
 
 
-def _trained(base: Any, task: Task, seed: int, training: Mapping[str, Any]) -> list[Row]:
+def _trained(base: Any, task: Task, seeds: list[int], training: Mapping[str, Any]) -> list[Row]:
+    """The readers of all seeds, each trained in an order of its own; what is left without a run is read in one pass."""
     cell: _Cell = base()
     bank = ReaderBank(cell.model, cell.processor)
-    bank.add("task", linear_reader(task, seed=seed, stack=cell.stack.name))
-    fit(bank, {"task": task}, seed=seed, progress=False, **training)
+    names = {f"seed{seed}": seed for seed in seeds}
+    for name, seed in names.items():
+        bank.add(name, linear_reader(task, seed=seed, stack=cell.stack.name))
+        fit(bank, {name: task}, seed=seed, progress=False, **training)
 
-    def measure() -> Row:
-        return {"measure": task.metric, "score": evaluate(bank, {"task": task})["task"][task.metric]}
+    def measure() -> list[Row]:
+        scores = evaluate(bank, dict.fromkeys(names, task))
+        return [
+            {"seed": seed, "measure": task.metric, "score": scores[name][task.metric]} for name, seed in names.items()
+        ]
 
     return cell.without(measure)
 
@@ -223,9 +228,9 @@ def _language(base: Any, texts: list[Any]) -> list[Row]:
     if cell.model.get_output_embeddings() is None:
         return []
 
-    def measure() -> Row:
+    def measure() -> list[Row]:
         score = perplexity(cell.model, texts, cell.processor, cell.stack.depth, cell.max_length)
-        return {"measure": "perplexity", "score": score}
+        return [{"measure": "perplexity", "score": score}]
 
     inputs = text_inputs(cell.model, texts, cell.processor, cell.max_length, op=_OP)
     return [*cell.without(measure), *cell.proxies(inputs, len(texts))]
@@ -242,12 +247,12 @@ def _generation(base: Any, texts: list[Any], prompts: Sequence[str] | None, new_
     starts = prompt_ids(model, given, processor, tokens=None if prompts else _PROMPT_TOKENS, op=_OP)
     whole: list[list[int]] = []
 
-    def measure() -> Row:
+    def measure() -> list[Row]:
         said = continuations(model, starts, processor, new_tokens=new_tokens, op=_OP)
         whole[:] = whole or said
         text = tokenizer_of(processor).decode([*starts[0].tolist(), *said[0]], skip_special_tokens=True)
         shares = [same_share(own, other) for own, other in zip(whole, said, strict=True)]
-        return {"measure": SAME, "score": fmean(shares), "text": text}
+        return [{"measure": SAME, "score": fmean(shares), "text": text}]
 
     read = texts or given
     inputs = text_inputs(model, read, processor, cell.max_length, op=_OP)

@@ -109,7 +109,7 @@ def test_the_proposal_is_done_measured_and_written(tmp_path, monkeypatch):
     assert first["score"].iloc[0] == pytest.approx(score)
     assert study.conclusions[0].startswith("who: read at 0 and 1; keep 1 of 3 blocks: accuracy ")
     before = {path: path.stat().st_mtime_ns for path in save_folder.glob("*/cells/*.json")}
-    assert len(before) == 2 + 5
+    assert len(before) == 2 + 3
     monkeypatch.setattr(sys.modules["lamina.studies.advise"], "fit", None)  # no reader is trained again
     again = advise(model, {"who": task()}, TEXTS, resume=True, **options)
     pd.testing.assert_frame_equal(again.table, table)
@@ -150,7 +150,7 @@ def test_nothing_is_cut_where_every_block_counts(tmp_path, monkeypatch):
     study = advise(masked_model(), {"who": task()}, processor=masking_tokenizer(), seeds=[0], output=tmp_path, **QUICK)
     assert study.conclusions == ("who: keep all 3 blocks; no lower layer comes within 0.01 of the best accuracy.",)
     assert not (tmp_path / "models").exists()
-    assert set(study.table["phase"]) == {"layers"}
+    assert set(study.table["phase"]) == {"layers", "whole"}
 
 
 def test_what_cannot_be_advised_is_refused(tmp_path):
