@@ -132,16 +132,16 @@ def _options() -> argparse.Namespace:
     return asked
 
 
-def _task(asked: argparse.Namespace, name: str) -> Task:
-    """A task with the rows that were asked for, a tenth of them held out; its published part tests."""
-    task = Task.preset(name, files=asked.data / name)
-    rows = min(len(task.split("train")), TASKS[name].get("rows", asked.rows or math.inf), asked.rows or math.inf)
-    if rows < len(task.split("train")):
-        task = task.subsample(rows=int(rows), seed=0)
+def limited(data: Path, name: str, *, rows: int | None, scored: int | None) -> Task:
+    """A task with so many rows, a tenth of them held out; its published part tests."""
+    task = Task.preset(name, files=data / name)
+    count = min(len(task.split("train")), TASKS[name].get("rows", rows or math.inf), rows or math.inf)
+    if count < len(task.split("train")):
+        task = task.subsample(rows=int(count), seed=0)
     task = task.held_out()
     published = task.split("test")
-    if asked.scored and asked.scored < len(published):
-        some = sorted(random.Random(0).sample(range(len(published)), asked.scored))
+    if scored and scored < len(published):
+        some = sorted(random.Random(0).sample(range(len(published)), scored))
         task = replace(task, splits={**task.splits, "test": published.take(some)})
     return task
 
@@ -152,7 +152,7 @@ def _length(name: str) -> int:
 
 def _cell(asked: argparse.Namespace, name: str, method: str, seed: int, only: str | None) -> list[dict[str, Any]]:
     """One method on one task: the row of the variant that was best on held-out rows, or of the only one."""
-    task = _task(asked, name)
+    task = limited(asked.data, name, rows=asked.rows, scored=asked.scored)
     return [{"metric": task.metric, **METHODS[method](task, seed=seed, max_length=_length(name), only=only)}]
 
 
@@ -222,7 +222,7 @@ def _read(name: str, task: Task, *, seed: int, max_length: int, only: str | None
 
 def _shared(asked: argparse.Namespace, seed: int, only: str | None) -> list[dict[str, Any]]:
     """One model, tuned along with the default readers of all tasks: a row per task, of the best variant by the mean."""
-    tasks = {name: _task(asked, name) for name in asked.tasks}
+    tasks = {name: limited(asked.data, name, rows=asked.rows, scored=asked.scored) for name in asked.tasks}
     tried: list[list[dict[str, Any]]] = []
     for variant, frozen in BASES.items():
         if only not in (None, variant):
