@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from lamina.studies.statistics import rank_correlation
 from lamina.tasks.metrics import LOWER
 from lamina.train.results import summarise
 
@@ -38,7 +39,7 @@ def with_predictions(table: DataFrame) -> tuple[DataFrame, list[str]]:
             )
             rows.append(joined.assign(measure="drop", proxy=proxy).to_dict("records"))
             mean = joined.groupby(["layer", "blocks"])[["score", "predicted"]].mean()
-            found = _correlation(mean)
+            found = rank_correlation(mean["predicted"].tolist(), mean["score"].tolist())
             rows.append([{"task": task, "measure": "rank_correlation", "proxy": proxy, **found}])
             conclusions.append(_sentence(str(task), proxy, found))
     columns = ["task", "seed", "layer", "blocks", "measure", "proxy", "predicted", "n", "p", "score"]
@@ -59,15 +60,6 @@ def _drops(measured: Any) -> Any:
             drop = whole - out["score"]
         parts.append(out.assign(score=drop))
     return pd.concat(parts) if parts else measured
-
-
-def _correlation(mean: Any) -> dict[str, Any]:
-    from scipy.stats import spearmanr
-
-    if len(mean) < 3 or mean.nunique().min() < 2:
-        return {"n": len(mean), "p": float("nan"), "score": float("nan")}
-    found: Any = spearmanr(mean["predicted"], mean["score"])
-    return {"n": len(mean), "p": float(found.pvalue), "score": float(found.statistic)}
 
 
 def _sentence(task: str, proxy: str, found: dict[str, Any]) -> str:

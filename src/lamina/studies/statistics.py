@@ -160,6 +160,16 @@ def corrected(differences: Sequence[Difference]) -> list[Difference]:
     return [replace(difference, holm=p) for difference, p in zip(differences, values, strict=True)]
 
 
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
+    """Spearman's, as "score", with "p" and "n"; NaN for fewer than three pairs, or where one side never differs."""
+    from scipy.stats import spearmanr
+
+    if len(first) < 3 or min(len(set(first)), len(set(second))) < 2:
+        return {"n": len(first), "p": float("nan"), "score": float("nan")}
+    found: Any = spearmanr(first, second)
+    return {"n": len(first), "p": float(found.pvalue), "score": float(found.statistic)}
+
+
 def mean_and_interval(values: Sequence[float]) -> str:
     """Scores of several seeds as "0.853 +- 0.012" (95 % t interval), of one as "0.853 (one seed)"."""
     summary = summarise(values)

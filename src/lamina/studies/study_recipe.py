@@ -41,7 +41,7 @@ SHARED = ("model", "base", "tasks", "texts")  # parameters that the recipe gives
 CONTROLS = ("output", "resume", "progress", "ray")  # those that the command gives
 _IN_MEMORY = ("processor", "other_processor", "batches")  # those that no recipe can give
 _AS_NAMES: dict[str, Any] = {  # what a recipe says by a name or folder
-    **dict.fromkeys(("PreTrainedModel", "ReaderBank", "Checkpoint"), str),
+    **dict.fromkeys(("PreTrainedModel", "ReaderBank", "Checkpoint", "Study"), str),
     "Selector": Annotated[Any, checked(check_selector)],
 }
 _TYPES: dict[str, Any] = {"Any": Any, "Iterable": Iterable, "Literal": Literal, "Mapping": Mapping, "Path": str}

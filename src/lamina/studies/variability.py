@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,11 +13,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lamina.errors import ConfigError, DataError
+from lamina.errors import ConfigError, DataError, check_known
 from lamina.studies.class_scatter import ClassScatter
 from lamina.studies.passes import LayerReader, group_batches
 from lamina.studies.provenance import library_versions, model_facts
 from lamina.studies.sources import own_processor
+from lamina.studies.statistics import rank_correlation
 from lamina.studies.study import Figure, Study
 from lamina.studies.vectors import mean_state, own_tokens
 from lamina.tasks import kind_of
@@ -40,6 +42,7 @@ def variability(  # noqa: PLR0913 the options of a public entry point
     *,
     processor: Any = None,
     split: str = "train",
+    probed: Study | str | Path | None = None,
     layers: Selector = "all",
     stack: str | None = None,
     batch_size: int = 32,
@@ -59,6 +62,8 @@ def variability(  # noqa: PLR0913 the options of a public entry point
         tasks: Name -> a task with one class per row, or such a task alone.
         processor: Tokenizer or image processor; None: the one that belongs to `model.name_or_path`.
         split: The part of the task that is read.
+        probed: A study of `probe` over the same tasks, or its folder: the mean score of the linear probe of each layer
+            (of the MLP, where there is no linear one) is set beside nu, with Spearman's rank correlation.
         layers: Which layers.
         stack: Which stack; None: the only one, or the encoder.
         batch_size: Rows per pass; it changes nothing but speed.
@@ -67,12 +72,14 @@ def variability(  # noqa: PLR0913 the options of a public entry point
 
     Returns:
         A study whose table has "task", "layer", "measure" ("nu"), "classes", "rows" and "score": from 0; infinite where
-        the means of all classes are the same.
+        the means of all classes are the same. With `probed` also rows of measure "probe", with "nu" beside the score,
+        and of "rank_correlation" with "p" over "n" layers, which is below 0 where a low nu goes with a high score.
 
     Raises:
         DataError: If the rows are of fewer than two classes.
-        ConfigError: If a task has not one class per row.
-        UnknownNameError: If a task has no such split, or the model no such stack.
+        ConfigError: If a task has not one class per row, or `probed` is another study.
+        StoreError: If `probed` is a folder without a study, or damaged.
+        UnknownNameError: If a task has no such split, the model no such stack, or `probed` no such task.
         LayerIndexError: If there is no such layer.
 
     Source:
@@ -83,6 +90,7 @@ def variability(  # noqa: PLR0913 the options of a public entry point
     named = dict(tasks) if isinstance(tasks, Mapping) else {tasks.name: tasks}
     own = own_processor(reader.model, processor)
     labels = {name: _classes(task, name, split) for name, task in named.items()}
+    probes = None if probed is None else _probes(probed, list(named))
     rows: list[dict[str, Any]] = []
     for name, task in named.items():
         limit = kind_of(task.kind).length_limit(reader.model, own, max_length)
@@ -105,8 +113,62 @@ def variability(  # noqa: PLR0913 the options of a public entry point
     }
     title = "Variability of hidden states by layer (low: specialised)"
     note = "Where the line is lowest, the classes of the task are tight and far apart: read there first."
-    figure = Figure("line", x="layer", colour="task", title=title, value_title="nu (no unit)", note=note)
-    return Study(_OP, pd.DataFrame(rows), settings, {"nu": figure}, tuple(_conclusions(rows)))
+    drawn = {"x": "layer", "colour": "task", "where": {"measure": "nu"}}
+    figures = {"nu": Figure("line", **drawn, title=title, value_title="nu (no unit)", note=note)}
+    said = list(_conclusions(rows))
+    if probes is not None:
+        beside = [row for name in named for row in _beside(name, rows, probes)]
+        rows, said = rows + beside, said + [_compared(row) for row in beside if row["measure"] == "rank_correlation"]
+        figures["nu and probes"] = Figure(
+            "scatter",
+            x="nu",
+            colour="task",
+            where={"measure": "probe"},
+            title="The score of a probe, by the variability of its layer",
+            x_title="nu (no unit)",
+            value_title="mean score of the probe",
+            note="Where nu tells which layer to read, points fall from the left to the right.",
+        )
+    return Study(_OP, pd.DataFrame(rows), settings, figures, tuple(said))
+
+
+def _probes(probed: Study | str | Path, tasks: Sequence[str]) -> dict[str, dict[int, float]]:
+    """Task -> layer -> mean score over seeds."""
+    study = probed if isinstance(probed, Study) else Study.load(probed)
+    if study.name != "probe":
+        raise ConfigError(f"{_OP}: probed is a study '{study.name}'; it is one that `probe` made.")
+    table: Any = study.table
+    own: Any = table[(table["measure"] == "score") & table["layer"].notna() & (table["site"] == "output")]
+    own = own[own["probe"] == ("linear" if "linear" in set(own["probe"]) else "mlp")]
+    means = {str(task): part.groupby("layer")["score"].mean() for task, part in own.groupby("task")}
+    check_known(f"{_OP}: probed", tasks, means, "task")
+    return {task: {int(layer): float(score) for layer, score in means[task].items()} for task in tasks}
+
+
+def _beside(
+    task: str, rows: Sequence[Mapping[str, Any]], probes: Mapping[str, Mapping[int, float]]
+) -> list[dict[str, Any]]:
+    """The probe's score of each layer that both studies have, and the rank correlation with nu."""
+    nus = {row["layer"]: row["score"] for row in rows if row["task"] == task}
+    both = [layer for layer in nus if layer in probes[task]]
+    points = [
+        {"task": task, "layer": layer, "measure": "probe", "nu": nus[layer], "score": probes[task][layer]}
+        for layer in both
+    ]
+    found = rank_correlation([nus[layer] for layer in both], [probes[task][layer] for layer in both])
+    return [*points, {"task": task, "measure": "rank_correlation", **found}]
+
+
+def _compared(row: Mapping[str, Any]) -> str:
+    """What the rank correlation allows to say."""
+    n = f"n = {row['n']} layers"
+    if math.isnan(row["score"]):
+        return f"{row['task']}: whether nu tells which layer a probe reads best cannot be said ({n})."
+    facts = f"rank correlation {row['score']:.2f}, p = {row['p']:.2g}, {n}"
+    if row["p"] > 0.05:
+        return f"{row['task']}: that nu tells which layer a probe reads best cannot be concluded ({facts})."
+    what = "a low nu goes with a high score of a probe" if row["score"] < 0 else "nu contradicts the probe's score"
+    return f"{row['task']}: {what} ({facts})."
 
 
 def _conclusions(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -6,13 +6,14 @@ import math
 from collections import Counter
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from tests.support.stored import tiny_model, tiny_tokenizer
 
 from lamina import Task
 from lamina.errors import ConfigError, DataError, LayerIndexError, UnknownNameError
-from lamina.studies import variability
+from lamina.studies import Study, variability
 from lamina.studies.class_scatter import ClassScatter
 
 RNG = np.random.default_rng(0)
@@ -62,6 +63,49 @@ def test_nu_is_that_of_the_definition(model, tokenizer):
     ]
     again = variability(model, {"mood": task()}, processor=tokenizer, batch_size=50, layers=[2])
     assert again.table["score"].tolist() == pytest.approx([study.table["score"][2]], rel=1e-4)
+
+
+def probed(scores: dict[int, float], name: str = "probe") -> Study:
+    """A study of probes of two seeds, .1 apart, and of rows that are not to be read."""
+    facts = {"task": "mood", "site": "output", "probe": "linear", "measure": "score"}
+    rows = [
+        {**facts, "layer": layer, "seed": seed, "score": score + seed / 10}
+        for layer, score in scores.items()
+        for seed in (0, 1)
+    ]
+    others = [{"layer": None}, {"layer": 1, "measure": "control"}, {"layer": 1, "site": "ffn"}, {"probe": "mlp"}]
+    return Study(name, pd.DataFrame([*rows, *({**facts, "layer": 2, "score": 9.0, **other} for other in others)]))
+
+
+def test_beside_the_scores_of_probes(model, tokenizer, tmp_path):
+    given = {"processor": tokenizer}
+    nus = variability(model, {"mood": task()}, **given).table["score"]
+    order = nus.rank().astype(int).to_dict()  # 1: the lowest nu
+    study = variability(model, {"mood": task()}, probed=probed({k: 1 - n / 10 for k, n in order.items()}), **given)
+    points = study.rows("nu and probes")
+    assert points["nu"].tolist() == pytest.approx(nus.tolist())
+    assert points["score"].tolist() == pytest.approx([1.05 - n / 10 for n in order.values()])
+    assert study.table.iloc[-1][["measure", "n", "score"]].tolist() == ["rank_correlation", 4, -1.0]
+    assert study.conclusions[-1].startswith("mood: a low nu goes with a high score of a probe (rank correlation -1.00")
+    assert study.rows("nu")["score"].tolist() == pytest.approx(nus.tolist())
+    against = probed({k: n / 10 for k, n in order.items()})
+    against.save(tmp_path)
+    study = variability(model, {"mood": task()}, probed=tmp_path, **given)
+    assert "nu contradicts the probe's score" in study.conclusions[-1]
+
+
+def test_too_little_to_compare(model, tokenizer):
+    two = variability(model, {"mood": task()}, probed=probed({1: 0.5, 3: 0.6}), processor=tokenizer)
+    assert two.conclusions[-1].endswith("cannot be said (n = 2 layers).")
+    same = variability(model, {"mood": task()}, probed=probed({0: 0.3, 1: 0.2, 3: 0.6}), processor=tokenizer)
+    assert "cannot be concluded (rank correlation" in same.conclusions[-1]
+
+
+def test_studies_that_are_not_of_these_probes_are_refused(model, tokenizer):
+    with pytest.raises(ConfigError, match="'drift'; it is one that `probe` made"):
+        variability(model, {"mood": task()}, probed=probed({1: 0.5}, name="drift"), processor=tokenizer)
+    with pytest.raises(UnknownNameError, match="mood"):
+        variability(model, {"other": task()}, probed=probed({1: 0.5}), processor=tokenizer)
 
 
 def test_sums_far_from_zero():
