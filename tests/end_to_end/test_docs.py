@@ -17,7 +17,7 @@ from tests.support.documented import ROOT, blocks, pages
 from tests.support.files import jsonl, put
 from tests.support.finetuned import bert, image_processor, t5, t5_tokenizer, vit
 from tests.support.pictures import encoded, picture
-from tests.support.sounds import layer_normed, sound_bytes, sound_folder, tone, whisper, whisper_features
+from tests.support.sounds import sound_bytes, sound_folder, tone, whisper, whisper_features
 from tests.support.stored import tiny_tokenizer
 
 import lamina
@@ -78,7 +78,7 @@ def training() -> Names:
 
 def editing() -> Names:
     names = with_bank()
-    return {**names, "model": bert(num_hidden_layers=6), "hubert": layer_normed("hubert")}
+    return {**names, "model": bert(num_hidden_layers=6)}
 
 
 def concepts() -> Names:
@@ -164,6 +164,11 @@ PAGES: dict[str, tuple[Callable[[], Names], Callable[[Names, str], None]]] = {
     "docs/extending.md": (dict, printed_alone),
     "docs/files.md": (dict, printed_alone),
     "docs/guides/a-million-texts.md": (dict, printed_alone),
+    "docs/guides/cutting.md": (dict, printed_alone),
+    "docs/guides/inserting.md": (dict, printed_alone),
+    "docs/guides/layers.md": (dict, printed_alone),
+    "docs/guides/one-pass.md": (dict, printed_alone),
+    "docs/guides/sweeps.md": (dict, printed_alone),
     "docs/guides/which-reader.md": (dict, printed_alone),
     "docs/generation.md": (lambda: {"tokenizer": tiny_tokenizer()}, of_generation),
     "docs/index.md": (files, printed_alone),
