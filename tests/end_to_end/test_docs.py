@@ -237,6 +237,13 @@ def test_the_recipe_of_the_page_on_papers_can_be_run(tmp_path: Path):
     assert sum(run["count"] for run in found.runs) == 24
 
 
+def test_the_recipe_of_the_page_on_sweeps_can_be_run(tmp_path: Path):
+    text = (ROOT / "docs" / "guides" / "sweeps.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+    found = estimate(load_recipe(put(tmp_path / "sweep.yaml", recipe)))
+    assert sum(run["count"] for run in found.runs) == 27
+
+
 def test_what_a_page_says_wrongly_is_found(tmp_path: Path):
     page = tmp_path / "page.md"
     page.write_text("```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n\n    ```python\n    x = 1\n    ```\n")
