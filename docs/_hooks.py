@@ -20,6 +20,11 @@ NOTEBOOKS = (  # pages that are a program from beginning to end
     "files.md",
     "studies.md",
     "guides/a-million-texts.md",
+    "guides/cutting.md",
+    "guides/inserting.md",
+    "guides/layers.md",
+    "guides/one-pass.md",
+    "guides/sweeps.md",
     "guides/which-reader.md",
 )
 _PRINTED = re.compile(r"(?<=^```\n)\n```text\n.*?^```\n", re.DOTALL | re.MULTILINE)

@@ -17,7 +17,7 @@ from tests.support.documented import ROOT, blocks, pages
 from tests.support.files import jsonl, put
 from tests.support.finetuned import bert, image_processor, t5, t5_tokenizer, vit
 from tests.support.pictures import encoded, picture
-from tests.support.sounds import layer_normed, sound_bytes, sound_folder, tone, whisper, whisper_features
+from tests.support.sounds import sound_bytes, sound_folder, tone, whisper, whisper_features
 from tests.support.stored import tiny_tokenizer
 
 import lamina
@@ -78,7 +78,7 @@ def training() -> Names:
 
 def editing() -> Names:
     names = with_bank()
-    return {**names, "model": bert(num_hidden_layers=6), "hubert": layer_normed("hubert")}
+    return {**names, "model": bert(num_hidden_layers=6)}
 
 
 def concepts() -> Names:
@@ -164,6 +164,11 @@ PAGES: dict[str, tuple[Callable[[], Names], Callable[[Names, str], None]]] = {
     "docs/extending.md": (dict, printed_alone),
     "docs/files.md": (dict, printed_alone),
     "docs/guides/a-million-texts.md": (dict, printed_alone),
+    "docs/guides/cutting.md": (dict, printed_alone),
+    "docs/guides/inserting.md": (dict, printed_alone),
+    "docs/guides/layers.md": (dict, printed_alone),
+    "docs/guides/one-pass.md": (dict, printed_alone),
+    "docs/guides/sweeps.md": (dict, printed_alone),
     "docs/guides/which-reader.md": (dict, printed_alone),
     "docs/generation.md": (lambda: {"tokenizer": tiny_tokenizer()}, of_generation),
     "docs/index.md": (files, printed_alone),
@@ -230,6 +235,13 @@ def test_the_recipe_of_the_page_on_papers_can_be_run(tmp_path: Path):
         put(tmp_path / f"{part}.csv", "review,stars\ngood,1\nbad,2\nfine,1\nill,2\n")
     found = estimate(load_recipe(put(tmp_path / "mine.yaml", recipe)), data=tmp_path)
     assert sum(run["count"] for run in found.runs) == 24
+
+
+def test_the_recipe_of_the_page_on_sweeps_can_be_run(tmp_path: Path):
+    text = (ROOT / "docs" / "guides" / "sweeps.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+    found = estimate(load_recipe(put(tmp_path / "sweep.yaml", recipe)))
+    assert sum(run["count"] for run in found.runs) == 27
 
 
 def test_what_a_page_says_wrongly_is_found(tmp_path: Path):
