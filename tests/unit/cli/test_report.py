@@ -94,6 +94,12 @@ def test_a_folder_without_a_report(lamina: Lamina, tmp_path: Path):
     assert "holds no report.json" in ran.err
 
 
+def test_a_study_by_itself_is_told_of_the_page(lamina: Lamina, tmp_path: Path):
+    ran = lamina("report", saved(probe(), tmp_path / "probe"))
+    assert (ran.code, ran.out) == (2, "")
+    assert "is a study, whose report is a page. Add -o page.html." in ran.err
+
+
 def test_one_page_of_a_run_and_a_study(lamina: Lamina, recipe: Path):
     out, page = recipe.parent / "out", recipe.parent / "page.html"
     assert train(lamina, recipe).code == 0
