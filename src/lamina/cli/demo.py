@@ -51,4 +51,4 @@ def _show(result: Demo) -> None:
 
 def _sentence(entry: dict[str, Any]) -> str:
     spans = ", ".join(f"{span['text']} ({span['label']})" for span in entry["entities"]) or "none"
-    return f"  {entry['text']} {entry['sentiment']['label']}, {entry['acceptability']['label']}; entities: {spans}"
+    return f"  {entry['text']} -> {entry['sentiment']['label']}, {entry['acceptability']['label']}; entities: {spans}"
