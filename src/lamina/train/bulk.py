@@ -23,7 +23,7 @@ from lamina.train.answering import Answered, Answering, Chunk
 from lamina.train.options import FitOptions
 from lamina.train.predict import Predictor
 from lamina.train.ray_tasks import in_order
-from lamina.utils import check_range, sweep, sync, write_text
+from lamina.utils import check_range, is_file, sweep, sync, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -122,7 +122,7 @@ def predict_file(  # noqa: PLR0913
     source, output = Path(source), Path(output)
     if output.suffix.lower() not in FORMATS:
         raise ConfigError(f"predict: the output {output} ends in '{output.suffix}'; it must be {', '.join(FORMATS)}.")
-    if output.exists() and source.exists() and output.samefile(source):
+    if is_file(output) and is_file(source) and output.samefile(source):
         raise ConfigError(f"predict: the output {output} is the file that is read; it would be lost. Name another.")
     check_range("predict", "chunk_rows", chunk_rows, 1, float("inf"))
     check_range("predict", "workers", workers, 1)
