@@ -74,6 +74,10 @@ class ReaderBank(nn.Module, Monitoring, Saving):
         super().__setstate__(state)
         hold(self.model, self)
 
+    def extra_repr(self) -> str:
+        """What is read, for the print of its modules."""
+        return f"{type(self.model).__name__} '{self.model.name_or_path}'"
+
     @property
     def model(self) -> PreTrainedModel:
         """The model that is read."""

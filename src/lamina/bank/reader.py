@@ -14,6 +14,7 @@ from lamina.fusion.base import FusionConfig
 from lamina.heads import HEADS
 from lamina.heads.base import IGNORE, HeadConfig, ReadTask
 from lamina.layers import LayerStack, select
+from lamina.layers.selectors import ranges
 from lamina.utils import check_range, derive_seed, rank, seed_torch
 
 if TYPE_CHECKING:
@@ -79,6 +80,10 @@ class ReaderModule(nn.Module):
             self.head = config.head.build_on(model, self.fusion.dim)
         self.fusion.check_head(self.head)
         self.head.check_reads(model, stack, self.fusion)
+
+    def extra_repr(self) -> str:
+        """What it reads and how, for the print of its modules."""
+        return f"layers {ranges(self.layers)} of {self.stack}, {self.config.fusion}"
 
     def seed_dropout(self, device: torch.device) -> None:
         """Start a training pass with this reader's own random numbers; other processes draw others."""

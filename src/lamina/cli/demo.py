@@ -18,9 +18,9 @@ _OUTPUT = "Folder for the bank, the picture and the corpus."
 
 def demo(
     output: Annotated[Path, Option("--output", "-o", help=_OUTPUT)] = Path("out/demo"),
-    rows: Annotated[int, Option(help="Sentences in the corpus.")] = 4500,
+    rows: Annotated[int, Option(min=48, help="Sentences in the corpus.")] = 4500,
     epochs: Annotated[int, Option(min=1, help="Times through the training part.")] = 4,
-    seed: Annotated[int, Option(help="Of corpus, readers and order.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Of corpus, readers and order.")] = 0,
     progress: Annotated[bool, Option(help="Show a progress bar.")] = True,
     as_json: JsonOption = False,
 ) -> None:
@@ -51,4 +51,4 @@ def _show(result: Demo) -> None:
 
 def _sentence(entry: dict[str, Any]) -> str:
     spans = ", ".join(f"{span['text']} ({span['label']})" for span in entry["entities"]) or "none"
-    return f"  {entry['sentiment']['label']}, {entry['acceptability']['label']}; entities: {spans}"
+    return f"  {entry['text']} -> {entry['sentiment']['label']}, {entry['acceptability']['label']}; entities: {spans}"

@@ -79,6 +79,10 @@ def edit(  # noqa: PLR0913
     ):
         if name not in known:
             raise UnknownNameError(op="edit", got=str(name), known=filter(None, known), what=option)
+    how_inserted = {"--layers": layers != "all", "--init": init != "identity", "--activation": activation != "gelu"}
+    how_inserted |= {"--placement": placement != "weight", "--kernel": kernel != 3}
+    _check_used("--insert", insert, how_inserted)
+    _check_used("--reinit", reinit, {"--scope": scope != "linear"})
     random: Any = {"stack": stack, "generator": torch.Generator().manual_seed(seed)}
     how: Any = {"init": init, "placement": placement, "kernel": kernel, **random}
     how["activation"] = None if activation == "none" else activation
@@ -99,6 +103,13 @@ def edit(  # noqa: PLR0913
     with nullcontext() if dry_run else _claimed(out, force=force):
         facts = _run(model, head, changes, None if dry_run else out, new_weights=new_weights)
     print_json(facts) if as_json else _show(facts)
+
+
+def _check_used(edit: str, asked: str | None, changed: Mapping[str, bool]) -> None:
+    """Refuse an option that says how an edit is made that was not asked for."""
+    if asked is None and any(changed.values()):
+        option = next(name for name, is_changed in changed.items() if is_changed)
+        raise ConfigError(f"edit: {option} was given without {edit}, which it belongs to.")
 
 
 def _selector(text: str | None) -> int | str | list[int]:

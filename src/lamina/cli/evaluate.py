@@ -21,17 +21,19 @@ if TYPE_CHECKING:
 
 PER_CLASS = ("label", "precision", "recall", "f1", "count", "guessed")
 _ERRORS = "Show so many wrong answers of each reader, the most confident first."
+_DATA = "Folder with a folder per preset; by default presets come from the hub."
+_TEXT = 'Column of the text in a file; by default what the task calls it, as "sentence" or "image".'
 _TASK = "A reader (of a model any name), and a preset's name or a file; once per reader."
 
 
 def evaluate(  # noqa: PLR0913
     bank_or_model: options.SavedArgument,
     task: Annotated[list[str], Option(metavar="READER=TASK", help=_TASK)],
-    data: options.DataOption = None,
+    data: Annotated[Path | None, Option(help=_DATA)] = None,
     split: Annotated[str, Option(help='Part of a preset: "train", "validation" or "test".')] = "validation",
-    text: options.TextOption = None,
+    text: Annotated[str | None, Option(help=_TEXT)] = None,
     pair: options.PairOption = None,
-    label: Annotated[str | None, Option(help="Column of the label in files.")] = None,
+    label: Annotated[str | None, Option(help='Column of the label in a file; by default "label".')] = None,
     per_class: Annotated[bool, Option("--per-class", help="Add a table per reader, a row per label.")] = False,
     errors: Annotated[int, Option(min=0, metavar="N", help=_ERRORS)] = 0,
     model: options.ModelOption = None,

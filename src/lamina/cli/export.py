@@ -44,8 +44,8 @@ def export(
     A graph is run in onnxruntime and compared to PyTorch before it takes its place. docs/export.md shows how to ask it.
     """
     if form is Format.TORCH and (main or len(reader or ()) != 1):
-        came = "--main" if main else f"{len(reader or ())} names of readers"
-        raise ConfigError(f"export: {came} with --format torch, which writes one reader. Give --reader NAME once.")
+        came = "--main was given" if main else f"{len(reader or ()) or 'no'} readers were named"
+        raise ConfigError(f"export: {came}; --format torch writes one reader of a bank. Give --reader NAME once.")
     from lamina.bank import ReaderBank
 
     target, processor = _opened(bank_or_model, model)

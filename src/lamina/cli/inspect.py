@@ -68,9 +68,9 @@ def _row(tap: dict[str, Any]) -> tuple[object, ...]:
 def describe(name: str, *, weights: bool = False) -> dict[str, Any]:
     """Facts about a model's layers, JSON-ready; with the weights, also the fingerprint of each stack."""
     from lamina.layers import stacks
-    from lamina.store import empty_model, fingerprint, load, load_config
+    from lamina.store import fingerprint, load, outline
 
-    model = load(name)[0] if weights else empty_model(load_config(name))
+    model = load(name)[0] if weights else outline(name)
     with nullcontext() if weights else noted("tried without weights; --weights looks closer"):
         by_name = stacks(model)
     facts = {stack_name: _stack(stack) for stack_name, stack in by_name.items()}

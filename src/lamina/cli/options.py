@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 _SAVED = "Folder or hub id of a saved bank, or of a whole model that lamina fine-tuned or saved."
 _BASE = "Folder or hub id of a bank's base; by default the one that the bank names."
 _DEVICE = 'Where to run: "cpu", "cuda", ...; "auto" takes a GPU if there is one.'
-_DATA = "Folder with a folder per preset; by default presets come from the hub."
+_DATA = "Folder of the recipe's files, with a folder per preset; by default files are here, presets come from the hub."
+_TEXT = 'Column of the text in a file; by default the only one, or one with a usual name, as "text" or "sentence".'
 _RAY = "Run cells as tasks of Ray: on this machine (local), on the cluster that runs here (auto), or at HOST:PORT."
 
 SavedArgument = Annotated[str, Argument(metavar="BANK|MODEL", help=_SAVED)]
 ModelArgument = Annotated[str, Argument(metavar="MODEL", help='Folder or hub id of a model, or "minilm".')]
 DataOption = Annotated[Path | None, Option(help=_DATA)]
-TextOption = Annotated[str | None, Option(help="Column of the text in a file; by default the usual one.")]
+TextOption = Annotated[str | None, Option(help=_TEXT)]
 PairOption = Annotated[str | None, Option(help="Column of the second text in a file.")]
 ModelOption = Annotated[str | None, Option(help=_BASE)]
 DeviceOption = Annotated[str, Option(help=_DEVICE)]

@@ -79,13 +79,16 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table()
     for number, name in enumerate(columns):
         numeric = all(isinstance(row[number], int | float) for row in rows)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else text(cell) for cell in row))
-    Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False, emoji=False).print(table)
+    console = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False, emoji=False)
+    if title:
+        console.print(Text(title, style="bold"))  # a title of the table's own would be broken to its width
+    console.print(table)
 
 
 def text(cell: object) -> str:

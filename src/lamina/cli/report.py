@@ -11,6 +11,7 @@ from typer import Argument, Option
 from lamina.cli.options import JsonOption
 from lamina.cli.output import print_json, print_table
 from lamina.errors import ConfigError, MissingExtraError
+from lamina.utils import is_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 _RUNS = "Output folders of `lamina train` and `lamina study`; several only with -o."
 _OUTPUT = "Write one HTML page of all runs, which opens from disk; needs no network."
 _FILES = "Write each chart and table of the page as files beside it too: PNG, SVG, Markdown and LaTeX."
-_FORMAT = 'Of the figures: "png", "svg" or "html"; may be given several times.'
+_FORMAT = 'Of the figures: "png" (the default), "svg" or "html"; may be given several times.'
 _BESIDE = "Output folder of another run, to draw its figures into those of this one; may be given several times."
 
 
 def report(
-    runs: Annotated[list[Path], Argument(metavar="RUN...", help=_RUNS)],
+    runs: Annotated[list[Path], Argument(metavar="RUN", help=_RUNS)],
     output: Annotated[Path | None, Option("--output", "-o", metavar="PAGE.html", help=_OUTPUT)] = None,
     title: Annotated[str | None, Option(help="Of the page.")] = None,
     files: Annotated[bool, Option("--files", help=_FILES)] = False,
@@ -38,6 +39,8 @@ def report(
     The folder gets report.md, report.tex (for the package booktabs) and the figures. With -o, one page shows any number
     of studies and runs: conclusions first, charts, tables, settings and seeds.
     """
+    from lamina.studies.study import STUDY
+
     if output is not None:
         if image_format or beside:
             raise ConfigError(
@@ -48,6 +51,8 @@ def report(
     if len(runs) > 1 or title is not None or files:
         what = f"{len(runs)} runs are" if len(runs) > 1 else "--files is" if files else "--title is"
         raise ConfigError(f"report: {what} given without a page. Add -o page.html.")
+    if is_file(runs[0] / STUDY):
+        raise ConfigError(f"report: {runs[0]} is a study, whose report is a page. Add -o page.html.")
     written = write(runs[0], image_format or ["png"], beside or [])
     if as_json:
         print_json(written)

@@ -97,7 +97,8 @@ def serve(  # noqa: PLR0913
         app = _application(bank, model, device, settings, source=bank, readers_root=readers_root, page=page)
         _reload_on_signal(app.state.live.try_reload)
         port = listener.getsockname()[1]
-        print(f"{', '.join(app.state.engine.bank)} at http://{host}:{port} (/openapi.json says how to ask)", flush=True)
+        what = "a page to try them; " * page + "/openapi.json says how to ask"
+        print(f"{', '.join(app.state.engine.bank)} at http://{host}:{port} ({what})", flush=True)
         more: Any = {"log_level": "warning", "access_log": False, "server_header": False}
         more["timeout_graceful_shutdown"] = int(settings.shutdown_timeout)
         Server(uvicorn.Config(app, host=host, port=port, **more)).run(sockets=[listener])

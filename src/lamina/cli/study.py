@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from lamina.studies.study_recipe import StudyRecipe
 
 SHOWN = 20  # rows of a table
-_NAME = "Of the study, such as similarity; an unknown one lists those there are."
+NAMES = (  # those of the registry, which to import takes seconds
+    "probe", "similarity", "drift", "variability", "lens", "lens_tokens", "importance", "contributions", "removal",
+    "reinit", "insertion", "errors", "advise",
+)  # fmt: skip
+_NAME = f"Of the study: {', '.join(NAMES[:-1])} or {NAMES[-1]}."
 _OUTPUT = "Where to save; by default out/<recipe>/<study>."
 
 
@@ -64,7 +68,7 @@ def _show(found: Study, folder: Path, *, as_json: bool) -> None:
         print(f"and {left} rows more, in table.csv")
     for sentence in found.conclusions:
         print(f"- {sentence}")
-    print(f"saved in {folder}")
+    print(f"saved in {folder}; lamina report {folder} -o page.html shows it")
 
 
 def _plan(name: str, recipe: StudyRecipe, options: dict[str, Any], data: Path | None, folder: Path) -> dict[str, Any]:

@@ -69,7 +69,10 @@ def train(  # noqa: PLR0913
         print_json({"table": run.table, **facts})
     else:
         _show(run)
-        print(f"{run.steps} steps in {run.seconds:.0f} s; saved in {', '.join([str(folder), *drawn])}")
+        saved = ", ".join([str(folder), *drawn])
+        print(
+            f"{run.steps} steps in {run.seconds:.0f} s; saved in {saved}; lamina report {folder} -o page.html shows it"
+        )
     end_if_failed(failures)
 
 

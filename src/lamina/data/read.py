@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from lamina.data import formats
 from lamina.data.arrow import CHUNK, Column, dataset_of
 from lamina.errors import DataError
-from lamina.utils import check_range, is_file
+from lamina.utils import check_range, is_dir, is_file
 
 if TYPE_CHECKING:
     from lamina.data.formats import Records
@@ -171,7 +171,8 @@ def parquet_rows(path: str | Path, column: str, feature: str = "Image") -> Any:
 
 def _existing(path: str | Path) -> Path:
     if not is_file(path):
-        raise DataError(f"read: {path} is not there; a file is needed.", path=str(path))
+        what = "is a folder" if is_dir(path) else "is not there"
+        raise DataError(f"read: {path} {what}; a file is needed.", path=str(path))
     return Path(path)
 
 

@@ -101,7 +101,7 @@ def run_demo(folder: str | Path, *, rows: int = 4500, epochs: int = 4, seed: int
         layers=layers,
         timing=time_passes(bank, tasks["sentiment"].split("test").texts[:64]),
         reload_difference=_reload_difference(bank, folder / "bank"),
-        predictions=predict(bank, EXAMPLES),
+        predictions=[{"text": text, **answer} for text, answer in zip(EXAMPLES, predict(bank, EXAMPLES), strict=True)],
         seconds=time.perf_counter() - start,
         picture=picture,
         folder=folder,

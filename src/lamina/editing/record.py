@@ -39,6 +39,11 @@ class Edit:
     settings: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
 
+    def __repr__(self) -> str:
+        """All of it but the names of the parameters, of which there may be hundreds."""
+        what = f"'{self.kind}', stack='{self.stack}', layers={list(self.layers)}, {len(self.parameters)} parameters"
+        return f"Edit({what}, settings={dict(self.settings)}, seed={self.seed})"
+
     def to_dict(self) -> dict[str, Any]:
         """The record, JSON-ready."""
         return {**asdict(self), "layers": list(self.layers), "parameters": list(self.parameters)}

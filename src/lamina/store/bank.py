@@ -142,7 +142,10 @@ def _load_bank(
 ) -> ReaderBank:
     path = folder / facts.MANIFEST
     if not path.exists():
-        raise StoreError(f"load: {folder} has no {facts.MANIFEST}; give a folder that save_pretrained wrote.")
+        hint = "give a folder that save_pretrained wrote"
+        if (folder / "config.json").is_file():
+            hint = "it is a model, and readers are trained on it first, by lamina.fit or lamina train"
+        raise StoreError(f"load: {folder} has no {facts.MANIFEST}; {hint}.")
     manifest = facts.Manifest.read(path)
     base = manifest.base
     for name in manifest.readers:

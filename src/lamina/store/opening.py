@@ -13,7 +13,7 @@ from lamina.store.bank import load_bank
 from lamina.store.edited import read_record
 from lamina.store.loading import load
 from lamina.store.manifest import MANIFEST, RECORD
-from lamina.store.models import writing_class
+from lamina.store.models import source_of, writing_class
 from lamina.utils import is_file
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def open_saved(saved: str, *, base: str | None = None, writes: bool = False) -> 
     architecture = "" if is_file(Path(saved) / MANIFEST) else read_record(saved)[0]  # every saved model names it
     if not architecture:
         model, processor = (None, None) if base is None else load(base, writing_class(base) if writes else None)
-        return load_bank(saved, model, processor, writes=writes)
+        return load_bank(source_of(saved, None), model, processor, writes=writes)
     if base is not None:
         raise ConfigError(f"model: '{base}' was given as a base; {saved} is a whole model, which has none.")
     return load(saved, architecture)[0]

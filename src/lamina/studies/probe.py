@@ -274,7 +274,7 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
     for measure, (title, note) in names.items():
         if measure not in set(table["measure"]) or "layer" not in table:
             continue
-        x: dict[str, Any] = {"x": "layer", "facet": "task", "x_title": "layer (0: embeddings)", "note": note}
+        x: dict[str, Any] = {"x": "layer", "facet": "task", "x_title": "layer (0 = embeddings)", "note": note}
         if not several:
             figures[measure] = Figure("line", **x, colour="probe", where={"measure": measure}, title=title)
             continue

@@ -103,6 +103,11 @@ class Study:
         with foreign_errors(lambda reason: ConfigError(f"study {self.name}: {reason}; {own}.")):
             object.__setattr__(self, "settings", json.loads(json.dumps(self.settings)))
 
+    def __repr__(self) -> str:
+        """Its conclusions, and how much there is to look at."""
+        size = f"{len(self.table)} rows, figures: {', '.join(self.figures) or 'none'}"
+        return "\n".join([f"Study('{self.name}', {size})", *(f"- {sentence}" for sentence in self.conclusions)])
+
     def rows(self, figure: str) -> DataFrame:
         """The rows of the table that a figure is drawn from.
 

@@ -19,7 +19,7 @@ from lamina.tasks.sampling import SampleSize, subsample_rows
 from lamina.tasks.split import Split, held_out, limited
 
 logger = logging.getLogger(__name__)
-
+_SHOWN = 6  # labels in the print of a task
 Source = str | Path | tuple[str | Path, str | Path] | list[str]  # of a part: a file or folder, or a pair of files
 
 
@@ -56,6 +56,14 @@ class Task:
     by_row: bool = False
     label_all_tokens: bool = False
     image_size: int | None = None
+
+    def __repr__(self) -> str:
+        """What is asked, and of how many rows."""
+        rows = ", ".join(f"{name}: {len(split)}" for name, split in self.splits.items())
+        labels = f"[{', '.join(self.labels[:_SHOWN])}{', ...' * (len(self.labels) > _SHOWN)}]"
+        return (
+            f"Task('{self.name}', {self.kind}, {len(self.labels)} labels {labels}, metric {self.metric}; rows: {rows})"
+        )
 
     @property
     def pairs(self) -> bool:

@@ -23,7 +23,7 @@ from lamina.train.answering import Answered, Answering, Chunk
 from lamina.train.options import FitOptions
 from lamina.train.predict import Predictor
 from lamina.train.ray_tasks import in_order
-from lamina.utils import check_range, sweep, sync, write_text
+from lamina.utils import check_range, is_file, sweep, sync, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -113,7 +113,8 @@ def predict_file(  # noqa: PLR0913
     Raises:
         DataError: If the file or a column is missing, or a row cannot be read; names it. The rows before it are kept
             for a run with `skip_bad`.
-        ConfigError: If the output's ending is unknown, or what an earlier run left there is of other arguments.
+        ConfigError: If the output's ending is unknown, it is the source, or what an earlier run left there is of other
+            arguments.
         UnknownNameError: If a reader does not exist.
         StoreError: If the output cannot be written, say because the disk is full; what was whole is kept.
         MissingExtraError: If Ray is not installed.
@@ -121,6 +122,8 @@ def predict_file(  # noqa: PLR0913
     source, output = Path(source), Path(output)
     if output.suffix.lower() not in FORMATS:
         raise ConfigError(f"predict: the output {output} ends in '{output.suffix}'; it must be {', '.join(FORMATS)}.")
+    if is_file(output) and is_file(source) and output.samefile(source):
+        raise ConfigError(f"predict: the output {output} is the file that is read; it would be lost. Name another.")
     check_range("predict", "chunk_rows", chunk_rows, 1, float("inf"))
     check_range("predict", "workers", workers, 1)
     if workers is not None and ray is None:
@@ -232,7 +235,11 @@ class Partial:
                 file.truncate(partial.size)
             held = stack.pop_all()
         with held:
-            yield partial
+            try:
+                yield partial
+            finally:
+                if not partial.note.is_file():  # no row is whole, so nothing is there to go on with
+                    beside.unlink(missing_ok=True)
 
     def _go_on(self, state: dict[str, Any]) -> None:
         for name, now in self.same.items():

@@ -40,10 +40,10 @@ class FitResult:
     """
 
     best: dict[str, dict[str, float]]
-    history: list[dict[str, Any]]
-    importances: list[dict[str, Any]]
+    history: list[dict[str, Any]] = field(repr=False)
+    importances: list[dict[str, Any]] = field(repr=False)
     truncated: dict[str, int] = field(default_factory=dict)
-    table: list[dict[str, Any]] = field(default_factory=list)
+    table: list[dict[str, Any]] = field(default_factory=list, repr=False)
     test: dict[str, dict[str, float]] = field(default_factory=dict)
     steps: int = 0
     seconds: float = 0.0

@@ -622,3 +622,11 @@ def test_listening_gives_every_mode_back(model: Any, batch: dict[str, torch.Tens
     assert list(heard) == ["a", "b"]
     heard.clear()
     assert len(heard) == 0
+
+
+def test_its_print_says_what_is_read():
+    bank = ReaderBank(FAMILIES["bert"].known())
+    bank.model.name_or_path = "tiny"
+    bank.add("mood", Reader(Mean(layers="1-"), SequenceClassification(("bad", "good"))))
+    assert f"{type(bank.model).__name__} 'tiny'" in repr(bank)
+    assert "of main, Mean(layers='1-')" in repr(bank["mood"])

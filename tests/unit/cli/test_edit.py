@@ -216,6 +216,8 @@ def test_a_replacement_that_fails_leaves_the_old_model(lamina, base: Path, tmp_p
     ("options", "told"),
     [
         (["-o", "OUT"], "edit: no edit is asked for"),
+        (["--truncate", 1, "--layers", 2, "-o", "OUT"], "edit: --layers was given without --insert"),
+        (["--insert", "ffn", "--scope", "block", "-o", "OUT"], "edit: --scope was given without --reinit"),
         (["--truncate", 1], r"edit: there is no folder to save to. Use -o OUT, or --dry-run"),
         (["--truncate", 9, "-o", "OUT"], "truncate_: keep is 9; the main stack has 3 blocks"),
         (["--reinit", "7", "-o", "OUT"], "reinit_: layer 7 does not exist"),

@@ -51,8 +51,11 @@ def test_a_reader_as_plain_pytorch(lamina, bank: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("bank", "--format", "torch"), "0 names of readers with --format torch, which writes one reader"),
-        (("bank", "--format", "torch", "--reader", "mood", "--main"), "--main with --format torch"),
+        (("bank", "--format", "torch"), "no readers were named; --format torch writes one reader of a bank"),
+        (
+            ("bank", "--format", "torch", "--reader", "mood", "--main"),
+            "--main was given; --format torch writes one reader",
+        ),
         (("bank", "--reader", "mod"), "unknown reader 'mod'; known: mood, who. Did you mean 'mood'?"),
         (("base", "--reader", "mood"), "is a whole model, which has none"),
         (("base", "--reader", "mood", "--format", "torch"), "is a whole model, which has none"),

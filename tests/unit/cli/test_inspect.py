@@ -8,7 +8,8 @@ import pytest
 from tests.support.stored import tiny_config, tiny_model
 from tests.support.tiny import FAMILIES
 
-from lamina.store import fingerprint
+from lamina.editing.insert import insert_
+from lamina.store import fingerprint, load, save
 
 
 @pytest.fixture
@@ -47,6 +48,14 @@ def test_the_table_shows_the_same(lamina, base: Path):
     assert "main: 4 layers of width 32, 3 x BertLayer" in ran.out
     assert "encoder.layer.2" in ran.out
     assert f"fingerprint {fingerprint(tiny_model(), 'main')}" in ran.out
+
+
+def test_inserted_layers_are_counted_without_weights_too(lamina, base: Path, tmp_path: Path):
+    model, tokenizer = load(base)
+    insert_(model, "ffn")
+    save(model, tmp_path / "inserted", tokenizer)
+    ran = lamina("inspect", tmp_path / "inserted", "--json")
+    assert json.loads(ran.out)["parameters"] == model.num_parameters() > tiny_model().num_parameters()
 
 
 def test_two_stacks(lamina, tmp_path: Path):

@@ -20,6 +20,11 @@ def test_a_table_shows_brackets_as_they_are(capsys: pytest.CaptureFixture[str]):
     assert all(part in out for part in ("[title]", "[a]", "[red]x[/red]", "12,345", "[PAD]"))
 
 
+def test_a_title_wider_than_its_table_stays_on_a_line(capsys: pytest.CaptureFixture[str]):
+    print_table("A title of many words", ("a",), [("b",)])
+    assert capsys.readouterr().out.splitlines()[0] == "A title of many words"
+
+
 @pytest.mark.parametrize(
     ("cell", "shown"), [(None, ""), (0.98766, "0.9877"), (1234, "1,234"), (True, "True"), ("x", "x")]
 )

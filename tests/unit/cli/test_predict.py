@@ -138,6 +138,7 @@ def test_no_texts_at_all(lamina, bank_folder: Path):
         (("x", "--readers", " ,"), "readers: ' ,' names none; the bank has mood, who"),
         (("x", "--device", "warp"), "device: 'warp' cannot be used"),
         (("--file", "none.txt"), "none.txt is not there"),
+        (("--file", "."), ". is a folder; a file is needed"),
     ],
 )
 def test_input_that_cannot_be_used(lamina, bank_folder: Path, arguments: tuple[str, ...], message: str):
@@ -152,6 +153,13 @@ def test_a_folder_that_is_no_bank(lamina, tmp_path: Path):
     ran = lamina("predict", tmp_path, "x")
     assert (ran.code, ran.out) == (2, "")
     assert "has no lamina.json" in ran.err
+
+
+@pytest.mark.parametrize("model", ["minilm", None])
+def test_a_model_without_readers(lamina, base: Path, model: str | None):
+    ran = lamina("predict", model or base, "x")
+    assert (ran.code, ran.out) == (2, "")
+    assert "has no lamina.json; it is a model, and readers are trained on it first" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,9 @@ def train(lamina: Lamina, recipe: Path, *more: object) -> Any:
 def test_training_draws_and_the_report_prints_the_paper_s_table(lamina: Lamina, recipe: Path):
     ran, out = train(lamina, recipe), recipe.parent / "out"
     assert ran.code == 0
-    assert ran.out.splitlines()[-1].endswith(f"saved in {out}, report.md, report.tex, figure-1.png")
+    assert ran.out.splitlines()[-1].endswith(
+        f"saved in {out}, report.md, report.tex, figure-1.png; lamina report {out} -o page.html shows it"
+    )
     assert (out / "figure-1.png").read_bytes().startswith(b"\x89PNG")
     recipe.unlink()
     again = lamina("report", out, "--format", "svg")
@@ -83,7 +85,11 @@ def test_a_run_without_the_keys_is_reported_when_it_is_asked(lamina: Lamina, rec
     lines = [line for line in recipe.read_text().splitlines() if not line.startswith(("table", "figure"))]
     recipe.write_text("\n".join(lines))
     out = recipe.parent / "out"
-    assert train(lamina, recipe).out.splitlines()[-1].endswith(f"saved in {out}")
+    assert (
+        train(lamina, recipe)
+        .out.splitlines()[-1]
+        .endswith(f"saved in {out}; lamina report {out} -o page.html shows it")
+    )
     assert not (out / "report.md").exists()
     assert "Best of every method" in lamina("report", out).out
 
@@ -92,6 +98,12 @@ def test_a_folder_without_a_report(lamina: Lamina, tmp_path: Path):
     ran = lamina("report", tmp_path)
     assert (ran.code, ran.out) == (2, "")
     assert "holds no report.json" in ran.err
+
+
+def test_a_study_by_itself_is_told_of_the_page(lamina: Lamina, tmp_path: Path):
+    ran = lamina("report", saved(probe(), tmp_path / "probe"))
+    assert (ran.code, ran.out) == (2, "")
+    assert "is a study, whose report is a page. Add -o page.html." in ran.err
 
 
 def test_one_page_of_a_run_and_a_study(lamina: Lamina, recipe: Path):

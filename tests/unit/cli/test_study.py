@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from lamina.cli.study import NAMES
 from lamina.studies import Study
+from lamina.studies.study_recipe import STUDIES
 
 Lamina = Callable[..., Any]
 RECIPE = """\
@@ -34,8 +36,19 @@ def test_a_study_is_printed_and_saved(lamina: Lamina, recipe: Path):
     ran = lamina("study", "variability", recipe, "--data", recipe.parent, "-o", recipe.parent / "out", "--no-progress")
     assert (ran.code, ran.err) == (0, "")
     assert "Study: variability" in ran.out
-    assert ran.out.splitlines()[-1] == f"saved in {recipe.parent / 'out'}"
+    out = recipe.parent / "out"
+    assert ran.out.splitlines()[-1] == f"saved in {out}; lamina report {out} -o page.html shows it"
     assert len(Study.load(recipe.parent / "out").table) == 2 * 4
+
+
+def test_the_help_names_every_study():
+    assert sorted(NAMES) == sorted(STUDIES.names())
+
+
+def test_an_output_that_is_a_file_is_refused_before_anything_runs(lamina: Lamina, recipe: Path):
+    ran = lamina("study", "variability", recipe, "--data", recipe.parent, "-o", recipe.parent / "film.tsv")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == f"error: save: {recipe.parent / 'film.tsv'} is a file, not a folder.\n"
 
 
 def test_without_an_output_it_goes_to_a_folder_of_the_recipe_and_study(lamina, recipe, monkeypatch):

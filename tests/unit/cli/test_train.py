@@ -53,7 +53,8 @@ def test_importances_are_drawn_at_the_end(lamina: Lamina, recipe: Path, monkeypa
     out = recipe.parent / "out"
     ran = run(lamina, recipe)
     drawn = [out / "importance.png", out / "importance-over-training.png"]
-    assert ran.out.endswith(f"saved in {out}, report.md, report.tex, {drawn[0].name}, {drawn[1].name}\n")
+    files = f"{out}, report.md, report.tex, {drawn[0].name}, {drawn[1].name}"
+    assert ran.out.endswith(f"saved in {files}; lamina report {out} -o page.html shows it\n")
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
     shutil.rmtree(out)
     monkeypatch.setitem(sys.modules, "altair", None)

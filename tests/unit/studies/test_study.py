@@ -120,3 +120,8 @@ def test_facts_of_a_model_tell_models_apart():
     assert [fact["family"] for fact in facts] == ["bert", "roberta"]
     assert facts[0]["fingerprints"]["main"] != facts[1]["fingerprints"]["main"]
     assert len(facts[0]["fingerprints"]["main"]) == 64
+
+
+def test_its_print_is_what_may_be_concluded():
+    study = Study("probe", pd.DataFrame({"score": [1.0] * 3}), conclusions=("Read at layer 3.",))
+    assert repr(study) == "Study('probe', 3 rows, figures: none)\n- Read at layer 3."

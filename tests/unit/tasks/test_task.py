@@ -347,3 +347,12 @@ def test_every_kind_says_what_it_must(name: str):
 def test_unknown_kind():
     with pytest.raises(UnknownNameError, match=r"kind: unknown name 'translatoin'; .* Did you mean 'translation'"):
         kind_of("translatoin")
+
+
+def test_its_print_is_a_line_and_says_how_many_rows_there_are():
+    rows = [{"sentence": "a", "label": f"c{number}"} for number in range(9)]
+    task = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows[:2]}, name="mood")
+    assert repr(task) == (
+        "Task('mood', sequence_classification, 9 labels [c0, c1, c2, c3, c4, c5, ...], metric accuracy; "
+        "rows: train: 9, validation: 2)"
+    )

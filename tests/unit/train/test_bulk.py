@@ -286,6 +286,7 @@ def test_a_disk_that_fills_at_the_end(tmp_path: Path, monkeypatch: pytest.Monkey
         ("in.jsonl", "out.csv", {"text": "texts"}, "no column 'texts'|no value in column 'texts'"),
         ("other.csv", "out.csv", {}, "has no column 'text' or 'sentence' or 'image' or 'audio'; its columns are: a, b"),
         ("in.jsonl", "out.csv", {"chunk_rows": 0}, "chunk_rows is 0"),
+        ("in.jsonl", "out.csv", {"ray": "nowhere"}, "ray is 'nowhere'; it must be 'local', 'auto' or an address"),
     ],
 )
 def test_what_cannot_be_read_or_written(source: str, output: str, options: Any, message: str, tmp_path: Path):
@@ -293,7 +294,17 @@ def test_what_cannot_be_read_or_written(source: str, output: str, options: Any, 
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises((ConfigError, DataError), match=message):
         run(bank(), tmp_path / source, tmp_path / output, **options)
-    assert not (tmp_path / output).exists()
+    assert left(tmp_path) == {"in.jsonl", "other.csv"}
+
+
+def test_the_source_is_not_written_over(tmp_path: Path):
+    source = write(tmp_path / "in.jsonl", TEXTS)
+    before, link = source.read_bytes(), tmp_path / "link.jsonl"
+    link.symlink_to(source)
+    for output in (source, link):
+        with pytest.raises(ConfigError, match=r"is the file that is read; it would be lost. Name another"):
+            run(bank(), source, output)
+    assert (source.read_bytes(), left(tmp_path)) == (before, {"in.jsonl", "link.jsonl"})
 
 
 def test_progress_is_on_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from lamina.errors import ConfigError
-from lamina.train.results import IMPORTANCES, sort_key, sorted_rows, summarise, write_parquet
+from lamina.train.results import IMPORTANCES, FitResult, sort_key, sorted_rows, summarise, write_parquet
 from lamina.utils import write_text
 
 
@@ -125,3 +125,9 @@ def test_no_value():
 def test_a_confidence_that_cannot_be(confidence: float):
     with pytest.raises(ConfigError, match="it must be between 0 and 1"):
         summarise([1.0, 2.0], confidence=confidence)
+
+
+def test_the_print_of_a_result_has_no_row_per_epoch():
+    rows = [{"reader": "mood", "epoch": epoch, "accuracy": 0.5} for epoch in range(100)]
+    result = FitResult(best={"mood": {"epoch": 1}}, history=rows, importances=rows, table=rows, steps=7)
+    assert repr(result).startswith("FitResult(best={'mood': {'epoch': 1}}, truncated={}, test={}, steps=7")
