@@ -402,7 +402,8 @@ def test_a_second_prediction_into_one_file_is_refused(elsewhere: Any, tmp_path: 
             elsewhere(bulk.run, tmp_path)
         with pytest.raises(StoreError, match=r"predict: .*out.csv is being written by another run"):
             elsewhere(bulk.run, tmp_path, resume=False)
-    assert {path.name for path in tmp_path.iterdir()} == {"in.txt", ".out.csv.partial"}
+        assert {path.name for path in tmp_path.iterdir()} == {"in.txt", ".out.csv.partial"}
+    assert {path.name for path in tmp_path.iterdir()} == {"in.txt"}  # no row was whole
 
 
 def test_predictions_that_were_cut_off_are_not_gone_on_with(tmp_path: Path):

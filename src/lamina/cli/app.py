@@ -46,8 +46,8 @@ class Warnings(logging.Handler):
     """Prints what is logged as a line of its own, wherever standard error goes at that time."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record."""
-        print(f"warning: {record.getMessage()}", file=sys.stderr)
+        """Print a record; what is no warning stands for itself."""
+        print("warning: " * (record.levelno >= logging.WARNING) + record.getMessage(), file=sys.stderr)
 
 
 class Group(TyperGroup):

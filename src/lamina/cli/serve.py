@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 from collections.abc import Callable
@@ -95,6 +96,7 @@ def serve(  # noqa: PLR0913
         return
     with _listening(host, port) as listener:
         app = _application(bank, model, device, settings, source=bank, readers_root=readers_root, page=page)
+        logging.getLogger("lamina.serve").setLevel(logging.INFO)  # that a reload went well is told, too
         _reload_on_signal(app.state.live.try_reload)
         port = listener.getsockname()[1]
         what = "a page to try them; " * page + "/openapi.json says how to ask"

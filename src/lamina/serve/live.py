@@ -88,7 +88,7 @@ class Live:
         except LaminaError as error:
             logger.error("%s The readers of before are served on.", error)
         else:
-            logger.warning("serve: reloaded %s", ", ".join(f"{name} {served.versions[name]}" for name in served.bank))
+            logger.info("serve: reloaded %s", ", ".join(f"{name} {served.versions[name]}" for name in served.bank))
 
     def _serve(self, kept: Mapping[str, ReaderBank], new: Mapping[str, ReaderBank]) -> Served:
         old = self._engine.served

@@ -112,7 +112,7 @@ def test_readers_are_changed_with_the_second_key_and_a_signal_has_the_folder_rea
         assert set(ask(address, "/predict", {"inputs": "bad"})) == {"mood", "who"}
         process.terminate()
         out, err = process.communicate(timeout=30)
-    assert "reloaded mood 3, who 2" in err
+    assert "serve: reloaded mood 3, who 2" in err.splitlines()
     assert "sesame" not in out + err
 
 
