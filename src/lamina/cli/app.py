@@ -115,7 +115,7 @@ def quiet() -> None:
         warnings.simplefilter("ignore")
     logger = logging.getLogger("lamina")
     if not logger.handlers:
-        logger.addHandler(Warnings(logging.WARNING))
+        logger.addHandler(Warnings(logging.INFO))
 
 
 def _show_version(wanted: bool) -> bool:
