@@ -13,6 +13,7 @@ from lamina.errors import ConfigError
 from lamina.fusion.gated import InputWeighted
 from lamina.studies.passes import group_batches, text_inputs
 from lamina.studies.provenance import library_versions, model_facts
+from lamina.studies.statistics import mean_and_interval
 from lamina.studies.study import Figure, Study
 from lamina.utils import progress_bar
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from lamina.bank import ReaderModule
 
 _OP = "importance"
+_STANDS_OUT = 1.25  # times the share that each layer would have if all were alike
 
 
 def importance(
@@ -77,7 +79,22 @@ def importance(
         )
         for run in dict.fromkeys(row["run"] for row in rows)
     }
-    return Study(_OP, pd.DataFrame(rows), settings, figures)
+    return Study(_OP, pd.DataFrame(rows), settings, figures, tuple(_conclusions(pd.DataFrame(rows))))
+
+
+def _conclusions(table: Any) -> Iterator[str]:
+    """Per reader, whatever its seed, the layer with the largest mean share; or that none stands out."""
+    names = [
+        name.removesuffix(str(seed)).rstrip("-_") for name, seed in zip(table["reader"], table["seed"], strict=True)
+    ]
+    for name, own in table.groupby(names, sort=False):
+        means = own.groupby("layer")["score"].mean()
+        if means.max() < _STANDS_OUT * means.mean():
+            yield f"{name}: no layer stands out; shares are from {means.min():.3f} to {means.max():.3f}."
+            continue
+        shares = own.loc[own["layer"] == means.idxmax(), "score"].tolist()
+        over = f" (95 % over {len(shares)} readers)" if len(shares) > 1 else ""
+        yield f"{name}: layer {means.idxmax()} has the largest share, {mean_and_interval(shares)}{over}."
 
 
 def _read(bank: ReaderBank, texts: list[Any], batch_size: int, max_length: int | None, *, progress: bool) -> None:

@@ -58,6 +58,21 @@ def test_shares_of_several_runs():
     assert list(study.figures) == ["first", "second"]
 
 
+def test_what_may_be_said_of_readers_of_several_seeds():
+    def told(*scores: list[float]) -> tuple[str, ...]:
+        bank = ReaderBank(tiny_model(), tiny_tokenizer())
+        for seed, own in enumerate(scores):
+            reader = bank.add(f"mood-{seed}", Reader(ScalarMix(), HEAD, seed=seed))
+            with torch.no_grad():
+                reader.fusion.scores.copy_(torch.tensor(own).log())
+        return importance(bank).conclusions
+
+    two = told([0.1, 0.1, 0.5, 0.3], [0.1, 0.1, 0.7, 0.1])
+    assert two == ("mood: layer 2 has the largest share, 0.600 +- 1.271 (95 % over 2 readers).",)
+    assert told([0.1, 0.1, 0.5, 0.3]) == ("mood: layer 2 has the largest share, 0.500 (one seed).",)
+    assert told([0.24, 0.26, 0.22, 0.28]) == ("mood: no layer stands out; shares are from 0.220 to 0.280.",)
+
+
 def test_readers_that_weigh_anew_need_texts():
     bank = bank_of(gated=Gated(8))
     with pytest.raises(ConfigError, match=r"reader 'gated' weighs layers anew for each token, .* Give texts"):
