@@ -5,7 +5,7 @@
 set -uo pipefail
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
-data=${1:-} out=out/studies tasks="sst2 cola qnli conll2003 stories260k" tuned=tuned resume=--resume failed=0 folders=
+data=${1:-} out=out/studies tasks="sst2 cola qnli conll2003 stories260k" tuned=tuned resume=--resume failed=0
 if [ -z "$data" ]; then
     data=out/report/corpus out=out/report tasks=demo tuned=demo-tuned resume=
     python -c "from lamina.demo.corpus import write; write('$data', rows=480)" || exit
@@ -18,10 +18,22 @@ run() {
     while [ "$(jobs -pr | wc -l)" -ge 2 ]; do wait -n || failed=1; done
     echo "lamina $* -o $folder"
     lamina "$@" --data "$data" -o "$folder" --no-progress > /dev/null &
-    folders="$folders $folder"
 }
 finish() {
     while [ -n "$(jobs -p)" ]; do wait -n || failed=1; done
+}
+# The studies of these names that a task's recipe has, which `--resume` goes on with if they have cells.
+studies() {
+    local more=$1 task study
+    shift
+    for task in $tasks; do
+        for study in "$@"; do
+            if grep -q "^  $study:" "recipes/studies/$task.yaml"; then
+                run "$out/$task/$study" study "$study" "recipes/studies/$task.yaml" $more
+            fi
+        done
+    done
+    finish
 }
 
 run "$out/tuned" train "recipes/studies/training/$tuned.yaml" $resume
@@ -30,19 +42,16 @@ for task in $tasks; do
     if [ -f "$readers" ]; then run "$out/$task/readers" train "$readers" $resume; fi
 done
 finish
+studies "$resume" probe removal advise
+studies "" errors similarity variability drift lens importance # variability reads the probes
+
+written="$out/tuned"
 for task in $tasks; do
-    for study in probe removal advise errors similarity variability drift lens importance; do
-        if grep -q "^  $study:" "recipes/studies/$task.yaml"; then
-            case $study in probe | removal | advise) more=$resume ;; *) more= ;; esac
-            run "$out/$task/$study" study "$study" "recipes/studies/$task.yaml" $more
+    for part in readers probe removal advise errors similarity variability drift lens importance; do
+        if [ -f "$out/$task/$part/lamina_study.json" ] || [ -f "$out/$task/$part/report.json" ]; then
+            written="$written $out/$task/$part"
         fi
     done
-done
-finish
-
-written=
-for folder in $folders; do
-    if [ -f "$folder/lamina_study.json" ] || [ -f "$folder/report.json" ]; then written="$written $folder"; fi
 done
 lamina report $written -o out/report.html || exit
 exit "$failed"

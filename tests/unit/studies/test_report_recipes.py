@@ -28,6 +28,8 @@ def test_a_task_has_every_study_and_what_they_look_at(task: str):
     assert set(recipe.studies) >= EVERY | ({"variability"} if task != "conll2003" else set())
     assert recipe.options("drift")["others"] == {"fine-tuned": f"out/studies/tuned/models/{task}"}
     assert recipe.options("importance")["banks"] == f"out/studies/{task}/readers"
+    if "variability" in recipe.studies:
+        assert recipe.options("variability")["probed"] == f"out/studies/{task}/probe"
     readers = load_recipe(FOLDER / "training" / f"{task}-readers.yaml")
     assert list(readers.tasks) == [task]
     (header, _, _) = (FOLDER / "training" / f"{task}-readers.yaml").read_text().partition("model:")
@@ -48,11 +50,15 @@ def test_the_demo_s_recipes_fit_the_demo_s_rows(tmp_path: Path):
 
 
 def test_the_script_runs_every_study_of_the_recipes():
-    listed = re.search(r"for study in ([a-z ]+);", SCRIPT)
+    listed = [
+        name for names in re.findall(r'^studies "[^"]*" ([a-z ]+)', SCRIPT, re.MULTILINE) for name in names.split()
+    ]
+    shown = re.search(r"for part in readers ([a-z ]+);", SCRIPT)
     tasks = re.search(r'tasks="([a-z0-9 ]+)"', SCRIPT)
-    assert listed
+    assert shown
     assert tasks
     assert set(tasks[1].split()) == {*TASKS, "stories260k"}
     named = {name for path in FOLDER.glob("*.yaml") for name in load_study_recipe(path).studies}
-    assert set(listed[1].split()) == named - LONG <= set(STUDIES.names())
+    assert set(listed) == set(shown[1].split()) == named - LONG <= set(STUDIES.names())
+    assert listed.index("probe") < listed.index("variability")  # which reads it
     subprocess.run(["bash", "-n", RECIPES / "report.sh"], check=True)
