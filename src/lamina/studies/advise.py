@@ -106,6 +106,7 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     edited = edited_stack(model, processor, stack, _OP)
     training = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
     facts = {"texts": len(listed), "tolerance": tolerance, "seeds": list(seeds), "chosen_on": "a tenth of train"}
+    facts["phases"] = ["layers", "whole", "cut"]
     settings = cell_settings(model, named, edited, training, **facts)
     how: dict[str, Any] = {"resume": resume, "progress": progress, "ray": ray}
     first = [

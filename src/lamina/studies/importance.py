@@ -83,9 +83,11 @@ def importance(
 
 
 def _conclusions(table: Any) -> Iterator[str]:
-    """Per reader, whatever its seed, the layer with the largest mean share; or that none stands out."""
+    """Per reader of a bank, whatever its seed, the layer with the largest mean share; or that none stands out."""
+    several = table["run"].nunique() > 1  # which may be of other tasks, so that nothing is averaged over them
     names = [
-        name.removesuffix(str(seed)).rstrip("-_") for name, seed in zip(table["reader"], table["seed"], strict=True)
+        f"{run}, " * several + name.removesuffix(str(seed)).rstrip("-_")
+        for run, name, seed in zip(table["run"], table["reader"], table["seed"], strict=True)
     ]
     for name, own in table.groupby(names, sort=False):
         means = own.groupby("layer")["score"].mean()

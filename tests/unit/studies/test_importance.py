@@ -56,6 +56,7 @@ def test_shares_of_several_runs():
         ["AdaLayers", 3]
     ]
     assert list(study.figures) == ["first", "second"]
+    assert [said.partition(":")[0] for said in study.conclusions] == ["first, mix", "second, mix", "second, ada"]
 
 
 def test_what_may_be_said_of_readers_of_several_seeds():
