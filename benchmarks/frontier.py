@@ -91,7 +91,8 @@ def _run(asked: argparse.Namespace, seeds: list[int], chosen: dict[tuple[str, st
     def cell(task: str, method: str, seed: int) -> Cell:
         only = None if seed == seeds[0] else chosen.get((asked.tasks[0] if task == ALL else task, method))
         work = partial(_shared, asked, seed, only) if task == ALL else partial(_cell, asked, task, method, seed, only)
-        return Cell({"task": task, "method": method, "seed": seed}, work)
+        of = {"of": " ".join(asked.tasks)} if task == ALL else {}  # another choice of tasks is another model
+        return Cell({"task": task, "method": method, "seed": seed, **of}, work)
 
     pairs = [
         (task, method)
