@@ -181,7 +181,8 @@ def groups_of(
 
 def max_length(subject: Subject, tasks: Mapping[str, Any], asked: int | None) -> int:
     """What is read of one example of these tasks, which share their inputs; see `Kind.length_limit`."""
-    return max(kind_of(task.kind).length_limit(subject.base, subject.processor, asked) for task in tasks.values())
+    kinds = {task.kind for task in tasks.values()}
+    return max(kind_of(kind).length_limit(subject.base, subject.processor, asked) for kind in kinds)
 
 
 def _specs(
