@@ -6,13 +6,15 @@
 Whole texts (CoLA, SST-2, IMDB), pairs (MRPC, RTE, STS-B, QNLI) and tags (CoNLL-2003). Every method has a few variants
 (rates, layers); a tenth of the training rows chooses the variant with the first seed, and the epoch with each; the
 score is that on the published validation part. Each task, method and seed is written when it ends; the same
-command goes on where it was ended. Columns:
+command goes on where it was ended. Three tables: the scores, mean over seeds and half the width of the 95 % interval;
+the share of the way from "last layer" to "fine-tuning" that each method closes, none where fine-tuning is behind; and
+what it takes, of the median task:
 
-    score, +-        mean over seeds, half the width of the 95 % interval
-    closed           share of the way from "last layer" to "fine-tuning"; none where fine-tuning is behind
     trained          parameters that learn, classifier included; `MB` is what is stored for the task, in float32
     train s          of the chosen variant alone; readers' states of the frozen model are cached
     answer           time to answer eight whole-text tasks for one batch of 16 x 64 tokens, over one pass of the model
+
+`--json` prints a row per task and method.
 
 Beside the readers stand a logistic (or ridge) regression on sentence embeddings, of a pair on each text's by itself;
 LoRA (PEFT, which this asks for: `pip install peft`; rank 8 on queries and values) and fine-tuning of everything.
@@ -80,7 +82,8 @@ def main() -> None:
     chosen = {(row["task"], row["method"]): row["variant"] for _, row in first.iterrows()}
     table = _run(asked, asked.seeds, chosen) if asked.seeds[1:] else first
     rows = _summed(table, _answering(asked.methods, asked.repeats) if asked.repeats else {})
-    report(rows, as_json=asked.json)
+    for part in [rows] if asked.json else _tables(rows):
+        report(part, as_json=asked.json)
     if asked.picture is not None:
         _draw(pd.DataFrame(rows), asked.picture)
 
@@ -321,13 +324,31 @@ def _summed(table: Any, answering: dict[str, float]) -> list[dict[str, Any]]:
     return rows
 
 
+def _tables(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Scores and shares with a row per method and a column per task; and what a method takes."""
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    tables: list[list[dict[str, Any]]] = [[], [], []]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = {row["task"]: row for row in rows if row["method"] == method}
+        scored = {task: row for task, row in own.items() if row["score"] != ""}
+        tables[0].append({"method": method} | {task: _said(scored.get(task)) for task in tasks if task in TASKS})
+        tables[1].append({"method": method} | {task: own[task]["closed"] if task in own else "" for task in tasks})
+        cost = {key: statistics.median(row[key] for row in scored.values()) for key in ("trained", "MB", "train s")}
+        tables[2].append({"method": method, **cost, "answer": next(iter(own.values()))["answer"]})
+    return tables
+
+
+def _said(row: dict[str, Any] | None) -> str:
+    return "" if row is None else f"{row['score']:.3f}" + (f" +- {row['+-']:.3f}" if row["+-"] != "" else "")
+
+
 def _draw(rows: Any, path: Path) -> None:
     """Share of the way to fine-tuning against the time to answer eight tasks, a point per method."""
     import altair as alt
 
     from lamina.report.figures import save_chart, styled
 
-    means = rows[rows["task"].str.startswith("mean")]
+    means = rows[rows["task"].str.startswith("mean") & (rows["answer"] != "")]
     if means.empty:
         raise SystemExit("nothing to draw: the picture is of the mean over several tasks, with timing")
     shape = alt.Chart(means).encode(
