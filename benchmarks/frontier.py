@@ -71,8 +71,9 @@ TASKS = {
     "conll2003": {"rows": 8000},
 }
 RATE, RATES = 1e-3, (3e-4, 1e-3, 3e-3)  # of readers
-EPOCHS = {"readers": 8, "lora": 6, "fine-tuning": 3}
-BASES = {"top 2 blocks, 4 epochs at 1e-4": "0-4", "all, 4 epochs at 1e-4": None}  # what stays frozen
+EPOCHS = {"LoRA": 6, TUNED: 6, SHARED: 4}  # at most: the best is chosen
+READER_EPOCHS = 8
+BASES = {"top 2 blocks, rate 1e-4": "0-4", "all, rate 1e-4": None}  # what stays frozen
 
 
 def main() -> None:
@@ -95,7 +96,8 @@ def _run(asked: argparse.Namespace, seeds: list[int], chosen: dict[tuple[str, st
         only = None if seed == seeds[0] else chosen.get((asked.tasks[0] if task == ALL else task, method))
         work = partial(_shared, asked, seed, only) if task == ALL else partial(_cell, asked, task, method, seed, only)
         of = {"of": " ".join(asked.tasks)} if task == ALL else {}  # another choice of tasks is another model
-        return Cell({"task": task, "method": method, "seed": seed, **of}, work)
+        epochs = EPOCHS.get(method, READER_EPOCHS)
+        return Cell({"task": task, "method": method, "seed": seed, "epochs": epochs, **of}, work)
 
     pairs = [
         (task, method)
@@ -107,7 +109,6 @@ def _run(asked: argparse.Namespace, seeds: list[int], chosen: dict[tuple[str, st
     cells = [cell(*pair, seed) for seed in seeds for pair in pairs]
     settings = {
         "tasks": TASKS,
-        "epochs": EPOCHS,
         "rates": {"readers": RATES, **RIVAL_RATES},
         "torch": torch.__version__,
     }
@@ -210,7 +211,7 @@ def _read(name: str, task: Task, *, seed: int, max_length: int, only: str | None
         if only in (None, variant):
             bank.add(f"v{number}", Reader(reader.fusion, reader.head, seed=seed))
             rates[f"v{number}"], variants[f"v{number}"] = rate, variant
-    options: dict[str, Any] = {"epochs": EPOCHS["readers"], "learning_rate": rates, "seed": seed}
+    options: dict[str, Any] = {"epochs": READER_EPOCHS, "learning_rate": rates, "seed": seed}
     options |= {"max_length": max_length, "cache": "auto", "test": True, "progress": False}
     result = lamina.fit(bank, dict.fromkeys(bank, task), **options)
     best = max(bank, key=lambda variant: result.best[variant][task.metric])
@@ -239,8 +240,13 @@ def _shared(asked: argparse.Namespace, seed: int, only: str | None) -> list[dict
         for name, task in tasks.items():
             reader = Reader.default(task)
             bank.add(name, Reader(reader.fusion, reader.head, seed=seed))
-        options: dict[str, Any] = {"epochs": 4, "batch_size": 16, "learning_rate": RATE, "base_learning_rate": 1e-4}
-        options |= {"warmup_ratio": 0.1, "max_length": max(map(_length, tasks)), "seed": seed}
+        options: dict[str, Any] = {"epochs": EPOCHS[SHARED], "batch_size": 16, "warmup_ratio": 0.1}
+        options |= {
+            "learning_rate": RATE,
+            "base_learning_rate": 1e-4,
+            "max_length": max(map(_length, tasks)),
+            "seed": seed,
+        }
         result = lamina.fit(bank, tasks, test=True, progress=False, **options)
         size = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         tried.append(
@@ -264,8 +270,8 @@ def _shared(asked: argparse.Namespace, seed: int, only: str | None) -> list[dict
 METHODS: dict[str, Callable[..., dict[str, Any]]] = {
     **{name: partial(_read, name) for name in READERS},
     "embedding + regression": embedded,
-    "LoRA": partial(lora, epochs=EPOCHS["lora"]),
-    TUNED: partial(fine_tuned, epochs=EPOCHS["fine-tuning"]),
+    "LoRA": partial(lora, epochs=EPOCHS["LoRA"]),
+    TUNED: partial(fine_tuned, epochs=EPOCHS[TUNED]),
 }
 NAMES = [*METHODS, SHARED]
 
