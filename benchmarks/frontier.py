@@ -352,14 +352,24 @@ def _draw(rows: Any, path: Path) -> None:
     """Share of the way to fine-tuning against the time to answer eight tasks, a point per method."""
     import altair as alt
 
-    from lamina.report.figures import save_chart, styled
+    from lamina.report.figures import COLOURS, save_chart, styled
 
     means = rows[rows["task"].str.startswith("mean") & (rows["answer"] != "")]
     if means.empty:
         raise SystemExit("nothing to draw: the picture is of the mean over several tasks, with timing")
-    shape = alt.Chart(means).encode(
-        x=alt.X("answer:Q", scale=alt.Scale(type="log"), title="time to answer eight tasks, in passes of the model"),
+    own = alt.Color("own:N", scale=alt.Scale(domain=["other", "default"], range=list(COLOURS[:2])), legend=None)
+    shape = alt.Chart(
+        means.assign(own=means["method"].str.split(",").str[0].where(lambda name: name == "default", "other"))
+    )
+    shape = shape.encode(
+        x=alt.X(
+            "answer:Q",
+            scale=alt.Scale(type="log", domain=[0.95, 12]),
+            axis=alt.Axis(values=[1, 1.5, 2, 3, 5, 8]),
+            title="time to answer eight tasks, in passes of the model",
+        ),
         y=alt.Y("closed:Q", title="share of the way from last layer to fine-tuning", axis=alt.Axis(format="%")),
+        color=own,
     )
     names = shape.mark_text(align="left", dx=9, fontSize=12).encode(text="method:N")
     chart = (shape.mark_point(size=70, filled=True) + names).properties(width=560, height=320)
