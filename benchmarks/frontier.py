@@ -8,7 +8,7 @@ Whole texts (CoLA, SST-2, IMDB), pairs (MRPC, RTE, STS-B, QNLI) and tags (CoNLL-
 score is that on the published validation part. Each task, method and seed is written when it ends; the same
 command goes on where it was ended. Columns:
 
-    score, +-        mean over seeds, half the width of the 95 % interval
+    score, ±         mean over seeds, half the width of the 95 % interval
     closed           share of the way from "last layer" to "fine-tuning"; none where fine-tuning is behind
     trained          parameters that learn, classifier included; `MB` is what is stored for the task, in float32
     train s          of the chosen variant alone; readers' states of the frozen model are cached
@@ -307,7 +307,7 @@ def _summed(table: Any, answering: dict[str, float]) -> list[dict[str, Any]]:
                 "variant": " ".join(dict.fromkeys(part["variant"])),
                 "seeds": len(part),
                 "score": summary.mean,
-                "+-": summary.interval or "",
+                "±": summary.interval or "",
                 "closed": "" if share is None else share,
                 "trained": int(part["trained"].median()),
                 "MB": part["stored"].median() * 4 / 1e6,

@@ -53,7 +53,7 @@ def sentence(task: str, proposal: Proposal, depth: int, table: Any, metric: str,
     if not changes:
         return f"{what}. It could not be measured: its cells failed."
     summary = summarise(changes)
-    interval = "" if summary.interval is None else f" +- {summary.interval:.3f}"
+    interval = "" if summary.interval is None else f" ± {summary.interval:.3f}"
     said = f"{what}: {metric} {summary.mean:+.3f}{interval}{_costs(own)}"
     return f"{said}. {_verdict(-1 if metric in LOWER else 1, summary.mean, summary.interval, tolerance, len(changes))}"
 

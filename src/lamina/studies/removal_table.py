@@ -79,7 +79,7 @@ def _least(task: str, drops: Any) -> str:
     first, count = mean.idxmin()
     own = drops[(drops["layer"] == first) & (drops["blocks"] == count)]["score"].tolist()
     summary = summarise(own)
-    seeds = "one value; no interval" if summary.interval is None else f"95 % +- {summary.interval:.3f}, n = {len(own)}"
+    seeds = "one value; no interval" if summary.interval is None else f"95 % ± {summary.interval:.3f}, n = {len(own)}"
     what = f"block {int(first)}" if count == 1 else f"blocks {int(first)} to {int(first + count - 1)}"
     measure = drops["measure"].iloc[0]
     kind = "rise of log perplexity" if measure in LOWER else "drop"

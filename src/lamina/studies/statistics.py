@@ -171,11 +171,11 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> dict[st
 
 
 def mean_and_interval(values: Sequence[float]) -> str:
-    """Scores of several seeds as "0.853 +- 0.012" (95 % t interval), of one as "0.853 (one seed)"."""
+    """Scores of several seeds as "0.853 ± 0.012" (95 % t interval), of one as "0.853 (one seed)"."""
     summary = summarise(values)
     if summary.interval is None:
         return f"{_number(summary.mean)} (one seed)"
-    return f"{_number(summary.mean)} +- {_number(summary.interval)}"
+    return f"{_number(summary.mean)} ± {_number(summary.interval)}"
 
 
 def _number(value: float) -> str:
