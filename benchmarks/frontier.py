@@ -316,7 +316,7 @@ def _summed(table: Any, answering: dict[str, float]) -> list[dict[str, Any]]:
                 "variant": " ".join(dict.fromkeys(part["variant"])),
                 "seeds": len(part),
                 "score": summary.mean,
-                "+-": summary.interval or "",
+                "±": summary.interval or "",
                 "closed": "" if share is None else share,
                 "trained": int(part["trained"].median()),
                 "MB": part["stored"].median() * 4 / 1e6,
@@ -345,7 +345,7 @@ def _tables(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def _said(row: dict[str, Any] | None) -> str:
-    return "" if row is None else f"{row['score']:.3f}" + (f" +- {row['+-']:.3f}" if row["+-"] != "" else "")
+    return "" if row is None else f"{row['score']:.3f}" + (f" ± {row['±']:.3f}" if row["±"] != "" else "")
 
 
 def _draw(rows: Any, path: Path) -> None:

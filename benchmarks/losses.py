@@ -81,9 +81,9 @@ def main() -> None:
         for way, own in scores.items():
             ahead = summarise([one - other for one, other in zip(own, scores["plain"], strict=True)])
             facts: dict[str, Any] = {"task": name, "way": way, "metric": task.metric, "seeds": len(own)}
-            facts |= {"score": summarise(own).mean, "+-": summarise(own).interval or ""}
+            facts |= {"score": summarise(own).mean, "±": summarise(own).interval or ""}
             if way != "plain":
-                facts |= {"ahead": ahead.mean, "ahead +-": ahead.interval or ""}
+                facts |= {"ahead": ahead.mean, "ahead ±": ahead.interval or ""}
             rows.append(facts)
         averaged = torch.stack([run["plain"][1] for run in runs]).mean(0)
         for way, score in ((f"{len(runs)} readers", _score(task, averaged)), ("the teacher", teacher)):

@@ -2,7 +2,7 @@
 
     python benchmarks/merge.py [--json]
 
-MiniLM at 16 x 64 tokens, layers inserted in all six blocks. Budget: merged 1.00 +- 0.03.
+MiniLM at 16 x 64 tokens, layers inserted in all six blocks. Budget: merged 1.00 ± 0.03.
 """
 
 from __future__ import annotations

@@ -62,14 +62,21 @@ def main() -> None:
 def options() -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--output", type=Path, default=Path("out/stories"))
-    parser.add_argument("--stories", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=192, help="of a story, at most")
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--rate", type=float, default=0.05, help="of false alarms, by story")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tell", type=int, default=3, help="stories in the end")
+    parser.add_argument("model", help="hub id or folder of a model that tells stories")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("out/stories"),
+        help="folder of the bank and the drawings (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--stories", type=int, default=512, help="that the model writes to learn from (default: %(default)s)"
+    )
+    parser.add_argument("--tokens", type=int, default=192, help="of a story, at most (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=8, help="of training (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=0.05, help="of false alarms, by story (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the stories and the readers (default: %(default)s)")
+    parser.add_argument("--tell", type=int, default=3, help="stories in the end (default: %(default)s)")
     return parser.parse_args()
 
 

@@ -60,12 +60,16 @@ def main() -> None:
 def options() -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("article", type=Path, nargs="?")
-    parser.add_argument("--model", default="facebook/bart-large-cnn")
-    parser.add_argument("--output", type=Path, default=Path("out/summarise"))
-    parser.add_argument("--rows", type=int, default=4500, help="sentences to learn from")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=60, help="of the summary, at most")
+    parser.add_argument("article", type=Path, nargs="?", help="text to summarise; a short one is built in")
+    parser.add_argument(
+        "--model", default="facebook/bart-large-cnn", help="hub id or folder of a BART (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("out/summarise"), help="folder of the bank (default: %(default)s)"
+    )
+    parser.add_argument("--rows", type=int, default=4500, help="sentences to learn from (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=3, help="of training (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=60, help="of the summary, at most (default: %(default)s)")
     return parser.parse_args()
 
 

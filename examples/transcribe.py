@@ -46,12 +46,16 @@ def main() -> None:
 def options() -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("clip", type=Path)
-    parser.add_argument("clips", type=Path)
-    parser.add_argument("--model", default="openai/whisper-tiny")
-    parser.add_argument("--output", type=Path, default=Path("out/transcribe"))
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=100, help="of the text, at most")
+    parser.add_argument("clip", type=Path, help="recording to transcribe")
+    parser.add_argument("clips", type=Path, help="folder with a folder of recordings for each mood")
+    parser.add_argument(
+        "--model", default="openai/whisper-tiny", help="hub id or folder of a Whisper (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("out/transcribe"), help="folder of the bank (default: %(default)s)"
+    )
+    parser.add_argument("--epochs", type=int, default=5, help="of training (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=100, help="of the text, at most (default: %(default)s)")
     return parser.parse_args()
 
 

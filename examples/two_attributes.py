@@ -98,9 +98,11 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("train", type=Path, nargs="?", help="a folder or tar of images to learn from")
     parser.add_argument("test", type=Path, nargs="?", help="one of images to be asked about")
-    parser.add_argument("--model")
-    parser.add_argument("--output", type=Path, default=Path("out/two_attributes"))
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--model", help="hub id or folder of an image model; by default a tiny one is made")
+    parser.add_argument(
+        "--output", type=Path, default=Path("out/two_attributes"), help="folder of the bank (default: %(default)s)"
+    )
+    parser.add_argument("--epochs", type=int, default=4, help="of training (default: %(default)s)")
     parser.add_argument("--rows", type=int, help="at most so many images of TRAIN; by default all")
     args = parser.parse_args()
     if (args.train is None) != (args.test is None):

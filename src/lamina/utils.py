@@ -52,6 +52,11 @@ def parse_json(text: str) -> Any:
     raise ValueError(f"it is nested more than {_DEPTH} deep")
 
 
+def counted(count: int, what: str) -> str:
+    """How many, and of what: "1 run", "1,200 runs"."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def is_dir(path: str | Path) -> bool:
     """Whether there is such a folder; False where pathlib raises an OSError up to Python 3.13, for too long a name."""
     return os.path.isdir(path)  # noqa: PTH112

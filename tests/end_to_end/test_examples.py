@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -122,3 +124,25 @@ def test_images_that_are_neither_are_refused(tmp_path: Path, monkeypatch: pytest
 def test_each_example_is_tested():
     source = Path(__file__).read_text(encoding="utf-8")
     assert [path.stem for path in EXAMPLES.glob("*.py") if f'"{path.stem}"' not in source] == []
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+def test_help_says_what_every_option_is_and_its_default(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+):
+    given: list[argparse.Action] = []
+    add = argparse.ArgumentParser.add_argument
+
+    def noted(parser: argparse.ArgumentParser, *names: Any, **options: Any) -> argparse.Action:
+        given.append(add(parser, *names, **options))
+        return given[-1]
+
+    monkeypatch.setenv("COLUMNS", "200")  # else lines end at the hyphens of names
+    monkeypatch.setattr(argparse.ArgumentParser, "add_argument", noted)
+    with pytest.raises(SystemExit):
+        run(monkeypatch, name, "--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert given
+    for action in given:
+        assert action.help
+        assert action.default in (None, argparse.SUPPRESS) or f"(default: {action.default})" in shown

@@ -207,6 +207,23 @@ def test_dark_and_as_narrow_as_a_phone(page: Any):
     assert boxes == [0, 0, 0]
 
 
+def test_a_grid_of_tokens_that_goes_on_fades_until_its_end(page: Any):
+    resize(page, 360, 800)
+    ask(page, " ".join([TEXT] * 4))
+    wait(lambda: is_answered(page))
+    fades = """const box = document.querySelector(".heat");
+        const faded = () => parseFloat(getComputedStyle(box).getPropertyValue("--fade"));
+        const frames = (f) => requestAnimationFrame(() => requestAnimationFrame(f)), done = arguments[0], found = [];
+        found.push(box.scrollWidth > box.clientWidth, faded());
+        box.scrollLeft = box.scrollWidth;
+        frames(() => {
+          found.push(faded());
+          box.querySelectorAll("th[scope=col], tbody td").forEach((cell) => cell.remove());
+          frames(() => done([...found, faded()]));
+        });"""
+    assert page.execute_async_script(fades) == [True, 40, 0, 0]
+
+
 def test_an_image_is_shown_and_answered(browser: Any, tmp_path: Path):
     bank = ReaderBank(vit(), image_processor())
     bank.add("animal", Reader(ScalarMix(), ImageClassification(("bird", "cat", "frog"))))

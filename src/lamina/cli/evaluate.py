@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PER_CLASS = ("label", "precision", "recall", "f1", "count", "guessed")
 _ERRORS = "Show so many wrong answers of each reader, the most confident first."
 _DATA = "Folder with a folder per preset; by default presets come from the hub."
-_TEXT = 'Column of the text in a file; by default what the task calls it, as "sentence" or "image".'
+_SPLIT = 'Part of a preset: "train", "validation" or "test"; by default "validation". A file is scored whole.'
 _TASK = "A reader (of a model any name), and a preset's name or a file; once per reader."
 
 
@@ -30,8 +30,8 @@ def evaluate(  # noqa: PLR0913
     bank_or_model: options.SavedArgument,
     task: Annotated[list[str], Option(metavar="READER=TASK", help=_TASK)],
     data: Annotated[Path | None, Option(help=_DATA)] = None,
-    split: Annotated[str, Option(help='Part of a preset: "train", "validation" or "test".')] = "validation",
-    text: Annotated[str | None, Option(help=_TEXT)] = None,
+    split: Annotated[str | None, Option(help=_SPLIT)] = None,
+    text: options.TextOption = None,
     pair: options.PairOption = None,
     label: Annotated[str | None, Option(help='Column of the label in a file; by default "label".')] = None,
     per_class: Annotated[bool, Option("--per-class", help="Add a table per reader, a row per label.")] = False,
@@ -43,19 +43,21 @@ def evaluate(  # noqa: PLR0913
 ) -> None:
     """Score the readers of a bank, or a fine-tuned model, on labelled texts."""
     sources = _sources(task)
+    names = {"--text": text, "--pair": pair, "--label": label}
+    _check_used(sources, of_files=names, of_presets={"--data": data, "--split": split})
     from lamina.bank import ReaderBank
     from lamina.train import evaluate as run
     from lamina.train.model import task_of
 
     target = options.open_on(bank_or_model, base=model, device=device)
-    columns = {"text": text, "text_pair": pair, "label": label}
+    part, columns = split or "validation", {"text": text, "text_pair": pair, "label": label}
     columns = {key: int(name) if name.lstrip("-").isdigit() else name for key, name in columns.items() if name}
     tasks: dict[str, Task] = {}
     for name, source in sources.items():
         asked: Any = target[name].config.head if isinstance(target, ReaderBank) else task_of(target)
-        tasks[name] = _task(asked, source, data=data, split=split, columns=columns)
+        tasks[name] = _task(asked, source, data=data, part=part, columns=columns)
     more: Any = {"per_class": per_class, "errors": errors, "progress": sys.stderr.isatty()}
-    scores = run(target, tasks, split=split, batch_size=batch_size, **more)
+    scores = run(target, tasks, split=part, batch_size=batch_size, **more)
     print_json(scores) if as_json else _show(scores, tasks)
 
 
@@ -72,7 +74,18 @@ def _sources(pairs: list[str]) -> dict[str, str]:
     return sources
 
 
-def _task(asked: TaskLike, source: str, *, data: Path | None, split: str, columns: dict[str, Any]) -> Task:
+def _check_used(sources: dict[str, str], *, of_files: dict[str, Any], of_presets: dict[str, Any]) -> None:
+    """Raise ConfigError if an option was given that no task looks at."""
+    files = [source for source in sources.values() if is_file(source)]
+    for option in (option for option, value in of_files.items() if value is not None and not files):
+        came = f"{option} was given, but no task is a file that is there"
+        raise ConfigError(f"evaluate: {came}: {', '.join(sources.values())}; columns are those of a file.")
+    for option in (option for option, value in of_presets.items() if value is not None and len(files) == len(sources)):
+        came = f"{option} was given, but no task is a preset"
+        raise ConfigError(f"evaluate: {came}: {', '.join(files)}; a file is scored whole.")
+
+
+def _task(asked: TaskLike, source: str, *, data: Path | None, part: str, columns: dict[str, Any]) -> Task:
     """A preset; or a file that is there, the whole of it the part that is scored, with the reader's labels."""
     from lamina.tasks.presets import PRESETS, find_preset
     from lamina.tasks.task import Task
@@ -80,7 +93,7 @@ def _task(asked: TaskLike, source: str, *, data: Path | None, split: str, column
     if is_file(path := Path(source)):
         known: Any = {"labels": asked.labels, "problem_type": asked.problem_type}
         task = Task.from_files(asked.kind, test=path, **known, **columns)
-        return replace(task, splits={split: task.splits["test"]})
+        return replace(task, splits={part: task.splits["test"]})
     try:
         find_preset(source)
     except UnknownNameError:

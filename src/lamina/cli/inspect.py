@@ -12,6 +12,7 @@ from lamina.cli.draw_inserted import draw_inserted
 from lamina.cli.options import JsonOption, ModelArgument
 from lamina.cli.output import print_json, print_table, text
 from lamina.errors import ConfigError, noted
+from lamina.utils import counted
 
 if TYPE_CHECKING:
     from lamina.layers import LayerStack
@@ -53,8 +54,8 @@ def inspect(  # noqa: PLR0913
     kind = f"{facts['architecture']}, family {facts['model_type']}"
     print(f"{facts['model']}: {kind}, {text(facts['parameters'])} parameters")
     for name, own in facts["stacks"].items():
-        blocks = f"{own['depth']} x {own['block']}" if own["block"] else f"{own['depth']} blocks"
-        title = f"\n{name}: {own['layers']} layers of width {own['width']}, {blocks}"
+        blocks = f"{own['depth']} x {own['block']}" if own["block"] else counted(own["depth"], "block")
+        title = f"\n{name}: {counted(own['layers'], 'layer')} of width {own['width']}, {blocks}"
         print_table(title, ("layer", "read at", "side", "made by", "parameters"), [_row(tap) for tap in own["taps"]])
         if "fingerprint" in own:
             print(f"fingerprint {own['fingerprint']}")

@@ -18,7 +18,7 @@ _SAVED = "Folder or hub id of a saved bank, or of a whole model that lamina fine
 _BASE = "Folder or hub id of a bank's base; by default the one that the bank names."
 _DEVICE = 'Where to run: "cpu", "cuda", ...; "auto" takes a GPU if there is one.'
 _DATA = "Folder of the recipe's files, with a folder per preset; by default files are here, presets come from the hub."
-_TEXT = 'Column of the text in a file; by default the only one, or one with a usual name, as "text" or "sentence".'
+_TEXT = 'Column of the text in a file; by default the only one, or one with a usual name, as "sentence" or "text".'
 _RAY = "Run cells as tasks of Ray: on this machine (local), on the cluster that runs here (auto), or at HOST:PORT."
 
 SavedArgument = Annotated[str, Argument(metavar="BANK|MODEL", help=_SAVED)]

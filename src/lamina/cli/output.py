@@ -36,7 +36,7 @@ class Stream:
     def write(self, text: str) -> int:
         """As that of a file."""
         if text != "":  # which typer writes to see what this is, and a full disk refuses
-            self._try(lambda: self._stream.write(text))
+            self._try(lambda: self._stream.write(spelt(text, self._stream.encoding)))
         return len(text)
 
     def flush(self) -> None:
@@ -53,6 +53,15 @@ class Stream:
                 raise SystemExit(READER_GONE) from None
             if self._needed:
                 raise StoreError(f"output: standard output cannot be written ({first_line(error)}).") from error
+
+
+def spelt(text: str, encoding: str | None) -> str:
+    """A text with "+-" for "±" where the encoding does not have that."""
+    try:
+        "±".encode(encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return text.replace("±", "+-")
+    return text
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
@@ -84,7 +93,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
         numeric = all(isinstance(row[number], int | float) for row in rows)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else text(cell) for cell in row))
+        cells = [cell if isinstance(cell, Text) else text(cell) for cell in row]
+        table.add_row(*(cell if isinstance(cell, Text) else spelt(cell, sys.stdout.encoding) for cell in cells))
     console = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False, emoji=False)
     if title:
         console.print(Text(title, style="bold"))  # a title of the table's own would be broken to its width

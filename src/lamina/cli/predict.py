@@ -11,6 +11,7 @@ from typer import Argument, Option
 from lamina.cli import options
 from lamina.cli.output import print_json, print_table
 from lamina.errors import ConfigError, DataError, foreign_errors
+from lamina.utils import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,7 +74,7 @@ def predict(  # noqa: PLR0913
         columns: Any = {"text": text, "text_pair": pair, "skip_bad": skip_bad, "resume": resume}
         spread: Any = {"ray": ray, "workers": workers, "progress": sys.stderr.isatty()}
         result = train.predict_file(target, file, output, **columns, **shared, **spread)
-        line = f"{result.rows:,} rows in {result.output}, {result.skipped:,} skipped"
+        line = f"{counted(result.rows, 'row')} in {result.output}, {result.skipped:,} skipped"
         print_json(result) if as_json else print(line)
         return
     progress = sys.stderr.isatty() and len(examples) > batch_size

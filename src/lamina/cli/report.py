@@ -11,7 +11,7 @@ from typer import Argument, Option
 from lamina.cli.options import JsonOption
 from lamina.cli.output import print_json, print_table
 from lamina.errors import ConfigError, MissingExtraError
-from lamina.utils import is_file
+from lamina.utils import counted, is_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,9 +69,8 @@ def _write_page(runs: Sequence[Path], output: Path, title: str | None, *, files:
     if as_json:
         print_json(page)
         return
-    beside = f"; {len(page.files)} files in {page.files[0].parent}" if page.files else ""
-    many = f"{len(page.runs)} run{'s' * (len(page.runs) > 1)}"
-    print(f"{page.path}: {page.charts} chart{'s' * (page.charts > 1)} of {many}{beside}")
+    beside = f"; {counted(len(page.files), 'file')} in {page.files[0].parent}" if page.files else ""
+    print(f"{page.path}: {counted(page.charts, 'chart')} of {counted(len(page.runs), 'run')}{beside}")
 
 
 def write(folder: Path, formats: list[str], beside: Sequence[Path] = ()) -> Report:

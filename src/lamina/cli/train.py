@@ -11,6 +11,7 @@ from typer import Argument, Option
 from lamina.cli.options import DataOption, JsonOption, RayOption
 from lamina.cli.output import end_if_failed, print_json, print_table
 from lamina.cli.report import write as write_report
+from lamina.utils import counted
 
 if TYPE_CHECKING:
     from lamina.recipes.run import Run
@@ -68,15 +69,14 @@ def train(  # noqa: PLR0913
         facts = {"seconds": run.seconds, "steps": run.steps, "output": str(folder), "failures": failures}
         print_json({"table": run.table, **facts})
     else:
-        _show(run)
+        _show(run, folder)
         saved = ", ".join([str(folder), *drawn])
-        print(
-            f"{run.steps} steps in {run.seconds:.0f} s; saved in {saved}; lamina report {folder} -o page.html shows it"
-        )
+        took = f"{counted(run.steps, 'step')} in {run.seconds:.0f} s"
+        print(f"{took}; saved in {saved}; lamina report {folder} -o page.html shows it")
     end_if_failed(failures)
 
 
-def _show(run: Run) -> None:
+def _show(run: Run, folder: Path) -> None:
     """Print the table of a run, one row per task, method and setting, of a sweep the best; and what texts lost."""
     from lamina.recipes.summary import printed
 
@@ -87,7 +87,7 @@ def _show(run: Run) -> None:
     title = "Best validation scores" + ("; ± is half a 95 % interval" if repeated else "")
     print_table(title, (*columns, "best epoch"), shown)
     if left := len(run.table) - len(rows):
-        print(f"and {left} rows more, in table.md")
+        print(f"and {counted(left, 'more row')}, in {folder / 'table.md'}")
     for name, count in run.truncated.items():
         if count:
             print(f"{name}: {count} training texts were longer than the model reads; their ends were not seen")

@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from lamina.report.figures import COLOURS, INK, chart_package, checked_path, in_order, save_chart, styled
+from lamina.report.figures import COLOURS, INK, chart_package, checked_path, drawn_ends, in_order, save_chart, styled
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -22,7 +22,8 @@ MARKS = ("circle", "diamond", "triangle-up", "square")  # of points, one after t
 def rows_of(figure: Curves) -> list[dict[str, Any]]:
     """What is drawn: a row per point, with the ends of its interval; a line across has one at each end of its panel.
 
-    Rows have "facet", "series", "x", "mean", "low" and "high" (the mean itself for a single run), "runs", "across".
+    Rows have "facet", "series", "x", "mean", "low" and "high" (the mean itself for a single run; see `drawn_ends`),
+    "runs" and "across".
     """
     rows, places = [], dict[str, list[Any]]()
     several = len({point.metric for point in figure.points}) > 1
@@ -31,7 +32,8 @@ def rows_of(figure: Curves) -> list[dict[str, Any]]:
     for point in figure.points:
         half, own = point.interval or 0.0, list(dict.fromkeys(places[point.facet])) or [0]
         ends = [min(own), max(own)] if all(isinstance(x, int | float) for x in own) else own
-        row = {**asdict(point), "low": point.mean - half, "high": point.mean + half, "across": point.x is None}
+        low, high = drawn_ends(point.mean, half, [point.metric], figure.scale)
+        row = {**asdict(point), "low": low, "high": high, "across": point.x is None}
         row["facet"] = f"{point.facet} ({point.metric})" if several else point.facet
         rows += [{**row, "x": x} for x in (ends if point.x is None else [point.x])]
     return rows

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError, DataError, MissingExtraError
+from lamina.tasks.metrics import BOUNDS
 from lamina.utils import replacing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from types import ModuleType
 
     Rows = Sequence[Mapping[str, Any]]
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".svg", ".html")
 MOST_BARS = 4  # readers; more are drawn as a heat map
 FEW_LAYERS = 9  # up to so many, the readers' bars stand side by side
+UNBOUNDED = (float("-inf"), float("inf"))
 PIXELS = 2  # PNG pixels for each unit of the drawing, so that it stays sharp on fine screens
 INK, QUIET, RULE = "#1f2933", "#616e7c", "#e4e7eb"
 HEAT = ("#f4f8fc", "#a9cbe6", "#4c8fc7", "#0b4a8f")
@@ -108,6 +110,19 @@ def in_order(rows: Rows, key: str) -> list[Any]:
     return list(dict.fromkeys(row[key] for row in rows))
 
 
+def drawn_ends(mean: float, half: float, metrics: Iterable[str], scale: float = 1.0) -> tuple[float, float]:
+    """The ends of mean ± half as they are drawn: cut off where no score of these metrics (times `scale`) can be.
+
+    A t interval over few seeds knows nothing of the range of a metric. Tables give its half as it is. Of a metric whose
+    range is not known, and of a number that is outside it (a difference, say), nothing is cut off.
+    """
+    ranges = [BOUNDS.get(metric, UNBOUNDED) for metric in metrics] or [UNBOUNDED]
+    low, high = (scale * end for end in (min(low for low, _ in ranges), max(high for _, high in ranges)))
+    if not low <= mean <= high:
+        return mean - half, mean + half
+    return max(mean - half, low), min(mean + half, high)
+
+
 def _layer_axis(altair: ModuleType) -> Any:
     return altair.X("layer:O", title="layer (0 = embeddings)", axis=altair.Axis(labelAngle=0, labelOverlap=True))
 
@@ -172,7 +187,8 @@ def _labels(row: Mapping[str, Any]) -> dict[str, Any]:
     score, spread = float(row["score"]), float(row.get("spread") or 0)
     group = f"{row['reader']} ({row['metric']})" if row.get("metric") else str(row["reader"])
     label = f"{score:.3f} ± {spread:.3f}" if spread else f"{score:.3f}"
-    return {"group": group, "low": score - spread, "high": score + spread, "label": label}
+    low, high = drawn_ends(score, spread, [str(row["metric"])] if row.get("metric") else [])
+    return {"group": group, "low": low, "high": high, "label": label}
 
 
 def styled(chart: Any, title: str, below: Sequence[str] = ()) -> Any:

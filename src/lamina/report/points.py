@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, final
 
+from lamina.report.figures import drawn_ends
 from lamina.train.results import half_interval
+from lamina.utils import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 Frame = Any  # of pandas, whose types say less than they ask for
 LAYER = "layer (0 = embeddings)"
-COUNTS = {"rows": "rows", "tokens": "tokens", "texts": "texts", "n": "rows"}  # column or setting -> what it counts
+COUNTS = {"rows": "row", "tokens": "token", "texts": "text", "n": "row"}  # column or setting -> what it counts
 MOST_SCATTERED = 4000  # points of a scatter; a sample of more is drawn
 
 
@@ -26,7 +28,7 @@ class Drawing:
     Attributes:
         kind: As that of a figure.
         rows: What is drawn: "x", "value" and, where there are any, "y", "colour", "facet", "label", "x_label", the ends
-            of the interval "low" and "high", and "across" for a value that holds for all x.
+            of the interval "low" and "high" (see `drawn_ends`), and "across" for a value that holds for all x.
         title: Written above.
         titles: Of "x", "y", "value", "colour" and "facet", with their units.
         note: What to see in it.
@@ -57,7 +59,8 @@ def drawing_of(study: Study, name: str) -> Drawing:
     columns = {part: column for part, column in parts.items() if column is not None}
     values = rows[figure.value].astype("float64")
     drawn = rows.loc[values.notna() & values.abs().lt(float("inf"))]
-    remarks = [] if len(drawn) == len(rows) else [f"{len(rows) - len(drawn)} values that are not finite are left out"]
+    left_out, are = len(rows) - len(drawn), "is" if len(rows) - len(drawn) == 1 else "are"
+    remarks = [f"{counted(left_out, 'value')} that {are} not finite {are} left out"] if left_out else []
     if figure.kind == "scatter":
         points, said = _scattered(drawn, figure, columns)
     else:
@@ -91,6 +94,9 @@ def with_interval(rows: Frame, keys: Sequence[str], value: str) -> Frame:
 def _means(rows: Frame, value: str, columns: dict[str, str]) -> tuple[list[dict[str, Any]], list[str]]:
     keys = list(dict.fromkeys(columns.values()))
     means = with_interval(rows, keys, value)
+    metrics = _metrics(rows) if value == "score" else set()
+    ends = [drawn_ends(mean, high - mean, metrics) for mean, high in zip(means["value"], means["high"], strict=True)]
+    means = means.assign(low=[low for low, _ in ends], high=[high for _, high in ends])
     found = means[["value", "low", "high", "seeds"]].assign(**{part: means[name] for part, name in columns.items()})
     if found["x"].dtype.kind in "iuf":
         found = found.sort_values("x", kind="stable")
@@ -102,6 +108,12 @@ def _means(rows: Frame, value: str, columns: dict[str, str]) -> tuple[list[dict[
     else:
         said = [f"mean of {_span(seeds)} seeds with its 95 % t interval"]
     return _records(found), said + _averaged(rows, [*keys, *(["seed"] if "seed" in rows else [])], value)
+
+
+def _metrics(rows: Frame) -> set[str]:
+    """The metrics that scores are of: their measure, or what a measure that is only called "score" is of."""
+    measures = set(rows["measure"]) if "measure" in rows else set()
+    return set(rows["metric"]) if measures == {"score"} and "metric" in rows else measures
 
 
 def _across(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -152,10 +164,11 @@ def _counts(rows: Frame, settings: Any) -> list[str]:
     """How many rows, tokens or texts the numbers are of, as far as the table or the settings say so."""
     for name, what in COUNTS.items():
         if name in rows and len(rows):
-            return [f"n = {_span(_whole(rows[name]))} {what}"]
+            counts = _whole(rows[name])
+            return [f"n = {_span(counts)} {what}{'s' * (counts != [1])}"]
     for name, what in COUNTS.items():
         if isinstance(settings.get(name), int):
-            return [f"n = {settings[name]:,} {what}"]
+            return [f"n = {counted(settings[name], what)}"]
     return []
 
 

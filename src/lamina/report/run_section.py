@@ -10,6 +10,7 @@ from lamina.recipes.report_file import read_report_file
 from lamina.recipes.summary import plus_minus
 from lamina.report.curves import rows_of
 from lamina.report.data_tables import DataTable
+from lamina.report.figures import drawn_ends
 from lamina.report.folder import read_importances
 from lamina.report.importance_figures import averaged_importances
 from lamina.report.points import LAYER, Drawing
@@ -18,6 +19,7 @@ from lamina.report.tables import PAPER, chosen, grid, heads, remarks
 from lamina.store.files import damaged, read_json
 from lamina.train.cells import FAILURES
 from lamina.train.results import sort_key, summarise
+from lamina.utils import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -87,7 +89,8 @@ def _conclusion(task: str, ranked: Rows) -> str:
     """What may be said of the two best, from the differences of their runs with one seed."""
     first = ranked[0]
     if len(ranked) == 1:
-        return f"{task}: {_name(first)} reaches {first['metric']} {plus_minus(first)} over {len(first['runs'])} runs."
+        runs = counted(len(first["runs"]), "run")
+        return f"{task}: {_name(first)} reaches {first['metric']} {plus_minus(first)} over {runs}."
     second = ranked[1]
     scores = [{(run.get("seed"), run.get("repeat")): run["score"] for run in row["runs"]} for row in (first, second)]
     pairs = [(score, scores[1][key]) for key, score in scores[0].items() if key in scores[1]]
@@ -109,7 +112,7 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def _runs(row: Mapping[str, Any]) -> str:
-    return f"{len(row['runs'])} runs each" if len(row["runs"]) > 1 else "1 run each"
+    return f"{counted(len(row['runs']), 'run')} each"
 
 
 def _curves(curves: Curves) -> Drawing:
@@ -137,7 +140,10 @@ def _bars(table: PivotTable) -> Drawing:
     """The measured cells of a table, a panel per column."""
     rows, metrics = [], {cell.metric for cell in table.cells}
     for cell in table.cells:
-        ends = {} if cell.interval is None else {"low": cell.mean - cell.interval, "high": cell.mean + cell.interval}
+        ends = {}
+        if cell.interval is not None:
+            drawn = drawn_ends(cell.mean, cell.interval, [cell.metric], table.scale)
+            ends = dict(zip(("low", "high"), drawn, strict=True))
         name = cell.column if cell.metric in cell.column else f"{cell.column} ({cell.metric})"
         rows.append({"facet": name, "x": cell.row, "value": cell.mean, "seeds": cell.runs, **ends})
     titles = {"x": "method", "value": f"score ({table.part}){_times(table.scale)}"}

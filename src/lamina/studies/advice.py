@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from lamina.tasks.metrics import LOWER
 from lamina.train.results import summarise
+from lamina.utils import counted
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -45,14 +46,14 @@ def sentence(task: str, proposal: Proposal, depth: int, table: Any, metric: str,
     if proposal.keep == depth:
         return f"{task}: keep all {depth} blocks; no lower layer comes within {tolerance:g} of the best {metric}."
     own = table[table["task"] == task]
-    what = f"{task}: read at {_and(proposal.read)}; keep {proposal.keep} of {depth} blocks"
+    what = f"{task}: read at {_and(proposal.read)}; keep {proposal.keep} of {counted(depth, 'block')}"
     sides = [own[(own["measure"] == metric) & (own["phase"] == phase)] for phase in ("whole", "cut")]
     whole, cut = (side.dropna(subset=["seed"]).set_index("seed")["score"].to_dict() for side in sides)
     changes = [cut[seed] - whole[seed] for seed in cut if seed in whole]
     if not changes:
         return f"{what}. It could not be measured: its cells failed."
     summary = summarise(changes)
-    interval = "" if summary.interval is None else f" +- {summary.interval:.3f}"
+    interval = "" if summary.interval is None else f" ± {summary.interval:.3f}"
     said = f"{what}: {metric} {summary.mean:+.3f}{interval}{_costs(own)}"
     return f"{said}. {_verdict(-1 if metric in LOWER else 1, summary.mean, summary.interval, tolerance, len(changes))}"
 

@@ -21,7 +21,7 @@ from lamina.studies.sources import own_processor
 from lamina.studies.study import Figure, Study
 from lamina.tasks import kind_of
 from lamina.train.options import FitOptions
-from lamina.utils import check_range
+from lamina.utils import check_range, counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -191,7 +191,8 @@ class _Errors:
         total, everywhere = len(self._truths), int(np.all(list(wrong.values()), axis=0).sum())
         said = [f"layer {best} answers fewest rows wrongly, {int(wrong[best].sum())} of {total}."]
         if len(wrong) > 1:
-            said.append(f"{everywhere} rows are answered wrongly at all of {len(wrong)} layers.")
+            are = "is" if everywhere == 1 else "are"
+            said.append(f"{counted(everywhere, 'row')} {are} answered wrongly at all of {len(wrong)} layers.")
         return said
 
     @property

@@ -19,7 +19,7 @@ from lamina.studies.passes import LayerReader, group_batches, text_inputs
 from lamina.studies.provenance import library_versions, model_facts
 from lamina.studies.study import Figure, Study
 from lamina.studies.vectors import own_tokens
-from lamina.utils import check_range, derive_seed, progress_bar
+from lamina.utils import check_range, counted, derive_seed, progress_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -148,7 +148,7 @@ def _conclusions(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     elif top > 0:
         yield (
             f"Layer {early} is the first to name {_MOST:.0%} of the tokens that the model itself gets right "
-            f"({right[early]:.1%} of {rows[0]['tokens']:,} tokens; the model {top:.1%})."
+            f"({right[early]:.1%} of {counted(rows[0]['tokens'], 'token')}; the model {top:.1%})."
         )
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 from lamina.studies.statistics import rank_correlation
 from lamina.tasks.metrics import LOWER
 from lamina.train.results import summarise
+from lamina.utils import counted
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -63,7 +64,7 @@ def _drops(measured: Any) -> Any:
 
 
 def _sentence(task: str, proxy: str, found: dict[str, Any]) -> str:
-    name, n = proxy.replace("_", " "), f"n = {found['n']} runs of blocks"
+    name, n = proxy.replace("_", " "), f"n = {counted(found['n'], 'run')} of blocks"
     if math.isnan(found["score"]):
         return f"{task}: whether {name} foretells the measured drop cannot be said ({n})."
     facts = f"rank correlation {found['score']:.2f}, p = {found['p']:.2g}, {n}"
@@ -78,7 +79,7 @@ def _least(task: str, drops: Any) -> str:
     first, count = mean.idxmin()
     own = drops[(drops["layer"] == first) & (drops["blocks"] == count)]["score"].tolist()
     summary = summarise(own)
-    seeds = "one value; no interval" if summary.interval is None else f"95 % +- {summary.interval:.3f}, n = {len(own)}"
+    seeds = "one value; no interval" if summary.interval is None else f"95 % ± {summary.interval:.3f}, n = {len(own)}"
     what = f"block {int(first)}" if count == 1 else f"blocks {int(first)} to {int(first + count - 1)}"
     measure = drops["measure"].iloc[0]
     kind = "rise of log perplexity" if measure in LOWER else "drop"

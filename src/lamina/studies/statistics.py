@@ -10,7 +10,7 @@ import numpy as np
 
 from lamina.errors import ConfigError
 from lamina.train.results import summarise
-from lamina.utils import check_range
+from lamina.utils import check_range, counted
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Metric = Callable[[Array], Array]
@@ -54,7 +54,7 @@ class Difference:
 
     def __str__(self) -> str:
         """What may be concluded, as a sentence."""
-        n = f"n = {self.rows} rows"
+        n = f"n = {counted(self.rows, 'row')}"
         if self.seeds < 2:
             side = f"{_number(abs(self.value))} {'above' if self.value >= 0 else 'below'}"
             return f"{self.first} is {side} {self.second} ({n}); with one seed no interval is claimed."
@@ -171,11 +171,11 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> dict[st
 
 
 def mean_and_interval(values: Sequence[float]) -> str:
-    """Scores of several seeds as "0.853 +- 0.012" (95 % t interval), of one as "0.853 (one seed)"."""
+    """Scores of several seeds as "0.853 ± 0.012" (95 % t interval), of one as "0.853 (one seed)"."""
     summary = summarise(values)
     if summary.interval is None:
         return f"{_number(summary.mean)} (one seed)"
-    return f"{_number(summary.mean)} +- {_number(summary.interval)}"
+    return f"{_number(summary.mean)} ± {_number(summary.interval)}"
 
 
 def _number(value: float) -> str:

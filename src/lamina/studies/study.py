@@ -13,6 +13,7 @@ from lamina.errors import ConfigError, StoreError, check_known, foreign_errors
 from lamina.store.files import damaged, read_steady, staged, write_json
 from lamina.store.manifest import FORMAT, SavedFacts
 from lamina.studies.provenance import library_versions
+from lamina.utils import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,7 +106,7 @@ class Study:
 
     def __repr__(self) -> str:
         """Its conclusions, and how much there is to look at."""
-        size = f"{len(self.table)} rows, figures: {', '.join(self.figures) or 'none'}"
+        size = f"{counted(len(self.table), 'row')}, figures: {', '.join(self.figures) or 'none'}"
         return "\n".join([f"Study('{self.name}', {size})", *(f"- {sentence}" for sentence in self.conclusions)])
 
     def rows(self, figure: str) -> DataFrame:

@@ -23,7 +23,7 @@ from lamina.studies.study import Figure, Study
 from lamina.studies.vectors import mean_state, own_tokens
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
-from lamina.utils import progress_bar
+from lamina.utils import counted, progress_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -161,7 +161,7 @@ def _beside(
 
 def _compared(row: Mapping[str, Any]) -> str:
     """What the rank correlation allows to say."""
-    n = f"n = {row['n']} layers"
+    n = f"n = {counted(row['n'], 'layer')}"
     if math.isnan(row["score"]):
         return f"{row['task']}: whether nu tells which layer a probe reads best cannot be said ({n})."
     facts = f"rank correlation {row['score']:.2f}, p = {row['p']:.2g}, {n}"
@@ -176,7 +176,8 @@ def _conclusions(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         least = min((row for row in rows if row["task"] == task), key=lambda row: row["score"])
         if not math.isfinite(least["score"]):
             continue
-        said = f"{task}: layer {least['layer']} has the lowest nu, {least['score']:.3g} over {least['rows']:,} rows"
+        rows_read = counted(least["rows"], "row")
+        said = f"{task}: layer {least['layer']} has the lowest nu, {least['score']:.3g} over {rows_read}"
         yield f"{said}; it is the first to try a reader at. One measurement, so no interval is claimed."
 
 

@@ -208,9 +208,9 @@ def class_labels(tables: Mapping[str, Table], column: str | int, *, several: boo
 
 
 def usual_column(column: str | int, default: str, usual: str, tables: Mapping[str, Table]) -> str | int:
-    """`usual`, where no column was named and there is none of the default name."""
+    """`usual`, where no column was named, there is none of the default name, and one of the usual name."""
     absent = column == default and not any(default in table.columns for table in tables.values())
-    return usual if absent else column
+    return usual if absent and any(usual in table.columns for table in tables.values()) else column
 
 
 def without_classes(spec: ColumnSpec, labels: tuple[str, ...], problem_type: str, instead: str) -> ColumnSpec:

@@ -25,6 +25,13 @@ from lamina.tasks.tags import marks_spans
 RECALL_RATES = {"recall_at_1": 0.01, "recall_at_5": 0.05}  # metric -> rate of false positives
 RANKING = ("auroc", *RECALL_RATES)  # metrics of two classes by their scores
 LOWER = frozenset({"perplexity"})  # metrics of which less is better; of all others more is
+_ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+BOUNDS: Mapping[str, tuple[float, float]] = {  # metric -> the least and the most that it can be
+    **dict.fromkeys(("accuracy", "f1", "macro_f1", "span_f1", *RANKING, *_ROUGE), (0.0, 1.0)),
+    **dict.fromkeys(("mcc", "pearson", "spearman"), (-1.0, 1.0)),
+    **dict.fromkeys(("bleu", "chrf"), (0.0, 100.0)),
+    "perplexity": (1.0, math.inf),
+}
 _MOST = 700.0  # the largest exponent that stays a finite number
 _SIGNS = re.compile(r"[^a-z0-9]+")
 _STEMMED = 4  # letters: shorter words stay as they are

@@ -36,7 +36,8 @@ class SequenceClassificationKind(ClassKind):
     reads_pairs = True
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Settle problem type and classes, and make the examples."""
+        """Settle columns, problem type and classes, and make the examples."""
+        spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "text", tables))
         tables = lab.labelled(tables, spec)
         problem = spec.problem_type or lab.infer_problem_type(next(iter(tables.values())), spec)
         if problem == "regression":

@@ -204,9 +204,10 @@ class Task:
                 together. Images and sound: a folder (or a tar) with a folder per class, or a file of paths.
             validation: Rows to choose by; else a tenth of `train`, class by class; of running text in blocks the last.
             test: Rows that only `evaluate` looks at.
-            text: Column of the text, of the list of words, or of images or sound (default "image", "audio"). In CoNLL
-                files its number (default 0). In plain text every line that is not blank is a row. "translation.en" is
-                what objects in column "translation" have under "en".
+            text: Column of the text or of the list of words (default "sentence", or "text" where there is none of that
+                name), or of images or sound (default "image", "audio"). In CoNLL files its number (default 0). In plain
+                text every line that is not blank is a row. "translation.en" is what objects in column "translation"
+                have under "en".
             text_pair: Column of the second text of sentence-pair tasks; of "causal_lm" that of replies to `text`; of
                 "token_classification" that of texts whose spans are labelled, in the light of `text`.
             label: Column of the label, of the list of tags, or of the text to write; in CoNLL files a number (default

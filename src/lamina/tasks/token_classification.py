@@ -54,6 +54,7 @@ class TokenClassificationKind(ClassKind):
             text, label = self.usual_columns
             spec = replace(spec, text=0 if spec.text == text else spec.text)
             spec = replace(spec, label=-1 if spec.label == label else spec.label)
+        spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "text", tables))
         first = next(iter(tables.values()), None)
         if first is not None and (spec.text_pair is not None or isinstance(first.column(spec.text)[0], str)):
             return span_splits(tables, spec)

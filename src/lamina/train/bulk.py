@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-USUAL_COLUMNS = ("text", "sentence", "image", "audio")
+USUAL_COLUMNS = ("sentence", "text", "image", "audio")  # in this order, as a task's files are read
 FORMATS = (".jsonl", ".csv", ".parquet")
 _STATE = ("size", "rows", "read", "skipped")  # what the note says of a `Partial`
 _OF_ANSWERS = {"add_prefix_space", "prefix", "max_target_length", "num_beams", "length_penalty"}
@@ -85,8 +85,8 @@ def predict_file(  # noqa: PLR0913
             the source), "text" (a pair has a list) and "readers" (name -> answer, as `predict` gives it). CSV and
             Parquet have a column for each part of an answer, such as "cola.label" and "cola.probabilities.yes"; lists
             are JSON in them.
-        text: Column of the text, or of the path of the image or clip; None: "text", "sentence", "image", "audio" or the
-            only one.
+        text: Column of the text, or of the path of the image or clip; None: the only one, or the first that there is of
+            "sentence", "text", "image" and "audio".
         text_pair: Column of the second text.
         readers: Which readers; None: all.
         kind: What a whole model is asked for; None: what its head is for.

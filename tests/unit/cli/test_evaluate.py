@@ -44,11 +44,29 @@ def test_words_are_scored_by_spans(lamina, bank_folder: Path, words: Path):
     assert lamina("evaluate", bank_folder, "--task", f"who={words}", "--text", "0", "--label", "-1").code == 0
 
 
-@pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_a_file_is_whichever_part_is_asked_for(lamina, bank_folder: Path, words: Path, split: str):
-    ran = lamina("evaluate", bank_folder, "--task", f"who={words}", "--split", split, "--per-class", "--json")
-    rows = json.loads(ran.out)["who"]["per_class"]
-    assert sum(row["count"] for row in rows if row["label"] in ("PER", "B-PER")) == 1
+def test_a_file_is_scored_whole(lamina, bank_folder: Path, words: Path):
+    rows = json.loads(lamina("evaluate", bank_folder, "--task", f"who={words}", "--per-class", "--json").out)
+    assert sum(row["count"] for row in rows["who"]["per_class"] if row["label"] in ("PER", "B-PER")) == 1
+
+
+@pytest.mark.parametrize("column", ["text", "sentence"])
+def test_the_text_is_found_as_by_predict(lamina, bank_folder: Path, tmp_path: Path, column: str):
+    """In "sentence", else in "text"; beside "sentence" a column "text" is another."""
+    more = {"text": "bad"} if column == "sentence" else {}
+    rows = [{column: "the film is good .", "label": "good", **more}, {column: "not", "label": "bad", **more}]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    seen = [
+        json.loads(line)["text"]
+        for line in lamina("predict", bank_folder, "--file", tmp_path / "x.jsonl", "--json").out.splitlines()
+    ]
+    assert seen == ["the film is good .", "not"]
+    asked = ("evaluate", bank_folder, "--task", f"mood={tmp_path / 'x.jsonl'}", "--errors", 2, "--json")
+    ran = lamina(*asked)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == lamina(*asked, "--text", column).out
+    wrong = json.loads(ran.out)["mood"]["errors"]
+    assert wrong
+    assert {row["text"] for row in wrong} <= set(seen)
 
 
 def test_a_preset_from_local_files(lamina, base: Path, tmp_path: Path):
@@ -146,14 +164,28 @@ def test_a_whole_model_is_scored_on_files_with_its_own_labels(lamina, model_fold
         (["mod=cola"], "unknown reader 'mod'; known: mood, who. Did you mean 'mood'?"),
         (["mood=colla"], "unknown file or preset 'colla'; known: cola, sst2"),
         (["mood=none.tsv"], "unknown file or preset 'none.tsv'"),
+        (["mood=sst2", "--text=a"], "--text was given, but no task is a file that is there: sst2; columns are"),
+        (
+            ["mood=sst2", "who=none.tsv", "--label=a"],
+            "--label was given, but no task is a file that is there: sst2, none",
+        ),
     ],
 )
 def test_input_that_cannot_be_used(lamina, bank_folder: Path, tasks: list[str], message: str):
-    ran = lamina("evaluate", bank_folder, *(part for task in tasks for part in ("--task", task)))
+    ran = lamina("evaluate", bank_folder, *(task if task.startswith("--") else f"--task={task}" for task in tasks))
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("error: ")
     assert message in ran.err
     assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--data", "--split"])
+def test_options_of_presets_are_refused_for_files(lamina, bank_folder: Path, words: Path, option: str):
+    ran = lamina("evaluate", bank_folder, "--task", f"who={words}", option, "test")
+    assert (ran.code, ran.out) == (2, "")
+    assert (
+        ran.err == f"error: evaluate: {option} was given, but no task is a preset: {words}; a file is scored whole.\n"
+    )
 
 
 def test_a_missing_column_is_named(lamina, bank_folder: Path, moods: Path):

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import io
 import json
+import sys
 
 import pytest
 
-from lamina.cli.output import print_json, print_table, text
+from lamina.cli.output import Stream, print_json, print_table, text
 
 
 def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]):
@@ -30,3 +32,16 @@ def test_a_title_wider_than_its_table_stays_on_a_line(capsys: pytest.CaptureFixt
 )
 def test_cells(cell: object, shown: str):
     assert text(cell) == shown
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "+-"), ("utf-8", "±"), ("latin-1", "±")])
+def test_plus_minus_is_readable_in_every_encoding(monkeypatch: pytest.MonkeyPatch, encoding: str, shown: str):
+    file = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", Stream(io.TextIOWrapper(file, encoding), needed=True))
+    sys.stdout.write("± is half\n")
+    print_table("", ("score", "n"), [("0.5 ± 0.1", 3), ("0.25 ± 0.1", 4)])
+    sys.stdout.flush()
+    first, *table = file.getvalue().decode(encoding).splitlines()
+    assert first == f"{shown} is half"
+    assert f"0.5 {shown} 0.1" in "".join(table)
+    assert len({len(line) for line in table}) == 1

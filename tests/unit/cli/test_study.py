@@ -5,9 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
-from lamina.cli.study import NAMES
+from lamina.cli.study import NAMES, SHOWN, _show
 from lamina.studies import Study
 from lamina.studies.study_recipe import STUDIES
 
@@ -87,3 +88,12 @@ def test_an_unknown_study_is_one_sentence(lamina: Lamina, recipe: Path):
     assert ran.code == 2
     assert "unknown name 'removals'" in ran.err
     assert "Did you mean 'removal'?" in ran.err
+
+
+def test_rows_that_are_not_shown_are_told_of(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    for more, said in ((0, ""), (1, "and 1 more row, in "), (2, "and 2 more rows, in ")):
+        table = pd.DataFrame({"score": range(SHOWN + more)})
+        _show(Study("probe", table), tmp_path, as_json=False)
+        out = capsys.readouterr().out
+        assert (f"{said}{tmp_path / 'table.csv'}\n" in out) is bool(said)
+        assert (" more row" in out) is bool(said)

@@ -58,7 +58,7 @@ def test_named_columns_and_pairs(tmp_path: Path):
     path.write_text("q\ta\none\ttwo\n")
     assert from_file(path, text="a") == ["two"]
     assert from_file(path, text="q", pair="a") == [("one", "two")]
-    with pytest.raises(DataError, match="no column 'text' or 'sentence' or 'image' or 'audio'; its columns are: q, a"):
+    with pytest.raises(DataError, match="no column 'sentence' or 'text' or 'image' or 'audio'; its columns are: q, a"):
         from_file(path)
     with pytest.raises(DataError, match="no column 'b'; its columns are: q, a"):
         from_file(path, text="q", pair="b")

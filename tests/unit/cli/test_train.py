@@ -76,7 +76,7 @@ def test_the_table(lamina: Lamina, recipe: Path):
     assert all(name in ran.out for name in ("f1", "mcc"))
     assert [row[-2] for row in rows] == ["789", "66"]
     assert "2 steps in " in ran.out
-    assert "rows more" not in ran.out
+    assert "more rows" not in ran.out
     assert "±" not in ran.out
     assert (recipe.parent / "out" / "table.parquet").is_file()
 
@@ -94,7 +94,7 @@ def test_a_sweep_shows_its_best_rows(lamina: Lamina, recipe: Path):
     assert ran.code == 0
     rows = table_rows(ran.out)
     assert len(rows) == SHOWN
-    assert f"and {24 + 1 - SHOWN} rows more, in table.md" in ran.out
+    assert f"and {24 + 1 - SHOWN} more rows, in {recipe.parent / 'out' / 'table.md'}" in ran.out
     whole = json.loads((recipe.parent / "out" / "table.json").read_text())
     assert len(whole) == 25
     assert [row["mean"] for row in whole] == sorted((row["mean"] for row in whole), reverse=True)

@@ -44,6 +44,12 @@ def test_points_have_the_ends_of_their_intervals_and_a_line_across_those_of_its_
     ]
 
 
+def test_bands_end_where_the_metric_does():
+    high, scaled = point("a", 1, 0.95), point("a", 1, 97.0, 5.0, metric="accuracy")
+    assert [(row["low"], row["high"]) for row in rows_of(curves([high]))] == [(pytest.approx(0.85), 1.0)]
+    assert [(row["low"], row["high"]) for row in rows_of(curves([scaled], scale=100.0))] == [(92.0, 100.0)]
+
+
 def test_panels_of_several_metrics_say_which_and_have_ends_of_their_own():
     points = [point("a", None, 1.0, facet="x", metric="f1"), point("b", 3, 1.0, facet="x", metric="f1")]
     points += [point("a", None, 1.0, facet="y"), point("b", 5, 1.0, facet="y"), point("b", 9, 1.0, facet="y")]

@@ -8,7 +8,7 @@ import pytest
 
 from lamina.errors import ConfigError, DataError, MissingExtraError
 from lamina.report import figures
-from lamina.report.figures import importance, scores
+from lamina.report.figures import _labels, drawn_ends, importance, scores
 
 
 def shares(readers: int, layers: int = 4) -> list[dict]:
@@ -139,3 +139,16 @@ def test_missing_package_names_the_extra(tmp_path, monkeypatch, package):
     with pytest.raises(MissingExtraError, match=rf"needs the package '{package}'.*lamina\[report\]"):
         importance(shares(1), tmp_path / "figure.png")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interval_is_drawn_no_further_than_its_metric_goes():
+    assert drawn_ends(0.9, 0.4, ["accuracy"]) == (0.5, 1.0)
+    assert drawn_ends(5.0, 10.0, ["f1"], 100) == (0.0, 15.0)
+    assert drawn_ends(-0.9, 0.4, ["mcc"]) == (-1.0, -0.5)
+    assert drawn_ends(0.9, 0.4, ["accuracy", "mcc"]) == (0.5, 1.0)
+    assert drawn_ends(0.1, 0.4, ["accuracy", "mcc"]) == pytest.approx((-0.3, 0.5))
+    assert drawn_ends(0.9, 0.4, ["loss"]) == drawn_ends(0.9, 0.4, []) == (0.5, 1.3)
+    assert drawn_ends(-0.1, 0.4, ["accuracy"]) == pytest.approx((-0.5, 0.3))  # a difference, which is no accuracy
+    assert _labels({"reader": "a", "score": 0.9, "spread": 0.4, "metric": "accuracy"}) == {
+        "group": "a (accuracy)", "low": 0.5, "high": 1.0, "label": "0.900 ± 0.400",
+    }  # fmt: skip

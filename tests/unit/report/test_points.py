@@ -73,6 +73,9 @@ def test_values_that_are_not_finite_are_left_out_and_counted():
     drawing = drawing_of(of(Figure("line", x="layer"), layer=[0, 1, 2], score=[float("inf"), None, 1.0]), "it")
     assert [row["x"] for row in drawing.rows] == [2]
     assert "2 values that are not finite are left out" in drawing.remark
+    drawing = drawing_of(of(Figure("line", x="layer"), layer=[0, 1], score=[float("inf"), 1.0], rows=[1, 1]), "it")
+    assert "1 value that is not finite is left out" in drawing.remark
+    assert "n = 1 row;" in drawing.remark
 
 
 def test_a_large_scatter_shows_a_sample_and_says_so():
@@ -99,3 +102,14 @@ def test_cells_are_plain():
     assert plain(pd.Series([7])[0]) == 7
     assert plain([1, "a"]) == "[1, 'a']"
     assert plain(None) is None
+
+
+def test_no_band_goes_where_a_score_cannot_be_and_the_table_keeps_its_number():
+    seeds = {"layer": [1, 1], "seed": [0, 1], "score": [0.5, 0.9]}
+    for more in ({"measure": ["accuracy"] * 2}, {"measure": ["score"] * 2, "metric": ["f1"] * 2}):
+        study = of(Figure("line", x="layer"), **seeds, **more)
+        (row,) = drawing_of(study, "it").rows
+        assert (row["low"], row["high"]) == (0.0, 1.0)
+        assert with_interval(study.table, ["layer"], "score")["high"].tolist()[0] > 3
+    study = of(Figure("line", x="layer"), **seeds, measure=["ahead"] * 2, metric=["accuracy"] * 2)
+    assert drawing_of(study, "it").rows[0]["high"] > 3

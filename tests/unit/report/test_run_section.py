@@ -57,6 +57,8 @@ def test_of_one_method_the_best_setting_is_named(tmp_path: Path):
     rows = row("a", [0.5, 0.6], dim=1), row("a", [0.7, 0.8], dim=2), row("a", [0.1], task="words")
     found = run_section(written(tmp_path / "run", *rows), "run")
     assert found.conclusions[0] == "film: a (dim=2) reaches accuracy 0.750 ± 0.635 over 2 runs."
+    (said,) = run_section(written(tmp_path / "one", row("a", [0.7])), "run").conclusions
+    assert said.endswith(" over 1 run.")
     assert len(found.conclusions) == 2
     assert list(found.seeds) == [0, 1]
 
@@ -71,6 +73,17 @@ def test_charts_and_tables_of_a_run(tmp_path: Path):
     assert bars.remark == "Mean of 3 runs with its 95 % t interval"
     assert [table.title for table in found.tables] == ["Best", "Every run"]
     assert found.tables[0].rows == [["one", "0.500 ± 0.200"]]
+
+
+def test_bars_end_where_the_metric_does_and_the_table_keeps_its_number(tmp_path: Path):
+    folder = written(tmp_path / "run")
+    cells = [Cell("one", "film", "accuracy", 90.0, 10.0, 20.0, 3, {})]
+    table = PivotTable("Best", "validation", ["one"], ["film"], cells, 1, 100.0)
+    write_report_file(folder / REPORT, Report([table], []))
+    found = run_section(folder, "run")
+    (bar,) = found.drawings["table 1"].rows
+    assert (bar["low"], bar["high"]) == (70.0, 100.0)
+    assert found.tables[0].rows == [["one", "90.0 ± 20.0"]]
 
 
 def test_damage(tmp_path: Path):

@@ -120,4 +120,4 @@ def test_one_seed_claims_no_interval():
 
 def test_intervals_over_seeds():
     half = stats.t.ppf(0.975, 2) * 0.1 / 3**0.5
-    assert mean_and_interval([0.5, 0.6, 0.7]) == f"0.600 +- {half:.3f}"
+    assert mean_and_interval([0.5, 0.6, 0.7]) == f"0.600 ± {half:.3f}"

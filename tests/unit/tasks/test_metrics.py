@@ -16,7 +16,9 @@ from sklearn import metrics as reference
 from lamina.errors import DataError, UnknownNameError
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.metrics import (
+    BOUNDS,
     LOWER,
+    RANKING,
     TokenSums,
     better,
     class_table,
@@ -301,3 +303,8 @@ def test_no_hidden_token_is_no_score():
 
 
 # Written texts
+
+
+def test_the_range_of_every_metric_is_known():
+    used = {metric for name in KINDS.names() for metrics in kind_of(name).problem_types.values() for metric in metrics}
+    assert used | set(RANKING) <= set(BOUNDS)

@@ -303,7 +303,7 @@ def test_images_at_hand(tmp_path: Path):
 @pytest.mark.parametrize(
     ("dataset", "error", "message"),
     [
-        ({"train": [{"text": "a", "label": 1}]}, DataError, "no column 'sentence'; its columns are: text, label"),
+        ({"train": [{"review": "a", "label": 1}]}, DataError, "no column 'sentence'; its columns are: review, label"),
         (
             {"train": datasets.Dataset.from_list([{"sentence": "a", "class": 1}])},
             DataError,

@@ -284,7 +284,7 @@ def test_a_disk_that_fills_at_the_end(tmp_path: Path, monkeypatch: pytest.Monkey
         ("in.jsonl", "out.txt", {}, r"ends in '.txt'; it must be .jsonl, .csv, .parquet"),
         ("none.jsonl", "out.csv", {}, r"none.jsonl is not there"),
         ("in.jsonl", "out.csv", {"text": "texts"}, "no column 'texts'|no value in column 'texts'"),
-        ("other.csv", "out.csv", {}, "has no column 'text' or 'sentence' or 'image' or 'audio'; its columns are: a, b"),
+        ("other.csv", "out.csv", {}, "has no column 'sentence' or 'text' or 'image' or 'audio'; its columns are: a, b"),
         ("in.jsonl", "out.csv", {"chunk_rows": 0}, "chunk_rows is 0"),
         ("in.jsonl", "out.csv", {"ray": "nowhere"}, "ray is 'nowhere'; it must be 'local', 'auto' or an address"),
     ],

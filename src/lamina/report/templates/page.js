@@ -218,7 +218,7 @@
         return cell;
       }))));
       const few = Math.min(limit, order.length).toLocaleString("en"), of = order.length.toLocaleString("en");
-      status.textContent = `${few} of ${of} rows${order.length < count ? `, filtered from ${count.toLocaleString("en")}` : ""}`;
+      status.textContent = `${few} of ${of} ${order.length === 1 ? "row" : "rows"}${order.length < count ? `, filtered from ${count.toLocaleString("en")}` : ""}`;
       more.hidden = order.length <= limit;
       more.textContent = `Show ${Math.min(10 * STEP, order.length - limit).toLocaleString("en")} more rows`;
     }
