@@ -100,6 +100,8 @@ def from_stdin() -> list[str]:
         raise DataError(f"read: standard input {reason}.", row=row) from None
     if not lines[-1]:
         lines.pop()
+    if not lines:
+        raise DataError("read: standard input is empty; a text in each line is needed.")
     return [line.removesuffix("\r") for line in lines]
 
 

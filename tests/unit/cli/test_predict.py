@@ -123,8 +123,9 @@ def test_what_a_whole_model_does_not_have(lamina, model_folder: Path, arguments:
 
 
 def test_no_texts_at_all(lamina, bank_folder: Path):
-    ran = lamina("predict", bank_folder, "--json", stdin=b"")
-    assert (ran.code, ran.out) == (0, "")
+    ran = lamina("predict", bank_folder, stdin=b"")
+    assert (ran.code, ran.out) == (2, "")
+    assert "standard input is empty" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ def stdin(monkeypatch: pytest.MonkeyPatch, data: bytes, terminal: bool = False) 
         (b"one\ntwo\n", ["one", "two"]),
         (b"one\r\n\r\ntwo", ["one", "", "two"]),
         (b"\n", [""]),
-        (b"", []),
         ("\ufeffä\u2028b 🙂\n".encode(), ["ä\u2028b 🙂"]),
     ],
 )
@@ -29,13 +28,18 @@ def test_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: bytes, tex
     stdin(monkeypatch, data)
     assert from_stdin() == texts
     (tmp_path / "x.txt").write_bytes(data)
-    if texts:
-        assert from_file(tmp_path / "x.txt") == texts
+    assert from_file(tmp_path / "x.txt") == texts
 
 
 def test_a_terminal_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
     stdin(monkeypatch, b"", terminal=True)
     with pytest.raises(ConfigError, match="there is no text; texts are arguments, --file or standard input"):
+        from_stdin()
+
+
+def test_nothing_came(monkeypatch: pytest.MonkeyPatch):
+    stdin(monkeypatch, b"")
+    with pytest.raises(DataError, match="standard input is empty; a text in each line is needed"):
         from_stdin()
 
 
