@@ -41,7 +41,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="seeds (default 3)")
     parser.add_argument("--epochs", type=int, default=3, help="epochs of each run (default 3)")
     parser.add_argument("--rows", type=int, help="at most so many training rows")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where it runs (default %(default)s)"
+    )
     return parser.parse_args()
 
 

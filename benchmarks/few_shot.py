@@ -83,10 +83,16 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the tasks' folders, as of `lamina train`")
     parser.add_argument("--output", type=Path, default=Path("out/few-shot"), help="where ended cells are kept")
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--per-class", nargs="+", type=int, default=[8, 16])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument(
+        "--tasks", nargs="+", choices=list(TASKS), default=list(TASKS), help="which of them (default: all)"
+    )
+    parser.add_argument(
+        "--methods", nargs="+", choices=METHODS, default=list(METHODS), help="which of them (default: all)"
+    )
+    parser.add_argument(
+        "--per-class", nargs="+", type=int, default=[8, 16], help="labelled rows of a class (default %(default)s)"
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of the runs (default %(default)s)")
     parser.add_argument("--rows", type=int, default=400, help="test rows, drawn once (default 400)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     asked = parser.parse_args()

@@ -123,9 +123,11 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the tasks' folders, as of `lamina train`")
     parser.add_argument("--output", type=Path, default=Path("out/frontier"), help="where ended cells are kept")
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
-    parser.add_argument("--methods", nargs="+", choices=NAMES, default=NAMES)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument(
+        "--tasks", nargs="+", choices=list(TASKS), default=list(TASKS), help="which of them (default: all)"
+    )
+    parser.add_argument("--methods", nargs="+", choices=NAMES, default=NAMES, help="which of them (default: all)")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of the runs (default %(default)s)")
     parser.add_argument("--rows", type=int, help="rows to learn from, at most; not given: the task's own number")
     parser.add_argument("--scored", type=int, help="rows of the published part to score by, at most")
     parser.add_argument("--repeats", type=int, default=9, help="turns of the timing; 0: none")

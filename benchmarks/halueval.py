@@ -43,7 +43,9 @@ RESAMPLES = 1000
 def options() -> argparse.Namespace:
     """Where the rows are, and how much is trained."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", default="../shared/data/halueval/general.jsonl")
+    parser.add_argument(
+        "--data", default="../shared/data/halueval/general.jsonl", help="the file of replies (default %(default)s)"
+    )
     parser.add_argument("--seeds", type=int, default=1, help="runs of the readers (default 1)")
     parser.add_argument("--epochs", type=int, default=6, help="of the readers (default 6)")
     parser.add_argument("--limit", type=int, help="rows, to try it out")

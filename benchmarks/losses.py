@@ -95,8 +95,14 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the tasks' folders, as of `lamina train`")
-    parser.add_argument("--tasks", nargs="+", choices=["cola", "sst2", "mrpc", "rte", "qnli"], default=["cola", "sst2"])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument(
+        "--tasks",
+        nargs="+",
+        choices=["cola", "sst2", "mrpc", "rte", "qnli"],
+        default=["cola", "sst2"],
+        help="which of them (default %(default)s)",
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of the runs (default %(default)s)")
     parser.add_argument("--rows", type=int, default=2000, help="rows to learn from, at most")
     parser.add_argument("--scored", type=int, default=1000, help="rows of the published part to score by, at most")
     parser.add_argument("--json", action="store_true", help="print JSON")

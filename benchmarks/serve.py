@@ -45,10 +45,10 @@ READERS, MAX_WORDS, TEXTS, BUDGET, WAIT = 8, 64, 2048, 0.85, 3.0
 def main() -> None:
     """Serve, ask, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--repeats", type=int, default=3, help="counted rounds (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each loop")
-    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--clients", type=int, default=64, help="that ask at the same time (default %(default)s)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         bank = served_bank()

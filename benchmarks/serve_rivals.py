@@ -90,10 +90,10 @@ uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), log_level="warning")
 def main() -> None:
     """Start all, ask in turn, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--repeats", type=int, default=3, help="counted rounds (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each loop")
-    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--clients", type=int, default=32, help="that ask at the same time (default %(default)s)")
     parser.add_argument("--only", nargs="+", choices=["ray", "ray2", "litserve", "pipelines"], help="beside lamina")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:

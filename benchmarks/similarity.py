@@ -33,7 +33,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=10_000, help="sentences (default 10,000)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--repeats", type=int, default=3, help="counted runs of each (default 3)")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where it runs (default %(default)s)"
+    )
     return parser.parse_args()
 
 

@@ -69,10 +69,10 @@ WORDS = [
 def main() -> None:
     """Serve, ask, disturb, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--part", action="append", choices=["live", "replicas"], help="default: both")
-    parser.add_argument("--requests", type=int, default=100_000)
-    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--requests", type=int, default=100_000, help="in all (default %(default)s)")
+    parser.add_argument("--clients", type=int, default=32, help="that ask at the same time (default %(default)s)")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
