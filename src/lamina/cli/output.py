@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 from contextlib import suppress
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO, final
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 WIDE = 160  # columns where the output is no terminal
+MIN_HEADER = 12  # characters of a column's name that stay on one line
 READER_GONE = 141  # what a shell gives a command whose output nobody reads any more, as after `| head -1`
 
 
@@ -88,17 +90,27 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     from rich.table import Table
     from rich.text import Text
 
+    console = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False, emoji=False)
+    shown = [[cell if isinstance(cell, Text) else text(cell) for cell in row] for row in rows]
+    longest = [max((len(row[number]) for row in shown), default=0) for number in range(len(columns))]
+    fits = sum(max(len(name), own) + 3 for name, own in zip(columns, longest, strict=True)) < console.width
+    share = max(MIN_HEADER, console.width // max(1, len(columns)) - 3)
     table = Table()
     for number, name in enumerate(columns):
         numeric = all(isinstance(row[number], int | float) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        cells = [cell if isinstance(cell, Text) else text(cell) for cell in row]
+        header = name if fits else broken(name, max(share, longest[number]))
+        table.add_column(header, justify="right" if numeric else "left", overflow="fold")
+    for cells in shown:
         table.add_row(*(cell if isinstance(cell, Text) else spelt(cell, sys.stdout.encoding) for cell in cells))
-    console = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False, emoji=False)
     if title:
         console.print(Text(title, style="bold"))  # a title of the table's own would be broken to its width
     console.print(table)
+
+
+def broken(name: str, width: int) -> str:
+    """A name over lines of so many characters, broken after its underscores."""
+    lines = textwrap.wrap(name.replace("_", "_ "), width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(line.replace("_ ", "_") for line in lines)
 
 
 def text(cell: object) -> str:

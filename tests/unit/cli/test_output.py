@@ -22,6 +22,16 @@ def test_a_table_shows_brackets_as_they_are(capsys: pytest.CaptureFixture[str]):
     assert all(part in out for part in ("[title]", "[a]", "[red]x[/red]", "12,345", "[PAD]"))
 
 
+def test_a_name_that_does_not_fit_is_broken_between_its_words(capsys: pytest.CaptureFixture[str]):
+    names = [f"acceptability_of_the_sentences_of_part_{part}" for part in "abcde"]
+    print_table("", names, [["yes"] * 5])
+    shown = capsys.readouterr().out
+    assert shown.count("acceptability_of_the_ ") == 5
+    assert max(map(len, shown.splitlines())) <= 160
+    print_table("", names[:2], [["yes"] * 2])
+    assert names[0] in capsys.readouterr().out
+
+
 def test_a_title_wider_than_its_table_stays_on_a_line(capsys: pytest.CaptureFixture[str]):
     print_table("A title of many words", ("a",), [("b",)])
     assert capsys.readouterr().out.splitlines()[0] == "A title of many words"
