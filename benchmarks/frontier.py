@@ -70,7 +70,9 @@ TASKS = {
     "imdb": {"length": 256},
     "conll2003": {"rows": 8000},
 }
-RATE, RATES = 1e-3, (3e-4, 1e-3, 3e-3)  # of readers
+RATE, RATES = 1e-3, (3e-4, 1e-3, 3e-3, 1e-2)  # of readers
+BY_RATE = ("last layer", "scalar mix", "Concat", "DWAtt", "default")
+GRIDS = dict.fromkeys(BY_RATE, RATES) | {"LoRA": RIVAL_RATES["lora"], TUNED: RIVAL_RATES["fine-tuning"]}
 EPOCHS = {"LoRA": 6, TUNED: 6, SHARED: 4}  # at most: the best is chosen
 READER_EPOCHS = 8
 BASES = {"top 2 blocks, rate 1e-4": "0-4", "all, rate 1e-4": None}  # what stays frozen
@@ -96,8 +98,9 @@ def _run(asked: argparse.Namespace, seeds: list[int], chosen: dict[tuple[str, st
         only = None if seed == seeds[0] else chosen.get((asked.tasks[0] if task == ALL else task, method))
         work = partial(_shared, asked, seed, only) if task == ALL else partial(_cell, asked, task, method, seed, only)
         of = {"of": " ".join(asked.tasks)} if task == ALL else {}  # another choice of tasks is another model
+        rates = {"rates": " ".join(f"{rate:g}" for rate in GRIDS[method])} if method in GRIDS else {}
         epochs = EPOCHS.get(method, READER_EPOCHS)
-        return Cell({"task": task, "method": method, "seed": seed, "epochs": epochs, **of}, work)
+        return Cell({"task": task, "method": method, "seed": seed, "epochs": epochs, **rates, **of}, work)
 
     pairs = [
         (task, method)
@@ -107,12 +110,8 @@ def _run(asked: argparse.Namespace, seeds: list[int], chosen: dict[tuple[str, st
     ]
     pairs += [(ALL, SHARED)] if SHARED in asked.methods else []
     cells = [cell(*pair, seed) for seed in seeds for pair in pairs]
-    settings = {
-        "tasks": TASKS,
-        "rates": {"readers": RATES, **RIVAL_RATES},
-        "torch": torch.__version__,
-    }
-    settings |= {"rows": asked.rows, "scored": asked.scored, "first": asked.seeds[0]}
+    settings = {"tasks": TASKS, "torch": torch.__version__, "rows": asked.rows, "scored": asked.scored}
+    settings |= {"first": asked.seeds[0]}
     table, failures = run_cells(cells, settings=settings, output=asked.output, resume=True)
     for failure in failures:
         print(f"failed: {dict(failure.key)}: {failure.error}")

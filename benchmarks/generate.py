@@ -42,7 +42,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--repeats", type=int, default=5, help="counted runs of each (default 5)")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens (default 64)")
-    parser.add_argument("--part", choices=("readers", "monitors"), help="one of both; None: both")
+    parser.add_argument("--part", choices=("readers", "monitors"), help="one of both (default: both)")
     parser.add_argument("--small", action="store_true", help="4 blocks of width 256 a stack")
     parser.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where it runs (default %(default)s)"

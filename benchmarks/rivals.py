@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from lamina import Task
 
-RATES = {"lora": (3e-4, 1e-3, 3e-3), "fine-tuning": (3e-5, 1e-4, 3e-4)}
+RATES = {"lora": (3e-4, 1e-3, 3e-3, 1e-2), "fine-tuning": (3e-5, 1e-4, 3e-4)}
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 
 
