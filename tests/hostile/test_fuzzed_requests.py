@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +20,12 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from tests.support.file_banks import PNG, WAV, hearing, in_base64, seeing
 from tests.support.stored import tiny_bank
 
 from lamina.serve import Settings, create_app
 
+BANKS = {"image": (seeing, PNG), "audio": (hearing, WAV)}
 KEY = {"authorization": "Bearer sesame"}
 SECONDS = 20  # that one answer may take
 CHECKS = [
@@ -31,13 +36,33 @@ CHECKS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    folder = tmp_path_factory.mktemp("fuzzed")
-    tiny_bank().save_pretrained(folder / "bank")
-    app = create_app(tiny_bank(), Settings.of(admin_key="sesame"), source=str(folder / "bank"), readers_root=folder)
+@pytest.fixture  # each test has its own: when one ends, Schemathesis shuts the application down
+def api(tmp_path: Path) -> Iterator[Any]:
+    tiny_bank().save_pretrained(tmp_path / "bank")
+    settings = Settings.of(admin_key="sesame")
+    app = create_app(tiny_bank(), settings, source=str(tmp_path / "bank"), readers_root=tmp_path)
     yield schemathesis.openapi.from_asgi("/openapi.json", app)
     app.state.engine.close()
+
+
+@pytest.fixture(params=sorted(BANKS))
+def files_api(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A server of a bank that reads files; what its files are called in a request, and one of them."""
+    build, file = BANKS[request.param]
+    app = create_app(build())
+    yield schemathesis.openapi.from_asgi("/openapi.json", app), request.param, file
+    app.state.engine.close()
+
+
+def with_files(case: Any, what: str, file: bytes) -> Any:
+    """Most of the requests for answers ask about a file of the bank's kind: whole, cut, or with bytes changed."""
+    drawn = random.Random(repr(case.body))
+    if isinstance(case.body, dict) and "inputs" in case.body and drawn.random() < 0.8:
+        at = drawn.randrange(len(file))
+        changed = file[:at] + drawn.randbytes(4) + file[at + 4 :]
+        sent = {what: in_base64(drawn.choice((file, file[:at], changed)))}
+        case.body = {"inputs": drawn.choice((sent, [sent], [sent] * 2, []))}
+    return case
 
 
 def with_names(case: Any) -> Any:
@@ -49,7 +74,7 @@ def with_names(case: Any) -> Any:
     return case
 
 
-def fuzz(api: Any, examples: int) -> dict[int, int]:
+def fuzz(api: Any, examples: int, change: Callable[[Any], Any] = with_names) -> dict[int, int]:
     """Ask each path, with requests that fit its description and with some that do not; status -> how often it came."""
     seen: Counter[int] = Counter()
 
@@ -67,7 +92,7 @@ def fuzz(api: Any, examples: int) -> dict[int, int]:
         suppress_health_check=list(HealthCheck),
     )
     for operation in (found.ok() for found in api.get_all_operations()):
-        fits = operation.as_strategy(generation_mode=schemathesis.GenerationMode.POSITIVE).map(with_names)
+        fits = operation.as_strategy(generation_mode=schemathesis.GenerationMode.POSITIVE).map(change)
         once(given(fits)(ask))()
         with suppress(Unsatisfiable):  # a path without parameters has no request that does not fit
             once(given(operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE))(ask))()
@@ -78,6 +103,19 @@ def test_a_few_requests_of_each_path(api: Any):
     seen = fuzz(api, 10)
     assert min(seen[200], seen[422]) > 30, seen
     assert sum(seen.values()) > 150
+
+
+def test_a_few_requests_with_files(files_api: Any):
+    api, what, file = files_api
+    seen = fuzz(api, 10, partial(with_files, what=what, file=file))
+    assert seen[200] > 8, seen
+    assert seen[422] > 20, seen
+
+
+@pytest.mark.full
+def test_two_thousand_requests_with_files(files_api: Any):
+    api, what, file = files_api
+    assert sum(fuzz(api, 160, partial(with_files, what=what, file=file)).values()) >= 2_000
 
 
 @pytest.mark.full

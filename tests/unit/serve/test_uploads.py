@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import base64
 import os
 import struct
 import sys
@@ -12,37 +11,17 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.support.finetuned import image_processor, vit
+from tests.support.file_banks import PNG, WAV, hearing, in_base64, seeing
 from tests.support.pictures import encoded, picture
-from tests.support.sounds import layer_normed, sound_bytes, tone, waves
+from tests.support.sounds import sound_bytes, tone
 from tests.support.stored import tiny_bank
 from tests.support.towers import joint_processor, two_towers
 
 import lamina
 from lamina.bank import Reader, ReaderBank
 from lamina.fusion.mean import Mean
-from lamina.fusion.scalar_mix import ScalarMix
-from lamina.heads.sequence_classification import AudioClassification, ImageClassification, SequenceClassification
+from lamina.heads.sequence_classification import ImageClassification, SequenceClassification
 from lamina.serve import create_app
-
-PNG = encoded(picture(90))
-WAV = sound_bytes(tone())
-
-
-def in_base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def seeing() -> ReaderBank:
-    bank = ReaderBank(vit(), image_processor())
-    bank.add("animal", Reader(ScalarMix(), ImageClassification(("bird", "cat", "frog"))))
-    return bank.eval()
-
-
-def hearing() -> ReaderBank:
-    bank = ReaderBank(layer_normed(), waves())
-    bank.add("pitch", Reader(ScalarMix(), AudioClassification(("high", "low"))))
-    return bank.eval()
 
 
 @pytest.fixture(scope="module")
