@@ -18,8 +18,9 @@ what it takes, of the median task:
 
 Beside the readers stand a logistic (or ridge) regression on sentence embeddings, of a pair on each text's by itself;
 LoRA (PEFT, which this asks for: `pip install peft`; rank 8 on queries and values) and fine-tuning of everything.
-"default, tuned base" trains one model along with the default readers of all the tasks asked for, which still share one
-pass: the model is no longer what it was.
+"default" is trained at `fit`'s own rate, with nothing to choose but the epoch; "default, tuned rate" has the grid of
+the other readers. "default, tuned base" trains one model along with the default readers of all the tasks asked for,
+which still share one pass: the model is no longer what it was.
 """
 
 from __future__ import annotations
@@ -71,8 +72,9 @@ TASKS = {
     "conll2003": {"rows": 8000},
 }
 RATE, RATES = 1e-3, (3e-4, 1e-3, 3e-3, 1e-2)  # of readers
-BY_RATE = ("last layer", "scalar mix", "Concat", "DWAtt", "default")
-GRIDS = dict.fromkeys(BY_RATE, RATES) | {"LoRA": RIVAL_RATES["lora"], TUNED: RIVAL_RATES["fine-tuning"]}
+OURS, OURS_TUNED = "default", "default, tuned rate"
+BY_RATE = ("last layer", "scalar mix", "Concat", "DWAtt", OURS_TUNED)
+GRIDS = dict.fromkeys(BY_RATE, RATES) | {OURS: (RATE,), "LoRA": RIVAL_RATES["lora"], TUNED: RIVAL_RATES["fine-tuning"]}
 EPOCHS = {"LoRA": 6, TUNED: 6, SHARED: 4}  # at most: the best is chosen
 READER_EPOCHS = 8
 BASES = {"top 2 blocks, rate 1e-4": "0-4", "all, rate 1e-4": None}  # what stays frozen
@@ -186,12 +188,14 @@ def _variants(name: str, task: Task) -> Variants:
         case "DWAtt":
             return by_rate(Reader(DWAtt(), plain))
         case "default":
+            return {f"rate {RATE:g}": (Reader.default(task), RATE)}
+        case "default, tuned rate":
             return by_rate(Reader.default(task))
         case _:
             raise ValueError(name)
 
 
-READERS = ("last layer", "scalar mix", "best single layer", "AdaLayers", "Concat", "DWAtt", "default")
+READERS = ("last layer", "scalar mix", "best single layer", "AdaLayers", "Concat", "DWAtt", OURS, OURS_TUNED)
 
 
 def _heads(task: Task) -> tuple[HeadConfig, HeadConfig]:
@@ -287,7 +291,7 @@ def _answering(methods: list[str], repeats: int) -> dict[str, float]:
     runs: dict[str, Callable[[], object]] = {"base": lambda: model(**inputs)}
     rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
     asked = Task.from_dataset("sequence_classification", {"train": rows}, text="text", label="label")
-    for name in (name for name in READERS if name in methods):
+    for name in (name for name in READERS if name in methods and name != OURS_TUNED):
         bank = lamina.ReaderBank(model, tokenizer).eval()
         for number in range(8):
             bank.add(f"r{number}", next(iter(_variants(name, asked).values()))[0])
@@ -297,7 +301,7 @@ def _answering(methods: list[str], repeats: int) -> dict[str, float]:
     with torch.no_grad():
         taken = in_turn(runs, repeats=repeats)
     answering = {name: ratio(taken, name, to="base") for name in runs}
-    return {**answering, SHARED: answering["default"]} if "default" in answering else answering
+    return answering | dict.fromkeys((OURS_TUNED, SHARED), answering[OURS]) if OURS in answering else answering
 
 
 def _summed(table: Any, answering: dict[str, float]) -> list[dict[str, Any]]:
