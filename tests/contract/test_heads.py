@@ -21,7 +21,8 @@ from lamina.heads import HEADS
 
 LABELS = ("a", "b", "c")
 FEW = [
-    {"attention_heads": 4, "pooling": "attention", "problem_type": "classification", "class_weights": (1.0, 2.0, 3.0)}
+    {"attention_heads": 4, "pooling": "attention", "problem_type": "classification", "class_weights": (1.0, 2.0, 3.0)},
+    {"encoder_layers": 1, "feedforward": 24, "pooling": "mean"},
 ]
 HEAD_SETTINGS: dict[str, list[dict[str, Any]]] = {
     "audio_classification": FEW,
@@ -33,6 +34,7 @@ HEAD_SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"pooling": "mean"},
         {"pooling": "query"},
         {"pooling": "first"},
+        {"encoder_layers": 2, "attention_heads": 4, "feedforward": 24, "pooling": "query"},
         {"problem_type": "multi_label", "class_weights": (1.0, 2.0, 3.0)},
         {"problem_type": "regression", "labels": ("score",)},
     ],

@@ -15,7 +15,7 @@ from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.dropout import dropout
 from lamina.fusion.paired_layers import PairedLayers
 from lamina.fusion.pooled_layers import PooledLayers
-from lamina.heads.attention import SelfAttention, attend, linear
+from lamina.heads.attention import EncoderLayer, SelfAttention, attend, encode, linear
 from lamina.heads.base import HeadConfig, LabelHead, ProblemType, checked_weights, label_names
 from lamina.utils import check_range
 
@@ -34,8 +34,9 @@ class PooledClassification(HeadConfig):
 
     Args:
         labels: Names of the classes, or their number; one name for regression.
-        attention_heads: Heads of the self-attention (pooling "attention" only); must divide the features' size.
-        dropout: Probability, before pooling.
+        attention_heads: Heads of the self-attention (pooling "attention", encoder layers); must divide the features'
+            size.
+        dropout: Probability, inside the encoder layers and before pooling.
         attention_dropout: Probability, on the self-attention's weights; the paper's code has its `dropout` there too.
         pooling: "attention" (self-attention without residual, GELU, dropout, mean over real tokens: the paper's),
             "query" (a mean over real tokens with the weights `softmax_t(query . h_t / sqrt(dim))`, where the query is
@@ -43,11 +44,14 @@ class PooledClassification(HeadConfig):
         problem_type: "classification", "regression" (one output, squared error) or "multi_label" (a sigmoid each).
         class_weights: One positive weight per label for the loss; None: all equal.
         linear: False: no linear map and no dropout before it; the pooled features, as many as there are labels, are the
-            logits, as where `Routing` ends in the classes. Pooling is then not "attention".
+            logits, as where `Routing` ends in the classes. Pooling is then not "attention", and no encoder layer mixes.
+        encoder_layers: How many pre-norm transformer encoder layers the features go through first.
+        feedforward: Inner size of each.
 
     Source:
-        Dremov 2024, section 5.2. "query" is one head of the attention probes of Kramár et al. 2026, arXiv:2601.11516,
-        section 3.1.2, on the fusion's features; theirs have several heads, each behind an MLP.
+        Dremov 2024, section 5.2; the encoder layers are those of its tags (figure 15). "query" is one head of the
+        attention probes of Kramár et al. 2026, arXiv:2601.11516, section 3.1.2, on the fusion's features; theirs have
+        several heads, each behind an MLP.
     """
 
     labels: Sequence[str]
@@ -58,6 +62,8 @@ class PooledClassification(HeadConfig):
     problem_type: ProblemType = "classification"
     class_weights: tuple[float, ...] | None = None
     linear: bool = True
+    encoder_layers: int = 0
+    feedforward: int = 2048
 
     @classmethod
     def default(cls, task: ReadTask) -> tuple[FusionConfig, Self]:
@@ -72,10 +78,13 @@ class PooledClassification(HeadConfig):
                 raise UnknownNameError(op=self.kind, got=getattr(self, name), known=known, what=name)
         for name in ("dropout", "attention_dropout"):
             check_range(self.kind, name, getattr(self, name), 0, 1, open_high=True)
-        if not self.linear and self.pooling == "attention":
-            what = "mixes features, which then are no logits"
+        check_range(self.kind, "encoder_layers", self.encoder_layers, 0, 64)
+        check_range(self.kind, "feedforward", self.feedforward, 1, 1 << 20)
+        if not self.linear and (self.pooling == "attention" or self.encoder_layers):
+            came = "pooling 'attention'" if self.pooling == "attention" else f"encoder_layers={self.encoder_layers}"
+            hint = "Use encoder_layers=0, and 'query', 'first' or 'mean'."
             raise ConfigError(
-                f"{self.kind}: linear is False with pooling 'attention', which {what}. Use 'query', 'first' or 'mean'."
+                f"{self.kind}: linear is False with {came}, which mixes features, which then are no logits. {hint}"
             )
         if self.problem_type == "regression" and len(self.labels) != 1:
             raise ConfigError(f"{self.kind}: {len(self.labels)} labels for a regression; it has one.")
@@ -83,8 +92,8 @@ class PooledClassification(HeadConfig):
 
     @property
     def weighs_tokens(self) -> bool:
-        """By the query."""
-        return self.pooling == "query"
+        """By the query, where it sees what the fusion says of a token alone."""
+        return self.pooling == "query" and not self.encoder_layers
 
     def build(self, dim: int) -> PooledClassificationHead:
         """Make the module for features of size `dim`."""
@@ -129,27 +138,39 @@ class PooledClassificationHead(LabelHead):
     """The module of `PooledClassification`; logits `[batch, classes]`."""
 
     pools: ClassVar[bool] = True
-    settings: ClassVar = ("attention_heads", "dropout", "attention_dropout", "pooling", "linear")
+    settings: ClassVar = (
+        "attention_heads",
+        "dropout",
+        "attention_dropout",
+        "pooling",
+        "linear",
+        "encoder_layers",
+        "feedforward",
+    )
 
     def __init__(self, config: PooledClassification, dim: int) -> None:
         parts = {}
         if config.pooling == "attention":
             parts["attention"] = SelfAttention(config.kind, dim, config.attention_heads, config.attention_dropout)
+        how = (config.attention_heads, config.feedforward, config.dropout)
+        parts["encoder"] = nn.ModuleList(EncoderLayer(config.kind, dim, *how) for _ in range(config.encoder_layers))
         super().__init__(config, dim, **parts)
         self.query = nn.Parameter(torch.zeros(dim)) if config.pooling == "query" else None
 
     @property
     def reads_first(self) -> bool:
-        """Where that is the pooling."""
-        return self.config.pooling == "first"
+        """Where that is the pooling, and nothing mixes the tokens before."""
+        return self.config.pooling == "first" and not self.config.encoder_layers
 
     def is_token_wise(self) -> bool:
-        """Where the pooling is a mean: the logits are then that of those of the tokens alone."""
-        return self.config.pooling in ("mean", "query")
+        """Where the pooling is a mean of what the fusion gave: the logits are then that of the tokens' own."""
+        return self.config.pooling in ("mean", "query") and not self.config.encoder_layers
 
     def log_weights(self, features: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"] | None:
         """What the query says of a token."""
-        return None if self.query is None else features @ self.query / math.sqrt(len(self.query))
+        if self.query is None or not self.config.weighs_tokens:
+            return None
+        return _asked(self.query, features)
 
     def many(
         self, heads: list[Any], features: Float[Tensor, "heads batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
@@ -157,6 +178,8 @@ class PooledClassificationHead(LabelHead):
         """Logits of each text, for alike heads at once."""
         outputs, generators = [head.output for head in heads], [head.generator for head in heads]
         p = self.config.dropout if self.training and self.config.linear else 0.0
+        for layers in zip(*(head.encoder for head in heads), strict=True):
+            features = encode(layers, features, mask, generators)
         if self.config.pooling == "first":
             first = mask.int().argmax(1)
             seen = features[:, torch.arange(features.shape[1], device=first.device), first]
@@ -164,7 +187,7 @@ class PooledClassificationHead(LabelHead):
         if self.config.pooling == "attention":
             features = F.gelu(attend([head.attention for head in heads], features, mask, generators))
         if self.config.pooling == "query":
-            weights = torch.stack([head.log_weights(part) for head, part in zip(heads, features, strict=True)])
+            weights = torch.stack([_asked(head.query, part) for head, part in zip(heads, features, strict=True)])
             weights = weights.masked_fill(~mask, -torch.inf).softmax(-1).unsqueeze(-1)
             return linear(outputs, (dropout(features, p, generators) * weights).sum(2))
         share = mask.unsqueeze(-1).to(features.dtype)
@@ -197,3 +220,7 @@ class PooledClassificationHead(LabelHead):
 
     def _given(self, labels: Tensor) -> Tensor:
         return ~labels.isnan() if self.config.problem_type == "regression" else labels >= 0
+
+
+def _asked(query: Float[Tensor, " dim"], features: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"]:
+    return features @ query / math.sqrt(len(query))

@@ -9,7 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError, UnknownNameError
+from lamina.heads.attention import encode
 from lamina.heads.sequence_classification import SequenceClassification
+from lamina.heads.token_classification import TokenClassification
 
 MASK = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1]], dtype=torch.bool)
 
@@ -47,6 +49,30 @@ def test_pooling_by_the_first_takes_the_first_real_token():
     head = head_of(pooling="first")
     features = torch.randn(2, 4, 8)
     torch.testing.assert_close(head(features, MASK), head.output(torch.stack([features[0, 0], features[1, 1]])))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "query", "first", "attention"])
+def test_encoder_layers_are_those_of_tags_and_come_before_the_pooling(pooling: str):
+    settings: dict[str, Any] = {"encoder_layers": 2, "feedforward": 16, "attention_heads": 2}
+    head, tags = head_of(pooling=pooling, **settings), TokenClassification(("a", "b"), **settings).build(8).eval()
+    plain = head_of(pooling=pooling, attention_heads=2)
+    tags.encoder.load_state_dict(head.encoder.state_dict())
+    plain.load_state_dict(head.state_dict(), strict=False)
+    features = torch.randn(2, 4, 8)
+    with torch.no_grad():
+        encoded = features
+        for layer in tags.encoder:
+            encoded = encode([layer], encoded.unsqueeze(0), MASK, [None])[0]
+        torch.testing.assert_close(head(features, MASK), plain(encoded, MASK), rtol=0, atol=1e-6)
+
+
+def test_behind_encoder_layers_nothing_is_said_of_a_token_alone():
+    for pooling in ("mean", "query", "first"):
+        plain, deep = head_of(pooling=pooling), head_of(pooling=pooling, encoder_layers=1, feedforward=16)
+        assert plain.is_token_wise() or plain.reads_first
+        assert not (deep.is_token_wise() or deep.reads_first)
+        assert not deep.config.weighs_tokens
+        assert deep.log_weights(torch.randn(3, 8)) is None
 
 
 def test_the_mean_has_no_shape_for_a_row_without_tokens_so_the_bank_never_gives_one():
@@ -119,6 +145,13 @@ def test_attention_dropout_drops_weights_of_the_attention_while_training():
         ({"attention_dropout": -0.1}, ConfigError, "sequence_classification: attention_dropout is -0.1"),
         ({"problem_type": "regression"}, ConfigError, "2 labels for a regression; it has one"),
         ({"labels": ()}, ConfigError, "at least one is needed"),
+        ({"encoder_layers": -1}, ConfigError, "sequence_classification: encoder_layers is -1"),
+        ({"feedforward": 0}, ConfigError, "sequence_classification: feedforward is 0"),
+        (
+            {"encoder_layers": 1, "linear": False, "pooling": "mean"},
+            ConfigError,
+            "linear is False with encoder_layers=1, which mixes features",
+        ),
         ({"class_weights": (1.0,)}, ConfigError, "one positive weight per label"),
     ],
 )
