@@ -57,6 +57,11 @@ class Split:
         second = ["text_pair"] * self.pairs or ["row"] * (self._open_text is not None)
         return Column(self.rows, ["text", *second], self._open_text)
 
+    @property
+    def written(self) -> bool:
+        """Whether its texts are texts or pairs of them, not files that are opened."""
+        return self._open_text is None
+
     @cached_property
     def labels(self) -> Column:
         """Per text a class id, a number, zeros and ones (multi-label), a class id per word, text to write, or None."""

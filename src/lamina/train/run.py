@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FEW = 8  # rows to choose an epoch on
+_HELD = ("train", "validation")
 RATES = {True: 1e-3, False: 2e-5}
 """The learning rate where none is given: of readers (True), of a whole model (False)."""
 
@@ -94,6 +95,7 @@ def train(  # noqa: PLR0913
         groups = groups_of(subject, tasks, "train", options, encodings)
         validated = {name: task for name, task in tasks.items() if specs[name].task in scored}
         validation = groups_of(subject, validated, "validation", options, encodings)
+        _warn_of_turns(op, tasks)
         plan = Plan(
             groups,
             {name: int(spec.epochs or 1) for name, spec in specs.items()},
@@ -143,6 +145,20 @@ def _warn_of_few(op: str, scored: Mapping[str, Task], options: FitOptions) -> No
         if (rows := len(task.split("validation"))) < _FEW and task.metric not in LOWER:
             told = f"'{name}' has {rows} validation rows, which can hardly tell which epoch is best"
             logger.warning('%s: %s. Give more, or keep="last".', op, told)
+
+
+def _warn_of_turns(op: str, tasks: Mapping[str, Task]) -> None:
+    """Tasks over the same rows that hold out others of them learn from others too, and so share no pass."""
+    apart = {task.split("train").key: task for task in tasks.values() if "validation" in task.splits and not rank()}
+    counts = Counter(sum(len(task.split(part)) for part in _HELD) for task in apart.values())
+    alike: dict[frozenset[int], list[str]] = defaultdict(list)
+    for task in apart.values():
+        parts = [task.split(part) for part in _HELD]
+        if counts[sum(map(len, parts))] > 1 and all(part.written for part in parts):
+            alike[frozenset(hash(text) for part in parts for text in part.texts)].append(task.name)
+    for names in (names for names in alike.values() if len(names) > 1):
+        told = f"{', '.join(map(repr, names))} have the same rows but hold out others of them, so they share no pass"
+        logger.warning("%s: %s. Give them one validation part, or make them with stratify=False.", op, told)
 
 
 def open_subject(
