@@ -6,8 +6,8 @@ Readers: 4 of the encoder and 4 of the decoder of BART-large's shape, budget 1.0
 3.2 1B, which score each token as it is written, budget 1.02; `scalar_mix` reads a mix of all layers, `ada_layers` 16
 features of each, and "in eights" looks at eight tokens at a time. Random weights, greedy; `--small` takes narrow models
 and a minute. In the same turns: `output_hidden_states=True`, which hands over every state of every step and computes
-nothing with them; and beside the monitors, where it is installed (`pip install nnsight`), nnsight, which saves what
-every block gives at every step. `MiB` is what is held when `generate` ends: features and answers, scores, or states.
+nothing with them; and nnsight, where it is installed (`pip install nnsight`), which saves what every block gives at
+every step. `MiB` is what is held when `generate` ends: features and answers, scores, or states.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+from transformers.utils import logging
 
 from lamina import AdaLayers, Monitor, Reader, ReaderBank, ScalarMix, SequenceClassification, TokenClassification
 from lamina.demo.timing import in_turn, ratio
@@ -122,7 +123,7 @@ def reader_rows(asked: argparse.Namespace, model: Any, batch: int) -> list[dict[
             model.generate(**given)
         memory["8 readers"] = held([[out.logits, out.mask] for out in heard.readers.values()])
 
-    return measured(asked, model, given, {"8 readers": readers}, memory)
+    return measured(asked, model, given, {"8 readers": readers} | by_nnsight(model, given, memory), memory)
 
 
 def monitor_rows(asked: argparse.Namespace, model: Any, batch: int) -> list[dict[str, Any]]:
@@ -147,14 +148,18 @@ def by_nnsight(model: Any, given: dict[str, Any], memory: dict[str, float]) -> d
     except ImportError:
         return {}
     words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))  # it wants one; the prompts are ids
+    logging.set_verbosity(logging.CRITICAL)  # it asks for a pipeline, which says what it is not for
     wrapped = TransformersModel(model, tokenizer=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="a"))
     ids, options = given["input_ids"], {key: value for key, value in given.items() if key != "input_ids"}
-    steps, blocks = given["max_new_tokens"], wrapped.model.layers
+    both = model.config.is_encoder_decoder
+    once, blocks = (wrapped.model.encoder.layers, wrapped.model.decoder.layers) if both else ([], wrapped.model.layers)
 
     def run() -> None:
         with wrapped.generate(ids, **options) as tracer:
             states = cast("Any", []).save()
-            for _ in tracer.iter[0:steps]:
+            for block in once:
+                states.append(block.output)
+            for _ in tracer.iter[0 : given["max_new_tokens"]]:
                 for block in blocks:
                     states.append(block.output)
         memory["nnsight"] = held(states)
