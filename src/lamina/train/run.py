@@ -151,11 +151,12 @@ def _warn_of_turns(op: str, tasks: Mapping[str, Task]) -> None:
     """Tasks over the same rows that hold out others of them learn from others too, and so share no pass."""
     apart = {task.split("train").key: task for task in tasks.values() if "validation" in task.splits and not rank()}
     counts = Counter(sum(len(task.split(part)) for part in _HELD) for task in apart.values())
-    alike: dict[frozenset[int], list[str]] = defaultdict(list)
+    alike: dict[tuple[str, frozenset[int]], list[str]] = defaultdict(list)
     for task in apart.values():
         parts = [task.split(part) for part in _HELD]
         if counts[sum(map(len, parts))] > 1 and all(part.written for part in parts):
-            alike[frozenset(hash(text) for part in parts for text in part.texts)].append(task.name)
+            texts = frozenset(hash(text) for part in parts for text in part.texts)
+            alike[kind_of(task.kind).inputs, texts].append(task.name)
     for names in (names for names in alike.values() if len(names) > 1):
         told = f"{', '.join(map(repr, names))} have the same rows but hold out others of them, so they share no pass"
         logger.warning("%s: %s. Give them one validation part, or make them with stratify=False.", op, told)

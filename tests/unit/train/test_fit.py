@@ -64,12 +64,18 @@ def test_few_validation_rows_are_told_of(
     assert [record.getMessage() for record in caplog.records] == [wanted] * told
 
 
+@pytest.mark.parametrize("pair", [{}, {"text_pair": "other"}])
 @pytest.mark.parametrize("stratify", [True, False])
-def test_tasks_that_hold_out_other_rows_of_the_same_are_told_of(stratify: bool, caplog: pytest.LogCaptureFixture):
-    rows = [{"text": f"alpha {number}", "a": "xy"[number % 2], "b": "xxy"[number % 3]} for number in range(90)]
+def test_tasks_that_hold_out_other_rows_of_the_same_are_told_of(
+    stratify: bool, pair: dict[str, Any], caplog: pytest.LogCaptureFixture
+):
+    rows = [
+        {"text": f"alpha {number}", "other": "beta", "a": "xy"[number % 2], "b": "xxy"[number % 3]}
+        for number in range(90)
+    ]
     tasks = {
         name: Task.from_dataset(
-            "sequence_classification", {"train": rows}, text="text", label=name, name=name, stratify=stratify
+            "sequence_classification", {"train": rows}, text="text", label=name, name=name, stratify=stratify, **pair
         )
         for name in "ab"
     }
