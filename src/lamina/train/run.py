@@ -86,7 +86,7 @@ def train(  # noqa: PLR0913
         raise ConfigError(f"{op}: resume is set but no output folder; checkpoints are kept in one.")
     tasks = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks)
     subject = open_subject(target, tasks, op, processor, options)
-    scored, accelerator = _scored(subject, tasks, options), start_accelerator(options, folder)
+    scored, accelerator = _scored(op, subject, tasks, options), start_accelerator(options, folder)
     held, names = folder or place, [*_names(target), *(tables.names if tables else ())] if folder else ()
     with nullcontext() if held is None or rank() else claimed_output(target, Path(held), names):
         specs = _specs(target, tasks, grid or {}, options)
@@ -95,7 +95,6 @@ def train(  # noqa: PLR0913
         groups = groups_of(subject, tasks, "train", options, encodings)
         validated = {name: task for name, task in tasks.items() if specs[name].task in scored}
         validation = groups_of(subject, validated, "validation", options, encodings)
-        _warn_of_turns(op, tasks)
         plan = Plan(
             groups,
             {name: int(spec.epochs or 1) for name, spec in specs.items()},
@@ -128,7 +127,7 @@ def train(  # noqa: PLR0913
     return result
 
 
-def _scored(subject: Subject, tasks: Mapping[str, Task], options: FitOptions) -> dict[str, Task]:
+def _scored(op: str, subject: Subject, tasks: Mapping[str, Task], options: FitOptions) -> dict[str, Task]:
     """Check the tasks' parts; which are scored after each epoch: all, or if no score decides, those that can be."""
     subject.check(tasks, ("train", *(["test"] if options.test else [])))
     decides = options.keep == "best" or options.early_stopping_patience or options.schedule == "plateau"
@@ -136,6 +135,7 @@ def _scored(subject: Subject, tasks: Mapping[str, Task], options: FitOptions) ->
     scored = {name: task for name, task in tasks.items() if decides or "validation" in task.splits}
     if scored:
         subject.check(scored, ("validation",))
+    _warn_of_turns(op, scored)
     return scored
 
 
@@ -149,7 +149,7 @@ def _warn_of_few(op: str, scored: Mapping[str, Task], options: FitOptions) -> No
 
 def _warn_of_turns(op: str, tasks: Mapping[str, Task]) -> None:
     """Tasks over the same rows that hold out others of them learn from others too, and so share no pass."""
-    apart = {task.split("train").key: task for task in tasks.values() if "validation" in task.splits and not rank()}
+    apart = {task.split("train").key: task for task in tasks.values() if not rank()}
     counts = Counter(sum(len(task.split(part)) for part in _HELD) for task in apart.values())
     alike: dict[tuple[str, frozenset[int]], list[str]] = defaultdict(list)
     for task in apart.values():
