@@ -1,6 +1,6 @@
 """What readers and monitors add to generation, over generation without them.
 
-    python benchmarks/generate.py [--part readers|monitors] [--small] [--tokens 64] [--json]
+    python benchmarks/generate.py [--part readers|monitors] [--small] [--tokens 64] [--batch N] [--json]
 
 Readers: 4 of the encoder and 4 of the decoder of BART-large's shape, budget 1.05. Monitors: 8 on the shape of Llama
 3.2 1B, which score each token as it is written, budget 1.02; `scalar_mix` reads a mix of all layers, `ada_layers` 16
@@ -44,6 +44,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="counted runs of each (default 5)")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens (default 64)")
     parser.add_argument("--part", choices=("readers", "monitors"), help="one of both (default: both)")
+    parser.add_argument("--batch", type=int, help="one size (default: 1 and 4 of readers, 1 and 8 of monitors)")
     parser.add_argument("--small", action="store_true", help="4 blocks of width 256 a stack")
     parser.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where it runs (default %(default)s)"
@@ -202,17 +203,22 @@ def measured(
     ]
 
 
+def sizes(asked: argparse.Namespace, many: int) -> tuple[int, ...]:
+    """The batches."""
+    return (1, many) if asked.batch is None else (asked.batch,)
+
+
 def main() -> None:
     """Measure and print."""
     asked = options()
     rows: list[dict[str, Any]] = []
     if asked.part != "monitors":
         model = summariser(small=asked.small).to(asked.device)
-        rows += [row for batch in (1, 4) for row in reader_rows(asked, model, batch)]
+        rows += [row for batch in sizes(asked, 4) for row in reader_rows(asked, model, batch)]
         del model
     if asked.part != "readers":
         model = llama(small=asked.small).to(asked.device)
-        rows += [row for batch in (1, 8) for row in monitor_rows(asked, model, batch)]
+        rows += [row for batch in sizes(asked, 8) for row in monitor_rows(asked, model, batch)]
     report(rows, as_json=asked.json)
 
 
