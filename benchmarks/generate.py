@@ -13,6 +13,7 @@ every step. `MiB` is what is held when `generate` ends: features and answers, sc
 from __future__ import annotations
 
 import argparse
+import logging
 import statistics
 from collections.abc import Callable
 from typing import Any, cast
@@ -28,7 +29,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
-from transformers.utils import logging
 
 from lamina import AdaLayers, Monitor, Reader, ReaderBank, ScalarMix, SequenceClassification, TokenClassification
 from lamina.demo.timing import in_turn, ratio
@@ -149,7 +149,7 @@ def by_nnsight(model: Any, given: dict[str, Any], memory: dict[str, float]) -> d
     except ImportError:
         return {}
     words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))  # it wants one; the prompts are ids
-    logging.set_verbosity(logging.CRITICAL)  # it asks for a pipeline, which says what it is not for
+    logging.getLogger("transformers").setLevel(logging.CRITICAL)  # its pipeline says what it is not for
     wrapped = TransformersModel(model, tokenizer=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="a"))
     ids, options = given["input_ids"], {key: value for key, value in given.items() if key != "input_ids"}
     both = model.config.is_encoder_decoder

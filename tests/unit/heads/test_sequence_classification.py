@@ -70,7 +70,8 @@ def test_behind_encoder_layers_nothing_is_said_of_a_token_alone():
     for pooling in ("mean", "query", "first"):
         plain, deep = head_of(pooling=pooling), head_of(pooling=pooling, encoder_layers=1, feedforward=16)
         assert plain.is_token_wise() or plain.reads_first
-        assert not (deep.is_token_wise() or deep.reads_first)
+        assert not deep.is_token_wise()
+        assert not deep.reads_first
         assert not deep.config.weighs_tokens
         assert deep.log_weights(torch.randn(3, 8)) is None
 
