@@ -20,7 +20,8 @@ Beside the readers stand a logistic (or ridge) regression on sentence embeddings
 LoRA (PEFT, which this asks for: `pip install peft`; rank 8 on queries and values) and fine-tuning of everything.
 "default" is trained at `fit`'s own rate, with nothing to choose but the epoch; "default, tuned rate" has the grid of
 the other readers. "default, tuned base" trains one model along with the default readers of all the tasks asked for,
-which still share one pass: the model is no longer what it was.
+which still share one pass: the model is no longer what it was. "default, inserted layers" trains layers that were
+inserted into it, and nothing else of it; folded in at the end, they take no time.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ if TYPE_CHECKING:
 
     Variants = dict[str, tuple[Reader, float]]
 
-ALL, LAST, TUNED, SHARED = "all tasks", "last layer", "fine-tuning", "default, tuned base"
+ALL, LAST, TUNED = "all tasks", "last layer", "fine-tuning"
+SHARED, INSERTED = "default, tuned base", "default, inserted layers"
 TASKS = {
     "cola": {},
     "sst2": {"rows": 8000},
@@ -75,9 +77,8 @@ RATE, RATES = 1e-3, (3e-4, 1e-3, 3e-3, 1e-2)  # of readers
 OURS, OURS_TUNED = "default", "default, tuned rate"
 BY_RATE = ("last layer", "scalar mix", "Concat", "DWAtt", OURS_TUNED)
 GRIDS = dict.fromkeys(BY_RATE, RATES) | {OURS: (RATE,), "LoRA": RIVAL_RATES["lora"], TUNED: RIVAL_RATES["fine-tuning"]}
-EPOCHS = {"LoRA": 6, TUNED: 6, SHARED: 4}  # at most: the best is chosen
+EPOCHS = {"LoRA": 6, TUNED: 6, SHARED: 4, INSERTED: 4}  # at most: the best is chosen
 READER_EPOCHS = 8
-BASES = {"top 2 blocks, rate 1e-4": "0-4", "all, rate 1e-4": None}  # what stays frozen
 
 
 def main() -> None:
@@ -100,7 +101,8 @@ def _run(asked: argparse.Namespace, seeds: list[int], chosen: dict[tuple[str, st
 
     def cell(task: str, method: str, seed: int) -> Cell:
         only = None if seed == seeds[0] else chosen.get((asked.tasks[0] if task == ALL else task, method))
-        work = partial(_shared, asked, seed, only) if task == ALL else partial(_cell, asked, task, method, seed, only)
+        run = partial(_shared, asked) if task == ALL else partial(_cell, asked, task)
+        work = partial(run, method, seed, only)
         of = {"of": " ".join(asked.tasks)} if task == ALL else {}  # another choice of tasks is another model
         rates = {"rates": " ".join(f"{rate:g}" for rate in GRIDS[method])} if method in GRIDS else {}
         epochs = EPOCHS.get(method, READER_EPOCHS)
@@ -110,9 +112,9 @@ def _run(asked: argparse.Namespace, seeds: list[int], chosen: dict[tuple[str, st
         (task, method)
         for task in asked.tasks
         for method in asked.methods
-        if method != SHARED and not (task == "conll2003" and method == "embedding + regression")
+        if method not in BASES and not (task == "conll2003" and method == "embedding + regression")
     ]
-    pairs += [(ALL, SHARED)] if SHARED in asked.methods else []
+    pairs += [(ALL, method) for method in asked.methods if method in BASES]
     cells = [cell(*pair, seed) for seed in seeds for pair in pairs]
     settings = {"tasks": TASKS, "torch": torch.__version__, "rows": asked.rows, "scored": asked.scored}
     settings |= {"first": asked.seeds[0]}
@@ -232,25 +234,42 @@ def _read(name: str, task: Task, *, seed: int, max_length: int, only: str | None
     }
 
 
-def _shared(asked: argparse.Namespace, seed: int, only: str | None) -> list[dict[str, Any]]:
-    """One model, tuned along with the default readers of all tasks: a row per task, of the best variant by the mean."""
+def _inserted(position: Any, model: Any) -> None:
+    lamina.insert_(model, position)
+    lamina.freeze_(model, train="inserted")
+
+
+# Of a base that all tasks share: method -> variant -> what is done to it first, and its rate
+BASES: dict[str, dict[str, tuple[Callable[[Any], object], float]]] = {
+    SHARED: {
+        "top 2 blocks, rate 1e-4": (lambda model: lamina.freeze_(model, "0-4"), 1e-4),
+        "all, rate 1e-4": (lambda _model: None, 1e-4),
+    },
+    INSERTED: {
+        f"{position}, rate {rate:g}": (partial(_inserted, position), rate)
+        for position, rate in (("attention", 1e-3), ("both", 3e-4), ("both", 1e-3))
+    },
+}
+
+
+def _shared(asked: argparse.Namespace, method: str, seed: int, only: str | None) -> list[dict[str, Any]]:
+    """One model, trained along with the default readers of all tasks: a row per task, of the variant of best mean."""
     tasks = {name: limited(asked.data, name, rows=asked.rows, scored=asked.scored) for name in asked.tasks}
     tried: list[list[dict[str, Any]]] = []
-    for variant, frozen in BASES.items():
+    for variant, (change, rate) in BASES[method].items():
         if only not in (None, variant):
             continue
         torch.manual_seed(seed)
         model, tokenizer = lamina.load("minilm")
-        if frozen is not None:
-            lamina.freeze_(model, frozen)
+        change(model)
         bank = lamina.ReaderBank(model, tokenizer, train_base=True)
         for name, task in tasks.items():
             reader = Reader.default(task)
             bank.add(name, Reader(reader.fusion, reader.head, seed=seed))
-        options: dict[str, Any] = {"epochs": EPOCHS[SHARED], "batch_size": 16, "warmup_ratio": 0.1}
+        options: dict[str, Any] = {"epochs": EPOCHS[method], "batch_size": 16, "warmup_ratio": 0.1}
         options |= {
             "learning_rate": RATE,
-            "base_learning_rate": 1e-4,
+            "base_learning_rate": rate,
             "max_length": max(map(_length, tasks)),
             "seed": seed,
         }
@@ -280,7 +299,7 @@ METHODS: dict[str, Callable[..., dict[str, Any]]] = {
     "LoRA": partial(lora, epochs=EPOCHS["LoRA"]),
     TUNED: partial(fine_tuned, epochs=EPOCHS[TUNED]),
 }
-NAMES = [*METHODS, SHARED]
+NAMES = [*METHODS, *BASES]
 
 
 # The table
@@ -303,7 +322,7 @@ def _answering(methods: list[str], repeats: int) -> dict[str, float]:
     with torch.no_grad():
         taken = in_turn(runs, repeats=repeats)
     answering = {name: ratio(taken, name, to="base") for name in runs}
-    return answering | dict.fromkeys((OURS_TUNED, SHARED), answering[OURS]) if OURS in answering else answering
+    return answering | dict.fromkeys((OURS_TUNED, *BASES), answering[OURS]) if OURS in answering else answering
 
 
 def _summed(table: Any, answering: dict[str, float]) -> list[dict[str, Any]]:
