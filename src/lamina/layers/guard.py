@@ -14,6 +14,7 @@ from lamina.layers.stack import LayerStack, by_path, children_of
 from lamina.layers.wrappers import is_compiled
 
 EDITS = "_lamina_edits"  # an attribute of the model object, so that copies of a model carry the record of its edits
+_HARMLESS = ("freeze", "merge")  # edits after which the model computes what it did, up to rounding
 
 
 @final
@@ -48,8 +49,9 @@ class LayerGuard:
     def _change(self, model: nn.Module) -> str | None:
         for owner, known in self._edits.items():
             done: tuple[Any, ...] = getattr(owner, EDITS, ())
-            if done != known:
-                return f"it was edited ({', '.join(edit.kind for edit in done[len(known) :])})"
+            since = [edit.kind for edit in done[len(known) :] if edit.kind not in _HARMLESS]
+            if since or done[: len(known)] != known:
+                return f"it was edited ({', '.join(since) or 'its record is another'})"
         for path, known in self._children.items():
             try:
                 children = children_of(model.get_submodule(path))

@@ -12,7 +12,9 @@ from tests.support.formulas import stir_
 from tests.support.tiny import FAMILIES
 
 from lamina.bank import BankOutput, Reader, ReaderBank, is_held
+from lamina.editing.freeze import freeze_
 from lamina.editing.insert import insert_
+from lamina.editing.merge import merge_
 from lamina.editing.reinit import reinit_
 from lamina.editing.truncate import truncate_
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError
@@ -527,6 +529,21 @@ def test_an_edit_under_a_bank_is_told_at_the_next_pass(
         pass
     with pytest.raises(ConfigError, match=expected):
         bank.record_states({"main": [1]}, batch)
+
+
+def test_inserted_layers_are_folded_in_and_parts_frozen_under_a_bank(model: Any, batch: dict[str, torch.Tensor]):
+    insert_(model, "both")
+    stir_(model)
+    bank = ReaderBank(model, train_base=True)
+    bank.add("ada", Reader(AdaLayers(dim=8), TWO))
+    bank.eval()
+    before = bank(**batch)["ada"].logits
+    merge_(model)
+    freeze_(model, [1])
+    assert torch.allclose(bank(**batch)["ada"].logits, before, atol=1e-5)
+    truncate_(model, 2)
+    with pytest.raises(ConfigError, match=r"it was edited \(truncate\)"):
+        bank(**batch)
 
 
 def test_an_edit_of_a_part_of_the_model_is_told_too():
