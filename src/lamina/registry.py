@@ -92,3 +92,22 @@ KINDS = Registry(
         "audio_classification": "lamina.tasks.audio_classification:AudioClassificationKind",
     },
 )  # here, and not in lamina.tasks, because `lamina.load` takes a kind's name for the head to load
+
+STUDIES = Registry(
+    "study",
+    {
+        "probe": "lamina.studies.probe:probe",
+        "similarity": "lamina.studies.similarity:similarity",
+        "drift": "lamina.studies.drift:drift",
+        "variability": "lamina.studies.variability:variability",
+        "lens": "lamina.studies.lens:lens",
+        "lens_tokens": "lamina.studies.lens_tokens:lens_tokens",
+        "importance": "lamina.studies.importance:importance",
+        "contributions": "lamina.studies.contributions:contributions",
+        "removal": "lamina.studies.removal:removal",
+        "reinit": "lamina.studies.reinit:reinit",
+        "insertion": "lamina.studies.insertion:insertion",
+        "errors": "lamina.studies.errors:errors",
+        "advise": "lamina.studies.advise:advise",
+    },
+)  # name -> the function; here, and not in lamina.studies, because the help of `lamina study` names them

@@ -29,8 +29,8 @@ from lamina.heads import HEADS
 from lamina.layers import roles
 from lamina.recipes.estimate import estimate
 from lamina.recipes.schema import load_recipe
+from lamina.registry import STUDIES
 from lamina.studies import Study
-from lamina.studies.study_recipe import STUDIES
 from lamina.tasks import KINDS, kind_of
 
 Names = dict[str, Any]

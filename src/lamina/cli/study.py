@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from lamina.cli.options import DataOption, JsonOption, RayOption
 from lamina.cli.output import end_if_failed, print_json, print_table
+from lamina.registry import STUDIES
 from lamina.utils import counted
 
 if TYPE_CHECKING:
@@ -16,11 +17,8 @@ if TYPE_CHECKING:
     from lamina.studies.study_recipe import StudyRecipe
 
 SHOWN = 20  # rows of a table
-NAMES = (  # those of the registry, which to import takes seconds
-    "probe", "similarity", "drift", "variability", "lens", "lens_tokens", "importance", "contributions", "removal",
-    "reinit", "insertion", "errors", "advise",
-)  # fmt: skip
-_NAME = f"Of the study: {', '.join(NAMES[:-1])} or {NAMES[-1]}."
+_NAMES = STUDIES.names()
+_NAME = f"Of the study: {', '.join(_NAMES[:-1])} or {_NAMES[-1]}."
 _OUTPUT = "Where to save; by default out/<recipe>/<study>."
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from lamina.data.read import read_chunks
 from lamina.errors import ConfigError, StoreError, noted
 from lamina.recipes.loading import load_task, repeats
+from lamina.registry import STUDIES
 from lamina.store import load, load_bank
 from lamina.store.models import saved_class
-from lamina.studies.study_recipe import STUDIES, parameters_of
+from lamina.studies.study_recipe import parameters_of
 from lamina.utils import is_dir, is_file
 
 if TYPE_CHECKING:

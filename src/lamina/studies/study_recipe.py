@@ -14,29 +14,11 @@ from lamina.errors import ConfigError, check_known
 from lamina.recipes.edits import check_selector
 from lamina.recipes.located import Strict, at, checked, raise_first, read_yaml
 from lamina.recipes.schema import TaskRecipe
-from lamina.registry import Registry
+from lamina.registry import STUDIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STUDIES = Registry(
-    "study",
-    {
-        "similarity": "lamina.studies.similarity:similarity",
-        "drift": "lamina.studies.drift:drift",
-        "variability": "lamina.studies.variability:variability",
-        "lens": "lamina.studies.lens:lens",
-        "lens_tokens": "lamina.studies.lens_tokens:lens_tokens",
-        "importance": "lamina.studies.importance:importance",
-        "contributions": "lamina.studies.contributions:contributions",
-        "reinit": "lamina.studies.reinit:reinit",
-        "insertion": "lamina.studies.insertion:insertion",
-        "removal": "lamina.studies.removal:removal",
-        "advise": "lamina.studies.advise:advise",
-        "errors": "lamina.studies.errors:errors",
-        "probe": "lamina.studies.probe:probe",
-    },
-)  # name -> the function; the recipe has its parameters
 SHARED = ("model", "base", "tasks", "texts")  # parameters that the recipe gives to every study that has them
 CONTROLS = ("output", "resume", "progress", "ray")  # those that the command gives
 _IN_MEMORY = ("processor", "other_processor", "batches")  # those that no recipe can give

@@ -20,6 +20,12 @@ def test_without_arguments_it_says_how(lamina):
     assert "Usage: lamina" in ran.out + ran.err
 
 
+def test_the_package_runs_as_the_command():
+    ran = subprocess.run([sys.executable, "-m", "lamina", "inspec"], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "No such command 'inspec'. Did you mean 'inspect'?" in ran.stderr
+
+
 def test_help_names_every_command(lamina):
     ran = lamina("--help")
     assert ran.code == 0
