@@ -132,9 +132,13 @@ class OutOfMemoryError(MemoryError, LaminaError):  # in this order: Python makes
         self.op, self.reason = op, reason
         asked = re.search(r"allocate ([\d.]+) (\w+)", reason)
         amount, unit = asked.groups() if asked else ("", "")
-        size = f"{int(amount) / 2**30:.1f} GiB" if unit == "bytes" else f"{amount} {unit}"
+        size = f"{amount} {unit}" if unit != "bytes" else _binary(int(amount))
         what = f"{size} more of memory" if asked else "as much memory as this takes"
         super().__init__(f"{op}: {what} could not be had. Use a smaller batch_size, eval_batch_size or max_length.")
+
+
+def _binary(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import MISSING, asdict, fields
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from lamina.errors import ConfigError, check_known
+from lamina.errors import ConfigError, check_known, foreign_errors
 
 
 class Registry:
@@ -22,7 +22,7 @@ class Registry:
         self._has_entry_points = False
 
     def add(self, name: str, target: str) -> None:
-        """Register `target` ("package.module:Class") under `name`."""
+        """Register `target` ("package.module:Class") under `name`; ConfigError if the name is taken."""
         if name in self._rows:
             raise ConfigError(f"{self.what}: '{name}' is already registered as {self._rows[name]}.")
         self._rows[name] = target
@@ -36,15 +36,24 @@ class Registry:
         return tuple(self._rows)
 
     def get(self, name: str) -> type[Any]:
-        """The config class registered under `name`; UnknownNameError names those that exist."""
+        """The config class registered under `name`; UnknownNameError names those that exist.
+
+        ConfigError if what is registered cannot be imported.
+        """
         check_known(self.what, [name], self.names())
-        return EntryPoint(name, self._rows[name], f"lamina.{self.what}").load()
+        row = self._rows[name]
+        told = f"{self.what}: '{name}' is registered as {row}, which cannot be imported"
+        with foreign_errors(lambda reason: ConfigError(f"{told} ({reason}).")):
+            return EntryPoint(name, row, f"lamina.{self.what}").load()
 
     def name_of(self, config: object) -> str:
-        """The name under which the class of `config` is registered."""
+        """The name under which the class of `config` is registered; ConfigError if it is not."""
         target = f"{type(config).__module__}:{type(config).__qualname__}"
         for name in self.names():
             if self._rows[name] == target:
+                return name
+        for name in self.names():  # a row may name the class by a module that imports it
+            if self._rows[name].partition(":")[2] == type(config).__qualname__ and self.get(name) is type(config):
                 return name
         raise ConfigError(f"{self.what}: {target} is not registered. Call add(name, '{target}') first.")
 
@@ -57,7 +66,7 @@ class Registry:
 
         Raises:
             UnknownNameError: If the name or one of the keys does not exist.
-            ConfigError: If the name or a required key is missing.
+            ConfigError: If the name or a required key is missing, or the config refuses a value.
         """
         rest = tuples(given)
         name = rest.pop("name", None)

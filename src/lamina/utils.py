@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from lamina.errors import ConfigError, StoreError, foreign_errors
@@ -79,7 +80,7 @@ def replacing(path: Path) -> Iterator[Path]:
     hint = "Check the rights and the space there."
     with foreign_errors(lambda reason: StoreError(f"save: {path} cannot be written ({reason}). {hint}")):
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside = path.with_name(f".{path.name}.{os.getpid()}{get_ident()}")
         try:
             yield beside
             sync(beside)
@@ -98,7 +99,7 @@ def sync(path: Path) -> None:
 def sweep(path: Path) -> None:
     """Remove what processes that died left of a file that they were `replacing`; whoever may write it holds a lock."""
     for beside in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        if beside.suffix[1:].isdecimal():
+        if beside.stem == f".{path.name}" and beside.suffix[1:].isdecimal():
             beside.unlink()
 
 

@@ -11,6 +11,7 @@ from lamina import registry as module
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion import FUSIONS
 from lamina.fusion.ada_layers import AdaLayers
+from lamina.fusion.mean import Mean
 from lamina.heads import HEADS
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.registry import Registry
@@ -73,6 +74,19 @@ def test_there_and_back(registry: Registry):
     assert fields["dim"] == 32
     assert registry.from_dict(fields) == config
     assert "name" in fields  # what is given is not emptied
+
+
+def test_a_class_may_be_registered_by_a_module_that_imports_it(registry: Registry):
+    registry.add("mean", "tests.unit.test_registry:Mean")
+    assert registry.to_dict(Mean()) == {"name": "mean", "layers": "all"}
+    assert registry.from_dict({"name": "mean"}) == Mean()
+
+
+@pytest.mark.parametrize("row", ["nowhere:X", "lamina.fusion.mean:X", "no row at all"])
+def test_a_row_that_leads_nowhere(registry: Registry, row: str):
+    registry.add("lost", row)
+    with pytest.raises(ConfigError, match=f"method: 'lost' is registered as {row}, which cannot be imported"):
+        registry.get("lost")
 
 
 def test_the_name_of_a_stranger(registry: Registry):

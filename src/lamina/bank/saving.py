@@ -36,6 +36,7 @@ class Saving(ModelHubMixin):
 
         Raises:
             StoreError: If the folder cannot be written, or holds something that is not a bank under the same names.
+            NotFiniteError: If a weight holds NaN or infinity.
         """
         from lamina.store import save_bank
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from lamina.layers.adapters import backbone
 from lamina.layers.hooks import watch
 from lamina.layers.isolation import preserve_model
 from lamina.layers.probe_input import NoInputError, probe_input
@@ -27,7 +28,9 @@ def is_causal(model: nn.Module, stack: LayerStack) -> bool:
     """
     if stack.scope not in _known:
         # in a context of its own, so that whoever listens to the model does not hear it
-        _known[stack.scope] = Context().run(_look, stack.tower or model, stack)
+        base = backbone(model)  # heads may refuse what is put in, as for want of a padding token
+        whole = base if stack.scope in set(base.modules()) else model
+        _known[stack.scope] = Context().run(_look, stack.tower or whole, stack)
     return _known[stack.scope]
 
 

@@ -51,8 +51,12 @@ def stacks(model: nn.Module) -> dict[str, LayerStack]:
 
     Raises:
         UnsupportedModelError: If a layer cannot be found, or cannot be read for certain.
+        ConfigError: If it is no model.
     """
     model = unwrapped(model)
+    if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        what = "a transformers model is needed, such as the first of what lamina.load returns"
+        raise ConfigError(f"stacks: got a {type(model).__name__}; {what}.")
     if model not in _known or _known[model][0] != _state(model):
         discovered = _discover(model).values()
         paths = {module: path for path, module in by_path(model).items()}
@@ -67,6 +71,7 @@ def default_stack(model: nn.Module, name: str | None = None, *, op: str = "stack
     Raises:
         UnknownNameError: If there is none of that name.
         ConfigError: If none is named, and the model has towers.
+        UnsupportedModelError: If the model's layers cannot be read.
     """
     return pick_stack(stacks(model), name, op=op)
 
@@ -103,7 +108,8 @@ def tap(
         UnsupportedModelError: If the model's layers cannot be read, or not at that site.
         UnknownNameError: If it has no such stack, or there is no such site.
         LayerIndexError: If it has no such layer.
-        ConfigError: If `layers` is no selector, or names layer 0 for a site inside the blocks.
+        ConfigError: If `layers` is no selector, or names layer 0 for a site inside the blocks; or the model has towers
+            and no stack is named.
     """
     model = unwrapped(model)
     check_known("tap", [site], get_args(Site), "site")

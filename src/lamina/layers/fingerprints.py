@@ -20,7 +20,8 @@ from lamina.layers.stack import LayerStack, own_state
 def fingerprint(model: nn.Module, stack_name: str) -> str:
     """Hash the weights up to a stack's last layer (SHA-256, in hexadecimal); see `fingerprint_of`.
 
-    Nothing is remembered between calls, since a weight can change without a trace.
+    Nothing is remembered between calls, since a weight can change without a trace. ConfigError if the model has no
+    weights, UnknownNameError if it has no such stack.
     """
     return fingerprint_of(default_stack(model, stack_name, op="fingerprint"))
 

@@ -38,7 +38,10 @@ class LayerGuard:
         self._live = self._live_adapters(model)
 
     def check(self, model: nn.Module, op: str) -> None:
-        """Raise ConfigError if a block was replaced, added or taken out, an edit recorded, or other adapters used."""
+        """Raise ConfigError if a block was replaced, added or taken out, the model edited, or other adapters used.
+
+        Edits that change nothing of what is computed, as freezing and merging, are let pass.
+        """
         change = self._change(model)
         if change is not None:
             raise ConfigError(

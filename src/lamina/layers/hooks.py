@@ -53,7 +53,9 @@ class ContextHooks(ExitStack):
 def watch(
     stack: LayerStack, layers: Sequence[int], on_state: OnState, on_start: OnStart | None = None
 ) -> Generator[None]:
-    """Call back with each chosen layer's state the moment it exists; LayerIndexError if there is no such layer.
+    """Call back with each chosen layer's state the moment it exists.
+
+    LayerIndexError if there is no such layer, ConfigError if one is named twice.
 
     `on_state` gets the layer and its state `[batch, tokens, width]`, layers ascending within a pass; what it raises
     stops the pass and leaves the model's call. `on_start` gets the positional and keyword arguments of `stack.scope`

@@ -139,8 +139,8 @@ def _wrong_row(path: str, problem: str, family: str, op: str) -> UnsupportedMode
 
 
 def _follow(modules: list[nn.Module], path: str) -> list[nn.Module] | str:
-    """The modules at a path, or what was missing on the way."""
-    for part in path.split("."):
+    """The modules at a path, or what was missing on the way; the empty path is where they are."""
+    for part in path.split(".") if path else ():
         following: list[nn.Module] = []
         for module in modules:
             children = children_of(module)

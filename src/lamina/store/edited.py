@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from lamina.editing.freeze import is_trained
 from lamina.editing.insert import replay_insert
 from lamina.editing.inserted import is_inserted
 from lamina.editing.record import Edit, edits, restore
-from lamina.errors import LaminaError, StoreError, UnsupportedModelError, foreign_errors
+from lamina.errors import ConfigError, LaminaError, StoreError, UnsupportedModelError, foreign_errors
 from lamina.layers import select, stacks
 from lamina.layers.adapters import check_plain
 from lamina.layers.wrappers import unwrapped
@@ -57,9 +58,12 @@ def save(
     Raises:
         StoreError: If the folder cannot be written, or holds a model that something else saved.
         NotFiniteError: If a weight holds NaN or infinity.
-        ConfigError: If the model carries adapters.
+        ConfigError: If it is no transformers model, or carries adapters.
     """
     folder, model = Path(folder), unwrapped(model)
+    if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
+        what = "a transformers model is needed; a bank has save_pretrained of its own"
+        raise ConfigError(f"save: got a {type(model).__name__}; {what}.")
     check_plain(model, "save")
     check_finite("the model", model.named_parameters())
     with staged(folder, names := [*saved_names(folder), *(files or {})], names, force=force) as stage:
@@ -78,13 +82,20 @@ def save(
 def move(source: Path, target: Path) -> None:
     """Move a model that `save` wrote; it takes the place of one that `save` wrote to the target, all of it or nothing.
 
+    The source goes once the target is whole.
+
     Raises:
         StoreError: If the target cannot be written, or holds a model that something else saved.
     """
     with staged(target, saved_names(target), listed_names(target)) as stage:
-        for name in reversed(dict.fromkeys([*saved_names(source), *listed_names(source)])):  # the mark last
+        for name in dict.fromkeys([*saved_names(source), *listed_names(source)]):
             if (source / name).is_file():
-                os.renames(source / name, stage / name)  # with the folders on its way, which go when they are empty
+                (stage / name).parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    (stage / name).hardlink_to(source / name)
+                except OSError:  # another file system, or one without links
+                    shutil.copy2(source / name, stage / name)
+    discard(source)
 
 
 def discard(folder: Path) -> None:

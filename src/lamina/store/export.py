@@ -54,6 +54,7 @@ def export_reader(bank: ReaderBank, name: str, folder: str | Path) -> None:
         UnknownNameError: If the bank has no such reader.
         ConfigError: If a reader of that kind cannot be exported.
         StoreError: If the folder cannot be written, or holds files of these names that were made by something else.
+        NotFiniteError: If a weight of the reader holds NaN or infinity.
     """
     reader = bank[name]
     (fused, fusion), (said, head) = _fusion(name, reader), _head(name, reader)
@@ -74,7 +75,7 @@ def export_reader(bank: ReaderBank, name: str, folder: str | Path) -> None:
         **fused,
         **said,
     }
-    with staged(Path(folder), [READER, WEIGHTS, MODULE]) as stage:
+    with staged(Path(folder), [MODULE, READER, WEIGHTS]) as stage:  # the first is in no saved bank
         write_json(stage / READER, settings)
         write_tensors(stage / WEIGHTS, {**fusion, **head})
         shutil.copyfile(plain_reader.__file__, stage / MODULE)

@@ -207,7 +207,10 @@ def _move(names: Iterable[str], source: Path, target: Path) -> None:
 
 
 def write_json(path: Path, fields: Mapping[str, Any]) -> None:
-    """Write an object as indented JSON; StoreError if a value is not one that JSON has."""
+    """Write an object as indented JSON; StoreError if a value is of a type that JSON has not.
+
+    NaN and infinity are written as Python's `json` does, which reads them again.
+    """
     holds = "`info` can hold text, numbers, lists and mappings"
     with foreign_errors(lambda reason: StoreError(f"save: {path.name} cannot be written ({reason}); {holds}.")):
         text = json.dumps(fields, indent=2, ensure_ascii=False).encode()

@@ -7,8 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lamina.editing.inserted import is_inserted
-from lamina.errors import StoreError, foreign_errors
+from lamina.errors import ConfigError, StoreError, foreign_errors
+from lamina.heads.base import label_names
 from lamina.layers.finite import first_not_finite
 from lamina.store import models
 from lamina.store.edited import check_head, check_weights, read_record, replay_inserts, restore_edits, with_inserts
@@ -19,7 +22,6 @@ from lamina.utils import is_dir
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
     from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
@@ -54,8 +56,12 @@ def load(
         StoreError: If files are damaged or do not fit together, or lack weights that may not be new.
         UnknownNameError: If there is no such head.
         UnsupportedModelError: If transformers does not know the family, or the family has no such head.
+        ConfigError: If `dtype` is no float type, or `labels` are none, a text, or name one twice.
     """
     name, kind = str(name), models.model_class(head)
+    wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype != "auto" and not (isinstance(wanted, torch.dtype) and wanted.is_floating_point):
+        raise ConfigError(f"load: dtype is {dtype!r}; it must be 'auto' or a float type of torch, such as 'bfloat16'.")
     read = partial(_load, name, kind, labels, revision, dtype, new_weights=new_weights)
     with foreign_errors(lambda reason: damaged(name, f"cannot be loaded ({reason})")):
         source = Path(models.source_of(name, revision))
@@ -73,7 +79,7 @@ def _load(
 ) -> tuple[PreTrainedModel, Any]:
     config = models.load_config(name, revision=revision)
     if labels is not None:
-        models.name_classes(config, labels)
+        models.name_classes(config, label_names("load", labels))
     architecture, edits = read_record(name, revision)
     try:
         empty = models.empty_model(config, kind)

@@ -123,6 +123,11 @@ def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
         with torch.device("meta"):
             return (auto.from_config if hasattr(auto, "from_config") else auto._from_config)(config).eval()
     except Exception as error:  # constructors raise what they like
+        wanted = getattr(auto, "config_class", None)
+        if wanted is not None and not isinstance(config, wanted):
+            reason, hint = f"{auto.__name__} is built from a {wanted.__name__}", "Use a head of this family."
+            family = str(config.model_type)
+            raise UnsupportedModelError(op="load", model_type=family, reason=reason, hint=hint) from error
         raise model_error(auto.__name__, str(config.model_type), error) from error
 
 

@@ -34,6 +34,7 @@ def test_a_path_may_count_from_the_end_and_name_several():
     assert modules_at(parts, "wi*", family="toy", op="t") == [parts["wi_0"]]
     assert has_path(parts, "list.5")
     assert not has_path(parts, "cross.query")
+    assert has_path(parts, "query")  # of the block itself
 
 
 def test_a_missing_path_is_named_with_what_there_is():
@@ -43,6 +44,7 @@ def test_a_missing_path_is_named_with_what_there_is():
 
 def test_the_width_of_a_head():
     assert head_width_at(block(), "attention.head_width", family="toy", op="t") == 7
+    assert head_width_at(block()["attention"], "head_width", family="toy", op="t") == 7
     with pytest.raises(UnsupportedModelError, match="ModuleDict has no number 'head_dim'"):
         head_width_at(block(), "attention.head_dim", family="toy", op="t")
 

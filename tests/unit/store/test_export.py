@@ -150,6 +150,15 @@ def test_readers_of_either_stack(stack: str, tmp_path: Path):
     torch.testing.assert_close(said, bank(**inputs)["ada"].logits[0], rtol=0, atol=1e-5)
 
 
+def test_a_saved_bank_is_not_written_into(tmp_path: Path):
+    bank = bank_on(FAMILIES["bert"].known(), {"ada": TOKENS["ada"]})
+    bank.save_pretrained(tmp_path)
+    before = (tmp_path / "readers" / "ada" / "reader.json").read_bytes()
+    with pytest.raises(StoreError, match=r"holds reader\.json, .*made by something else"):
+        lamina.export_reader(bank, "ada", tmp_path / "readers" / "ada")
+    assert (tmp_path / "readers" / "ada" / "reader.json").read_bytes() == before
+
+
 def test_it_needs_torch_and_safetensors_alone(tmp_path: Path):
     bank = bank_on(FAMILIES["bert"].known(), {"ada": TOKENS["ada"]})
     lamina.export_reader(bank, "ada", tmp_path / "ada")
@@ -203,7 +212,7 @@ def test_a_folder_is_replaced_if_it_is_a_reader(tmp_path: Path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "model.safetensors").write_text("of something else")
-    with pytest.raises(StoreError, match=r"holds model\.safetensors but no reader\.json"):
+    with pytest.raises(StoreError, match=r"holds model\.safetensors but no lamina_reader\.py"):
         lamina.export_reader(bank, "ada", tmp_path / "other")
 
 

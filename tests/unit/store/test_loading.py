@@ -8,6 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from transformers import (
 )
 
 from lamina.editing.insert import insert_
-from lamina.errors import ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
+from lamina.errors import ConfigError, ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
 from lamina.registry import KINDS
 from lamina.store import load, load_config
 from lamina.store import models as module
@@ -54,6 +55,22 @@ class TestFolder:
     def test_says_which_weights_are_missing(self, base: Path, caplog: pytest.LogCaptureFixture):
         load(base, head="AutoModelForSequenceClassification")
         assert "has no weights for classifier.bias, classifier.weight" in caplog.text
+
+    @pytest.mark.parametrize("dtype", ["float99", "int8", torch.int8, 16])
+    def test_of_no_precision(self, base: Path, dtype: Any):
+        with pytest.raises(ConfigError, match=r"load: dtype is .*; it must be 'auto' or a float type"):
+            load(base, dtype=dtype)
+
+    @pytest.mark.parametrize("labels", [[], ["a", "a"], "ab"])
+    def test_labels_that_name_no_classes(self, base: Path, labels: Any):
+        with pytest.raises(ConfigError, match="load: labels are"):
+            load(base, head="sequence_classification", labels=labels)
+
+    def test_a_head_of_another_family(self, base: Path):
+        with pytest.raises(
+            UnsupportedModelError, match="'bert' is not supported; GPT2LMHeadModel is built from a GPT2"
+        ):
+            load(base, head="GPT2LMHeadModel")
 
     def test_of_a_precision(self, base: Path):
         assert load(base, dtype="bfloat16")[0].dtype == torch.bfloat16

@@ -38,6 +38,27 @@ def test_a_model_of_something_else_is_not_replaced(tmp_path: Path):
     assert same(tmp_path / "kept", 0)
 
 
+def test_a_model_that_cannot_be_moved_stays_where_it_was(tmp_path: Path):
+    save(tiny_model(1), tmp_path / "new", tiny_tokenizer())
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "tokenizer.json").write_text("{}")
+    with pytest.raises(StoreError, match=r"kept holds tokenizer\.json .* made by something else"):
+        move(tmp_path / "new", tmp_path / "kept")
+    assert same(tmp_path / "new", 1)
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["tokenizer.json"]
+
+
+def test_a_model_is_moved_to_another_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def no_links(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(Path, "hardlink_to", no_links)
+    save(tiny_model(1), tmp_path / "new", tiny_tokenizer())
+    move(tmp_path / "new", tmp_path / "kept")
+    assert same(tmp_path / "kept", 1)
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_model_is_removed_and_nothing_beside_it(tmp_path: Path):
     for name in ("alone", "beside"):
         save(tiny_model(0), tmp_path / name, tiny_tokenizer())
