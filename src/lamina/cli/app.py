@@ -47,7 +47,8 @@ class Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record; what is no warning stands for itself."""
-        print("warning: " * (record.levelno >= logging.WARNING) + record.getMessage(), file=sys.stderr)
+        text = record.getMessage() if record.exc_info is None else self.format(record)  # with the traceback
+        print("warning: " * (record.levelno >= logging.WARNING) + text, file=sys.stderr)
 
 
 class Group(TyperGroup):

@@ -110,7 +110,7 @@ def _application(bank: str, model: str | None, device: str, settings: Settings, 
     """The application that answers for a saved bank."""
     from lamina.serve import create_app
 
-    return create_app(_opened(bank, model, device), settings, name=Path(bank).name, **more)
+    return create_app(_opened(bank, model, device), settings, name=Path(bank).resolve().name, **more)
 
 
 def _opened(bank: str, model: str | None, device: str) -> ReaderBank:

@@ -11,6 +11,7 @@ import tempfile
 import uuid
 import weakref
 from collections.abc import Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1000  # rows that are made, or read, at a time
 SPILL_BYTES = 64 << 20  # columns larger than this go to a file
+spills: ContextVar[bool] = ContextVar("spills", default=True)  # whether they do
 
 
 def encodable(text: str) -> str:
@@ -34,7 +36,7 @@ def encodable(text: str) -> str:
 
 
 def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
-    """One data set of tables of one schema; a large one is on disk, in a file that is removed with it."""
+    """One data set of tables of one schema; a large one is on disk, if `spills`, in a file that is removed with it."""
     import datasets
     from datasets.table import InMemoryTable
 
@@ -42,7 +44,7 @@ def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
     for table in tables:
         small.append(table)
         size += table.nbytes
-        if size > SPILL_BYTES:
+        if size > SPILL_BYTES and spills.get():
             return _on_disk(itertools.chain(small, tables))
     whole = pa.concat_tables(small).combine_chunks()
     return datasets.Dataset(InMemoryTable(whole), fingerprint=uuid.uuid4().hex)

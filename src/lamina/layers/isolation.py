@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from lamina.layers.turns import alone
 from lamina.layers.wrappers import uncompiled
 
 
@@ -38,12 +39,14 @@ def preserve_model(model: nn.Module) -> Generator[None]:
 
     Some models change themselves when run: BigBird replaces its attention on short inputs, position tables grow,
     transformers installs hooks of its own. So modes, parameters, buffers and their values, submodules, hooks and plain
-    attributes come back, and the random number generators.
+    attributes come back, and the random number generators. Where threads take turns with the model (`take_turns`), it
+    waits for their passes, and they for it.
     """
     devices = {tensor.device for tensor in model.parameters() if tensor.device.type not in ("cpu", "meta")}
     kind = next(iter(devices)).type if devices else "cuda"
     main = main_device(model).type
     with (
+        alone(model),
         preserve_randomness(devices=[device.index or 0 for device in devices], device_type=kind),
         torch.inference_mode(False),
         torch.no_grad(),

@@ -12,6 +12,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from lamina.errors import (
@@ -145,6 +146,9 @@ def _add_problems(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            rule = "a JSON object in UTF-8 is needed"
+            return problem(422, f"the body is no JSON, from character {first['loc'][-1]} on; {rule}", "Validation")
         where = ".".join(str(part) for part in first["loc"][1:])
         if not where:
             rule = "a JSON object is needed, sent as Content-Type: application/json"
@@ -185,7 +189,7 @@ def _add_health(app: FastAPI, engine: Engine, figures: Figures, name: str) -> No
     @app.get("/info")
     async def info() -> dict[str, Any]:
         """The tasks with their labels, layers and parameters, and all limits."""
-        return info_of(engine.served, engine.settings, name)
+        return await run_in_threadpool(info_of, engine.served, engine.settings, name)
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
@@ -246,7 +250,7 @@ def _add_moderations(app: FastAPI, engine: Engine) -> None:
         _check_count(engine, texts)
         bank = engine.bank
         categories = answers.categories_of(bank)
-        found = await _answer(engine, engine.ask(texts, [*categories], bank=bank), request)
+        found = await _answer(engine, engine.ask(texts, [*categories], truncate=asked.truncate, bank=bank), request)
         return answers.moderation([answers.flags(answer, categories) for answer in found], asked.model or "lamina")
 
 
@@ -288,7 +292,8 @@ def _add_kserve(app: FastAPI, engine: Engine, name: str) -> None:
         served, tasks, now = found(model, version)
         texts = answers.kserve_texts(asked.inputs[0])
         _check_count(engine, texts)
-        said = await _answer(engine, engine.ask(texts, tasks, bank=served.bank), request)
+        future = engine.ask(texts, tasks, truncate=asked.parameters.truncate, bank=served.bank)
+        said = await _answer(engine, future, request)
         outputs = answers.kserve_outputs(served.bank, said)
         return {"model_name": model, "model_version": now, "id": asked.id, "outputs": outputs}
 

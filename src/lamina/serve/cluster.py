@@ -111,7 +111,7 @@ def application(args: Mapping[str, Any]) -> Any:
         base, processor = (None, None) if model is None else load(model, writing_class(model))
         served = load_bank(bank, base, processor, writes=True).to("cuda" if torch.cuda.is_available() else "cpu")
         own = settings.model_copy(update={"api_key": os.environ.get("LAMINA_API_KEY") or None})
-        return create_app(served, own, name=Path(bank).name)
+        return create_app(served, own, name=Path(bank).resolve().name)
 
     return _deployment(build, settings, Replicas()).bind()
 

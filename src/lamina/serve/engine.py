@@ -7,12 +7,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
-from threading import Condition, Thread
+from functools import partial
+from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any, final
 
+from lamina.data.arrow import spills
 from lamina.data.batches import Budget
 from lamina.errors import ConfigError, LaminaError
+from lamina.layers.turns import take_turns
 from lamina.serve.explain import ExplainWork
 from lamina.serve.jobs import AnswerWork, Work
 from lamina.serve.uploads import Upload, readers_of, sized
@@ -90,6 +94,8 @@ class Engine:
             raise ConfigError("serve: the bank has no reader; at least one is needed.")
         self.served, self.settings = Served(bank.eval(), 1, dict.fromkeys(bank, 1)), settings
         self._tell = tell
+        self.turns = take_turns(bank.model)  # with threads that write, and those that look at the model
+        self.reading = Lock()  # how a tokenizer cuts is a state of it, set before each text
         enough = _WORTH_A_PASS["cpu" if bank.device.type == "cpu" else "accelerator"]
         self._budget = Budget(settings.max_batch_tokens, enough)
         self._waiting: deque[Job] = deque()
@@ -179,7 +185,7 @@ class Engine:
                 raise OverloadedError(f"serve: {self._unanswered} requests wait; {most} may. Ask again later.")
             job = Job(texts, self._work_for(key, make), truncate)
             self._unanswered += 1
-            job.future.add_done_callback(self._answered)
+            job.future.add_done_callback(partial(self._answered, job))
             self._waiting.append(job)
             self._changed.notify_all()
         return job.future
@@ -195,9 +201,12 @@ class Engine:
             self._works[key] = work
         return work
 
-    def _answered(self, _future: Future[list[Any]]) -> None:
+    def _answered(self, job: Job, future: Future[list[Any]]) -> None:
         with self._changed:
             self._unanswered -= 1
+            if future.cancelled():  # what nobody waits for is not kept until its turn
+                with suppress(ValueError):
+                    self._waiting.remove(job)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -213,6 +222,7 @@ class Engine:
             _fail(job, ClosedError("serve: the server ended before this was answered."))
 
     def _work(self) -> None:
+        spills.set(False)  # what a request holds stays in memory
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closing)
@@ -255,13 +265,16 @@ class Engine:
     def _run(self, jobs: list[Job]) -> None:
         start, work = time.perf_counter(), jobs[0].work
         try:
-            prepared = work.read([text for job in jobs for text in job.texts])
-            if prepared.cut and len(whole := self._whole(jobs)) < len(jobs):
+            with self.reading:
+                prepared = work.read([text for job in jobs for text in job.texts])
+                whole = self._whole(jobs) if prepared.cut else jobs
+            if len(whole) < len(jobs):
                 if whole:
                     self._run(whole)
                 return
             read = time.perf_counter()
-            answers = iter(work.run(prepared, self._budget))
+            with self.turns.shared():
+                answers = iter(work.run(prepared, self._budget))
         except Exception as error:
             if len(jobs) == 1:
                 _fail(jobs[0], error)

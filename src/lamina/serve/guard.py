@@ -43,7 +43,7 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *_HEADERS]
             await send(message)
 
-        if scope["path"] not in OPEN and scope["method"] != "OPTIONS" and (refused := self._key_problem(scope)):
+        if _path(scope) not in OPEN and scope["method"] != "OPTIONS" and (refused := self._key_problem(scope)):
             await _refuse(with_headers, *refused)
             return
         seconds = self._settings.request_timeout
@@ -68,7 +68,7 @@ class Guard:
 
     def _key_problem(self, scope: Scope) -> tuple[int, str, str] | None:
         """What is wrong with the key that was sent, if one is asked for."""
-        key, path = self._settings.api_key, scope["path"]
+        key, path = self._settings.api_key, _path(scope)
         if path == ADMIN or path.startswith(f"{ADMIN}/"):
             key = self._settings.admin_key
             if key is None:
@@ -96,6 +96,12 @@ class Guard:
         if depth_of(body) > self._settings.max_depth:
             return b"", (422, f"the body is too deep; {self._settings.max_depth} levels are taken.", "Validation")
         return body, None
+
+
+def _path(scope: Scope) -> str:
+    """What was asked for within the application, which may be mounted below another path."""
+    root = scope.get("root_path", "").rstrip("/")
+    return scope["path"].removeprefix(root) if scope["path"].startswith(f"{root}/") else scope["path"]
 
 
 def depth_of(body: bytes) -> int:

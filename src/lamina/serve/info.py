@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from lamina.serve.settings import Settings
 
 
-_HASHES: WeakKeyDictionary[Served, dict[str, str]] = WeakKeyDictionary()  # megabytes are read for them
+# Reader -> the hash of its weights, stack -> that of the base's; all weights are read for them, and none change
+_HASHES: WeakKeyDictionary[Served, tuple[dict[str, str], dict[str, str]]] = WeakKeyDictionary()
 
 
 def info_of(served: Served, settings: Settings, name: str) -> dict[str, Any]:
     """The model, its tasks and the limits."""
-    bank, weights = served.bank, _hashes(served)
+    bank, (weights, fingerprints) = served.bank, _hashes(served)
     tasks = {
         task: {
             "kind": reader.config.head.kind,
@@ -34,7 +35,7 @@ def info_of(served: Served, settings: Settings, name: str) -> dict[str, Any]:
             "version": served.versions[task],
             "weights": weights[task],
             "metric": reader.info.get("metric"),
-            "fingerprint": fingerprint_of(bank.stacks[reader.stack]),
+            "fingerprint": fingerprints[reader.stack],
         }
         for task, reader in ((task, bank[task]) for task in bank)
     }
@@ -54,9 +55,10 @@ def info_of(served: Served, settings: Settings, name: str) -> dict[str, Any]:
     }
 
 
-def _hashes(served: Served) -> dict[str, str]:
-    """Of each reader's weights, which do not change while they are served."""
+def _hashes(served: Served) -> tuple[dict[str, str], dict[str, str]]:
     if served not in _HASHES:
         bank = served.bank
-        _HASHES[served] = {task: fingerprint_of_tensors(bank[task].state_dict().items())[:16] for task in bank}
+        weights = {task: fingerprint_of_tensors(bank[task].state_dict().items())[:16] for task in bank}
+        read = dict.fromkeys(bank[task].stack for task in bank)
+        _HASHES[served] = weights, {stack: fingerprint_of(bank.stacks[stack]) for stack in read}
     return _HASHES[served]

@@ -85,6 +85,7 @@ class ModerationRequest(BaseModel):
 
     input: str | Annotated[list[str], Field(min_length=1)] = Field(examples=["A text."])
     model: Name | None = None
+    truncate: bool = Field(False, description="Read the start of a text that is too long, instead of an error.")
 
 
 class InferTensor(BaseModel):
@@ -98,12 +99,21 @@ class InferTensor(BaseModel):
     data: list[Any]
 
 
+class InferParameters(BaseModel):
+    """Of KServe's v2 protocol, where each server has its own."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    truncate: bool = Field(False, description="Read the start of a text that is too long, instead of an error.")
+
+
 class InferRequest(BaseModel):
     """KServe's v2 protocol: one tensor of texts `[rows]` or of pairs `[rows, 2]`."""
 
     model_config = ConfigDict(extra="ignore")
 
     id: Name | None = None
+    parameters: InferParameters = Field({}, validate_default=True)
     inputs: list[InferTensor] = Field(
         min_length=1,
         max_length=1,

@@ -143,8 +143,8 @@ def _row(name: str, reader: ReaderModule) -> str:
     more = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
     shown = ", ".join(labels[:SHOWN_LABELS]) + more
     metric = reader.info.get("metric")
-    scores: Any = reader.info.get("scores")
-    score: Any = scores.get(metric) if isinstance(scores, dict) else None  # if it was trained
+    scores: Any = reader.info.get("scores")  # if it was trained; whatever else was put there
+    score: object = cast("dict[object, object]", scores).get(metric) if isinstance(scores, dict) else None
     task, fusion = reader.config.head.kind.replace("_", " "), FUSIONS.name_of(reader.config.fusion)
     scored = f"{metric} {score:.3f}" if isinstance(score, int | float) else ""
     return _cells([name, task, fusion, ranges(reader.layers), shown, f"{reader.size():,}", scored])

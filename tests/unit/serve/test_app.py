@@ -85,6 +85,22 @@ def test_a_long_text_is_cut_only_if_asked(client: TestClient):
     assert asked(client, "/predict", {"inputs": text, "tasks": "mood", "truncate": True})
 
 
+def test_no_other_path_cuts_a_long_text_unless_asked(client: TestClient):
+    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["film " * 40]}
+    assert "42 tokens; 32 are read" in asked(client, "/v2/models/mood/infer", {"inputs": [tensor]}, 413)["error"]
+    assert asked(client, "/v2/models/mood/infer", {"inputs": [tensor], "parameters": {"truncate": True}})["outputs"]
+    with TestClient(create_app(moderating())) as other:
+        long = {"input": "film " * 40}
+        assert "42 tokens; 32 are read" in asked(other, "/v1/moderations", long, 413)["error"]
+        assert asked(other, "/v1/moderations", {**long, "truncate": True})["results"]
+
+
+def test_a_body_that_is_no_json(client: TestClient):
+    response = client.post("/predict", content=b'{"inputs": x}', headers={"content-type": "application/json"})
+    assert response.status_code == 422
+    assert response.json()["error"] == "the body is no JSON, from character 11 on; a JSON object in UTF-8 is needed"
+
+
 @pytest.mark.parametrize("layer", [0, 2, -1])
 def test_embeddings_are_the_mean_of_a_layer(client: TestClient, bank: ReaderBank, layer: int):
     (found,) = asked(client, "/embed", {"inputs": TEXT, "layer": layer})

@@ -5,7 +5,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -13,7 +13,9 @@ from tests.support.stored import TEXTS, tiny_bank
 
 import lamina
 from lamina.bank import ReaderBank
+from lamina.data import arrow
 from lamina.errors import LaminaError, UnknownNameError
+from lamina.layers.isolation import preserve_model
 from lamina.serve import Engine, Settings
 from lamina.serve.engine import ClosedError, OverloadedError, Served, Timing
 from lamina.serve.jobs import TooLongError, Work
@@ -106,6 +108,48 @@ def test_who_has_an_answer_finds_it_counted(make: Callable[..., Engine]):
     slow.go.set()
     future.result(10)
     assert answered == [False, False]  # the first is the text that held the engine
+
+
+def test_requests_that_are_gone_are_not_kept(make: Callable[..., Engine]):
+    engine = make(max_concurrent_requests=4)
+    slow, ask = held(engine)
+    for number in range(100):
+        assert ask(f"text {number}").cancel()
+    assert (engine.unanswered, len(engine._waiting)) == (1, 0)
+    slow.go.set()
+
+
+def test_what_a_request_holds_never_reaches_the_disk(make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(arrow, "SPILL_BYTES", 1)
+    monkeypatch.setattr(arrow, "_on_disk", lambda _: pytest.fail("a file was written"))
+    assert make().ask(["the film is good ."]).result(30)
+
+
+def test_a_tokenizer_is_asked_by_one_thread_at_a_time(make: Callable[..., Engine]):
+    engine = make()
+    with engine.reading:
+        future = engine.ask(["the film is good ."])
+        with pytest.raises(TimeoutError):
+            future.result(0.2)
+    assert future.result(30)
+
+
+def test_a_look_at_the_model_waits_for_the_pass_that_runs(make: Callable[..., Engine]):
+    engine = make()
+    slow, ask = held(engine)
+    looked = Event()
+
+    def look() -> None:
+        with preserve_model(engine.bank.model):
+            looked.set()
+
+    looking = Thread(target=look)
+    looking.start()
+    assert not looked.wait(0.2)
+    slow.go.set()
+    assert looked.wait(10)
+    looking.join()
+    assert ask("after").result(10) == ["after"]
 
 
 def test_a_request_that_is_gone_is_not_computed(make: Callable[..., Engine]):

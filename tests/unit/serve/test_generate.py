@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from queue import Queue
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -403,6 +404,15 @@ def test_a_bank_whose_model_does_not_write_says_so():
             assert response.status_code == 422
             assert "the model of this bank, a BertModel, does not write text. Ask /predict." in response.json()["error"]
         assert {"/generate", "/v1/chat/completions"} <= set(client.get("/openapi.json").json()["paths"])
+
+
+def test_where_no_thread_can_begin_a_text_waits_for_none(monkeypatch: pytest.MonkeyPatch):
+    with TestClient(create_app(writing_bank(), Settings.of(max_concurrent_generations=1))) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
+            response = client.post("/generate", json={"inputs": "the film"})
+        assert (response.status_code, response.json()["error_type"]) == (429, "Overloaded")
+        assert client.post("/generate", json={"inputs": "the film"}).status_code == 200
 
 
 def test_info_says_whether_text_is_written(client: TestClient):

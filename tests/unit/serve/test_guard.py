@@ -5,8 +5,11 @@ import json
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from tests.support.stored import tiny_bank
 
-from lamina.serve import Settings
+from lamina.serve import Settings, create_app
 from lamina.serve.guard import Guard, depth_of
 
 
@@ -26,6 +29,20 @@ from lamina.serve.guard import Guard, depth_of
 )
 def test_depth(body: bytes, depth: int):
     assert depth_of(body) == depth
+
+
+@pytest.mark.parametrize("keys", [{}, {"api_key": "ask"}, {"api_key": "ask", "admin_key": "sesame"}])
+def test_below_another_path_the_same_keys_are_asked_for(keys: dict[str, str]):
+    app = FastAPI()
+    app.mount("/lamina", create_app(tiny_bank(), Settings.of(**keys)))
+    asking = {"authorization": "Bearer ask"}
+    with TestClient(app) as client:
+        removed = client.delete("/lamina/readers/who", headers=asking)
+        assert removed.status_code == (401 if "admin_key" in keys else 403)
+        assert client.get("/lamina/health").status_code == 200
+        asked = {"inputs": "the film", "tasks": "who"}
+        assert client.post("/lamina/predict", json=asked).status_code == (401 if keys else 200)
+        assert client.post("/lamina/predict", json=asked, headers=asking).status_code == 200
 
 
 def test_a_body_that_does_not_come_is_not_waited_for():

@@ -11,10 +11,13 @@ from fastapi.testclient import TestClient
 from tests.support.stored import tiny_bank, tiny_model
 
 from lamina import predict
-from lamina.bank import ReaderBank
+from lamina.bank import Reader, ReaderBank
+from lamina.fusion.extra_layers import ExtraLayers
+from lamina.heads.sequence_classification import SequenceClassification
 from lamina.layers.fingerprints import fingerprint_of_tensors
-from lamina.serve import Settings, create_app
+from lamina.serve import Engine, Settings, create_app
 from lamina.serve import info as served_info
+from lamina.serve.live import Live
 
 KEY = {"authorization": "Bearer sesame"}
 TEXT = "the film is good ."
@@ -85,6 +88,29 @@ def test_a_reader_is_added_replaced_and_removed(client: TestClient, bank: Reader
     assert client.post("/predict", json={"inputs": TEXT, "tasks": ["tone"]}).status_code == 422
     assert changed(client, "tone")["readers"]["tone"] == 2  # never the number of another reader of that name
     assert client.get("/readers", headers=KEY).json()["bank_version"] == 5
+
+
+def test_a_reader_that_runs_the_model_as_it_loads_disturbs_no_answer(bank: ReaderBank, root: Path):
+    deep = ReaderBank(bank.model, bank.processor)
+    deep.add("deep", Reader(ExtraLayers(n=1), SequenceClassification(("a", "b"))))
+    deep.save_pretrained(root / "deep")
+    engine = Engine(bank.eval(), Settings.of())
+    live, expected, answers = Live(engine, None, root), predict(bank, [TEXT])[0]["mood"]["score"], list[float]()
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            answers.append(engine.ask([TEXT], ["mood"]).result(20)[0]["mood"]["score"])
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    for _ in range(5):
+        live.put("deep")
+    over.set()
+    asking.join()
+    engine.close()
+    assert answers == pytest.approx([expected] * len(answers), abs=1e-5)
+    assert {*engine.bank} == {"mood", "who", "deep"}
 
 
 def test_weights_are_hashed_once_for_each_bank(client: TestClient, root: Path, monkeypatch: pytest.MonkeyPatch):

@@ -31,6 +31,13 @@ def bank_of(**readers: Any) -> ReaderBank:
     return bank.eval()
 
 
+def test_a_reader_of_many_labels_is_told_only_where_it_is_not_named():
+    many = bank_of(many=(Mean(), whole([f"l{number}" for number in range(33)])))
+    assert not TokenScores(many, each=False).monitors
+    with pytest.raises(ConfigError, match="serve: task 'many' has 33 labels; token by token at most 32 are told"):
+        TokenScores(many, ["many"], each=True)
+
+
 def whole(labels: Any, **options: Any) -> SequenceClassification:
     return SequenceClassification(labels, pooling="mean", **options)
 

@@ -147,14 +147,18 @@
     asking?.abort();
     const mine = (asking = new AbortController());
     tell(missing());
-    if (missing()) return;
+    if (missing()) {
+      at("answers").setAttribute("aria-busy", "false"); // an earlier question was given up
+      return;
+    }
+    const text = at("second").value || at("text").value;
     if (!file()) remember();
     at("answers").setAttribute("aria-busy", "true");
     try {
       bank = await call("info", null, mine.signal); // its readers may have changed since
       const body = { inputs: await inputs(), truncate: at("truncate").checked, tasks: answering() };
       const said = await call("predict", body, mine.signal);
-      show(said, at("second").value || at("text").value);
+      show(said, text);
       explain(await call("explain", { ...body, tasks: Object.keys(said) }, mine.signal), file() ? "file" : "text");
     } catch (error) {
       if (error.name === "AbortError") return;

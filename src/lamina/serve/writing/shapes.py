@@ -30,7 +30,9 @@ class Parameters(Request):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: Annotated[int, Field(ge=1)] | None = None
-    do_sample: bool | None = Field(None, description="Implied by temperature, top_p and top_k.")
+    do_sample: bool | None = Field(
+        None, description="Implied by temperature, top_p and top_k, even if it is false; as it is there."
+    )
     seed: Seed | None = None
     stop: Stops = Field([], description="The text ends with the first of these strings.")
     details: bool = Field(True, description="Whether a whole answer says more than the text.")

@@ -26,8 +26,8 @@ class TokenScores:
     """Which readers and monitors follow one text, and what they say in words of JSON.
 
     A reader that says of a token what later ones do not change gives the probabilities of its labels for each token.
-    One that looks at whole texts, or that reads an encoder, answers once at the end. The monitors that are saved with
-    the readers give the score of the text so far.
+    One of more than 32 labels gives none. One that looks at whole texts, or that reads an encoder, answers once at the
+    end. The monitors that are saved with the readers give the score of the text so far.
 
     Args:
         bank: The readers and their model.
@@ -37,7 +37,7 @@ class TokenScores:
 
     Raises:
         UnknownNameError: If there is no such reader, or no such monitor of theirs.
-        ConfigError: If a reader that is named cannot take part, or no monitor can end a text.
+        ConfigError: If a reader that is named cannot take part or has too many labels, or no monitor can end a text.
     """
 
     def __init__(
@@ -53,6 +53,9 @@ class TokenScores:
             if why := _problem(bank, own):
                 self._take_late(name, why, named=tasks is not None, each=each)
                 continue
+            if tasks is not None and len(own) > _LABELS:
+                came = f"task '{name}' has {len(own)} labels; token by token at most {_LABELS} are told"
+                raise ConfigError(f"serve: {came}. Ask /predict.")
             told.append(name)
             watched += own if len(own) <= _LABELS else ()
         saved = {name: monitor for name, monitor in bank.monitors.items() if {*monitor.readers} <= {*told}}

@@ -16,12 +16,11 @@ from lamina.errors import LaminaError
 from lamina.serve.engine import ClosedError, OverloadedError
 from lamina.serve.writing.drawing import Drawing
 from lamina.serve.writing.pieces import Pieces
-from lamina.serve.writing.prompts import WriteRequest, check_writes, read_prompt, room_for, writes
+from lamina.serve.writing.prompts import WriteRequest, check_writes, read_prompt, room_for
 from lamina.serve.writing.telling import Bounds, Ending, Teller, Token, end_tokens
 from lamina.serve.writing.token_scores import TokenScores
 
 if TYPE_CHECKING:
-    from lamina.bank import ReaderBank
     from lamina.serve.engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -45,8 +44,6 @@ class Writer:
     def __init__(self, engine: Engine, tell: Callable[[float, float, int], None] | None = None) -> None:
         self._engine, self._tell = engine, tell
         self._lock, self._running, self._ends_at = Lock(), set[Writing](), math.inf
-        if writes(engine.bank):
-            TokenScores(engine.bank, each=False)  # looks at the model, while nothing else runs it
 
     @property
     def running(self) -> int:
@@ -67,9 +64,13 @@ class Writer:
                 raise ClosedError("serve: the server is about to end; ask again later.")
             if len(self._running) >= most:
                 raise OverloadedError(f"serve: {len(self._running)} texts are being written; {most} may. Ask later.")
-            writing = Writing(bank, self._engine.settings.max_total_tokens, asked, put, self._done)
+            writing = Writing(self._engine, asked, put, self._done)
             self._running.add(writing)
-        writing.start()
+            try:
+                writing.start()
+            except RuntimeError as error:  # "can't start new thread"
+                self._running.discard(writing)
+                raise OverloadedError("serve: there is no thread left for another text. Ask later.") from error
         return writing
 
     def _done(self, writing: Writing, teller: Teller | None) -> None:
@@ -99,13 +100,12 @@ class Writing:
 
     def __init__(
         self,
-        bank: ReaderBank,
-        total: int,
+        engine: Engine,
         asked: WriteRequest,
         put: Put,
         done: Callable[[Writing, Teller | None], None],
     ) -> None:
-        self._bank, self._total, self._asked, self._put, self._done = bank, total, asked, put, done
+        self._engine, self._bank, self._asked, self._put, self._done = engine, engine.bank, asked, put, done
         self._left, self.ends_at, self.since = Event(), math.inf, time.perf_counter()
         self._teller: Teller | None = None
         self._thread = Thread(target=self._run, name="lamina-writing", daemon=True)
@@ -116,6 +116,8 @@ class Writing:
         self._left.set()
 
     def _is_over(self) -> bool:
+        """Asked between two steps."""
+        self._engine.turns.give_way()
         return self._left.is_set() or time.monotonic() >= self.ends_at
 
     def _run(self) -> None:
@@ -125,7 +127,8 @@ class Writing:
 
     def _end(self) -> Ending | LaminaError:
         try:
-            return self._write()
+            with self._engine.turns.shared():
+                return self._write()
         except LaminaError as error:
             return error
         except Exception as error:
@@ -135,9 +138,10 @@ class Writing:
     def _write(self) -> Ending:
         asked, bank = self._asked, self._bank
         said = TokenScores(bank, asked.tasks, each=asked.stream, stop=asked.stop_on_flag)
-        prompt = read_prompt(bank, asked.prompt)
-        width = prompt["input_ids"].shape[1]
-        bounds = Bounds(room_for(bank, width, asked.max_new_tokens, self._total), end_tokens(bank), asked.stop)
+        with self._engine.reading:
+            prompt = read_prompt(bank, asked.prompt)
+        width, total = prompt["input_ids"].shape[1], self._engine.settings.max_total_tokens
+        bounds = Bounds(room_for(bank, width, asked.max_new_tokens, total), end_tokens(bank), asked.stop)
         before = [] if bank.model.config.is_encoder_decoder else prompt["input_ids"][0].tolist()
         pieces, seed = Pieces(tokenizer_of(bank.processor), before), self._seed()
         with ExitStack() as contexts:
