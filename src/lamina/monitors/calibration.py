@@ -64,8 +64,10 @@ class Calibration:
             **facts: More fields.
 
         Raises:
-            ConfigError: If the rate is no share, there are too few negatives for it, no positives or no scores.
+            ConfigError: If the rate or `confidence` is no share, there are no negatives or too few of them for the
+                rate, no positives or no scores.
         """
+        check_confidence(confidence)
         both = list(zip(highest, positive, strict=True))
         no, yes = (sorted((score for score, is_so in both if is_so == kind), reverse=True) for kind in (False, True))
         for kind, rows, what in (("negative", no, "a rate of false positives"), ("positive", yes, "recall")):
@@ -89,6 +91,12 @@ class Calibration:
             confidence=confidence,
             **facts,
         )
+
+
+def check_confidence(confidence: float) -> None:
+    """Raise ConfigError unless it is between 0 and 1."""
+    if not 0 < confidence < 1:
+        raise ConfigError(f"calibrate: confidence is {confidence}; it must be between 0 and 1, such as 0.95.")
 
 
 def _chosen(no: Sequence[float], highest: Sequence[float], false_positive_rate: float) -> float:

@@ -28,8 +28,9 @@ class Cascade:
 
     A text is not flagged while the first one's score of it is below that one's threshold, and flagged where it is at
     least `sure`. At tokens in between the second reader runs, its monitor aggregates these tokens alone, and its
-    threshold decides. Both read the same pass of the model, so that what is saved is the second reader's own work;
-    `Watch.asked` and `Calibration.asked` say on which share of the tokens it ran.
+    threshold decides; while it has none, nothing is flagged. Both read the same pass of the model, so that what is
+    saved is the second reader's own work; `Watch.asked` and `Calibration.asked` say on which share of the tokens it
+    ran.
 
     Args:
         first: The cheap one, such as a `SingleLayer` or a fusion of few layers; its threshold should let all through

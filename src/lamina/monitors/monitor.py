@@ -71,6 +71,8 @@ class Monitor:
         check_known("monitor", [self.scale], get_args(Scale), "scale")
         if not self.flag:
             raise ConfigError(f"monitor: '{self.name}' flags no label; at least one is needed.")
+        if twice := [label for label in self.flag if list(self.flag).count(label) > 1]:
+            raise ConfigError(f"monitor: '{self.name}' flags '{twice[0]}' twice; each label counts once.")
 
     @property
     def readers(self) -> tuple[str, ...]:
@@ -112,7 +114,7 @@ class Monitor:
     def group(self, heads: Mapping[str, HeadConfig]) -> Hashable:
         """Monitors with equal groups are computed as one."""
         head = heads[self.reader]
-        return self.aggregate, self.scale, tuple(self.flag), tuple(head.labels), head.problem_type
+        return self.aggregate, self.scale, tuple(self.flag), tuple(head.labels), head.problem_type, head.weighs_tokens
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""

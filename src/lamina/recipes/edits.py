@@ -15,7 +15,7 @@ from lamina.editing.insert import insert_
 from lamina.editing.merge import merge_
 from lamina.editing.reinit import reinit_
 from lamina.editing.truncate import truncate_
-from lamina.errors import ConfigError, LaminaError, LayerIndexError, check_known
+from lamina.errors import ConfigError, LaminaError, LayerIndexError, check_known, foreign_errors
 from lamina.layers import select
 from lamina.recipes.located import Strict, checked
 from lamina.utils import derive_seed
@@ -41,13 +41,16 @@ def config_of(architecture: Mapping[str, Any]) -> PretrainedConfig:
     family = settings.pop("model_type", None)
     if family is None:
         raise ConfigError("'architecture' has no 'model_type'; it says which family the settings are of.")
+    if not isinstance(family, str):
+        raise ConfigError(f"model_type is {family!r}; it must be the name of a family, such as bert.")
     try:
         default = AutoConfig.for_model(family)
     except ValueError as error:
         raise ConfigError(f"transformers has no family '{family}'; model_type names one.") from error
     known = [*default.to_dict(), *default.attribute_map, *_MORE_KEYS.get(family, ())]
     check_known("recipe", settings, known, "key")
-    return AutoConfig.for_model(family, **settings)
+    with foreign_errors(lambda reason: ConfigError(reason)):
+        return AutoConfig.for_model(family, **settings)
 
 
 def check_selector(value: object) -> None:

@@ -258,4 +258,5 @@ def _memory(recipe: Recipe, planned: list[_Planned]) -> int:
 def readable(count: float) -> str:
     """A number with three digits and the letter of its thousands: 1.23 G."""
     power = 0 if count < 1000 else min(int(math.log10(count) / 3 + 1e-9), 8)
+    power += power < 8 and count / 1000**power >= 999.5  # which three digits round to the next thousand
     return f"{count / 1000**power:.3g} {' kMGTPEZY'[power]}".strip()

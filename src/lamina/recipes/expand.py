@@ -12,7 +12,7 @@ import yaml
 from lamina.errors import ConfigError, DataError, check_known, noted
 from lamina.recipes.edits import is_made
 from lamina.recipes.located import parse_yaml
-from lamina.recipes.schema import MethodRecipe, parse_recipe, slug
+from lamina.recipes.schema import MethodRecipe, check_options, parse_recipe, slug
 from lamina.train.grid import MOST_RUNS, RunSpec, expand, full_key, swept
 from lamina.train.options import FitOptions
 
@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 def expand_recipe(
     recipe: Recipe, options: Mapping[str, Any], tasks: Mapping[str, ReadTask] | None = None
 ) -> dict[str, RunSpec]:
-    """Every single run of a recipe, in its order, with `options` of `lamina.fit` in place of the recipe's.
+    """Every single run of a recipe, in its order, with `options` of `lamina.fit` in place of its `fit`.
 
     Its name is "<task>-<method>-<seed>", with the numbers of setting and repeat where there are several; its settings
     are "method", the values of the grid, "seed", and with a subsample "repeat". Heads get the labels of `tasks`; None:
     those that the recipe itself tells.
     """
+    check_options(options)
+    if recipe.methods and "seed" in options:
+        raise ConfigError(f"recipe: seed is {options['seed']}; methods take theirs from the recipe's 'seeds'.")
     options = {**recipe.fit, **options, **({"test": True} if recipe.evaluate else {})}
     specs: dict[str, RunSpec] = {}
     for name, task in recipe.tasks.items():

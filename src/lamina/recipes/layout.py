@@ -13,7 +13,7 @@ from lamina.recipes.located import Strict, at, read_yaml
 from lamina.train.grid import METHOD, expand, full_key
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from lamina.recipes.located import YamlFile
@@ -246,6 +246,21 @@ def check_metrics(recipe: Recipe, task: str, known: Sequence[str]) -> None:
     """Raise UnknownNameError if a table or figure shows a metric that a task does not have, once its data is read."""
     shown = [*(metric for table in recipe.table for metric in table.metrics), *(own.metric for own in recipe.figure)]
     check_known(f"recipe, task {task}", filter(None, shown), [*known, PARAMETERS], "metric")
+
+
+def check_one_metric(recipe: Recipe, metrics: Mapping[str, str]) -> None:
+    """Raise ConfigError if one cell or point has the scores of tasks whose metrics (task -> metric) differ."""
+    shown = [(table.metrics, [table.rows, table.columns]) for table in recipe.table]
+    shown += [([own.metric] if own.metric else [], [[axis] for axis in own.axes]) for own in recipe.figure]
+    for own, sides in shown:
+        met: dict[tuple[str | None, ...], str] = {}
+        keys = {axis.key for side in sides for axis in side}
+        for place in () if own else places(recipe, keys):
+            names = tuple(label(side, place) for side in sides)
+            metric = metrics[place["task"]]
+            if None not in names and met.setdefault(names, metric) != metric:
+                came = f"'{', '.join(filter(None, names))}' mixes tasks whose metrics are {met[names]} and {metric}"
+                raise ConfigError(f"recipe: {came}. Give it 'metrics', or each task a name of its own.")
 
 
 def _check_published(recipe: Recipe, table: TableRecipe, published: Published) -> None:

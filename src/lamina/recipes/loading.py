@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError, check_known
-from lamina.recipes.layout import check_metrics
+from lamina.recipes.layout import check_metrics, check_one_metric
 from lamina.recipes.schema import OF_FILES
 from lamina.tasks.presets import find_preset
 from lamina.tasks.task import Task
@@ -34,6 +34,8 @@ def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]
         check_parts(recipe, name, loaded[key].splits)
         check_metrics(recipe, name, loaded[key].metrics)
         tasks[name] = repeats(body, loaded[key])
+    if len(tasks) == len(recipe.tasks):
+        check_one_metric(recipe, {name: own[0].metric for name, own in tasks.items()})
     return tasks
 
 
@@ -61,11 +63,18 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
         task = Task.from_files(name=name, metric=metric, **recipe.model_dump(include=OF_FILES), **given)
     task = task if recipe.pair_separator is None else task.join_pairs(recipe.pair_separator)
     task = task if recipe.masked_lm is None else task.masked_lm(rows=recipe.masked_lm.rows)
-    task = task.held_out(stratify=recipe.stratify) if recipe.hold_out else task
+    if recipe.hold_out and not (_set_aside(recipe) and "test" in task.splits):
+        task = task.held_out(stratify=recipe.stratify)
     if recipe.metric is None:
         return task
     check_known(f"task {name}", [recipe.metric], task.metrics, "metric")
     return replace(task, metric=recipe.metric)
+
+
+def _set_aside(recipe: TaskRecipe) -> bool:
+    """Whether the data have no validation part, so that a tenth of the training rows is one already."""
+    own = (recipe.files or {}) if recipe.preset is None else find_preset(recipe.preset)[1].rows
+    return "validation" not in own
 
 
 def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:

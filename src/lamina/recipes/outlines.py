@@ -12,6 +12,7 @@ from lamina.tasks.presets import find_preset
 from lamina.tasks.split import HELD_OUT, Split
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from lamina.recipes.schema import Recipe, TaskRecipe
@@ -37,16 +38,23 @@ def _published(recipe: TaskRecipe) -> TaskOutline:
     whole = recipe.masked_lm is None or outline.by_row or recipe.pair_separator is not None
     texts = 1 if whole or preset.columns[1] is None else 2  # both of a pair become rows
     rows = {part: texts * count for part, count in preset.rows.items()}
-    if recipe.hold_out or "validation" not in rows:
+    limits = {"train": recipe.limit, "validation": recipe.limit_validation}
+    own = "validation" in rows  # of which there may be less; else the limits are of the parts that are made
+    rows = _limited(rows, limits, texts) if own else rows
+    if recipe.hold_out or not own:
         held = round(HELD_OUT * rows["train"])
         test = {"test": rows["validation"]} if "validation" in rows else {}
         rows = {**test, **rows, "train": rows["train"] - held, "validation": held}
-    for part, limit in (("train", recipe.limit), ("validation", recipe.limit_validation)):
-        rows[part] = rows[part] if limit is None else min(rows[part], texts * limit)
+    rows = rows if own else _limited(rows, limits, texts)
     if recipe.subsample is not None:
         classes, _ = kind_of(outline.kind).row_classes(outline, Split.of(()))
         rows["train"] = recipe.subsample.size().count(len(classes), rows["train"])
     return replace(outline, rows=rows, tokens=preset.length / texts)
+
+
+def _limited(rows: Mapping[str, int], limits: Mapping[str, int | None], texts: int) -> dict[str, int]:
+    most = {part: texts * limit for part, limit in limits.items() if limit is not None}
+    return {part: min(count, most.get(part, count)) for part, count in rows.items()}
 
 
 def _measured(task: Task) -> TaskOutline:

@@ -92,7 +92,8 @@ def run_recipe(
         output: Folder for the bank (none of readers trained separately), fine-tuned models (in `models`), checkpoints
             and tables: a row per method, per reader, and per epoch and layer.
         ray: Where to train separate runs as tasks of Ray; see `lamina.train.cells.run_cells`. None: one by one, here.
-        **options: Override the recipe's `fit` options. With resume, runs that ended are not repeated, and the one that
+        **options: Of `lamina.fit`, in place of those under the recipe's own `fit`; what a task, reader, method or grid
+            says of itself stays. With resume, runs that ended are not repeated, and the one that
             was killed goes on from its checkpoint.
 
     Returns:

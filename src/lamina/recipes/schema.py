@@ -32,6 +32,8 @@ from lamina.train.grid import MOST_RUNS, check_count, expand, full_key, keys_of
 from lamina.train.options import FitOptions, Seed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lamina.fusion.base import FusionConfig
     from lamina.heads.base import ReadTask
     from lamina.recipes.located import YamlFile
@@ -43,11 +45,12 @@ OF_FILES = {  # a preset has its own
 }
 
 
-def _check_options(given: dict[str, Any]) -> None:
+def check_options(given: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless these are options of `lamina.fit`, one number each for all readers."""
     for key in ("epochs", "learning_rate"):
         if isinstance(given.get(key), dict):
             raise ConfigError(f"{key} is {given[key]}; give one number here, and tasks and readers their own")
-    FitOptions.of(given)
+    FitOptions.of(dict(given))
 
 
 def _check_edit(edit: dict[str, dict[str, Any]]) -> None:
@@ -59,7 +62,7 @@ def _check_edit(edit: dict[str, dict[str, Any]]) -> None:
 
 
 _NAMED = BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given)
-Options = Annotated[dict[str, Any], checked(_check_options)]  # of `lamina.fit`
+Options = Annotated[dict[str, Any], checked(check_options)]  # of `lamina.fit`
 Grid = dict[str, list[Any]]  # key -> the values it takes
 
 
@@ -111,7 +114,8 @@ def _build(registry: Registry, given: dict[str, Any]) -> Any:
     try:
         return registry.from_dict(given)
     except TypeError as error:
-        texts = [key for key, value in given.items() if isinstance(value, str) and key != "name"]
+        numbers = [field.name for field in fields(registry.get(given["name"])) if str(field.type) in ("int", "float")]
+        texts = [key for key in numbers if isinstance(given.get(key), str)]
         what = f"{texts[0]} is {given[texts[0]]!r}; it must be a number, such as 0.001" if texts else str(error)
         raise ConfigError(f"{given['name']}: {what}.") from error
 
@@ -160,7 +164,7 @@ class MethodRecipe(Strict):
                     raise ConfigError(f"'{key}' has no values")
             for number, value in enumerate(values):
                 with at("grid", key, number):
-                    check_edit(edit, {argument: value}) if dot else FitOptions.of({edit: value})
+                    check_edit(edit, {argument: value}) if dot else check_options({edit: value})
         return self
 
     def keys(self) -> list[str]:
@@ -270,7 +274,8 @@ class TaskRecipe(Strict):
         kind = self.kind if self.masked_lm is None else "masked_lm"
         problem_type = self.problem_type or next(iter(kind_of(kind).problem_types))
         weights = (reader.head.get("class_weights") for reader in self.readers.values())
-        count = 1 if problem_type == "regression" else len(next(filter(None, weights), (0, 0)))
+        listed = (own for own in weights if isinstance(own, list) and own)
+        count = 1 if problem_type == "regression" else len(next(listed, (0, 0)))
         return TaskOutline(kind, problem_type, tuple(self.labels or map(str, range(count))), **how)
 
 

@@ -93,5 +93,6 @@ def plus_minus(figures: Mapping[str, Any]) -> str:
 def markdown(table: Rows) -> str:
     """The table as Markdown."""
     columns, rows = printed(table)
-    head, *body = (f"| {' | '.join(line)} |" for line in (columns, *rows))
+    lines = [[cell.replace("|", "\\|") for cell in line] for line in (columns, *rows)]
+    head, *body = (f"| {' | '.join(line)} |" for line in lines)
     return "\n".join([head, "|" + "---|" * len(columns), *body]) + "\n"

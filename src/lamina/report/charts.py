@@ -136,7 +136,7 @@ def _x_axis(altair: ModuleType, drawing: Drawing) -> Any:
     values = sorted({row["x"] for row in drawing.rows if not row.get("across")})
     ticks: dict[str, Any] = {"values": values} if len(values) <= FEW_TICKS else {}
     axis = altair.Axis(grid=False, format="~r", labelOverlap=True, **ticks)
-    log = {"type": "log", "base": 2} if drawing.log_x else {}
+    log = {"type": "log", "base": 2} if drawing.log_x and all(value > 0 for value in values) else {}
     return altair.X("x:Q", title=title, axis=axis, scale=altair.Scale(zero=False, nice=False, padding=14, **log))
 
 

@@ -108,7 +108,7 @@ def _numbers_axis(altair: ModuleType, rows: list[dict[str, Any]], figure: Curves
     values = sorted({row["x"] for row in rows if not row["across"]})
     scale = (
         altair.Scale(type="log", base=2, nice=False, padding=12)
-        if figure.log_x
+        if figure.log_x and all(value > 0 for value in values)  # 0 has no place on an axis of logarithms
         else altair.Scale(zero=False, nice=False, padding=12)
     )
     ticks: dict[str, Any] = {"values": values, "format": "~r"} if values else {}

@@ -9,7 +9,7 @@ from lamina.report.points import plain, with_interval
 from lamina.report.tables import escaped, markdown_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from lamina.report.points import Frame
 
@@ -62,12 +62,18 @@ class DataTable:
         return all(isinstance(row[at], int | float | None) for row in self.rows)
 
 
-def tables_of(frame: Frame, title: str) -> list[DataTable]:
-    """A study's table; before it the means over seeds, if there are several."""
+def tables_of(frame: Frame, title: str, axes: Collection[str] = ()) -> list[DataTable]:
+    """A study's table; before it the means over seeds, if there are several.
+
+    Numbers with a point are measured, and left out of the means, unless they are among the `axes` of its figures.
+    """
     whole = _of_frame(frame, title)
     if "seed" not in frame or "score" not in frame or frame["seed"].nunique() < 2:
         return [whole]
-    keys = [str(name) for name in frame.columns if name not in ("seed", "score") and frame[name].dtype.kind != "f"]
+    names = [str(name) for name in frame.columns if name not in ("seed", "score")]
+    keys = [name for name in names if name in axes or frame[name].dtype.kind != "f"]
+    if not keys:
+        return [whole]
     means = with_interval(frame, keys, "score").rename(columns={"value": "mean"})
     note = "low and high are the ends of the 95 % t interval over seeds; they are empty where there is one seed."
     return [_of_frame(means[[*keys, "mean", "low", "high", "seeds"]], f"{title}: means over seeds", note), whole]

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lamina.errors import check_known, foreign_errors
+from lamina.errors import ConfigError, check_known, foreign_errors
 from lamina.recipes.report_file import LATEX, MARKDOWN, REPORT, read_report_file, write_report_file
 from lamina.report.curves import draw
 from lamina.report.importance_figures import draw_importances
-from lamina.report.tables import latex, markdown
+from lamina.report.tables import latex, markdown, markdown_text
 from lamina.store.files import damaged, settle, staged
 from lamina.utils import is_dir, write_text
 
@@ -39,6 +39,7 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
 
     Raises:
         UnknownNameError: If a format is none of the three.
+        ConfigError: If a folder is given twice.
         StoreError: If the folder holds no `report.json`, a damaged one, or cannot be written.
         MissingExtraError: If there are figures, and the packages of `lamina[report]` are not installed.
     """
@@ -47,11 +48,16 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
     if is_dir(folder):
         settle(folder)
     report = read_report_file(folder)
-    others = {Path(other).name: read_report_file(Path(other)).figures for other in beside}
-    joined = [_joined(number, figure, folder.name, others) for number, figure in enumerate(report.figures)]
+    name, *names = labelled([folder, *map(Path, beside)])
+    others = {key: read_report_file(Path(other)).figures for key, other in zip(names, beside, strict=True)}
+    joined = [_joined(number, figure, name, others) for number, figure in enumerate(report.figures)]
     shown = {number: figure for number, figure in enumerate(joined, start=1) if figure.points}
     drawn = [(f"figure-{number}.{kind}", figure) for number, figure in shown.items() for kind in dict.fromkeys(formats)]
-    images = [f"![{figure.title}](figure-{number}.{formats[0]})\n" for number, figure in shown.items() if formats]
+    images = [
+        f"![{markdown_text(figure.title)}](figure-{number}.{formats[0]})\n"
+        for number, figure in shown.items()
+        if formats
+    ]
     importances, table = read_importances(folder)
     with staged(folder, (REPORT, MARKDOWN, LATEX), report.files) as stage:
         for name, figure in drawn:
@@ -65,6 +71,19 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
     return written
 
 
+def labelled(folders: Sequence[Path]) -> dict[str, Path]:
+    """Folders by name: as much of the end of each path as it takes to tell them apart; ConfigError if one is twice."""
+    whole = [folder.resolve() for folder in folders]
+    if not whole or len(set(whole)) < len(whole):
+        twice = next((str(path) for path in folders if whole.count(path.resolve()) > 1), "")
+        raise ConfigError(f"report: {f'{twice} is given twice' if twice else 'no run is given'}.")
+    parts, names = 1, [path.name for path in whole]
+    while len(set(names)) < len(names):
+        parts += 1
+        names = ["/".join(path.parts[-parts:]) for path in whole]
+    return dict(zip(names, folders, strict=True))
+
+
 def read_importances(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The rows of a run's `importances.parquet` and `table.json`; none where a run wrote none."""
     from pyarrow import parquet
@@ -73,7 +92,9 @@ def read_importances(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str,
     if not (rows.exists() and table.exists()):
         return [], []
     with foreign_errors(lambda reason: damaged(rows, f"cannot be read ({reason})")):
-        return parquet.read_table(rows).to_pylist(), json.loads(table.read_text(encoding="utf-8"))
+        importances = parquet.read_table(rows).to_pylist()
+    with foreign_errors(lambda reason: damaged(table, f"cannot be read ({reason})")):
+        return importances, json.loads(table.read_text(encoding="utf-8"))
 
 
 def _joined(number: int, figure: Curves, name: str, others: dict[str, list[Curves]]) -> Curves:

@@ -120,6 +120,7 @@ def importance_over_training(
     path = checked_path("importance figure", path, rows, ("reader", "epoch", "layer", "importance"))
     altair = chart_package("importance figure")
     chosen, x = _over(rows)
+    checked_path("importance figure", path, chosen, (x,))
     return save_chart(styled(_lines(altair, _means(chosen, ("reader", "layer", x)), x), title), path)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 from lamina.errors import ConfigError, DataError, MissingExtraError, StoreError
 from lamina.recipes.report_file import REPORT
 from lamina.report.charts import layout_of, spec_of
+from lamina.report.folder import labelled
 from lamina.report.run_section import run_section
 from lamina.report.sections import study_section
 from lamina.report.themes import theme
@@ -54,14 +55,14 @@ class Page:
 
 
 def write_page(
-    runs: Iterable[str | Path], path: str | Path, *, title: str = "Lamina report", as_files: bool = False
+    runs: str | Path | Iterable[str | Path], path: str | Path, *, title: str = "Lamina report", as_files: bool = False
 ) -> Page:
     """Write one HTML page about studies and training runs, which needs no network and nothing beside it.
 
     Charts of one kind from several runs stand side by side, on one scale.
 
     Args:
-        runs: Folders of `Study.save`, `lamina study` or `lamina train`.
+        runs: One or more folders of `Study.save`, `lamina study` or `lamina train`.
         path: Of the page; ends in `.html`. Its charts can be saved from it as PNG and SVG, its tables as CSV, Markdown
             and LaTeX.
         title: Written above.
@@ -77,11 +78,12 @@ def write_page(
         DataError: If a study's table is empty, or no run has anything that can be drawn.
         MissingExtraError: If the packages of `lamina[report]` are not installed.
     """
+    runs = [runs] if isinstance(runs, str | Path) else runs
     path, folders = Path(path), [Path(run) for run in runs]
     if path.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"report: the page is '{path.name}'; its name must end in .html.")
     _check_packages()
-    sections = [_section(folder, label) for label, folder in _labels(folders).items()]
+    sections = [_section(folder, label) for label, folder in labelled(folders).items()]
     charts = _charts(sections)
     if not charts:
         raise DataError(f"report: {', '.join(map(str, folders))}: there is no figure that can be drawn.")
@@ -98,19 +100,6 @@ def _check_packages() -> None:
         import vl_convert  # noqa: F401
     except ImportError as error:
         raise MissingExtraError.of(error, op="report", extra="report") from error
-
-
-def _labels(folders: Sequence[Path]) -> dict[str, Path]:
-    """Folders by name: as much of the end of each path as it takes to tell them apart."""
-    whole = [folder.resolve() for folder in folders]
-    if not whole or len(set(whole)) < len(whole):
-        twice = next((str(path) for path in folders if whole.count(path.resolve()) > 1), "")
-        raise ConfigError(f"report: {f'{twice} is given twice' if twice else 'no run is given'}.")
-    parts, names = 1, [path.name for path in whole]
-    while len(set(names)) < len(names):
-        parts += 1
-        names = ["/".join(path.parts[-parts:]) for path in whole]
-    return dict(zip(names, folders, strict=True))
 
 
 def _section(folder: Path, label: str) -> Section:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, final
 
@@ -156,7 +157,7 @@ def plain(cell: Any) -> Any:
     """A cell as JSON holds it: a number of at most 6 digits that count, a truth value, or a text."""
     cell = cell.tolist() if hasattr(cell, "tolist") else cell
     if isinstance(cell, float):
-        return float(f"{cell:.6g}")
+        return float(f"{cell:.6g}") if math.isfinite(cell) else str(cell)
     return cell if isinstance(cell, bool | int | str | None) else str(cell)
 
 

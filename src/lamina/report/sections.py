@@ -82,7 +82,9 @@ def study_section(study: Study, label: str) -> Section:
         UnknownNameError: If a figure is drawn from a column that the table does not have.
     """
     drawings = {name: drawing for name in study.figures if (drawing := drawing_of(study, name)).rows}
-    tables = tables_of(study.table, study.name.replace("_", " ").capitalize())
+    figures = study.figures.values()
+    axes = {name for own in figures for name in (own.x, own.y, own.colour, own.facet, *own.where) if name is not None}
+    tables = tables_of(study.table, study.name.replace("_", " ").capitalize(), axes)
     wrong = _wrong(study)
     return Section(
         label,

@@ -12,6 +12,7 @@ import torch
 from lamina.data.batches import length_batches, tokenizer_of
 from lamina.errors import ConfigError, NotFiniteError, check_known
 from lamina.monitors import Calibration, Cascade, Monitor
+from lamina.monitors.calibration import check_confidence
 from lamina.train.evaluate import scoring_groups
 from lamina.train.options import FitOptions
 from lamina.train.readers import BankSubject
@@ -70,11 +71,12 @@ def calibrate(  # noqa: PLR0913
         The monitor with `threshold` and `calibration`: the rate that was reached and the recall, with their intervals.
 
     Raises:
-        ConfigError: If there are too few negatives or no positives, or the monitor does not fit the bank's readers or
-            reads a decoder beside an encoder.
+        ConfigError: If `confidence` is no share, there are too few negatives or no positives, or the monitor does not
+            fit the bank's readers or reads a decoder beside an encoder.
         UnknownNameError: If a reader, label or part of the task does not exist.
         NotFiniteError: If a score is no number.
     """
+    check_confidence(confidence)
     options = FitOptions.of_call(locals(), "calibrate", eval_batch_size=batch_size, progress=progress)
     flags = monitor.second.flag if isinstance(monitor, Cascade) else monitor.flag
     positive = flags if positive is None else (positive,) if isinstance(positive, str) else positive

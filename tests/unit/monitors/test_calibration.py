@@ -107,3 +107,9 @@ def test_a_rate_that_the_first_of_a_cascade_exceeds_is_refused():
     highest, positive = [math.inf] * 3 + [0.1] * 8, [False] * 10 + [True]
     with pytest.raises(ConfigError, match="3 of 10 negatives are flagged without a threshold, as the first"):
         Calibration.of(highest, positive, false_positive_rate=0.2)
+
+
+@pytest.mark.parametrize("confidence", [0, 1, 95])
+def test_confidence_is_a_share(confidence: float):
+    with pytest.raises(ConfigError, match=f"calibrate: confidence is {confidence}; it must be between 0 and 1"):
+        Calibration.of([0.1, 0.9], [False, True], threshold=0.5, confidence=confidence)

@@ -34,6 +34,17 @@ def test_a_token_s_score_is_the_probability_of_its_labels():
     torch.testing.assert_close(apart, p[..., 1:])
 
 
+def test_heads_that_weigh_tokens_are_no_group_with_those_that_do_not():
+    heads = {pooling: SequenceClassification(("a", "b"), pooling=pooling) for pooling in ("mean", "query")}
+    same, *others = (Monitor(name, "a").group(heads) for name in ("mean", "mean", "query"))
+    assert [same == other for other in others] == [True, False]
+
+
+def test_a_label_is_flagged_once():
+    with pytest.raises(ConfigError, match="monitor: 'r' flags 'a' twice"):
+        Monitor("r", ("a", "a"))
+
+
 def test_independent_labels_and_numbers_have_scores_of_their_own():
     got = Monitor("r", ("a", "c")).token_scores(LOGITS, SEVERAL)
     torch.testing.assert_close(got[..., 0], LOGITS.double()[..., [0, 2]].amax(-1).sigmoid())

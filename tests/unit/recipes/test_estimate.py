@@ -108,7 +108,9 @@ def test_published_numbers_stand_for_the_data():
     [
         ("cola", {"limit": 100, "limit_validation": 50}, 100, 50),
         ("cola", {"hold_out": True}, 7696, 855),
+        ("cola", {"hold_out": True, "limit": 2000, "limit_validation": 1000}, 1800, 200),
         ("imdb", {}, 22500, 2500),
+        ("imdb", {"hold_out": True}, 22500, 2500),
         ("conll2003", {"subsample": {"per_class": 8}}, 32, 3250),
         ("wikiann/de", {"subsample": {"per_class": 8}}, 24, 10000),
         ("cola", {"subsample": {"fraction": 0.1}}, 855, VALIDATION),
@@ -481,6 +483,8 @@ def test_as_json():
         (0, "0"),
         (1, "1"),
         (999, "999"),
+        (999.6, "1 k"),
+        (999_500, "1 M"),
         (1000, "1 k"),
         (1234, "1.23 k"),
         (1e6, "1 M"),

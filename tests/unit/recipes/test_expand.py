@@ -39,6 +39,15 @@ def tuning(methods: dict[str, Any], *, task: dict[str, Any] | None = None, **fie
     )
 
 
+def test_options_are_those_of_a_fit_of_one_number():
+    with pytest.raises(ConfigError, match=r"epochs is .*; give one number here"):
+        read(recipe({"Ada": ADA}), {"epochs": {"a": 1}})
+    with pytest.raises(ConfigError, match="recipe: seed is 5; methods take theirs from the recipe's 'seeds'"):
+        tuned({"plain": {}}, {"seed": 5})
+    (spec,) = tuned({"plain": {"fit": {"epochs": 7}}}, {"epochs": 1})
+    assert spec.options["epochs"] == 7
+
+
 def tuned(methods: dict[str, Any], options: dict[str, Any] | None = None, **fields: Any) -> list[RunSpec]:
     return list(expand_recipe(tuning(methods, **fields), options or {}).values())
 

@@ -63,6 +63,15 @@ def test_holding_out_a_tenth_keeps_a_published_test_part(tmp_path: Path):
     assert all(text.startswith("test ") for text in task.split("test").texts)
 
 
+def test_what_is_set_aside_already_is_not_set_aside_again(tmp_path: Path):
+    for part, count in (("train", 100), ("test", 20)):
+        rows = [f"{part} {row}\t{('no', 'yes')[row % 2]}\n" for row in range(count)]
+        (tmp_path / f"{part}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
+    files = {part: f"{part}.tsv" for part in ("train", "test")}
+    assert sizes(load(tmp_path, files=files, hold_out=True)) == {"train": 90, "validation": 10, "test": 20}
+    assert sizes(load(tmp_path, files={"train": "train.tsv"}, hold_out=True))["test"] == 10
+
+
 def test_limits(cola: Path):
     assert sizes(load(cola, limit=7, limit_validation=5)) == {"train": 7, "validation": 5}
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from lamina.errors import StoreError, UnknownNameError
+from lamina.errors import ConfigError, StoreError, UnknownNameError
 from lamina.recipes.expand import expand_recipe
+from lamina.recipes.layout import check_one_metric
 from lamina.recipes.pivot import pivot
 from lamina.recipes.report_file import (
     REPORT,
@@ -65,6 +66,18 @@ def rows(task: str = "sst2", shift: float = 0.0) -> list[dict[str, Any]]:
             settings = {"insert.position": position, "insert.layers": layers, "learning_rate": rate}
             found.append(summary(task, "new", settings, [score + shift, score + 0.02 + shift], f1=[rate, rate]))
     return found
+
+
+def test_tasks_of_different_metrics_do_not_share_a_cell():
+    merged = made({"rows": "method", "columns": {"task": {"sst2": "GLUE", "mrpc": "GLUE"}}})
+    check_one_metric(merged, {"sst2": "accuracy", "mrpc": "accuracy"})
+    with pytest.raises(ConfigError, match="'plain, GLUE' mixes tasks whose metrics are accuracy and f1"):
+        check_one_metric(merged, {"sst2": "accuracy", "mrpc": "f1"})
+    shown = {"rows": "method", "columns": {"task": {"sst2": "GLUE", "mrpc": "GLUE"}}, "metrics": ["accuracy"]}
+    check_one_metric(made(shown), {"sst2": "accuracy", "mrpc": "f1"})
+    curve = {"x": "learning_rate", "series": {"task": {"sst2": "GLUE", "mrpc": "GLUE"}}}
+    with pytest.raises(ConfigError, match="mixes tasks whose metrics are accuracy and f1"):
+        check_one_metric(made(figure=curve), {"sst2": "accuracy", "mrpc": "f1"})
 
 
 def report(recipe: Recipe, table: list[dict[str, Any]], history: Any = ()) -> Report:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pandas as pd
 from tests.support.studied import probe
 
 from lamina.report.data_tables import DataTable, tables_of
@@ -38,6 +39,14 @@ def test_latex():
     assert r"task & n \& m & score \\" in text
     assert r"a|b\_c & 3 & 0.1235 \\" in text
     assert r"\caption{Scores | all. 50 \%} \\" in text
+
+
+def test_numbers_that_are_an_axis_are_no_measure():
+    rows = [{"share": share, "seed": seed, "score": share + seed / 10} for share in (0.01, 0.1, 1.0) for seed in (0, 1)]
+    frame = pd.DataFrame(rows)
+    means, _ = tables_of(frame, "Shares", {"share"})
+    assert [row[:2] for row in means.rows] == [[0.01, 0.06], [0.1, 0.15], [1.0, 1.05]]
+    assert len(tables_of(frame, "Shares")) == 1  # nothing tells the rows apart
 
 
 def test_means_over_seeds_come_first():

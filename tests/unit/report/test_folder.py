@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lamina.errors import MissingExtraError, StoreError, UnknownNameError
+from lamina.errors import ConfigError, MissingExtraError, StoreError, UnknownNameError
 from lamina.recipes.report_file import (
     REPORT,
     Cell,
@@ -74,6 +74,17 @@ def test_figures_of_other_runs_are_drawn_beside(run: Path, tmp_path: Path, monke
     write_report_file(other / REPORT, reported(1))
     write_report(run, beside=[other])
     assert drawn[2:] == [[f"a, {run.name}", "a, other"], ["a"]]
+
+
+def test_runs_of_one_name_are_told_apart(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    drawn: list[list[str]] = []
+    monkeypatch.setattr(reports, "draw", lambda figure, path: (drawn.append(series(figure)), path.write_text(""))[0])
+    for place in ("one", "two"):
+        write_report_file(tmp_path / place / run.name / REPORT, reported(1))
+    write_report(run, beside=[tmp_path / "one" / run.name, tmp_path / "two" / run.name])
+    assert drawn[0] == [f"a, {place}/{run.name}" for place in (run.parent.name, "one", "two")]
+    with pytest.raises(ConfigError, match=r"report: .* is given twice"):
+        write_report(run, beside=[run])
 
 
 def series(figure: Curves) -> list[str]:

@@ -50,7 +50,17 @@ def test_a_lead_that_may_be_chance_is_none(tmp_path: Path):
     assert said.startswith("film: which of a and b is better cannot be said: accuracy 0.750 ± 0.635 against")
     folder = written(tmp_path / "single", row("a", [0.7]), row("b", [0.6]))
     (said,) = run_section(folder, "run").conclusions
-    assert said.startswith("film: whether a and b differ cannot be said from one seed: accuracy 0.700 against 0.600")
+    told = (
+        "film: whether a and b differ cannot be said from fewer than two seeds that both have: accuracy 0.700 against"
+    )
+    assert said.startswith(told)
+
+
+def test_a_lead_with_other_seeds_is_none(tmp_path: Path):
+    rows = row("a", [0.5, 0.5, 0.99, 0.99, 0.99]), row("b", [0.7, 0.7])
+    (said,) = run_section(written(tmp_path / "run", *rows), "run").conclusions
+    assert said.startswith("film: which of a and b is better cannot be said: accuracy 0.794")
+    assert "over 5 and 2 runs; " in said
 
 
 def test_of_one_method_the_best_setting_is_named(tmp_path: Path):
