@@ -202,7 +202,7 @@ VALUES = [
     (GOOD, "pooling: mean", "dropout: 1.5", 9, "readers.Ada.head.dropout: .*dropout is 1.5"),
     (GOOD, "{fusion: mean}", "{head: {}}", 10, "readers.plain.fusion: field required"),
     (WIDE, "model_type: roberta, ", "", 2, "architecture: 'architecture' has no 'model_type'; it says which"),
-    (WIDE, "model_type: roberta", "model_type: [roberta]", 2, "architecture.model_type: model_type is .*must be the name"),
+    (WIDE, "model_type: roberta", "model_type: [roberta]", 2, "architecture.model_type: .*must be the name of"),
     (WIDE, "hidden_size: 8", "hidden_size: big", 2, "architecture.hidden_size: .*expected int"),
     (GOOD, "pooling: mean", "class_weights: 3", 9, "readers.Ada.head: "),
     (GOOD, "pooling: mean", "dropout: 1e-1", 9, "readers.Ada.head.dropout: .*dropout is '1e-1'; it must be a number"),
