@@ -120,7 +120,7 @@ class ReaderBank(nn.Module, Monitoring, Saving):
         return module
 
     def _check_new(self, op: str, name: str) -> None:
-        if not NAME.fullmatch(name):
+        if not isinstance(name, str) or not NAME.fullmatch(name):  # pyright: ignore[reportUnnecessaryIsInstance]
             form = "letters, digits, '_' and '-', beginning with a letter or digit"
             raise ConfigError(f"{op}: '{name}' cannot be a reader's name; it is also a folder. Use {form}.")
         if name in self:
@@ -129,7 +129,8 @@ class ReaderBank(nn.Module, Monitoring, Saving):
     def update(self, other: ReaderBank, readers: Sequence[str] | None = None) -> None:
         """Take readers of another bank on the same model, with their weights; those of the same names are replaced.
 
-        The two banks then share these modules. `ReaderBank.from_pretrained(folder, bank.model)` gives such a bank.
+        The two banks then share these modules, and their monitors, which follow a reader that one of them renames.
+        `ReaderBank.from_pretrained(folder, bank.model)` gives such a bank.
 
         Args:
             other: Where they come from.
@@ -198,6 +199,14 @@ class ReaderBank(nn.Module, Monitoring, Saving):
             self.model.to(device)  # pyright: ignore[reportArgumentType]
         return super().to(*args, **kwargs)
 
+    def cuda(self, device: int | torch.device | None = None) -> Self:
+        """Move the readers and the model to a GPU, by default the current one."""
+        return self.to(torch.device("cuda", device) if isinstance(device, int) else device or torch.device("cuda"))
+
+    def cpu(self) -> Self:
+        """Move the readers and the model to the CPU."""
+        return self.to(torch.device("cpu"))
+
     def forward(
         self,
         *,
@@ -216,10 +225,10 @@ class ReaderBank(nn.Module, Monitoring, Saving):
 
         Raises:
             UnknownNameError: If a name is not in the bank.
-            ConfigError: If there is no reader to run, the batch's attention mask does not say which tokens are real, or
-                the model's layers were edited since they were found.
+            ConfigError: If there is no reader to run, labels do not fit, the batch's attention mask does not say which
+                tokens are real, or the model's layers were edited since they were found.
         """
-        labels = labels or {}
+        labels = {} if labels is None else labels
         passes, stop = self._start(readers, labels), StopForward()
         with (
             attach(passes, batch, None if main else stop),
@@ -244,7 +253,7 @@ class ReaderBank(nn.Module, Monitoring, Saving):
         Raises:
             ConfigError: If a layer is missing, or a reader needs more of the model's pass than its states.
         """
-        labels = labels or {}
+        labels = {} if labels is None else labels
         passes = self._start(readers, labels)
         for stack_pass in passes:
             stack, given = stack_pass.stack, states.get(stack_pass.stack.name, {})
@@ -282,6 +291,9 @@ class ReaderBank(nn.Module, Monitoring, Saving):
     def _start(self, readers: Sequence[str] | None, labels: Mapping[str, Tensor]) -> list[StackPass]:
         """Check what was asked for, and begin a pass over each stack that is read."""
         names = self._known("bank", readers)
+        if not isinstance(labels, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            what = "a mapping of readers' names to their labels is needed"
+            raise ConfigError(f"bank: labels are a {type(labels).__name__}; {what}.")
         self._known("bank", labels)
         if unread := [name for name in labels if name not in names]:
             raise ConfigError(f"bank: labels for '{unread[0]}', which is not among `readers`.")
@@ -347,13 +359,11 @@ class ReaderBank(nn.Module, Monitoring, Saving):
                 way whose states cannot be told apart; at `heard[name]`, if that reader heard nothing, with the reason.
         """
         names = self._known("bank.listen", readers)
-        passes = self._passes(names, grad=False)
-        check_over(self.model, passes, over)
-        with (
-            evaluating(self, *([self.model] if self.train_base else [])),
-            listening(self.model, passes, over) as heard,
-        ):
-            yield heard
+        with evaluating(self, *([self.model] if self.train_base else [])):  # before passes take the readers as they are
+            passes = self._passes(names, grad=False)
+            check_over(self.model, passes, over)
+            with listening(self.model, passes, over) as heard:
+                yield heard
 
 
 _APART = ":"  # no name has it

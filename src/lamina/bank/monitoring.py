@@ -103,12 +103,16 @@ class Monitoring:
             UnknownNameError, ConfigError: As of `watch`.
         """
         checked_monitors("bank.monitor_scores", [monitor], {}, self._readers)
-        stack_pass, stop = self._template("bank.monitor_scores", monitor.readers), StopForward()
-        base = [self._bank.model] if self._bank.train_base else []
-        with evaluating(self._bank, *base), attach([stack_pass], batch, stop), uncompiled(), unheard():
-            run_until_stopped(self._bank.model, batch, stop)
-            logits = token_logits(stack_pass)
+        stop, base = StopForward(), [self._bank.model] if self._bank.train_base else []
+        with evaluating(self._bank, *base):
+            stack_pass = self._template("bank.monitor_scores", monitor.readers)
+            with attach([stack_pass], batch, stop), uncompiled(), unheard():
+                run_until_stopped(self._bank.model, batch, stop)
+                logits = token_logits(stack_pass)
         real = torch.ones(next(iter(logits.values())).shape[:2], dtype=torch.bool)
+        if mask is not None and mask.shape != real.shape:
+            came = f"the mask is {list(mask.shape)} for texts of {list(real.shape)}"
+            raise ConfigError(f"bank.monitor_scores: {came}; it must be [batch, tokens] as these.")
         for given in (stack_pass.mask, mask):
             real = real if given is None else real & given.cpu().bool()
         heads = {name: self._bank[name].config.head for name in monitor.readers}
@@ -151,18 +155,19 @@ class Monitoring:
         """
         op = "bank.watch"
         chosen = checked_monitors(op, monitors, self.monitors, self._readers)
-        template = self._template(op, list(dict.fromkeys(name for own in chosen.values() for name in own.readers)))
         check_range(op, "every", every, 1)
         if over not in ("output", "both"):
             raise UnknownNameError(op=op, got=over, known=("output", "both"), what="over")
         for name in stop or ():
             if name not in chosen:
                 raise UnknownNameError(op=op, got=name, known=chosen, what="monitor")
-        check_over(self._bank.model, [template], over)
-        watch = Watch(template, chosen, stop=stop, on_token=on_token, every=every)
         base = [self._bank.model] if self._bank.train_base else []
-        with evaluating(self._bank, *base), listening(self._bank.model, [template], over, watch.begin):
-            yield watch
+        with evaluating(self._bank, *base):  # before the pass is made, which takes the readers as they are
+            template = self._template(op, list(dict.fromkeys(name for own in chosen.values() for name in own.readers)))
+            check_over(self._bank.model, [template], over)
+            watch = Watch(template, chosen, stop=stop, on_token=on_token, every=every)
+            with listening(self._bank.model, [template], over, watch.begin):
+                yield watch
 
     def _template(self, op: str, names: Sequence[str]) -> StackPass:
         """The pass that readers take part in; ConfigError if its states depend on later tokens."""
@@ -191,7 +196,8 @@ class Monitoring:
     ) -> Iterator[Step]:
         """Write a text with `generate` and yield each new token with the monitors' scores, as they come.
 
-        `generate` runs in a thread of its own, one token ahead at most. To leave the loop early ends it; no hook stays.
+        `generate` runs in a thread of its own, two tokens ahead at most. To leave the loop early ends it, and no hook
+        stays.
 
         Args:
             model: The bank's model, or the part of it whose `generate` is to run.

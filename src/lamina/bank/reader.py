@@ -75,7 +75,7 @@ class ReaderModule(nn.Module):
         self.info: dict[str, Any] = {}  # JSON-ready facts about its training, saved with it
         self.step = 0  # training passes so far; with the seed, it fixes dropout's random numbers
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
+            torch.default_generator.manual_seed(config.seed)  # parts are made on the CPU; those of GPUs are left alone
             self.fusion = config.fusion.build_on(model, stack, len(self.layers))
             self.head = config.head.build_on(model, self.fusion.dim)
         self.fusion.check_head(self.head)
@@ -114,7 +114,8 @@ class ReaderModule(nn.Module):
 
     def on_epoch_end(self, done: float) -> bool:
         """Let the fusion go on to its next stage, with this reader's own random numbers; see `Fusion.on_epoch_end`."""
-        with torch.random.fork_rng(devices=[]):
+        devices = {parameter.device for parameter in self.parameters() if parameter.is_cuda}
+        with torch.random.fork_rng(devices=devices):
             seed_torch(derive_seed(self.config.seed, "stage"))
             return self.fusion.on_epoch_end(done, self.head)
 
@@ -137,7 +138,8 @@ class ReaderModule(nn.Module):
 class ReaderOutput:
     """What one reader says about one batch."""
 
-    logits: Tensor  # [batch, classes] or [batch, tokens, classes]
+    # [batch, classes] or [batch, tokens, classes]; of a vocabulary that was given labels [labelled tokens, classes]
+    logits: Tensor
     mask: Tensor  # [batch, tokens], True at real tokens
     loss: Tensor | None = None  # where labels were given
     tokens: Tensor | None = None  # [batch, tokens], the ids, where `generate` was listened to

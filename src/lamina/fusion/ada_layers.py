@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
@@ -51,7 +52,7 @@ class AdaLayers(ProjectedConfig):
         super().__post_init__()
         self.check("ada_layers")
         check_range("ada_layers", "cutoff", self.cutoff, 0, 1, open_high=True)
-        if self.alpha <= 0:
+        if not 0 < self.alpha < math.inf:
             raise ConfigError(f"ada_layers: alpha is {self.alpha}; it must be positive.")
         check_range("ada_layers", "entropy", self.entropy, 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
@@ -193,7 +194,10 @@ class LabelHead(Head):
         return self.many([self], features.unsqueeze(0), mask)[0]
 
     def loss(self, logits: Float[Tensor, "*batch classes"], labels: Tensor) -> Float[Tensor, ""]:
-        """Mean cross-entropy over the labels that are not IGNORE."""
+        """Mean cross-entropy over the labels that are not IGNORE; ConfigError unless there is one per text or token."""
+        if labels.shape != logits.shape[:-1]:
+            came = f"labels are {list(labels.shape)} for logits of {list(logits.shape)}"
+            raise ConfigError(f"{self.config.kind}: {came}; one per text or token is needed.")
         return cross_entropy(logits, labels, self.class_weights)
 
     def count(self, labels: Tensor) -> Tensor:
@@ -203,8 +207,8 @@ class LabelHead(Head):
 
 def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
     """Label names from a sequence of them, or from their number; ConfigError if there is none, or one twice."""
-    if isinstance(labels, str):
-        raise ConfigError(f"{op}: labels are the text '{labels}'; a list of names is needed.")
+    if isinstance(labels, str | Mapping):
+        raise ConfigError(f"{op}: labels are {labels!r}; a list of names is needed.")
     names = tuple(str(i) for i in range(labels)) if isinstance(labels, int) else tuple(labels)
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"{op}: labels are {names}; at least one is needed and each only once.")
@@ -223,7 +227,7 @@ def checked_weights(op: str, weights: Sequence[float] | None, labels: int) -> tu
     """The weights as a tuple; ConfigError unless there is one positive weight per label."""
     if weights is None:
         return None
-    if len(weights) != labels or min(weights) <= 0:
+    if len(weights) != labels or not all(0 < weight < math.inf for weight in weights):
         came = f"class_weights are {tuple(weights)} for {labels} labels"
         raise ConfigError(f"{op}: {came}; one positive weight per label is needed, in their order.")
     return tuple(float(weight) for weight in weights)
