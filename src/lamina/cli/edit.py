@@ -83,6 +83,9 @@ def edit(  # noqa: PLR0913
     how_inserted |= {"--placement": placement != "weight", "--kernel": kernel != 3}
     _check_used("--insert", insert, how_inserted)
     _check_used("--reinit", reinit, {"--scope": scope != "linear"})
+    of_stack = truncate is not None or train_inserted or any(edit is not None for edit in (reinit, insert, freeze))
+    names = "one of --truncate, --reinit, --insert, --freeze and --train-inserted"
+    _check_used(names, "" if of_stack else None, {"--stack": stack is not None})
     random: Any = {"stack": stack, "generator": torch.Generator().manual_seed(seed)}
     how: Any = {"init": init, "placement": placement, "kernel": kernel, **random}
     how["activation"] = None if activation == "none" else activation

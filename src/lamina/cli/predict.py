@@ -59,10 +59,10 @@ def predict(  # noqa: PLR0913
         raise ConfigError("predict: texts and --file were both given; they come from one place.")
     if output is not None and file is None:
         raise ConfigError("predict: --output was given, but no file. Give --file.")
-    if skip_bad and output is None:
-        raise ConfigError("predict: --skip-bad was given, but no --output.")
-    if ray is not None and output is None:
-        raise ConfigError("predict: --ray was given, but no --output.")
+    of_output = {"skip-bad": skip_bad, "no-resume": not resume, "workers": workers is not None, "ray": ray is not None}
+    if output is None and any(of_output.values()):
+        option = next(name for name, is_given in of_output.items() if is_given)
+        raise ConfigError(f"predict: --{option} was given, but no --output.")
     examples: Texts = []
     if output is None:
         examples = texts or (from_stdin() if file is None else from_file(file, text=text, pair=pair))

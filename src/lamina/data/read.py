@@ -81,7 +81,7 @@ def read_table(path: str | Path, *, header: Columns = None, other: str | None = 
     `header` names the columns of a TSV or CSV file whose first line does not. `other` is what a file holds whose ending
     says nothing (`eng.train`, `.txt`): "conll" columns, or the "lines" of a plain text, as one column "text".
     """
-    path = _existing(path)
+    path = existing(path)
     return _whole(path, _kind(path, other), header)
 
 
@@ -94,7 +94,7 @@ def read_chunks(
     handed to `bad`, or raised, once the rows before it were handed out. Each line of .txt is a row in column "text".
     """
     check_range("read", "rows", rows, 1, float("inf"))
-    path = _existing(path)
+    path = existing(path)
     kind = _kind(path, "all_lines" if path.suffix.lower() == ".txt" else None)
     return _tables(path, kind, _chosen(path, kind, columns, min(rows, _PARQUET_ROWS)), rows, start, bad)
 
@@ -149,7 +149,7 @@ def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
     """Read two plain text files whose lines belong together as two columns; blank lines are rows too."""
     if len(paths) != 2:
         raise DataError(f"read: {len(paths)} files were given as a pair; a pair has a source and a target.")
-    source, target = (_whole(_existing(path), "all_lines") for path in paths)
+    source, target = (_whole(existing(path), "all_lines") for path in paths)
     if len(source) != len(target):
         came = f"{paths[0]} has {len(source)} lines, {paths[1]} has {len(target)}"
         raise DataError(f"read: {came}; line n of one belongs to line n of the other.", path=str(paths[1]))
@@ -161,7 +161,7 @@ def parquet_rows(path: str | Path, column: str, feature: str = "Image") -> Any:
     """A Parquet file as a `datasets.Dataset`; `column` is of a feature if it holds objects with "bytes" or "path"."""
     import datasets
 
-    with formats.parquet_errors(path := _existing(path)):
+    with formats.parquet_errors(path := existing(path)):
         rows = datasets.Dataset(pq.read_table(path))
     kind = rows.features.get(column)
     if isinstance(kind, dict) and set(kind) <= {"bytes", "path"}:
@@ -169,7 +169,8 @@ def parquet_rows(path: str | Path, column: str, feature: str = "Image") -> Any:
     return rows
 
 
-def _existing(path: str | Path) -> Path:
+def existing(path: str | Path) -> Path:
+    """The path of a file; DataError if there is none."""
     if not is_file(path):
         what = "is a folder" if is_dir(path) else "is not there"
         raise DataError(f"read: {path} {what}; a file is needed.", path=str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, final
 
@@ -82,7 +83,7 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
         gelu on the weight. There gelu(I) is 0.84 I; "identity" starts at 1.14 I, whose gelu is I. The paper's section
         on limitations leaves convolutional networks to future work; "convolution" is the same idea there.
     """
-    plain = layers if isinstance(layers, (int, str)) else list(layers)  # as JSON keeps it
+    plain = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else layers  # as JSON keeps it
     options = Options(position, plain, init, activation, placement, stack, kernel)
     return _insert(model, options, generator=generator)
 

@@ -139,7 +139,7 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     second += [
         Cell(
             {"task": name, "phase": "cut", "seed": None},
-            partial(_costs, model, processor, named[name], proposal, listed),
+            partial(_costs, model, processor, named[name], proposal, listed, training["max_length"]),
         )
         for name, proposal in cut.items()
     ]
@@ -224,7 +224,9 @@ def _cut(
     return [{"blocks": plan.keep, "measure": task.metric, "score": score}]
 
 
-def _costs(model: Any, processor: Any, task: Task, plan: Proposal, texts: list[Any]) -> list[Row]:
+def _costs(
+    model: Any, processor: Any, task: Task, plan: Proposal, texts: list[Any], max_length: int | None
+) -> list[Row]:
     """Parameters, time and perplexity of the whole model and the cut one."""
     whole, reader = opened(model, processor)
     cut, _ = opened(model, processor)
@@ -236,11 +238,12 @@ def _costs(model: Any, processor: Any, task: Task, plan: Proposal, texts: list[A
         place = {"phase": phase, "blocks": blocks}
         rows.append({**place, "measure": "parameters", "score": own.num_parameters()})
         if texts and own.get_output_embeddings() is not None:
-            rows.append({**place, "measure": "perplexity", "score": perplexity(own, texts, reader, blocks)})
-    options = EncodeOptions(part="predict", max_length=128)
+            rows.append({**place, "measure": "perplexity", "score": perplexity(own, texts, reader, blocks, max_length)})
+    kind = kind_of(task.kind)
+    options = EncodeOptions(part="predict", max_length=kind.length_limit(whole, reader, max_length))
     part = task.split("validation")
     count = min(len(part), _TIMED_ROWS)
-    inputs = kind_of(task.kind).encode(part.take(range(count)), reader, options)
+    inputs = kind.encode(part.take(range(count)), reader, options)
     batch = {key: value for key, value in inputs.batch(list(range(count))).items() if key != "labels"}
     ratios = []
     for _ in range(_TIMES):

@@ -78,7 +78,7 @@ def compared(what: str, scores: Mapping[int, float], reference: Mapping[int, flo
     """A sentence on two ways to train with the same seeds: seed -> score of each."""
     seeds = [seed for seed in scores if seed in reference]
     if not seeds:
-        return f"{what}: nothing to compare it with; its cells failed."
+        return f"{what}: nothing to compare it with: no score without the edit."
     difference = summarise([scores[seed] - reference[seed] for seed in seeds])
     facts = f"{summarise(list(scores.values())).mean:.3f}, {difference.mean:+.3f}"
     if difference.interval is None:

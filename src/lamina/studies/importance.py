@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,7 @@ def _conclusions(table: Any) -> Iterator[str]:
     """Per reader of a bank, whatever its seed, the layer with the largest mean share; or that none stands out."""
     several = table["run"].nunique() > 1  # which may be of other tasks, so that nothing is averaged over them
     names = [
-        f"{run}, " * several + name.removesuffix(str(seed)).rstrip("-_")
+        f"{run}, " * several + re.sub(rf"[-_]{seed}$", "", name)
         for run, name, seed in zip(table["run"], table["reader"], table["seed"], strict=True)
     ]
     for name, own in table.groupby(names, sort=False):

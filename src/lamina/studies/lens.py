@@ -63,7 +63,7 @@ def lens(  # noqa: PLR0913 the options of a public entry point
         model: A causal or masked language model with its head; it is left as it is.
         texts: Texts, or pairs of texts.
         processor: The tokenizer; None: the one that belongs to `model.name_or_path`.
-        layers: Which layers; the highest gives the model's own answers.
+        layers: Which layers; the last gives the model's own answers.
         mask_share: Share of each text's tokens that are hidden, at least one, from a masked model.
         batch_size: Texts per pass; it changes nothing but speed.
         max_length: Tokens of a text; None: what the model reads.
@@ -123,11 +123,11 @@ def lens(  # noqa: PLR0913 the options of a public entry point
             where={"measure": name},
             title=f"The true token by layer: {name}",
             value_title=value,
-            note=f"The highest layer is the model itself. {note}",
+            note=f"The last layer is the model itself. {note}",
         )
         for name, (value, note) in _SHOWN.items()
     }
-    return Study(_OP, pd.DataFrame(rows), settings, figures, tuple(_conclusions(rows)))
+    return Study(_OP, pd.DataFrame(rows), settings, figures, tuple(_conclusions(rows, reader.stack.depth)))
 
 
 def perplexity(
@@ -138,16 +138,18 @@ def perplexity(
     return math.exp(min(700.0, table.loc["loss", "score"]))
 
 
-def _conclusions(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """From which layer on most of the model's own answers are there."""
+def _conclusions(rows: Sequence[Mapping[str, Any]], depth: int) -> Iterator[str]:
+    """Which layer is nearly as often right as the model itself, if that was asked."""
     right = {row["layer"]: row["score"] for row in rows if row["measure"] == "accuracy"}
-    top = right[max(right)]
+    if max(right) < depth:
+        return
+    top = right[depth]
     early = next(layer for layer in sorted(right) if right[layer] >= _MOST * top)
     if top > 0 and early == max(right):
-        yield f"No layer below the last names {_MOST:.0%} of the tokens that the model itself gets right ({top:.1%})."
+        yield f"No layer below the last reaches {_MOST:.0%} of the model's own accuracy ({top:.1%})."
     elif top > 0:
         yield (
-            f"Layer {early} is the first to name {_MOST:.0%} of the tokens that the model itself gets right "
+            f"Layer {early} is the first whose accuracy is {_MOST:.0%} of the model's own or more "
             f"({right[early]:.1%} of {counted(rows[0]['tokens'], 'token')}; the model {top:.1%})."
         )
 

@@ -83,7 +83,10 @@ def _inputs(name: str, recipe: StudyRecipe, data: str | Path | None) -> dict[str
     if "base" in parameters:
         inputs["base"] = where
     if "model" in parameters and "str" in str(parameters["model"].annotation):
-        inputs["model"] = where  # the study loads it itself, cell by cell
+        if recipe.head is not None:
+            rule = "the study loads the model itself, with the head it was saved with or one for each task"
+            raise ConfigError(f"study {name}: head is '{recipe.head}'; {rule}. Leave it out.")
+        inputs["model"] = where  # cell by cell
     elif "model" in parameters:
         inputs["model"], processor = load(where, recipe.head or saved_class(where))
         inputs |= {"processor": processor} if "processor" in parameters else {}

@@ -222,6 +222,12 @@ def _figures(chosen: Sequence[str], sides: Iterable[str]) -> dict[str, Figure]:
     return figures
 
 
+def _blocks(row: Mapping[str, Any]) -> str:
+    """The block, or the run of blocks, between two layers."""
+    first, last = int(row["other_layer"]) + 1, int(row["layer"])
+    return f"{first}-{last}" if first < last else str(last)
+
+
 def _conclusions(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Which block moves tokens least: the first that may be left out."""
     influences = [row for row in rows if row["measure"] == "block_influence"]
@@ -229,7 +235,7 @@ def _conclusions(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         own = sorted((row for row in influences if row["model"] == model), key=lambda row: row["score"])
         if len(own) > 1:
             whose = "the other model's" if model == "other" else "the model's"
-            least, most = (f"{row['layer']} (block influence {row['score']:.3g})" for row in (own[0], own[-1]))
+            least, most = (f"{_blocks(row)} (block influence {row['score']:.3g})" for row in (own[0], own[-1]))
             yield (
                 f"Of {whose} blocks the first to try without is {least}, which moves tokens least; {most} moves them "
                 "most. What cutting it costs a task is not measured here."

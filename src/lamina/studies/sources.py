@@ -42,7 +42,7 @@ def opened(
     if isinstance(model, str | Path):
         loaded, own = load(model, head or saved_class(model), labels)
         return loaded, own if processor is None else processor
-    return copy.deepcopy(model), processor
+    return copy.deepcopy(model), own_processor(model, processor)
 
 
 def own_processor(model: PreTrainedModel, given: Any) -> Any:
@@ -111,8 +111,11 @@ def finished(
     """The study of cells that ended; its settings name those that failed.
 
     Raises:
-        ConfigError: If every cell failed.
+        ConfigError: If every cell failed, or none had anything to measure.
     """
+    if not len(table) and not failures:
+        came = "nothing could be measured; there is no task, and the model foretells no token"
+        raise ConfigError(f"{name}: {came}. Load it with its head over a vocabulary, or give tasks.")
     if failures and not len(table):
         what = f"{name}: all {len(failures)} cells failed; the first, {dict(failures[0].key)}: {failures[0].error}"
         raise ConfigError(what)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -160,14 +162,31 @@ def corrected(differences: Sequence[Difference]) -> list[Difference]:
     return [replace(difference, holm=p) for difference, p in zip(differences, values, strict=True)]
 
 
+_EXACT_BELOW = 9  # pairs
+
+
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
-    """Spearman's, as "score", with "p" and "n"; NaN for fewer than three pairs, or where one side never differs."""
+    """Spearman's, as "score", with "p" and "n"; NaN for fewer than three pairs, or where one side never differs.
+
+    Of fewer than nine pairs p is exact: the share of all orders that are as far from 0, in either direction.
+    """
     from scipy.stats import spearmanr
 
     if len(first) < 3 or min(len(set(first)), len(set(second))) < 2:
         return {"n": len(first), "p": float("nan"), "score": float("nan")}
     found: Any = spearmanr(first, second)
-    return {"n": len(first), "p": float(found.pvalue), "score": float(found.statistic)}
+    p = _exact_p(first, second) if len(first) < _EXACT_BELOW else float(found.pvalue)
+    return {"n": len(first), "p": p, "score": float(found.statistic)}
+
+
+def _exact_p(first: Sequence[float], second: Sequence[float]) -> float:
+    from scipy.stats import rankdata
+
+    if not all(map(math.isfinite, [*first, *second])):
+        return math.nan
+    one, two = (rankdata(values) - (len(values) + 1) / 2 for values in (first, second))
+    every = np.abs(np.array(list(itertools.permutations(two))) @ one)
+    return float((every >= abs(float(two @ one)) - 1e-9).mean())
 
 
 def mean_and_interval(values: Sequence[float]) -> str:

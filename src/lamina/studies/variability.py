@@ -205,6 +205,9 @@ def _read(
         for numbers, batch in group_batches(inputs, group.tolist(), batch_size):
             classes = torch.tensor([labels[number] for number in numbers])
             own = own_tokens(batch["input_ids"], processor) if "input_ids" in batch else None
+            if own is not None and reader.stack.name == "decoder" and "decoder_input_ids" not in batch:
+                own = own.roll(1, dims=1)  # the decoder reads its input shifted right, behind a start token
+                own[:, 0] = False
 
             def take(layer: int, state: Tensor, real: Tensor, own: Any = own, classes: Tensor = classes) -> None:
                 counted = real if own is None else real & own.to(real.device)

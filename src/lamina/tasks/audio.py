@@ -136,13 +136,14 @@ def _soundfile() -> Any:
 
 
 def _as_array(given: Any) -> Any:
-    """A list of numbers as floats, or an array; None of anything else."""
+    """A list of numbers, or an array, as an array; None of anything else."""
     if isinstance(given, np.ndarray):
         return given
     try:
-        return np.asarray(given, dtype=np.float32)
-    except (TypeError, ValueError):  # lists of other things, or of unequal lengths
+        made = np.asarray(given)
+    except (TypeError, ValueError):  # lists of unequal lengths
         return None
+    return made if made.dtype.kind in "fiub" else None
 
 
 def _mono(kind: type[LazyAudio], name: str, values: Any) -> Samples:

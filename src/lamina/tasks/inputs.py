@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +19,14 @@ from lamina.data.windows import IGNORED, Encoded
 from lamina.errors import ConfigError
 from lamina.layers.finite import first_bad_row
 from lamina.tasks import metrics as score
-from lamina.tasks.base import EncodeOptions, Inputs, Kind, LabelledTask, Results, Targets, TaskLike
+from lamina.tasks.base import EncodeOptions, GenerationOptions, Inputs, Kind, LabelledTask, Results, Targets, TaskLike
 from lamina.tasks.error_examples import error_rows, wrong_answers
 from lamina.tasks.split import Split
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transformers import PreTrainedModel
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _CACHED = {"input_ids", "attention_mask", "token_type_ids"}
@@ -218,6 +223,18 @@ class ClassKind(Kind):
     def targets(self, task: LabelledTask, split: Split, inputs: Any) -> Targets:
         """A text's label at its first window."""
         return first_window_targets(split, inputs.encoded)
+
+    def outputs(
+        self, model: PreTrainedModel, batch: Mapping[str, Tensor], processor: Any, options: GenerationOptions
+    ) -> Tensor:
+        """The logits; ConfigError if the model's head is for another kind."""
+        logits = super().outputs(model, batch, processor, options)
+        if logits.ndim != self.logits_axes:
+            came = f"a {type(model).__name__} gives logits of {list(logits.shape)}"
+            raise ConfigError(
+                f"task: {came}; its head is for no task of kind '{self.name}'. Load it as {self.auto_class}."
+            )
+        return logits
 
     def results(self, task: TaskLike, split: Split, inputs: Any) -> Results:
         """Logits of each text's first window."""

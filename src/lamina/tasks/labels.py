@@ -219,3 +219,12 @@ def without_classes(spec: ColumnSpec, labels: tuple[str, ...], problem_type: str
         came = f"labels are {', '.join(spec.labels or ())}"
         raise ConfigError(f"task: {came}; a task of kind {spec.kind} has {instead} in their place.")
     return replace(spec, labels=labels, problem_type=problem_type)
+
+
+def given_names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The names of classes that a caller gave; ConfigError if they are a text, or one is none."""
+    if labels is None:
+        return None
+    if isinstance(labels, str) or not all(isinstance(name, str) for name in labels):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"task: labels are {labels!r}; a list of the classes' names is needed.")
+    return tuple(labels)

@@ -259,8 +259,12 @@ def _check_tags(predictions: Tags, targets: Tags) -> None:
             raise DataError(f"metrics: {came}; every word has one.", row=row)
 
 
+_AS_IOBES = {"L": "E", "U": "S"}  # the same marks by names that seqeval knows
+
+
 def _names(labels: Sequence[str], rows: Tags) -> list[list[str]]:
-    return [[labels[int(tag)] for tag in row] for row in rows]
+    named = [_AS_IOBES.get(label[0], label[0]) + label[1:] for label in labels]
+    return [[named[int(tag)] for tag in row] for row in rows]
 
 
 def _ratios(both: int, guesses: int, trues: int) -> dict[str, float | int]:

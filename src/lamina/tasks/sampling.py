@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,10 +25,10 @@ class SampleSize:
             came = " and ".join(given) or "nothing"
             raise ConfigError(f"subsample: {came} given; exactly one of per_class, fraction and rows is needed.")
         for name, value in given.items():
-            fits = 0 < value <= 1 if name == "fraction" else isinstance(value, int) and value >= 1
-            if not fits or isinstance(value, bool):
+            is_number = isinstance(value, int | float if name == "fraction" else int) and not isinstance(value, bool)
+            if not is_number or not 0 < value <= (1 if name == "fraction" else math.inf):
                 rule = "above 0 and at most 1" if name == "fraction" else "a whole number of at least 1"
-                raise ConfigError(f"subsample: {name} is {value}; it must be {rule}.")
+                raise ConfigError(f"subsample: {name} is {value!r}; it must be {rule}.")
 
     def given(self) -> dict[str, float]:
         """The one that was given, by its name."""

@@ -68,6 +68,9 @@ def _found(table: Table, spec: ColumnSpec, usual: str) -> list[list[tuple[Span, 
             raise lab.bad_cell(table, row, spec.label, problem)
         spans: list[tuple[Span, str]] = []
         for span in cell:
+            if not isinstance(span, str | Mapping | list | tuple):
+                rule = "a span is a text, a pair of characters, or an object with start, end and label"
+                raise lab.bad_cell(table, row, spec.label, f"has {span!r} for a span in column '{spec.label}'; {rule}.")
             places = _places(span, text)
             if not places and spec.missing_labels != "ignore":
                 rule = "which is not in its text; give missing_labels='ignore' to leave such rows without labels"
@@ -89,7 +92,9 @@ def _places(span: Any, text: str) -> list[Span]:
     if isinstance(span, str):
         wanted = span.strip()
         return [match.span() for match in regex.finditer(regex.escape(wanted), text)] if wanted else []
-    edges: list[Any] = [span.get("start"), span.get("end")] if isinstance(span, Mapping) else list(span)
+    edges: Any = [span.get("start"), span.get("end")] if isinstance(span, Mapping) else span
+    if not isinstance(edges, list | tuple):
+        return []
     if len(edges) == 2 and all(isinstance(edge, int) for edge in edges) and 0 <= edges[0] < edges[1] <= len(text):
         return [(edges[0], edges[1])]
     return []

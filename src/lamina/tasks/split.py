@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from lamina.data.arrow import Column, chunks, dataset_of, derived, encodable
 from lamina.data.windows import pairs_of
-from lamina.errors import DataError
+from lamina.errors import ConfigError, DataError
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
@@ -156,6 +156,8 @@ def _type_of(labels: Sequence[Any]) -> pa.DataType:
 
 def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit") -> Split:
     """At most `limit` rows (None: all), drawn uniformly without replacement; the rows keep their order."""
+    if limit is not None and type(limit) is not int:
+        raise ConfigError(f"task: {option} is {limit!r}; it must be a whole number of at least 1.")
     check_range("task", option, limit, 1)
     if limit is None or limit >= len(split):
         return split

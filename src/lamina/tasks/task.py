@@ -14,6 +14,7 @@ from lamina.errors import ConfigError, DataError, check_known
 from lamina.tasks import kind_of
 from lamina.tasks.base import PARTS, ColumnSpec, check_image_size, class_names
 from lamina.tasks.given import check_spec, rows_of
+from lamina.tasks.labels import given_names
 from lamina.tasks.presets import fetch, find_preset, published_files
 from lamina.tasks.sampling import SampleSize, subsample_rows
 from lamina.tasks.split import Split, held_out, limited
@@ -242,7 +243,7 @@ class Task:
         sources = {part: source for part, source in given if source is not None}
         if not sources:
             raise DataError("task: no file was given; it needs `train`, `validation` or `test`.")
-        classes = None if labels is None else tuple(labels)
+        classes = given_names(labels)
         spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels, by_row, stratify)
         tables = {part: kind_of(kind).read(source, spec) for part, source in sources.items()}
         first = next(iter(sources.values()))
@@ -295,7 +296,7 @@ class Task:
         first = next(iter(parts.values()))
         if labels is None and kind_of(kind).has_classes and not isinstance(first, Mapping):
             labels = class_names(first, label)
-        classes = None if labels is None else tuple(labels)
+        classes = given_names(labels)
         spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels, by_row, stratify)
         tables = {part: kind_of(kind).from_rows(f"{name}/{part}", rows, spec) for part, rows in parts.items()}
         more: dict[str, Any] = {"limits": (limit, limit_validation), "label_all_tokens": label_all_tokens}

@@ -137,8 +137,8 @@ class TextToTextKind(Kind):
         return max_target_length
 
     def truncated(self, inputs: Any) -> int:
-        """Sources that lost their end."""
-        return inputs.encoded.truncated
+        """Sources, or targets if these are more, that lost their end."""
+        return max(inputs.encoded.truncated, 0 if inputs.targets is None else inputs.targets.truncated)
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
         """It must have an encoder and a decoder, and write."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lamina.data.read import read_chunks
+from lamina.data.read import existing, read_chunks
 from lamina.errors import ConfigError, DataError, StoreError, foreign_errors
 from lamina.store.files import locked
 from lamina.train.answering import Answered, Answering, Chunk
@@ -131,6 +131,7 @@ def predict_file(  # noqa: PLR0913
     options = FitOptions.of_call(locals(), "predict", eval_batch_size=batch_size, progress=False)
     predictor = Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor)
     columns = [text or usual_column(source), *([text_pair] if text_pair else [])]
+    source = existing(source)
     same = {
         "source": str(source.resolve()),
         "bytes": source.stat().st_size,

@@ -11,10 +11,9 @@ from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, check_known
 from lamina.layers.wrappers import unwrapped
 from lamina.tasks import kind_of
-from lamina.tasks.task import Task
 from lamina.train.model import ModelSubject
 from lamina.train.options import FitOptions
-from lamina.train.run import groups_of, open_subject
+from lamina.train.run import groups_of, open_subject, tasks_by_name
 from lamina.train.scoring import score
 from lamina.utils import check_range
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from lamina.tasks.task import Task
     from lamina.train.plan import Group
     from lamina.train.subjects import Subject
 
@@ -92,7 +92,7 @@ def evaluate(  # noqa: PLR0913
     check_known("evaluate", unknown, list(signature(evaluate).parameters)[2:-1], "option")
     check_range("evaluate", "errors", errors, 0)
     options = FitOptions.of_call(locals(), "evaluate", eval_batch_size=batch_size)
-    tasks, bank_or_model = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks), unwrapped(bank_or_model)
+    tasks, bank_or_model = tasks_by_name("evaluate", tasks), unwrapped(bank_or_model)
     runs = [tasks] if isinstance(bank_or_model, ReaderBank) else [{name: task} for name, task in tasks.items()]
     scores: dict[str, dict[str, Any]] = {}
     for run in runs:

@@ -119,7 +119,7 @@ class FitOptions(BaseModel):
                 raise ConfigError(f"{op}: prefix is '{self.prefix}' for a task of kind {kind}, which has none.")
         where, unused = "a whole model", ("cache", "base_learning_rate", "importance_steps")
         if bank:
-            where, unused = "a bank whose base is frozen", () if train_base else ("layer_decay", "layer_rates")
+            where, unused = "a bank whose base is frozen", _OF_BASES * (not train_base)
         for name in unused:
             value = getattr(self, name)
             if value != type(self).model_fields[name].get_default(call_default_factory=True):
@@ -139,6 +139,9 @@ class FitOptions(BaseModel):
     def step_size(self) -> int:
         """Rows per step."""
         return self.batch_size * self.gradient_accumulation_steps
+
+
+_OF_BASES = ("layer_decay", "layer_rates", "base_learning_rate")  # options of a model that is trained
 
 
 def _rule(problem: Any) -> str:

@@ -115,7 +115,7 @@ class Prepared:
         """Log how many examples lost their end, if any did."""
         if self.cut:
             logger.warning(
-                "%s: %d examples are longer than the model reads; only their start was seen whole", op, self.cut
+                "%s: %d examples are longer than the model reads; a part of each was left out or cut off", op, self.cut
             )
 
     @property

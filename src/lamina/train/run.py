@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from lamina.train.scoring import score
 from lamina.utils import barrier, rank, write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from transformers import PreTrainedModel
 
@@ -84,7 +85,7 @@ def train(  # noqa: PLR0913
     place = folder / "checkpoints" if folder and checkpoints is None else checkpoints
     if options.resume and place is None:
         raise ConfigError(f"{op}: resume is set but no output folder; checkpoints are kept in one.")
-    tasks = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks)
+    tasks = tasks_by_name(op, tasks)
     subject = open_subject(target, tasks, op, processor, options)
     scored, accelerator = _scored(op, subject, tasks, options), start_accelerator(options, folder)
     held, names = folder or place, [*_names(target), *(tables.names if tables else ())] if folder else ()
@@ -299,3 +300,15 @@ def _write(target: ReaderBank | PreTrainedModel, processor: Any, folder: Path, f
         save_bank(target, folder, files=files)
     else:
         save(target, folder, processor, files=files)
+
+
+def tasks_by_name(op: str, tasks: Any) -> dict[str, Task]:
+    """Name -> task, of a mapping or a single task; ConfigError if it is neither."""
+    if isinstance(tasks, Task):
+        return {tasks.name: tasks}
+    if not isinstance(tasks, Mapping) or not all(isinstance(task, Task) for task in tasks.values()):
+        came = type(tasks).__name__
+        if isinstance(tasks, Mapping):
+            came = f"a mapping to {type(next(one for one in tasks.values() if not isinstance(one, Task))).__name__}"
+        raise ConfigError(f"{op}: tasks are {came}; a lamina.Task, or a mapping of names to tasks, is needed.")
+    return dict(tasks)

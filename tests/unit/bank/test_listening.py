@@ -17,6 +17,8 @@ from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.extra_layers import ExtraLayers
+from lamina.fusion.mean import Mean
+from lamina.fusion.scalar_mix import ScalarMix
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.layers import tap
 
@@ -236,3 +238,29 @@ def test_a_thread_that_only_generates_is_not_heard():
         thread.start()
         thread.join()
         assert len(heard) == 0
+
+
+def test_a_bank_in_train_mode_leaves_what_is_drawn_as_it_is():
+    bank = bank_of("gpt2-CausalLM", fusion=ScalarMix(layer_dropout=0.5)).train()
+    options = {**SHORT, "do_sample": True}
+
+    def drawn() -> Tensor:
+        torch.manual_seed(5)
+        return bank.model.generate(**prompt(bank), **options)
+
+    plain = drawn()
+    with bank.listen(over="both") as heard:
+        assert torch.equal(drawn(), plain)
+    assert bank.training
+    with bank.eval().listen(over="both") as again:
+        drawn()
+    assert torch.equal(heard["r"].logits, again["r"].logits)
+
+
+@torch.no_grad()
+def test_padding_of_a_shifted_input_is_no_text():
+    bank = bank_of("bart", stack="decoder", fusion=Mean())
+    whole = prompt(bank, batch=1)
+    padded = {name: torch.nn.functional.pad(value, (0, 3)) for name, value in whole.items()}
+    padded["input_ids"] = padded["input_ids"].masked_fill(padded["attention_mask"] == 0, bank.model.config.pad_token_id)
+    assert torch.allclose(bank(**padded)["r"].logits, bank(**whole)["r"].logits, atol=1e-5)

@@ -319,3 +319,10 @@ def test_a_head_of_which_most_would_be_new_is_refused(lamina, base: Path, tmp_pa
     plain.save_pretrained(tmp_path / "cut", state_dict=state)
     ran = lamina("edit", tmp_path / "cut", "--freeze", "0", "-o", tmp_path / "out")
     assert (ran.code, "are not those of a BertModel" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize("edit", [("--train", "encoder"), ("--merge",)])
+def test_a_stack_belongs_to_an_edit_of_one(lamina, edit: tuple[str, ...]):
+    ran = lamina("edit", "minilm", *edit, "--stack", "nonsense", "--dry-run")
+    assert ran.code == 2
+    assert "edit: --stack was given without one of --truncate, --reinit, --insert" in ran.err

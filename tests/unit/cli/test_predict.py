@@ -184,3 +184,9 @@ def test_long_texts_and_pairs_are_shown_short():
     assert _short("a\n b") == "a b"
     assert _short(("a", "b")) == "a | b"
     assert _short("x" * 61) == "x" * 57 + "..."
+
+
+@pytest.mark.parametrize("option", [("--workers", "4"), ("--no-resume",), ("--skip-bad",)])
+def test_options_of_an_output_need_one(lamina, option: tuple[str, ...]):
+    ran = lamina("predict", "bank", "a text", *option)
+    assert (ran.code, ran.err) == (2, f"error: predict: {option[0]} was given, but no --output.\n")

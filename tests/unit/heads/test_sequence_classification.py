@@ -201,3 +201,11 @@ def test_features_that_cannot_be_logits_are_refused():
         SequenceClassification(("a", "b"), pooling="first", linear=False).build(64)
     with pytest.raises(ConfigError, match="linear is False with pooling 'attention', which mixes features"):
         SequenceClassification(("a", "b"), linear=False)
+
+
+def test_labels_that_do_not_fit_the_logits_are_told():
+    with pytest.raises(ConfigError, match=r"labels are \[3\] for logits of \[2, 2\]; one per text or token is needed"):
+        head_of().loss(torch.zeros(2, 2), torch.zeros(3, dtype=torch.long))
+    tags = TokenClassification(("a", "b")).build(8)
+    with pytest.raises(ConfigError, match=r"labels are \[6, 2\] for logits of \[2, 6, 2\]"):
+        tags.loss(torch.zeros(2, 6, 2), torch.zeros(6, 2, dtype=torch.long))

@@ -100,7 +100,7 @@ def test_a_fraction_without_rows_fails_its_cells_only(base):
     (failure,) = study.settings["failures"]
     assert failure["key"]["fraction"] == 0.001
     assert set(study.table["fraction"]) == {1.0}
-    assert "nothing to compare it with; its cells failed" in study.conclusions[1]
+    assert "nothing to compare it with: no score without the edit" in study.conclusions[1]
 
 
 def test_what_may_be_concluded_of_paired_seeds():

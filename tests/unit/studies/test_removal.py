@@ -148,7 +148,7 @@ def test_a_cell_that_fails_is_in_the_settings_and_all_of_them_an_error():
 
 def test_a_proxy_without_spread_is_not_said_to_foretell_anything():
     rows = [{"task": "a", "seed": 0, "layer": 0, "blocks": 0, "measure": "accuracy", "score": 0.9}]
-    for layer in (1, 2, 3, 4):
+    for layer in (1, 2, 3, 4, 5):
         place = {"task": "a", "seed": 0, "layer": layer, "blocks": 1}
         rows.append({**place, "measure": "accuracy", "score": 0.9 - layer / 10})
         rows.append({**place, "seed": None, "measure": "cka_distance", "score": float(layer)})
@@ -158,5 +158,5 @@ def test_a_proxy_without_spread_is_not_said_to_foretell_anything():
     assert found["cka_distance"] == pytest.approx(1)
     assert math.isnan(found["block_influence"])
     assert "a: cka distance foretells the measured drop (rank correlation 1.00" in " ".join(conclusions)
-    assert "a: whether block influence foretells the measured drop cannot be said (n = 4" in " ".join(conclusions)
+    assert "a: whether block influence foretells the measured drop cannot be said (n = 5" in " ".join(conclusions)
     assert "least is lost without block 1, a drop of 0.100 (one value; no interval)" in conclusions[0]

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from lamina.errors import ConfigError
-from lamina.studies.statistics import Difference, corrected, holm, mean_and_interval, paired_bootstrap
+from lamina.studies.statistics import Difference, corrected, holm, mean_and_interval, paired_bootstrap, rank_correlation
 
 RNG = np.random.default_rng(0)
 
@@ -121,3 +121,17 @@ def test_one_seed_claims_no_interval():
 def test_intervals_over_seeds():
     half = stats.t.ppf(0.975, 2) * 0.1 / 3**0.5
     assert mean_and_interval([0.5, 0.6, 0.7]) == f"0.600 ± {half:.3f}"
+
+
+@pytest.mark.parametrize(
+    ("second", "p"),
+    [([1, 2, 3], 2 / 6), ([1, 2, 3, 4], 2 / 24), ([2, 1, 3, 4, 5], 10 / 120), ([1, 1, 2], 4 / 6)],
+)
+def test_few_pairs_have_an_exact_p(second: list[float], p: float):
+    """The share of all orders with a correlation that is as far from 0; of ties several orders are one."""
+    assert rank_correlation(range(len(second)), second)["p"] == pytest.approx(p)
+
+
+def test_many_pairs_have_scipys_p():
+    first, second = RNG.normal(size=12), RNG.normal(size=12)
+    assert rank_correlation(list(first), list(second))["p"] == pytest.approx(stats.spearmanr(first, second).pvalue)

@@ -15,6 +15,7 @@ from lamina import Task
 from lamina.errors import ConfigError, DataError, LayerIndexError, UnknownNameError
 from lamina.studies import Study, variability
 from lamina.studies.class_scatter import ClassScatter
+from lamina.studies.variability import _compared as compared
 
 RNG = np.random.default_rng(0)
 WORDS = ["the", "a", "film", "is", "good", "bad", "very", "paris", "anna", "to", "and", "slow", "fun", "zebra"]
@@ -86,12 +87,21 @@ def test_beside_the_scores_of_probes(model, tokenizer, tmp_path):
     assert points["nu"].tolist() == pytest.approx(nus.tolist())
     assert points["score"].tolist() == pytest.approx([1.05 - n / 10 for n in order.values()])
     assert study.table.iloc[-1][["measure", "n", "score"]].tolist() == ["rank_correlation", 4, -1.0]
-    assert study.conclusions[-1].startswith("mood: a low nu goes with a high score of a probe (rank correlation -1.00")
+    facts = "rank correlation -1.00, p = 0.083, n = 4 layers"  # two of 24 orders are as clear
+    assert study.conclusions[-1] == f"mood: that nu tells which layer a probe reads best cannot be concluded ({facts})."
     assert study.rows("nu")["score"].tolist() == pytest.approx(nus.tolist())
     against = probed({k: n / 10 for k, n in order.items()})
     against.save(tmp_path)
     study = variability(model, {"mood": task()}, probed=tmp_path, **given)
-    assert "nu contradicts the probe's score" in study.conclusions[-1]
+    assert "rank correlation 1.00, p = 0.083" in study.conclusions[-1]
+
+
+@pytest.mark.parametrize(
+    ("score", "said"), [(-0.9, "a low nu goes with a high score of a probe"), (0.9, "nu contradicts the probe's score")]
+)
+def test_what_a_clear_correlation_says(score: float, said: str):
+    facts = f"rank correlation {score:.2f}, p = 0.01, n = 7 layers"
+    assert compared({"task": "mood", "score": score, "p": 0.01, "n": 7}) == f"mood: {said} ({facts})."
 
 
 def test_too_little_to_compare(model, tokenizer):

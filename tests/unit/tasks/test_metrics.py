@@ -48,6 +48,13 @@ def draw(classes: int, rows: int = 200) -> tuple[list[int], list[int]]:
     return guess.tolist(), truth.tolist()
 
 
+def test_spans_of_bilou_tags_that_touch():
+    labels = ("O", "B-PER", "I-PER", "L-PER", "U-PER")
+    assert score_tags(("span_f1",), [[4, 0]], [[4, 4]], labels)["span_f1"] == pytest.approx(2 / 3)
+    assert score_tags(("span_f1",), [[1, 3, 0, 0]], [[1, 3, 1, 3]], labels)["span_f1"] == pytest.approx(2 / 3)
+    assert span_table([[1, 3, 1, 3]], [[1, 3, 1, 3]], labels)[0]["count"] == 2
+
+
 def test_two_classes_agree_with_the_reference():
     guess, truth = draw(2)
     scores = classes(("mcc", "accuracy", "f1", "macro_f1"), guess, truth, 2)

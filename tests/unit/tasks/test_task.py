@@ -102,7 +102,7 @@ def test_a_limit_is_a_draw(tmp_path: Path):
     assert task.subsampled == {"rows": 7, "of": 200, "stratified": False, "seed": 3}
     assert task == Task.from_files(SEQUENCE, train=train, validation=train).subsample(rows=7, seed=3)
     assert Task.from_files(SEQUENCE, train=train, validation=train, limit=200).subsampled is None
-    with pytest.raises(ConfigError, match="task: limit is 0"):
+    with pytest.raises(ConfigError, match=r"task: limit is 0"):
         Task.from_files(SEQUENCE, train=train, limit=0)
 
 
@@ -356,3 +356,8 @@ def test_its_print_is_a_line_and_says_how_many_rows_there_are():
         "Task('mood', sequence_classification, 9 labels [c0, c1, c2, c3, c4, c5, ...], metric accuracy; "
         "rows: train: 9, validation: 2)"
     )
+
+
+def test_labels_are_names(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"task: labels are .*; a list of the classes' names is needed"):
+        Task.from_files(SEQUENCE, train=tsv(tmp_path / "t.tsv", ["a\tx", "b\ty"] * 10), labels="xy")

@@ -312,3 +312,8 @@ def test_progress_is_on_standard_error(tmp_path: Path, capsys: pytest.CaptureFix
     out, err = capsys.readouterr()
     assert out == ""
     assert "row" in err
+
+
+def test_a_file_that_is_not_there(tmp_path: Path):
+    with pytest.raises(DataError, match=r"none\.jsonl is not there"):
+        predict_file(bank(), tmp_path / "none.jsonl", tmp_path / "out.jsonl", text="text")

@@ -33,7 +33,7 @@ from tests.support.training import (
     yes_no,
 )
 
-from lamina import evaluate, predict
+from lamina import evaluate, fit, predict
 from lamina.errors import ConfigError
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.split import Split
@@ -187,3 +187,16 @@ def test_wrong_answers_where_there_are_none():
         scored(bert("AutoModelForMaskedLM"), running_text(), masking_tokenizer(), errors=2)
     with pytest.raises(ConfigError, match="evaluate: errors is -1; it must be at least 0"):
         scored(bert(), yes_no(), errors=-1)
+
+
+@pytest.mark.parametrize("tasks", ["glue/cola", None, [1], {"mood": "glue/cola"}])
+@pytest.mark.parametrize("ask", [fit, evaluate])
+def test_what_is_no_task(ask: Any, tasks: Any):
+    with pytest.raises(ConfigError, match=r"tasks are .*; a lamina.Task, or a mapping of names to tasks"):
+        ask(tiny_bank({"mood": reader()}), tasks)
+
+
+def test_a_head_for_another_kind_answers_nothing():
+    model = bert()
+    with pytest.raises(ConfigError, match=r"its head is for no task of kind 'token_classification'"):
+        predict(model, ["anna is good"], kind="token_classification", processor=tiny_tokenizer())
