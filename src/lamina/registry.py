@@ -36,10 +36,7 @@ class Registry:
         return tuple(self._rows)
 
     def get(self, name: str) -> type[Any]:
-        """The config class registered under `name`; UnknownNameError names those that exist.
-
-        ConfigError if what is registered cannot be imported.
-        """
+        """The config class of a name; UnknownNameError if there is none, ConfigError if it cannot be imported."""
         check_known(self.what, [name], self.names())
         row = self._rows[name]
         told = f"{self.what}: '{name}' is registered as {row}, which cannot be imported"
@@ -48,13 +45,12 @@ class Registry:
 
     def name_of(self, config: object) -> str:
         """The name under which the class of `config` is registered; ConfigError if it is not."""
-        target = f"{type(config).__module__}:{type(config).__qualname__}"
+        own, kind = type(config).__module__, type(config).__qualname__
         for name in self.names():
-            if self._rows[name] == target:
+            module, _, known = self._rows[name].partition(":")
+            if known == kind and (module == own or self.get(name) is type(config)):  # a row may name who imports it
                 return name
-        for name in self.names():  # a row may name the class by a module that imports it
-            if self._rows[name].partition(":")[2] == type(config).__qualname__ and self.get(name) is type(config):
-                return name
+        target = f"{own}:{kind}"
         raise ConfigError(f"{self.what}: {target} is not registered. Call add(name, '{target}') first.")
 
     def to_dict(self, config: Any) -> dict[str, Any]:

@@ -114,8 +114,7 @@ def finished(
         ConfigError: If every cell failed, or none had anything to measure.
     """
     if not len(table) and not failures:
-        came = "nothing could be measured; there is no task, and the model foretells no token"
-        raise ConfigError(f"{name}: {came}. Load it with its head over a vocabulary, or give tasks.")
+        raise ConfigError(f"{name}: nothing could be measured. Load the model with a head over words, or give tasks.")
     if failures and not len(table):
         what = f"{name}: all {len(failures)} cells failed; the first, {dict(failures[0].key)}: {failures[0].error}"
         raise ConfigError(what)

@@ -69,8 +69,7 @@ def _found(table: Table, spec: ColumnSpec, usual: str) -> list[list[tuple[Span, 
         spans: list[tuple[Span, str]] = []
         for span in cell:
             if not isinstance(span, str | Mapping | list | tuple):
-                rule = "a span is a text, a pair of characters, or an object with start, end and label"
-                raise lab.bad_cell(table, row, spec.label, f"has {span!r} for a span in column '{spec.label}'; {rule}.")
+                raise lab.bad_cell(table, row, spec.label, f"has {span!r} for a span; that is a text or two places.")
             places = _places(span, text)
             if not places and spec.missing_labels != "ignore":
                 rule = "which is not in its text; give missing_labels='ignore' to leave such rows without labels"
@@ -92,9 +91,7 @@ def _places(span: Any, text: str) -> list[Span]:
     if isinstance(span, str):
         wanted = span.strip()
         return [match.span() for match in regex.finditer(regex.escape(wanted), text)] if wanted else []
-    edges: Any = [span.get("start"), span.get("end")] if isinstance(span, Mapping) else span
-    if not isinstance(edges, list | tuple):
-        return []
+    edges: list[Any] = [span.get("start"), span.get("end")] if isinstance(span, Mapping) else list(span)
     if len(edges) == 2 and all(isinstance(edge, int) for edge in edges) and 0 <= edges[0] < edges[1] <= len(text):
         return [(edges[0], edges[1])]
     return []
