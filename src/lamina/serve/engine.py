@@ -7,9 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any, final
 
@@ -185,7 +183,7 @@ class Engine:
                 raise OverloadedError(f"serve: {self._unanswered} requests wait; {most} may. Ask again later.")
             job = Job(texts, self._work_for(key, make), truncate)
             self._unanswered += 1
-            job.future.add_done_callback(partial(self._answered, job))
+            job.future.add_done_callback(self._answered)
             self._waiting.append(job)
             self._changed.notify_all()
         return job.future
@@ -201,12 +199,11 @@ class Engine:
             self._works[key] = work
         return work
 
-    def _answered(self, job: Job, future: Future[list[Any]]) -> None:
+    def _answered(self, future: Future[list[Any]]) -> None:
         with self._changed:
             self._unanswered -= 1
             if future.cancelled():  # what nobody waits for is not kept until its turn
-                with suppress(ValueError):
-                    self._waiting.remove(job)
+                self._waiting = deque(job for job in self._waiting if job.future is not future)
             self._changed.notify_all()
 
     def close(self) -> None:

@@ -92,7 +92,7 @@ class Live:
 
     def _serve(self, kept: Mapping[str, ReaderBank], new: Mapping[str, ReaderBank]) -> Served:
         old = self._engine.served
-        bank = ReaderBank(old.bank.model, old.bank.processor)
+        bank = ReaderBank(old.bank.model, old.bank.processor).eval()  # readers take its mode, and answer meanwhile
         bank.own_base, bank.info = old.bank.own_base, old.bank.info
         for name, source in {**kept, **new}.items():
             bank.update(source, [name])
@@ -101,7 +101,7 @@ class Live:
                 raise NotFiniteError(f"serve: weight '{weight}' of reader '{name}' is not finite.", name=weight)
         counts = {name: self._counts.get(name, 0) + 1 for name in new}
         versions = {name: counts.get(name) or old.versions[name] for name in bank}
-        self._engine.serve(served := Served(bank.eval(), old.number + 1, versions))
+        self._engine.serve(served := Served(bank, old.number + 1, versions))
         self._counts |= counts
         return served
 
