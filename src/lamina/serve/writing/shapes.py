@@ -31,7 +31,8 @@ class Parameters(Request):
     top_p: TopP | None = None
     top_k: Annotated[int, Field(ge=1)] | None = None
     do_sample: bool | None = Field(
-        None, description="Implied by temperature, top_p and top_k, even if it is false; as it is there."
+        None,
+        description="Implied by temperature, top_p and top_k, also where it is false, as there.",
     )
     seed: Seed | None = None
     stop: Stops = Field([], description="The text ends with the first of these strings.")

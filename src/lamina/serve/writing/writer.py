@@ -21,6 +21,8 @@ from lamina.serve.writing.telling import Bounds, Ending, Teller, Token, end_toke
 from lamina.serve.writing.token_scores import TokenScores
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lamina.serve.engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -127,19 +129,19 @@ class Writing:
 
     def _end(self) -> Ending | LaminaError:
         try:
+            with self._engine.reading:
+                prompt = read_prompt(self._bank, self._asked.prompt)
             with self._engine.turns.shared():
-                return self._write()
+                return self._write(prompt)
         except LaminaError as error:
             return error
         except Exception as error:
             logger.error("serve: a text could not be written", exc_info=error)
             return LaminaError(f"serve: the model could not write ({type(error).__name__}); the log says more.")
 
-    def _write(self) -> Ending:
+    def _write(self, prompt: Mapping[str, Any]) -> Ending:
         asked, bank = self._asked, self._bank
         said = TokenScores(bank, asked.tasks, each=asked.stream, stop=asked.stop_on_flag)
-        with self._engine.reading:
-            prompt = read_prompt(bank, asked.prompt)
         width, total = prompt["input_ids"].shape[1], self._engine.settings.max_total_tokens
         bounds = Bounds(room_for(bank, width, asked.max_new_tokens, total), end_tokens(bank), asked.stop)
         before = [] if bank.model.config.is_encoder_decoder else prompt["input_ids"][0].tolist()
