@@ -7,8 +7,8 @@ a closed loop; one in twenty hangs up before its answer comes. Two of the reader
 replaced together, so that an answer by half of a change would show.
 
 live: `lamina serve`, whose readers are replaced (POST /readers) and read again (SIGHUP) all the time.
-replicas: `lamina serve --ray local --replicas 2`, one of which is killed every ten seconds. What was in a replica that
-dies is answered with 500; the client then asks again, as often as `asked again` says.
+replicas: `lamina serve --ray local --replicas 2`, one of which is killed every ten seconds, if both have started. What
+was in a replica that dies is answered with 500; the client then asks again, as often as `asked again` says.
 
 `wrong`: answers that are neither those of the old readers nor those of the new, within 1e-4. `lost`: requests without
 an answer. `MB at` has the memory of the server's processes after a tenth and after all of the requests.
@@ -273,9 +273,10 @@ class Run:
 
 
 def is_replica(process: psutil.Process) -> bool:
-    """Whether it is one that lives."""
+    """Whether it is one that answers; one that has yet to start is let be, or none ever would on a busy machine."""
     try:
-        return "ServeReplica" in " ".join(process.cmdline())
+        title = " ".join(process.cmdline()).strip()
+        return "ServeReplica" in title and not title.endswith("__init__")
     except psutil.Error:
         return False
 
