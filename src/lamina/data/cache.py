@@ -110,11 +110,13 @@ def layers_of(bank: ReaderBank, names: Sequence[str]) -> dict[str, tuple[int, ..
 
 
 def hash_processor(processor: Any) -> str:
-    """A hash of a tokenizer's class and of all it knows; settings of truncation and padding do not count."""
+    """A hash of a processor's class and of all it knows, but for a tokenizer's settings of truncation and padding."""
     tokenizer = tokenizer_of(processor)
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        known: Any = sorted(tokenizer.get_vocab().items())
+    if not hasattr(tokenizer, "get_vocab"):  # of images or sound
+        known: Any = str(tokenizer)
+    elif backend is None:
+        known = sorted(tokenizer.get_vocab().items())
     else:
         known = {k: v for k, v in json.loads(backend.to_str()).items() if k not in ("truncation", "padding")}
     return _hash([type(tokenizer).__name__, known])

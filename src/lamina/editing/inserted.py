@@ -20,6 +20,7 @@ PREFIX = "inserted_"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": functional.gelu, "relu": functional.relu}
 _CONVOLVE: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d}  # by count of axes
 _CONTENT = "_lamina_content"
+_USUAL = ("gelu", "weight")  # activation and placement
 
 
 def is_inserted(name: str) -> bool:
@@ -48,6 +49,12 @@ class InsertedLayer(nn.Module):
         self.activation, self.placement = activation, placement  # what is activated: "weight" or "output"
         self.content_only = content_only  # calls with anything but the block's states are left alone
         self.axes = axes  # that a convolution runs over, 1 or 2; 0 without one
+
+    @property
+    def fingerprint_facts(self) -> str:
+        """What a base's fingerprint has of the layer beside its weight; nothing of one with the usual settings."""
+        own = (self.activation, self.placement)
+        return "" if own == _USUAL else repr(own)
 
     def applied_weight(self) -> Float[Tensor, "*shape"]:
         """The weight as it is applied, in its own precision."""

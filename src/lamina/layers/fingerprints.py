@@ -32,9 +32,14 @@ def fingerprint_of(stack: LayerStack) -> str:
     A backbone alone and inside a model with a head agree; so do a model whose adapters are off and one without any,
     and one whose weights are offloaded.
     """
-    adapted = list(filter(has_adapters, stack.run))
-    apart = {module for layer in adapted for module in adapter_modules(layer)}
-    own = [module for module in stack.run if module not in apart]
+    return fingerprint_of_modules(stack.run)
+
+
+def fingerprint_of_modules(modules: Iterable[nn.Module]) -> str:
+    """Hash the weights that modules themselves have, as `fingerprint_of` does; not those of modules inside them."""
+    modules = list(modules)
+    apart = {part for layer in filter(has_adapters, modules) for part in adapter_modules(layer)}
+    own = [module for module in modules if module not in apart]
     state = (item for module in own for part in (_state, _adapters) for item in part(module))
     return fingerprint_of_tensors(state, tied_by_value=any(parameter.is_meta for parameter in _parameters(own)))
 
@@ -44,6 +49,8 @@ def _parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, object]]:
+    if facts := getattr(module, "fingerprint_facts", ""):  # of an inserted layer
+        yield "facts", str(facts)
     buffers = dict(module.named_buffers(recurse=False))
     with weights_in_place(module):
         for name, value in own_state(module).items():

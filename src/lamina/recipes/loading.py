@@ -11,6 +11,7 @@ from lamina.errors import ConfigError, check_known
 from lamina.recipes.layout import check_metrics, check_one_metric
 from lamina.recipes.schema import OF_FILES
 from lamina.tasks.presets import find_preset
+from lamina.tasks.split import limited
 from lamina.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
     """Read the data of one task of a recipe, without its subsamples."""
     own = {"limit", "limit_validation", "label_all_tokens", "image_size"}
     given: dict[str, Any] = recipe.model_dump(include=own)
+    limit = given.pop("limit_validation") if recipe.hold_out else None  # of what is held out
     if recipe.preset is not None:
         folder = None if data is None else Path(data) / find_preset(recipe.preset)[0]
         task = Task.preset(recipe.preset, files=folder, **given)
@@ -62,9 +64,14 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
         metric = recipe.metric if recipe.masked_lm is None else None
         task = Task.from_files(name=name, metric=metric, **recipe.model_dump(include=OF_FILES), **given)
     task = task if recipe.pair_separator is None else task.join_pairs(recipe.pair_separator)
+    pairs = any(split.pairs for split in task.splits.values())
+    texts = 1 if recipe.masked_lm is None or recipe.masked_lm.rows or not pairs else 2  # both of a pair become rows
     task = task if recipe.masked_lm is None else task.masked_lm(rows=recipe.masked_lm.rows)
     if recipe.hold_out and not (_set_aside(recipe) and "test" in task.splits):
         task = task.held_out(stratify=recipe.stratify)
+    if limit is not None:
+        validation = limited(task.split("validation"), limit * texts, 0, option="limit_validation")
+        task = replace(task, splits={**task.splits, "validation": validation})
     if recipe.metric is None:
         return task
     check_known(f"task {name}", [recipe.metric], task.metrics, "metric")

@@ -40,12 +40,13 @@ def _published(recipe: TaskRecipe) -> TaskOutline:
     rows = {part: texts * count for part, count in preset.rows.items()}
     limits = {"train": recipe.limit, "validation": recipe.limit_validation}
     own = "validation" in rows  # of which there may be less; else the limits are of the parts that are made
-    rows = _limited(rows, limits, texts) if own else rows
+    late = {"validation": recipe.limit_validation} if recipe.hold_out else {}  # of the rows that are held out
+    rows = _limited(rows, {part: limits[part] for part in limits if part not in late}, texts) if own else rows
     if recipe.hold_out or not own:
         held = round(HELD_OUT * rows["train"])
         test = {"test": rows["validation"]} if "validation" in rows else {}
         rows = {**test, **rows, "train": rows["train"] - held, "validation": held}
-    rows = rows if own else _limited(rows, limits, texts)
+    rows = _limited(rows, late if own else limits, texts)
     if recipe.subsample is not None:
         classes, _ = kind_of(outline.kind).row_classes(outline, Split.of(()))
         rows["train"] = recipe.subsample.size().count(len(classes), rows["train"])

@@ -203,6 +203,8 @@ class _Session:
         shared = shared.model_copy(update=changes)
         bank = target if isinstance(target, ReaderBank) else None
         places: dict[str, Any] = {"output": output, "checkpoints": checkpoints}
+        if own is not None and self.folder is not None:
+            places["events"] = self.folder.joinpath("events", *specs)
         tables = Tables(TABLES, lambda result: _files(self._run(specs, result, bank), self.folder))
         result = train(target, tasks, shared, processor=processor, encodings=self.encodings, tables=tables, **places)
         run = self._run(specs, result, bank)

@@ -47,7 +47,7 @@ class ExplainWork(Work):
     @property
     def max_length(self) -> int:
         """As for the answers."""
-        return self._predictor.max_length(self._names)
+        return min(self._predictor.max_length([name]) for name in self._names)
 
     def _explained(self, prepared: Prepared) -> dict[str, Any]:
         seconds = {"without_readers": 0.0, "with_readers": 0.0}

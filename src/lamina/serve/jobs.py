@@ -94,8 +94,8 @@ class AnswerWork(Work):
 
     @property
     def max_length(self) -> int:
-        """As the readers were trained, if they say so."""
-        return self._predictor.max_length(self.tasks)
+        """As the readers were trained, if they say so; of several that which reads least."""
+        return min(self._predictor.max_length([task]) for task in self.tasks)
 
 
 @final

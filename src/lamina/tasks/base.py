@@ -183,7 +183,7 @@ def class_names(rows: datasets.Dataset, column: str | int) -> tuple[str, ...] | 
     """The class names that a column of a data set has, in the order of their ids; None if it has none."""
     feature = rows.features.get(str(column))
     names = getattr(getattr(feature, "feature", feature), "names", None)
-    return None if names is None else tuple(names)
+    return None if names is None else tuple(str(name).strip() for name in names)
 
 
 def _by_name(names: tuple[str, ...], cell: Any) -> Any:
@@ -241,6 +241,8 @@ class Kind(ABC):
     tags_words: ClassVar[bool] = False  # every word has a label, which all of its tokens may carry
     has_classes: ClassVar[bool] = True  # the outputs of a model are one score per label
     reads_pairs: ClassVar[bool] = False  # an example may be a pair of texts
+    judges_second: ClassVar[bool] = False  # of a pair the second text is what has labels, or is learnt
+    draws: ClassVar[bool] = False  # its inputs to learn from are drawn by a seed, as masks and crops are
     sequential: ClassVar[bool] = False  # examples belong together in their order, so that the last tenth is held out
     usual_columns: ClassVar[tuple[str, str]] = ("sentence", "label")  # of text and label, where none is named
     other_files: ClassVar[str | None] = None  # what files of other endings hold: "conll", "lines"; None: there are none

@@ -65,6 +65,7 @@ class CausalLMKind(RunningTextKind):
     auto_class = base_class = "AutoModelForCausalLM"
     inputs = predict_inputs = "causal_text"
     reads_pairs = True
+    judges_second = True
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Texts, or by row prompts with replies (`text_pair`) or chats, lists of messages (by default "messages").

@@ -95,22 +95,26 @@ def render(chat: Chat, processor: Any, *, prompt: bool = False, op: str = "causa
         if prompt:
             return _text(tokenizer, messages, prompt=True), []
         template = tokenizer.get_chat_template()
-        return _marked(tokenizer, messages, template) if _MARKED.search(template) else _differences(tokenizer, messages)
+        return _marked(tokenizer, messages) if _MARKED.search(template) else _differences(tokenizer, messages)
 
 
 def _text(tokenizer: Any, messages: list[Message], *, prompt: bool = False) -> str:
-    if not messages and not prompt:
-        return ""
+    if not messages:
+        return _rendered(tokenizer, messages, add_generation_prompt=True)[0][0] if prompt else ""
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
 
 
-def _marked(tokenizer: Any, messages: list[Message], template: str) -> tuple[str, list[Span]]:
+def _marked(tokenizer: Any, messages: list[Message]) -> tuple[str, list[Span]]:
+    (text,), (spans,) = _rendered(tokenizer, messages, return_assistant_tokens_mask=True)
+    return text, [(start, stop) for start, stop in spans]
+
+
+def _rendered(tokenizer: Any, messages: list[Message], **how: bool) -> Any:
+    """What a tokenizer's template makes of a chat, which may have no message yet."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    given: Any = {"conversations": [messages], "chat_template": template, "return_assistant_tokens_mask": True}
-    rendered: Any = render_jinja_template(**given, **tokenizer.special_tokens_map)
-    (text,), (spans,) = rendered
-    return text, [(start, stop) for start, stop in spans]
+    given: Any = {"conversations": [messages], "chat_template": tokenizer.get_chat_template(), **how}
+    return render_jinja_template(**given, **tokenizer.special_tokens_map)
 
 
 def _differences(tokenizer: Any, messages: list[Message]) -> tuple[str, list[Span]]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pyarrow as pa
 
-from lamina.data.arrow import Column, dataset_of, derived
+from lamina.data.arrow import Column, dataset_of, derived, encodable
 from lamina.data.read import Table
 from lamina.errors import DataError, first_line
 from lamina.tasks.split import Split
@@ -208,6 +208,8 @@ def read_class_files(path: str | Path, kind: type[LazyFile]) -> Table:
     files: dict[tuple[str, ...], LazyFile] = {}
     others: Counter[str] = Counter()
     for parts, file in _in_folder(path, kind) if path.is_dir() else _in_tar(path, kind):
+        if encodable(name := "/".join(parts)) != name:
+            raise kind.bad(path, f"has the file {name!r}, whose name is not UTF-8; rename it.")
         if file is None:
             others["links and special files, which are not followed"] += 1
         elif any(part.startswith(".") for part in parts) or PurePosixPath(parts[-1]).suffix.lower() not in kind.endings:

@@ -10,7 +10,7 @@ from lamina.tasks import kind_of
 from lamina.tasks.base import ColumnSpec
 
 
-def rows_of(part: str, given: Any) -> Any:
+def rows_of(part: str, given: Any, label: str | int) -> Any:
     """One part as a data set, or (of dicts) as columns."""
     import datasets
 
@@ -24,7 +24,14 @@ def rows_of(part: str, given: Any) -> Any:
         raise DataError(f"task: part '{part}' is empty; it needs at least one row.")
     if is_dataset:
         return rows.with_format(None)
-    return {key: [row.get(key) for row in rows] for key in dict.fromkeys(key for row in rows for key in row)}
+    names = dict.fromkeys(key for row in rows for key in row)
+    return {key: [_plain(row.get(key), whole=key == label) for row in rows] for key in names}
+
+
+def _plain(cell: Any, *, whole: bool) -> Any:
+    """A number of NumPy or torch as one of Python; a `whole` array too, which else is an image or sound."""
+    is_array = hasattr(cell, "dtype") and hasattr(cell, "tolist")
+    return cell.tolist() if is_array and (whole or not getattr(cell, "ndim", 0)) else cell
 
 
 def check_spec(spec: ColumnSpec) -> None:

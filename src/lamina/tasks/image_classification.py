@@ -30,6 +30,7 @@ class ImageClassificationKind(FileKind):
     """A class for every image."""
 
     name = "image_classification"
+    draws = True
     auto_class = "AutoModelForImageClassification"
     processor = "image_processor"
     inputs = predict_inputs = "image"

@@ -126,8 +126,8 @@ def label_name(cell: object) -> str:
 
 
 def infer_labels(names: Iterable[str]) -> tuple[str, ...]:
-    """The distinct names, sorted; as numbers if all are whole numbers."""
-    names = set(names)
+    """The distinct names, sorted; as numbers if all are whole numbers, those that are equal by how they are written."""
+    names = sorted(set(names))
     return tuple(sorted(names, key=Decimal if all(_WHOLE.fullmatch(name) for name in names) else None))
 
 
@@ -227,4 +227,4 @@ def given_names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
         return None
     if isinstance(labels, str) or not all(isinstance(name, str) for name in labels):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"task: labels are {labels!r}; a list of the classes' names is needed.")
-    return tuple(labels)
+    return tuple(name.strip() for name in labels)

@@ -100,6 +100,7 @@ class MaskedLMKind(RunningTextKind):
     auto_class = base_class = "AutoModelForMaskedLM"
     inputs = "masked_text"
     per_token = True
+    draws = True
 
     def encode(self, split: Split, processor: Any, options: EncodeOptions) -> MaskedInputs | TextInputs:
         """Blocks of the joined texts, or texts and pairs by themselves; to predict, windows of each text."""

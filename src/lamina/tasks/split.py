@@ -87,7 +87,8 @@ class Split:
         """Equal for equal texts in the same order."""
         digest = hashlib.blake2b(digest_size=16)
         for text in self.texts:
-            digest.update(f"{len(text)}:{text}\0".encode() if isinstance(text, str) else repr(text).encode())
+            own = getattr(text, "messages", text)  # of a chat, in which who speaks counts as well
+            digest.update(f"{len(own)}:{own}\0".encode() if isinstance(own, str) else repr(own).encode())
         return digest.hexdigest()
 
     def __len__(self) -> int:

@@ -144,10 +144,13 @@ class Task:
         To predict, join the texts in the same way.
 
         Raises:
-            ConfigError: If the rows are no pairs.
+            ConfigError: If the rows are no pairs, or the words or replies of the second text are what is learnt.
         """
         if not any(split.pairs for split in self.splits.values()):
             raise ConfigError(f"task {self.name}: its rows are no pairs of texts; there is nothing to join.")
+        if kind_of(self.kind).judges_second:
+            came = f"a task of kind {self.kind} is about the second text of a pair"
+            raise ConfigError(f"task {self.name}: {came}; leave its pairs as they are.")
         splits = {name: Split.of(map(separator.join, part.texts), part.labels) for name, part in self.splits.items()}
         return replace(self, splits=splits)
 
@@ -290,7 +293,7 @@ class Task:
             came = f"the dataset is {type(dataset).__name__}"
             raise ConfigError(f"task: {came}; it must map parts to rows, as in {{'train': ...}}.")
         check_known(f"task {name}", dataset, PARTS, "split")
-        parts = {part: rows_of(part, rows) for part, rows in dataset.items()}
+        parts = {part: rows_of(part, rows, label) for part, rows in dataset.items()}
         if not parts:
             raise DataError("task: the dataset has no parts; it needs 'train', 'validation' or 'test'.")
         first = next(iter(parts.values()))

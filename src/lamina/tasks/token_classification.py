@@ -41,6 +41,7 @@ class TokenClassificationKind(ClassKind):
     per_token = True
     tags_words = True
     reads_pairs = True
+    judges_second = True
     missing = (*ClassKind.missing, "ignore")
     logits_axes = 3
     other_files = "conll"
@@ -182,7 +183,7 @@ def _spans(
             spans[-1]["scores"].append(score)
         elif mark != "O":
             spans.append({"start": start, "end": end, "label": label, "scores": [score]})
-        before = label
+        before = "" if mark in "SUEL" else label  # such a tag ends its span
     for span in spans:
         scores = span.pop("scores")
         span |= {"text": text[span["start"] : span["end"]], "score": sum(scores) / len(scores)}

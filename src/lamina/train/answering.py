@@ -11,6 +11,7 @@ from lamina.errors import DataError, LaminaError, NotFiniteError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from lamina.train.predict import Predictor
 
@@ -39,8 +40,13 @@ class Answered:
 class Answering:
     """Answers chunks; it can be sent to another process."""
 
-    def __init__(self, predictor: Predictor, source: str, *, skip_bad: bool) -> None:
-        self._predictor, self._source, self._skip_bad = predictor, source, skip_bad
+    def __init__(self, predictor: Predictor, source: Path, *, skip_bad: bool) -> None:
+        self._predictor, self._source, self._skip_bad = predictor, str(source), skip_bad
+        self._folder = source.resolve().parent  # paths of images and sound start there, as those that a task names
+
+    def _located(self, examples: Sequence[Any]) -> Sequence[Any]:
+        reads_files = self._predictor.reads_files
+        return [str(self._folder / example) for example in examples] if reads_files else examples
 
     def begin(self) -> None:
         """Use the accelerator of the process that this is in."""
@@ -65,7 +71,7 @@ class Answering:
         if not examples:
             return
         try:
-            answers = self._predictor(examples)
+            answers = self._predictor(self._located(examples))
         except NotFiniteError as error:
             row = lines[error.row or 0]
             raise NotFiniteError(f"predict: {self._source} row {row}: {error}", name=error.name, row=row) from None

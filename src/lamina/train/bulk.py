@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 USUAL_COLUMNS = ("sentence", "text", "image", "audio")  # in this order, as a task's files are read
+_OWN = ("row", "text", "text_pair")  # columns of CSV and Parquet beside those of answers
 FORMATS = (".jsonl", ".csv", ".parquet")
-_STATE = ("size", "rows", "read", "skipped")  # what the note says of a `Partial`
+_STATE = ("size", "rows", "read", "skipped", "bad")  # what the note says of a `Partial`
 _OF_ANSWERS = {"add_prefix_space", "prefix", "max_target_length", "num_beams", "length_penalty"}
 _SHOWN = 20  # rows that could not be read, of which each has a warning of its own
 
@@ -85,8 +86,8 @@ def predict_file(  # noqa: PLR0913
             the source), "text" (a pair has a list) and "readers" (name -> answer, as `predict` gives it). CSV and
             Parquet have a column for each part of an answer, such as "cola.label" and "cola.probabilities.yes"; lists
             are JSON in them.
-        text: Column of the text, or of the path of the image or clip; None: the only one, or the first that there is of
-            "sentence", "text", "image" and "audio".
+        text: Column of the text, or of the path of the image or clip, from the source's folder on; None: the only one,
+            or the first that there is of "sentence", "text", "image" and "audio".
         text_pair: Column of the second text.
         readers: Which readers; None: all.
         kind: What a whole model is asked for; None: what its head is for.
@@ -130,6 +131,9 @@ def predict_file(  # noqa: PLR0913
         raise ConfigError(f"predict: workers is {workers}, but ray was not given; they are processes of Ray.")
     options = FitOptions.of_call(locals(), "predict", eval_batch_size=batch_size, progress=False)
     predictor = Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor)
+    if clash := [name for name in predictor.names if name in _OWN and output.suffix.lower() != ".jsonl"]:
+        came = f"a reader is called '{clash[0]}', as a column that the output has anyway"
+        raise ConfigError(f"predict: {came}. Rename it (bank.rename), or write JSONL.")
     columns = [text or usual_column(source), *([text_pair] if text_pair else [])]
     source = existing(source)
     same = {
@@ -139,9 +143,10 @@ def predict_file(  # noqa: PLR0913
         "columns": columns,
         "readers": list(predictor.names),
         "weights": predictor.digest(),
+        "processor": predictor.processor_digest(),
         **options.model_dump(include=_OF_ANSWERS),
     }
-    answering = Answering(predictor, str(source), skip_bad=skip_bad)
+    answering = Answering(predictor, source, skip_bad=skip_bad)
     with Partial.open(output, same, resume=resume) as partial:
         job = _Job(source, columns, partial, skip_bad=skip_bad)
         here = (
@@ -217,6 +222,7 @@ class Partial:
     rows: int = 0  # how many rows those are
     read: int = 0  # how many rows of the source were parsed for them
     skipped: int = 0  # how many could not be read
+    bad: int = -1  # the last of those that the source itself has
 
     @classmethod
     @contextmanager
@@ -249,7 +255,7 @@ class Partial:
                     f"predict: {self.lines} is of an earlier run whose {name} was {before}, and now it is {now}. "
                     "Start anew with resume=False (--no-resume)."
                 )
-        self.size, self.rows, self.read, self.skipped = (state[name] for name in _STATE)
+        self.size, self.rows, self.read, self.skipped, self.bad = (state[name] for name in _STATE)
         if (size := self.lines.stat().st_size) < self.size:
             raise StoreError(
                 f"predict: {self.lines} has {size} bytes of the {self.size} that were written; it was cut off. "
@@ -267,14 +273,14 @@ class Partial:
     def add(self, rows: Sequence[dict[str, Any]], *, read: int) -> None:
         """Write rows, then take note of them, and of the rows that were skipped."""
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
-        state = (self.size + len(data), self.rows + len(rows), self.read + read, self.skipped)
+        state = (self.size + len(data), self.rows + len(rows), self.read + read, self.skipped, self.bad)
         with self.writing():
             with self.lines.open("ab") as file:
                 file.truncate(self.size)
                 file.write(data)
             sync(self.lines)
             write_text(self.note, json.dumps({"same": self.same, **dict(zip(_STATE, state, strict=True))}))
-        self.size, self.rows, self.read, self.skipped = state
+        self.size, self.rows, self.read, self.skipped, self.bad = state
 
     def finish(self, output: Path) -> None:
         """Put the output in place."""
@@ -352,6 +358,7 @@ class _Job:
             for answered in answers(self._chunks(chunk_rows)):
                 for problem in answered.problems:
                     self._skip(problem)
+                    partial.bad = max(partial.bad, -1 if problem.row is None else problem.row)
                 partial.add(answered.rows, read=answered.read)
                 bar.update(len(answered.rows))
                 if answered.failed is not None:
@@ -360,7 +367,13 @@ class _Job:
     def _chunks(self, rows: int) -> Iterator[Chunk]:
         """What is left of the source; each chunk has the rows that could not be read since the one before."""
         problems: list[DataError] = []
-        bad = problems.append if self._skip_bad else None
+        told = self._partial.bad  # rows after the last good one are read again
+
+        def note(problem: DataError) -> None:
+            if problem.row is None or problem.row > told:
+                problems.append(problem)
+
+        bad = note if self._skip_bad else None
         for lines, examples, read in read_examples(
             self._source, self._columns, rows=rows, start=self._partial.read, bad=bad
         ):

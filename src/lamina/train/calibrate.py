@@ -10,9 +10,11 @@ import numpy as np
 import torch
 
 from lamina.data.batches import length_batches, tokenizer_of
+from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, NotFiniteError, check_known
 from lamina.monitors import Calibration, Cascade, Monitor
 from lamina.monitors.calibration import check_confidence
+from lamina.tasks import kind_of
 from lamina.train.evaluate import scoring_groups
 from lamina.train.options import FitOptions
 from lamina.train.readers import BankSubject
@@ -20,7 +22,10 @@ from lamina.train.scoring import autocast
 from lamina.utils import progress_bar
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from lamina.bank import ReaderBank
+    from lamina.data.windows import Run
     from lamina.tasks.task import Task
     from lamina.train.plan import Group
 
@@ -47,7 +52,8 @@ def calibrate(  # noqa: PLR0913
     """Choose a monitor's threshold on labelled texts, for a rate of false positives, and keep it with the bank.
 
     A text is flagged if its score reaches the threshold at any token, as when it is written; so it is the highest score
-    that counts. Special tokens do not. Of a text that is longer than the model reads every window is a text.
+    that counts. Special tokens do not; nor does the first text of pairs whose second is tagged; nor rows without a
+    label. Of a text that is longer than the model reads every window is a text.
 
     Args:
         bank: The bank with the monitor's readers, trained.
@@ -87,10 +93,12 @@ def calibrate(  # noqa: PLR0913
         raise ConfigError(f"calibrate: {came}. Score texts by bank.monitor_scores and use Calibration.of.")
     subject = BankSubject(bank, "calibrate", processor)
     (group,) = scoring_groups(subject, {monitor.readers[0]: task}, split, options)
-    highest, asked = _highest(subject, group, monitor, options)
+    highest, asked = _highest(subject, group, task, monitor, options)
+    told = zip(highest.tolist(), _positives(task, split, positive), strict=True)
+    known = [(score, flag) for score, flag in told if flag is not None]
     calibration = Calibration.of(
-        highest.tolist(),
-        _positives(task, split, positive),
+        [score for score, _ in known],
+        [flag for _, flag in known],
         false_positive_rate=false_positive_rate,
         threshold=threshold,
         confidence=confidence,
@@ -109,13 +117,16 @@ def calibrate(  # noqa: PLR0913
 
 
 def _highest(
-    subject: BankSubject, group: Group, monitor: Monitor | Cascade, options: FitOptions
+    subject: BankSubject, group: Group, task: Task, monitor: Monitor | Cascade, options: FitOptions
 ) -> tuple[np.ndarray[Any, Any], float]:
     """The highest score of each text, and the share of the tokens for which a cascade's second reader ran."""
     inputs: Any = group.inputs
     highest = np.full(inputs.encoded.texts, -np.inf)
     tokenizer = tokenizer_of(subject.processor)
     special = torch.tensor(sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), dtype=torch.long)
+    second = (
+        task.split(group.part).pairs and kind_of(task.kind).judges_second
+    )  # what is judged, as a reply that is watched
     asked = count = 0
     batches = length_batches(inputs.lengths, options.scoring_batch_size)
     for rows in progress_bar(batches, show=options.progress, unit="batch", leave=False):
@@ -123,6 +134,8 @@ def _highest(
         batch.pop("labels", None)
         mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
         mask &= ~torch.isin(batch["input_ids"], special)
+        if second:
+            mask &= _of_runs([inputs.encoded.runs[row] for row in rows], mask.shape[1])
         with autocast(subject, options):
             scores = subject.bank.monitor_scores(monitor, subject.arguments(batch), mask)
         if bool(scores[mask].isnan().any()):
@@ -134,13 +147,21 @@ def _highest(
     return highest, asked / max(1, count)
 
 
-def _positives(task: Task, split: str, positive: Sequence[str]) -> list[bool]:
-    """Whether each text has one of these labels, or a word of it."""
+def _of_runs(runs: Sequence[Run], length: int) -> Tensor:
+    """Which tokens `[windows, length]` are of the runs."""
+    at = torch.arange(length)
+    return torch.stack([(at >= run.start) & (at < run.stop) for run in runs])
+
+
+def _positives(task: Task, split: str, positive: Sequence[str]) -> list[bool | None]:
+    """Whether each text has one of these labels, or a word of it; None where that is not told."""
     wanted = {task.labels.index(label) for label in positive}
 
-    def is_positive(label: Any) -> bool:
+    def is_positive(label: Any) -> bool | None:
         if task.problem_type == "multi_label":
-            return any(label[number] > 0 for number in wanted)
-        return not wanted.isdisjoint(label) if isinstance(label, tuple | list) else label in wanted
+            own = [label[number] for number in wanted]
+            return True if any(mark > 0 for mark in own) else None if IGNORED in own else False
+        own = label if isinstance(label, tuple | list) else [label]
+        return True if not wanted.isdisjoint(own) else None if IGNORED in own else False
 
     return [is_positive(label) for label in task.split(split).labels]

@@ -118,6 +118,9 @@ class Engine:
         loader = batches(jobs, self.options.num_workers)
         for module in self.subject.modules:
             module.train()
+            for part in module.modules():
+                if _is_still(part):
+                    part.eval()
         for step, parts in left:
             self.step(step, active[step.group], [(rows, counts, next(loader)) for rows, counts in parts])
             self.steps, self._at = self.steps + 1, self._at + 1
@@ -290,6 +293,13 @@ class Engine:
             start = f"{learner.name}/"
             own = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
             learner.from_tensors(own, progress["learners"][learner.name])
+
+
+def _is_still(module: nn.Module) -> bool:
+    """Whether it keeps statistics of what it has seen, though nothing of it is learnt."""
+    own = list(module.parameters(recurse=False))
+    kept = getattr(module, "running_mean", None) is not None
+    return kept and bool(own) and not any(parameter.requires_grad for parameter in own)
 
 
 def _seed(seed: int) -> None:

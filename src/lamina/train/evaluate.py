@@ -114,14 +114,22 @@ def evaluate(  # noqa: PLR0913
 
 def scoring_groups(subject: Subject, tasks: Mapping[str, Task], split: str, options: FitOptions) -> list[Group]:
     """A part of some tasks, encoded as what is scored was trained, but for what the options say."""
-    apart: dict[tuple[str, bool], dict[str, Task]] = defaultdict(dict)
+    apart: dict[tuple[Any, ...], dict[str, Task]] = defaultdict(dict)
     for name, task in tasks.items():
-        space = options.add_prefix_space or bool(subject.trained_with([name], "add_prefix_space"))
-        apart[kind_of(task.kind).inputs, space][name] = task
+        how = _as_trained(subject, name, options)
+        apart[kind_of(task.kind).inputs, *how.values()][name] = task
     groups: list[Group] = []
-    for (_, space), some in apart.items():
-        trained = {name: subject.trained_with(list(some), name) for name in ("max_length", "stride")}
-        trained |= {name: value for name in trained if (value := getattr(options, name)) is not None}
-        how = options.model_copy(update={**trained, "add_prefix_space": space})
-        groups += groups_of(subject, some, split, how)
+    for some in apart.values():
+        how = _as_trained(subject, next(iter(some)), options)
+        groups += groups_of(subject, some, split, options.model_copy(update={**how, "augment": False}))
     return groups
+
+
+def _as_trained(subject: Subject, name: str, options: FitOptions) -> dict[str, Any]:
+    """How a learner's examples are read: by the options, else as in training; whatever else is scored beside it."""
+    how = {
+        option: subject.trained_with([name], option) if (value := getattr(options, option)) is None else value
+        for option in ("max_length", "stride")
+    }
+    space = options.add_prefix_space or bool(subject.trained_with([name], "add_prefix_space"))
+    return {**how, "add_prefix_space": space}

@@ -102,7 +102,7 @@ def fit(  # noqa: PLR0913
         adam_epsilon: Of AdamW and Adam.
         weight_decay: On matrices only: not on layer scores, biases and norms.
         schedule: "linear" (to 0 over the learner's own steps), "cosine" (to 0), "plateau" (times `plateau_factor` when
-            its score has not risen for `plateau_patience` epochs) or "constant".
+            its score has not risen for more than `plateau_patience` epochs) or "constant".
         warmup_ratio: Share of a learner's steps over which its learning rate rises from 0.
         warmup_steps: The same as a number of steps; in place of the share.
         plateau_factor: See `schedule`.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
-from lamina.bank import Reader
+from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError, LaminaError, UnknownNameError, check_known, noted
 from lamina.fusion import FUSIONS
 from lamina.fusion.base import FusionConfig
@@ -17,9 +18,7 @@ from lamina.registry import tuples
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from lamina.bank import ReaderBank
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 METHOD = "fusion"
 OWN = ("stack", "seed")  # fields of the reader itself
@@ -181,7 +180,7 @@ def expand_into(
     rates: Mapping[str, float],
     epochs: Mapping[str, int],
 ) -> dict[str, RunSpec]:
-    """Put the readers of grids into a bank, in the places of their templates; every reader that is trained, by name.
+    """Put the readers of grids into a bank, beside their templates; every reader that is trained, by name.
 
     The bank is left as it was if one cannot be built, say because its cutoff would remove every layer. Rates and epochs
     are those of readers that name none.
@@ -195,11 +194,11 @@ def expand_into(
             rate = rates[name] if spec.learning_rate is None else spec.learning_rate
             rounds = epochs[name] if spec.epochs is None else spec.epochs
             specs[spec.name] = replace(spec, learning_rate=rate, epochs=rounds)
-    _swap(bank, [spec for spec in specs.values() if spec.task in grid], list(grid))
+    _add(bank, [spec for spec in specs.values() if spec.task in grid])
     return specs
 
 
-def _swap(bank: ReaderBank, specs: Sequence[RunSpec], templates: Sequence[str]) -> None:
+def _add(bank: ReaderBank, specs: Sequence[RunSpec]) -> None:
     added: list[str] = []
     try:
         for spec in specs:
@@ -210,5 +209,26 @@ def _swap(bank: ReaderBank, specs: Sequence[RunSpec], templates: Sequence[str]) 
         for name in added:
             bank.remove(name)
         raise
-    for name in templates:
-        bank.remove(name)
+
+
+@contextmanager
+def templates_kept(target: object, grid: Iterable[str]) -> Iterator[Callable[[], None]]:
+    """Leave a bank as it was if something is wrong before its grids can train; what is yielded ends their templates."""
+    bank: Any = target if isinstance(target, ReaderBank) else {}
+    there, settled = set(bank), False
+
+    def remove(names: Iterable[str]) -> None:
+        for name in names:
+            bank.remove(name)
+
+    def settle() -> None:
+        nonlocal settled
+        settled = True
+        remove(grid)
+
+    try:
+        yield settle
+    except BaseException:
+        if not settled:
+            remove({*bank} - there)
+        raise

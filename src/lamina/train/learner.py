@@ -170,7 +170,7 @@ class Learner:
             for key, value in state.items():
                 if isinstance(value, torch.Tensor):
                     tensors[f"optimizer/{number}/{key}"] = value.detach().cpu().clone()
-        return tensors
+        return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     def from_tensors(self, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
         """Take up what a checkpoint holds."""

@@ -6,8 +6,6 @@ import heapq
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lamina.bank import is_held
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, LaminaError, first_line
@@ -79,12 +77,6 @@ class ModelSubject(Subject):
                 f"{self.op}: a bank reads this model and keeps it as it is; fine-tuning changes it. "
                 "Load the model a second time, or train it with the bank: ReaderBank(model, train_base=True)."
             )
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad and parameter.dtype == torch.float16:
-                raise ConfigError(
-                    f"{self.op}: '{name}' is in float16, in which steps are lost; what is trained is in float32 or "
-                    "bfloat16. Call model.float(), and set precision='float16' for mixed precision."
-                )
         parameter_groups(self.model, options, 1.0, self.op)
         self.fit_head(groups[0])
         if self.kind.fit_processor(self.processor, self.task):

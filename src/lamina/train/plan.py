@@ -82,6 +82,7 @@ def group_tasks(
         first = encoder_of(tasks, names)
         own = {"by_row": tasks[first].by_row, "image_size": tasks[first].image_size}
         how = replace(options, windows=kinds[first].per_token, **own)
+        how = how if kinds[first].draws else replace(how, seed=0)
         mark = (*key, how, len(splits[first]))
         if mark not in encodings:
             encodings[mark] = kinds[first].encode(splits[first], processor, how)

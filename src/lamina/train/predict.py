@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from lamina.bank import ReaderBank
+from lamina.data.cache import hash_processor
 from lamina.errors import ConfigError, noted
+from lamina.layers.fingerprints import fingerprint_of_modules
 from lamina.layers.wrappers import unwrapped
 from lamina.store.opening import opened
 from lamina.tasks import kind_of
@@ -154,13 +156,20 @@ class Predictor:
         self.names = tuple(self._tasks)
 
     def digest(self) -> str:
-        """Differs between models and readers of other weights; quick, so no proof that all of them are equal."""
+        """Differs between models and readers of other weights."""
         digest = hashlib.blake2b(digest_size=16)
         for module in dict.fromkeys((*self._subject.modules, self._subject.base)):
-            for name, value in module.state_dict().items():
-                few = value.detach().flatten()[:8].float().tolist()
-                digest.update(repr((name, tuple(value.shape), few, float(value.detach().double().sum()))).encode())
+            digest.update(fingerprint_of_modules(module.modules()).encode())
         return digest.hexdigest()
+
+    def processor_digest(self) -> str:
+        """Differs between processors that read otherwise."""
+        return hash_processor(self._subject.processor)
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether the examples are images or sound."""
+        return any(kind_of(task.kind).file is not None for task in self._tasks.values())
 
     def to(self, device: str) -> None:
         """Answer on another device."""
@@ -186,8 +195,8 @@ class Predictor:
         for name, task in self._tasks.items():
             space = self._options.add_prefix_space or bool(self._subject.trained_with([name], "add_prefix_space"))
             together[kind_of(task.kind).predict_inputs, space].append(name)
-        groups = [self._group(names, splits, add_prefix_space=space) for (_, space), names in together.items()]
-        return Prepared(count, splits, groups)
+        parts = (self._groups(names, splits, add_prefix_space=space) for (_, space), names in together.items())
+        return Prepared(count, splits, [group for part in parts for group in part])
 
     def answer(self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None) -> list[dict[str, Any]]:
         """Per example, name -> answer; `raw` ones have logits where there are any; `budget` is as of `results`."""
@@ -226,6 +235,19 @@ class Predictor:
         """Tokens of an example, or of a window of it, that some readers read."""
         tasks = {name: self._tasks[name] for name in names}
         return max_length(self._subject, tasks, self._subject.trained_with(names, "max_length"))
+
+    def _groups(self, names: Sequence[str], splits: Mapping[str, Split], *, add_prefix_space: bool) -> list[Group]:
+        """The inputs of some tasks: common ones, unless one of them would be shown more or less than alone."""
+        group = self._group(names, splits, add_prefix_space=add_prefix_space)
+        per_token = [name for name in names if kind_of(self._tasks[name].kind).per_token]
+        strides = {name: self._subject.trained_with([name], "stride") for name in per_token}
+        apart: dict[tuple[int, int | None], list[str]] = defaultdict(list)
+        for name in names:
+            stride = strides.get(name, next(iter(strides.values()), None))
+            apart[self.max_length([name]), stride].append(name)
+        if len(apart) == 1 or max(group.inputs.lengths) < min(length for length, _ in apart):
+            return [group]
+        return [self._group(part, splits, add_prefix_space=add_prefix_space) for part in apart.values()]
 
     def _group(self, names: Sequence[str], splits: Mapping[str, Split], *, add_prefix_space: bool) -> Group:
         """Some tasks' common inputs."""

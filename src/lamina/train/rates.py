@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lamina.editing.inserted import InsertedLayer
 from lamina.errors import ConfigError, LayerIndexError
 from lamina.layers import select, stacks
@@ -32,6 +34,11 @@ def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, o
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or rates[name] == 0:
             continue
+        if parameter.dtype == torch.float16:
+            raise ConfigError(
+                f"{op}: '{name}' is in float16, in which steps are lost; what is trained is in float32 or bfloat16. "
+                "Call model.float(), and set precision='float16' for mixed precision."
+            )
         decay = options.weight_decay if parameter.ndim >= 2 else 0.0
         group = groups.setdefault((rates[name], decay), {"params": [], "lr": rates[name], "weight_decay": decay})
         group["params"].append(parameter)

@@ -227,5 +227,6 @@ class BankSubject(Subject):
 def free_bytes(device: torch.device) -> int:
     """Memory that is free on a device now."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # PyTorch hands it out again
+        return torch.cuda.mem_get_info(device)[0] + kept
     return psutil.virtual_memory().available

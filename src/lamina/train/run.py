@@ -23,7 +23,7 @@ from lamina.tasks.base import EncodeOptions
 from lamina.tasks.metrics import LOWER
 from lamina.tasks.task import Task
 from lamina.train.checkpoint import Checkpoints
-from lamina.train.grid import RunSpec, expand_into
+from lamina.train.grid import RunSpec, expand_into, templates_kept
 from lamina.train.identity import identity
 from lamina.train.model import ModelSubject
 from lamina.train.options import each
@@ -71,12 +71,14 @@ def train(  # noqa: PLR0913
     processor: Any = None,
     output: str | Path | None = None,
     checkpoints: str | Path | None = None,
+    events: Path | None = None,
     encodings: Encodings | None = None,
     tables: Tables | None = None,
 ) -> FitResult:
     """What `fit` and `finetune` do, for callers that train many times.
 
     `checkpoints` is a folder of this run's checkpoints alone, which the caller removes, in place of one in `output`;
+    `events` is where TensorBoard's files go without an `output`;
     `encodings` is what earlier runs encoded, which is used and filled; `tables` are other files to write into `output`.
     """
     from lamina.train.engine import Engine, start_accelerator
@@ -87,9 +89,12 @@ def train(  # noqa: PLR0913
         raise ConfigError(f"{op}: resume is set but no output folder; checkpoints are kept in one.")
     tasks = tasks_by_name(op, tasks)
     subject = open_subject(target, tasks, op, processor, options)
-    scored, accelerator = _scored(op, subject, tasks, options), start_accelerator(options, folder)
+    scored, accelerator = _scored(op, subject, tasks, options), start_accelerator(options, folder or events)
     held, names = folder or place, [*_names(target), *(tables.names if tables else ())] if folder else ()
-    with nullcontext() if held is None or rank() else claimed_output(target, Path(held), names):
+    with (
+        nullcontext() if held is None or rank() else claimed_output(target, Path(held), names),
+        templates_kept(target, grid or {}) as settle,
+    ):
         specs = _specs(target, tasks, grid or {}, options)
         tasks = {name: tasks[spec.task] for name, spec in specs.items()}
         target.to(accelerator.device)  # pyright: ignore
@@ -105,15 +110,15 @@ def train(  # noqa: PLR0913
         )
         start = time.perf_counter()
         subject.prepare([*groups, *validation], options, max(plan.epochs.values()))
-        rates = {name: float(spec.learning_rate or 0) for name, spec in specs.items()}
+        rates, kept = {name: float(spec.learning_rate or 0) for name, spec in specs.items()}, None
         learners = subject.learners(tasks, plan, rates, options)
-        kept = None
         if place is not None and held is not None:
             kept = Checkpoints(Path(place), op, identity(subject, learners, plan, validation, rates, options))
             if rank() == 0:
                 needed = kept.needed_bytes(sum(learner.checkpoint_bytes for learner in learners))
                 check_room(Path(held), needed + (saved_bytes(target) if folder else 0))
         engine = Engine(subject, learners, plan, validation, options=options, accelerator=accelerator, checkpoints=kept)
+        settle()
         engine.run()
         for tracker in accelerator.trackers:  # `end_training` would end the process group as well
             tracker.finish()

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError
+from lamina.layers.isolation import main_device
 from lamina.tasks.interpolation import size_arguments
 from lamina.train.learner import BASE
 
@@ -39,7 +40,7 @@ class Subject(ABC):
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return next(self.base.parameters()).device
+        return main_device(self.base)
 
     def arguments(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         """A batch where the model is, and what else the model takes for it."""

@@ -8,6 +8,7 @@ from tests.support.stored import tiny_config, tiny_model
 from tests.support.tiny import FAMILIES
 from transformers import BertForMaskedLM, BertForTokenClassification, BertModel
 
+from lamina import insert_
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.layers import stacks
 from lamina.store import empty_model, fingerprint
@@ -95,3 +96,14 @@ def test_a_tensor_that_modules_share_counts_once():
     apart = fingerprint(model, "main")
     second.weight = first.weight
     assert fingerprint(model, "main") != apart  # equal numbers, and known to be one tensor
+
+
+@pytest.mark.parametrize("how", [{"activation": "relu"}, {"activation": None}, {"placement": "output"}])
+def test_what_an_inserted_layer_computes_counts(how):
+    marks = set()
+    for settings in ({}, how):
+        model = tiny_model()
+        layer_settings = {"position": "ffn", "init": "xavier", **settings}
+        insert_(model, **layer_settings, generator=torch.Generator().manual_seed(0))
+        marks.add(fingerprint(model, "main"))
+    assert len(marks) == 2

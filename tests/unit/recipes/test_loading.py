@@ -113,3 +113,10 @@ def test_a_test_part_that_is_not_there(cola: Path):
     made = recipe().model_copy(update={"evaluate": "test"})
     with pytest.raises(ConfigError, match="evaluate is test, but task 'a' has only train, validation"):
         load_tasks(made, cola)
+
+
+def test_a_limit_of_validation_rows_is_one_of_those_that_are_held_out(cola: Path):
+    whole = sizes(load(cola, hold_out=True))
+    limited = sizes(load(cola, hold_out=True, limit_validation=1))
+    assert limited == {**whole, "validation": 1}
+    assert whole["validation"] > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 from collections import Counter
@@ -351,3 +352,11 @@ def test_an_image_is_read_as_patches():
     config = SimpleNamespace(image_size=224, patch_size=16)
     assert KIND.model_rows(10, 50.0, 0, config) == (10, 197)
     assert KIND.model_rows(10, 50.4, 0, SimpleNamespace()) == (10, 50)
+
+
+def test_a_file_name_that_is_not_utf_8_is_named(tmp_path: Path):
+    folder = picture_folder(tmp_path)
+    first = next(path for path in folder.rglob("*.png"))
+    first.rename(os.fsdecode(os.fsencode(first.parent) + b"/caf\xe9.png"))
+    with pytest.raises(DataError, match="whose name is not UTF-8; rename it"):
+        Task.from_files("image_classification", train=folder)

@@ -174,3 +174,18 @@ def test_replies_that_are_blank(caplog: pytest.LogCaptureFixture):
     assert "2 of 4 rows have no label in column 'reply' and are left out (3, 4)" in caplog.text
     chats = of([{"messages": CHATS[0]}, {"messages": chat("is")}], missing_labels="drop")
     assert len(chats.split("train")) == 1
+
+
+def test_chats_that_differ_in_who_speaks_are_other_examples():
+    roles = [("system", "user", "assistant"), ("user", "assistant", "assistant")]
+    texts = ("hello there", "good day", "yes")
+    chats = [[{"role": role, "content": text} for role, text in zip(own, texts, strict=True)] for own in roles]
+    keys = {of([{"messages": one}]).split("train").key for one in chats}
+    assert len(keys) == 2
+
+
+def test_a_chat_may_begin_with_a_reply():
+    messages = [{"role": "assistant", "content": "very good"}, *chat("was it fun", "not fun")]
+    text, spans = render(Chat(messages), causal_tokenizer(TEMPLATE))
+    assert [text[start:stop].split()[-1] for start, stop in spans] == ["<end>", "<end>"]
+    assert "very good" in text[slice(*spans[0])]

@@ -7,7 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import datasets
+import numpy as np
 import pytest
+import torch
 from tests.support.files import jsonl, put, tsv
 from tests.support.pictures import encoded, picture
 from tests.support.pictures import put as put_bytes
@@ -361,3 +363,27 @@ def test_its_print_is_a_line_and_says_how_many_rows_there_are():
 def test_labels_are_names(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"task: labels are .*; a list of the classes' names is needed"):
         Task.from_files(SEQUENCE, train=tsv(tmp_path / "t.tsv", ["a\tx", "b\ty"] * 10), labels="xy")
+
+
+@pytest.mark.parametrize("cell", [np.float32, np.float64, torch.tensor])
+def test_numbers_of_numpy_and_torch_are_numbers(cell: Any):
+    rows = [{"sentence": f"text {row}", "label": cell(value)} for row, value in enumerate((0.5, 1.25, 2.75, 3.0))]
+    assert Task.from_dataset("sequence_classification", {"train": rows}).problem_type == "regression"
+
+
+def test_an_array_of_zeros_and_ones_is_a_row_of_several_labels():
+    rows = [{"sentence": f"text {row}", "label": np.array([row % 2, 1])} for row in range(4)]
+    assert Task.from_dataset("sequence_classification", {"train": rows}).problem_type == "multi_label"
+
+
+def test_pairs_whose_second_text_is_learnt_stay_pairs():
+    rows = [{"about": "who", "reply": "anna sat", "spans": ["anna"]}] * 4
+    how = {"text": "about", "text_pair": "reply", "label": "spans"}
+    with pytest.raises(ConfigError, match="is about the second text of a pair; leave its pairs"):
+        Task.from_dataset("token_classification", {"train": rows}, **how).join_pairs(" ")
+
+
+def test_labels_that_are_given_may_have_blanks_around_them():
+    rows = [{"sentence": f"text {row}", "label": ("spam ", "ham")[row % 2]} for row in range(4)]
+    given = {"train": rows}
+    assert Task.from_dataset("sequence_classification", given, labels=["spam ", "ham"]).labels == ("spam", "ham")

@@ -317,3 +317,46 @@ def test_progress_is_on_standard_error(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_file_that_is_not_there(tmp_path: Path):
     with pytest.raises(DataError, match=r"none\.jsonl is not there"):
         predict_file(bank(), tmp_path / "none.jsonl", tmp_path / "out.jsonl", text="text")
+
+
+def test_rows_at_the_end_that_cannot_be_read_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source, output = write(tmp_path / "in.jsonl", TEXTS), tmp_path / "out.csv"
+    with source.open("a") as file:
+        file.write("{no json\n")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bulk, "_to_csv", full)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="No space left"):
+            run(bank(), source, output, skip_bad=True)
+    monkeypatch.undo()
+    assert run(bank(), source, output, skip_bad=True).skipped == 1
+
+
+def test_a_run_goes_on_with_the_same_tokenizer_alone(tmp_path: Path):
+    made, source = bank(), write(tmp_path / "in.jsonl", [*TEXTS[:7], 5])
+    with pytest.raises(DataError):
+        run(made, source, tmp_path / "out.jsonl")
+    other = tiny_tokenizer()
+    other.add_tokens(["qqq"])
+    with pytest.raises(ConfigError, match="of an earlier run whose processor was"):
+        run(made, source, tmp_path / "out.jsonl", processor=other)
+
+
+@pytest.mark.parametrize("name", ["row", "text", "text_pair"])
+def test_a_reader_that_is_called_as_a_column_is_refused(tmp_path: Path, name: str):
+    made, source = tiny_bank({name: reader(names())}), write(tmp_path / "in.jsonl", TEXTS)
+    with pytest.raises(ConfigError, match=f"a reader is called '{name}', as a column"):
+        run(made, source, tmp_path / "out.csv")
+    assert run(made, source, tmp_path / "out.jsonl").rows == 23
+
+
+def test_paths_of_images_start_at_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "there" / "p").mkdir(parents=True)
+    (tmp_path / "there" / "p" / "0.png").write_bytes(drawn(1, 0).data or b"")
+    source = write(tmp_path / "there" / "in.jsonl", ["p/0.png"], "image")
+    monkeypatch.chdir(tmp_path)
+    assert run(vit(), source, tmp_path / "out.jsonl", processor=image_processor()).rows == 1
+    assert rows(tmp_path / "out.jsonl")[0]["text"] == "p/0.png"

@@ -238,3 +238,34 @@ def test_a_score_that_is_no_number_is_named():
     ):
         calibrate(bank, Monitor("broken", FLAGS), spans_task(), false_positive_rate=0.05)
     bank.remove("broken")
+
+
+def spanned(lost: int = 0, prompt: str | None = None) -> Task:
+    """The same with spans as texts, of which every `lost` positive row's is not in it; perhaps after a prompt."""
+    parts: dict[str, list[dict[str, Any]]] = {}
+    for seed, part in enumerate(("train", "validation")):
+        rows = [(row["words"], [word for word in row["words"] if word not in NEUTRAL]) for row in spans(120, seed)]
+        away = [bool(lost) and number % (2 * lost) == 1 for number in range(len(rows))]
+        parts[part] = [
+            {"prompt": prompt, "text": " ".join(words), "spans": ["not there"] if gone else found}
+            for (words, found), gone in zip(rows, away, strict=True)
+        ]
+    columns = {"text": "text"} if prompt is None else {"text": "prompt", "text_pair": "text"}
+    how: dict[str, Any] = {"label": "spans", "labels": spans_task().labels, "missing_labels": "ignore", **columns}
+    return Task.from_dataset("token_classification", parts, **how)
+
+
+def test_rows_without_labels_are_neither_positive_nor_negative():
+    whole, some = (calibrate(fitted(), SPANS, spanned(lost), false_positive_rate=0.05, store=False) for lost in (0, 2))
+    assert whole.calibration is not None
+    assert some.calibration is not None
+    assert (whole.calibration.negatives, whole.calibration.positives) == (60, 60)
+    assert (some.calibration.negatives, some.calibration.positives) == (60, 30)
+    assert some.threshold == whole.threshold
+
+
+def test_of_pairs_the_text_that_is_tagged_counts_alone():
+    for prompt in ("the film", "not bad"):
+        found = calibrate(fitted(), SPANS, spanned(prompt=prompt), false_positive_rate=0.05, store=False).calibration
+        assert found is not None
+        assert found.recall > 0.9

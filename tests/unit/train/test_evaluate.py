@@ -200,3 +200,26 @@ def test_a_head_for_another_kind_answers_nothing():
     model = bert()
     with pytest.raises(ConfigError, match=r"its head is for no task of kind 'token_classification'"):
         predict(model, ["anna is good"], kind="token_classification", processor=tiny_tokenizer())
+
+
+def test_images_that_are_scored_are_not_augmented():
+    task = shades(validation=30)
+    task = replace(task, splits={part: task.split("train") for part in ("train", "validation")})
+    model, given = vit(size=32), {"processor": image_processor(32)}
+    assert scored(model, task, part="train", **given) == scored(model, task, part="validation", **given)
+
+
+def test_scores_do_not_depend_on_what_else_is_scored():
+    long = {part: split.texts for part, split in names(low=20, high=30).splits.items()}
+    splits = {part: Split.of(texts, [row % 2 for row in range(len(texts))]) for part, texts in long.items()}
+    mood = replace(yes_no(), splits=splits)
+    bank = tiny_bank({"short": reader(mood), "long": reader(mood, seed=1)})
+    for name, length in (("short", 6), ("long", 24)):
+        fit(bank, {name: mood}, epochs=1, max_length=length, progress=False)
+    alone = [evaluate(bank, {name: mood})[name] for name in bank]
+    together = evaluate(bank, dict.fromkeys(bank, mood))
+    assert alone == list(together.values())
+    texts = mood.split("validation").texts[:5]
+    for name in bank:
+        own = [row[name]["score"] for row in predict(bank, texts, readers=[name])]
+        assert own == [row[name]["score"] for row in predict(bank, texts)]

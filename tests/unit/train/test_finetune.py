@@ -28,7 +28,7 @@ from tests.support.finetuned import (
 )
 from tests.support.training import length_of_text, names, same, several, tiny_tokenizer, yes_no
 
-from lamina import fit
+from lamina import fit, freeze_
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, DataError, LaminaError, LayerIndexError, NotFiniteError, UnknownNameError
 from lamina.tasks import KINDS, kind_of
@@ -380,3 +380,21 @@ def test_evaluate_leaves_the_config_as_it_is():
     before = model.config.to_dict()
     scored(model, yes_no(), "train", tiny_tokenizer())
     assert model.config.to_dict() == before
+
+
+def test_what_a_frozen_convolution_has_seen_stays():
+    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], num_labels=3)
+    model = transformers.AutoModelForImageClassification.from_config(config)
+    freeze_(model, train=["classifier"])
+    before = tensors(model)
+    tune(model, shades(), processor=image_processor(32))
+    changed = {name for name, value in tensors(model).items() if not torch.equal(value, before[name])}
+    assert changed
+    assert all(name.startswith("classifier") for name in changed)
+
+
+def test_a_model_in_channels_last_writes_checkpoints(tmp_path: Path):
+    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], num_labels=3)
+    model = transformers.AutoModelForImageClassification.from_config(config).to(memory_format=torch.channels_last)
+    tune(model, shades(), tmp_path / "out", processor=image_processor(32))
+    assert (tmp_path / "out" / "model.safetensors").is_file()

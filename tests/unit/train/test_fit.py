@@ -543,3 +543,18 @@ def test_a_reader_that_has_nothing_to_learn_but_its_head():
     bank = tiny_bank({"r": Reader(Mean(), head)})
     result = train(bank, {"r": TASK})
     assert {row["importance"] for row in result.importances} == {0.25}
+
+
+def test_a_base_in_half_precision_is_not_trained_along():
+    model = tiny_model().half()
+    bank = ReaderBank(model, tiny_tokenizer(), train_base=True)
+    bank.add("mood", reader(yes_no()))
+    with pytest.raises(ConfigError, match=r"fit: '.*' is in float16, in which steps are lost"):
+        fit(bank, {"mood": yes_no()}, epochs=1, progress=False)
+
+
+def test_a_grid_that_cannot_begin_leaves_the_bank_as_it_was():
+    bank = tiny_bank({"mood": reader(yes_no())})
+    with pytest.raises(ConfigError, match="max_length"):
+        fit(bank, {"mood": yes_no()}, grid={"mood": {"alpha": [1.0, 2.0]}}, max_length=99999, progress=False)
+    assert list(bank) == ["mood"]

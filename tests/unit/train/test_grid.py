@@ -15,7 +15,7 @@ from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.mean import Mean
 from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
-from lamina.train.grid import RunSpec, expand, expand_into
+from lamina.train.grid import RunSpec, expand, expand_into, templates_kept
 
 TEMPLATE = Reader(
     AdaLayers(dim=8, dropout=0.0), SequenceClassification(("no", "yes"), attention_heads=2), stack="main", seed=5
@@ -145,7 +145,10 @@ RATES, EPOCHS = {"cola": 0.5, "ner": 0.2}, {"cola": 2, "ner": 7}
 
 def test_readers_take_their_template_s_place(bank: ReaderBank):
     before = weights(bank, "ner")
-    found = expand_into(bank, ["cola", "ner"], {"cola": {"alpha": [1.0, 2.0], "epochs": [3, 4]}}, RATES, EPOCHS)
+    grid = {"cola": {"alpha": [1.0, 2.0], "epochs": [3, 4]}}
+    with templates_kept(bank, grid) as settle:
+        found = expand_into(bank, ["cola", "ner"], grid, RATES, EPOCHS)
+        settle()
     made = [f"cola_000{number}" for number in (1, 2, 3, 4)]
     assert list(bank) == ["ner", *made]
     assert {name: spec.task for name, spec in found.items()} == {**dict.fromkeys(made, "cola"), "ner": "ner"}
@@ -155,6 +158,20 @@ def test_readers_take_their_template_s_place(bank: ReaderBank):
     assert found["cola_0003"].settings == {"fusion.alpha": 2.0, "epochs": 3}
     assert found["ner"] == RunSpec("ner", "ner", bank["ner"].config, {}, 0.2, 7)
     assert all(torch.equal(value, before[key]) for key, value in weights(bank, "ner").items())
+
+
+def test_the_bank_is_as_it_was_if_something_is_wrong_before_they_can_train(bank: ReaderBank):
+    grid = {"cola": {"alpha": [1.0, 2.0]}}
+
+    def goes_wrong() -> None:
+        with templates_kept(bank, grid):
+            expand_into(bank, ["cola"], grid, RATES, EPOCHS)
+            assert len(bank) == 4
+            raise ConfigError("wrong")
+
+    with pytest.raises(ConfigError, match="wrong"):
+        goes_wrong()
+    assert list(bank) == ["cola", "ner"]
 
 
 def test_the_template_s_epochs_and_rate_hold_for_readers_that_name_none(bank: ReaderBank):
