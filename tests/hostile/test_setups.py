@@ -14,11 +14,12 @@ import torch
 import transformers
 from accelerate import cpu_offload, disk_offload
 from tests.support.tiny import FAMILIES
+from tests.support.training import reader, tiny_bank, tiny_model, yes_no
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig, LlamaConfig, LlamaModel
 
 import lamina
-from lamina import Reader, ReaderBank
+from lamina import Reader, ReaderBank, evaluate, fit, predict_file
 from lamina.errors import BaseMismatchError, ConfigError, UnsupportedModelError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.pooled_layers import PooledLayers
@@ -249,6 +250,19 @@ def test_offloaded_weights(case: str, tmp_path: Path):
         ReaderBank.from_pretrained(tmp_path / "bank", other)
 
 
+@pytest.mark.parametrize("load", [to_memory, to_disk])
+def test_readers_of_offloaded_weights_learn_and_answer(load: Callable[[Any, Path], Any], tmp_path: Path):
+    task, source = yes_no(), tmp_path / "in.txt"
+    source.write_text("".join(f"{text}\n" for text in task.split("validation").texts))
+    found = []
+    for offload in (lambda model, _: model, load):
+        bank = tiny_bank({"mood": reader(task)}, offload(tiny_model(), tmp_path))
+        fit(bank, {"mood": task}, epochs=2, progress=False)
+        predict_file(bank, source, tmp_path / "out.jsonl", progress=False, resume=False)
+        found.append((evaluate(bank, {"mood": task}), (tmp_path / "out.jsonl").read_text()))
+    assert found[0] == found[1]
+
+
 @torch.no_grad()
 def _moved(module: nn.Module) -> None:
     if isinstance(module, nn.LayerNorm):
@@ -300,8 +314,8 @@ def test_an_adapter_that_is_off_or_merged(name: str, tmp_path: Path):
         bank(**inputs)
     model.unmerge_adapter()
     merged = bank_on(model.merge_and_unload())(**inputs)
-    for reader in on:
-        torch.testing.assert_close(merged[reader].logits, on[reader].logits, rtol=0, atol=1e-5)
+    for name in on:
+        torch.testing.assert_close(merged[name].logits, on[reader].logits, rtol=0, atol=1e-5)
 
 
 def test_a_learned_prompt_is_refused():

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lamina.bank.streaming import StackPass
-from lamina.layers.isolation import MetaValues, evaluating, preserve_randomness
+from lamina.layers.isolation import MetaValues, evaluating, main_device, preserve_randomness
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -135,7 +135,7 @@ def _measured(model: PreTrainedModel, readers: Readers, tokens: int, labels: Lab
     modules = [module for _, module in readers.values()]
     own = [tensor for module in (*modules, model) for tensor in (*module.parameters(), *module.buffers())]
     few = 2 if grad else max(2, math.ceil(_SCORED / tokens))  # of one row views may do
-    values = _EveryLayer() if model.device.type == "meta" else nullcontext()
+    values = _EveryLayer() if main_device(model).type == "meta" else nullcontext()
     with preserve_randomness(), evaluating(*modules), torch.set_grad_enabled(grad), values:
         for module in modules:
             module.train(grad)
@@ -158,7 +158,7 @@ def _run(
         members = {name: module for name, (own, module) in readers.items() if own is stack}
         stack_pass = StackPass(model, stack, members, grad=grad)
         for layer in stack_pass.layers:
-            stack_pass.take(layer, torch.zeros(*shape, stack.width, dtype=model.dtype, device=model.device))
+            stack_pass.take(layer, torch.zeros(*shape, stack.width, dtype=model.dtype, device=main_device(model)))
         outputs = stack_pass.finish(given)
         held += outputs.values()
         if grad:

@@ -58,6 +58,14 @@ def test_a_run_that_fails_is_recorded_and_the_others_go_on(folder: Path, tmp_pat
     assert len(json.loads((tmp_path / "table.json").read_text())) == 2
 
 
+def test_every_run_has_events_of_its_own(folder: Path, tmp_path: Path):
+    pytest.importorskip("tensorboard")
+    two = methods(folder, {"plain": {}, "other": {}}, fit={"tensorboard": True})
+    assert not run_recipe(two, data=folder, output=tmp_path).failures
+    assert sorted(path.name for path in (tmp_path / "events").iterdir()) == ["film-other-0", "film-plain-0"]
+    assert len([*tmp_path.rglob("events.out.tfevents.*")]) == 2
+
+
 def test_what_failed_is_run_again_and_nothing_else(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     real, failing, trained = runner.train, [True], []
 
