@@ -315,7 +315,7 @@ def test_an_adapter_that_is_off_or_merged(name: str, tmp_path: Path):
     model.unmerge_adapter()
     merged = bank_on(model.merge_and_unload())(**inputs)
     for name in on:
-        torch.testing.assert_close(merged[name].logits, on[reader].logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(merged[name].logits, on[name].logits, rtol=0, atol=1e-5)
 
 
 def test_a_learned_prompt_is_refused():
