@@ -158,6 +158,7 @@ class Monitoring:
         check_range(op, "every", every, 1)
         if over not in ("output", "both"):
             raise UnknownNameError(op=op, got=over, known=("output", "both"), what="over")
+        stop = (stop,) if isinstance(stop, str) else stop
         for name in stop or ():
             if name not in chosen:
                 raise UnknownNameError(op=op, got=name, known=chosen, what="monitor")

@@ -71,6 +71,8 @@ def serve(  # noqa: PLR0913
         raise MissingExtraError.of(error, op="serve", extra="serve") from error
     if readers_root is not None and not readers_root.is_dir():
         raise ConfigError(f"serve: readers_root is {readers_root}, which is no folder.")
+    if readers_root is not None and admin_key is None:
+        raise ConfigError("serve: --readers-root was given, but not --admin-key; without it readers stay as they are.")
     settings = Settings.of(
         max_batch_tokens=max_batch_tokens,
         max_concurrent_requests=max_concurrent_requests,

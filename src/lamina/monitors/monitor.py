@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,6 +70,9 @@ class Monitor:
         object.__setattr__(self, "flag", (self.flag,) if isinstance(self.flag, str) else tuple(self.flag))
         object.__setattr__(self, "name", self.name or self.reader)
         check_known("monitor", [self.scale], get_args(Scale), "scale")
+        given = self.threshold
+        if given is not None and not (isinstance(given, int | float) and math.isfinite(given)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"monitor: the threshold of '{self.name}' is {given!r}; a finite number is needed.")
         if not self.flag:
             raise ConfigError(f"monitor: '{self.name}' flags no label; at least one is needed.")
         if twice := [label for label in self.flag if list(self.flag).count(label) > 1]:
@@ -86,6 +90,10 @@ class Monitor:
         if set(labels) == set(self.flag) and heads[self.reader].problem_type == "classification":
             came = f"flags every label of reader '{self.reader}'"
             raise ConfigError(f"monitor '{self.name}': it {came}; at least one must be left.")
+        is_share = self.scale == "probability" and heads[self.reader].problem_type != "regression"
+        if is_share and self.threshold is not None and self.threshold > 1:
+            came = f"the threshold is {self.threshold}, and a probability is at most 1, so nothing would be flagged"
+            raise ConfigError(f"monitor '{self.name}': {came}. Give one below, or scale='log_odds'.")
         if self.aggregate.weighted and not heads[self.reader].weighs_tokens:
             came = f"{type(self.aggregate).__name__} weighs tokens as the head of reader '{self.reader}' does"
             raise ConfigError(

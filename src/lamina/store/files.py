@@ -156,7 +156,9 @@ def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, fo
             if outside := [name for name in written if name not in known]:
                 raise StoreError(f"save: {folder / outside[0]} is outside of {folder}, by a link. Give another folder.")
             old, new = ([name for name in known if (place / name).is_file()] for place in (folder, stage))
+            (usual := folder / WORK / "usual").touch()
             for name in new:
+                shutil.copymode(usual, stage / name)  # safetensors gives weights to their owner alone
                 sync(stage / name)
             write_text(folder / WORK / PLAN, json.dumps([old, new]))
             _move(old, folder, folder / WORK / "old")

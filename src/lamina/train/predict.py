@@ -139,6 +139,7 @@ class Predictor:
         processor: Any = None,
     ) -> None:
         self._options, target = options, unwrapped(target)
+        readers = (readers,) if isinstance(readers, str) else readers
         self._tasks: dict[str, Any]  # name -> what is asked, a `TaskLike`
         if kind is not None and isinstance(target, ReaderBank):
             raise ConfigError(f"predict: kind is '{kind}' for a bank; each of its readers has its own.")

@@ -155,6 +155,12 @@ def test_a_root_of_readers_that_is_no_folder_is_refused(lamina: Callable[..., Ra
     assert "nowhere, which is no folder" in ran.err
 
 
+def test_a_root_of_readers_without_a_key_is_refused(lamina: Callable[..., Ran], bank_folder: Path):
+    ran = lamina("serve", bank_folder, "--port", 0, "--readers-root", bank_folder)
+    assert ran.code == 2
+    assert "--readers-root was given, but not --admin-key" in ran.err
+
+
 def test_a_whole_model_is_refused(lamina: Callable[..., Ran], model_folder: Path):
     ran = lamina("serve", model_folder, "--port", 0)
     assert ran.code == 2

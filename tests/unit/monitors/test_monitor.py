@@ -160,3 +160,16 @@ def test_both_come_back_from_a_file():
     both = Cascade(monitor, replace(monitor, reader="s", aggregate=EMA(3.0)), sure=0.9, name="c")
     assert Cascade.from_dict(json.loads(json.dumps(both.to_dict()))) == both
     assert (both.threshold, both.calibration, both.reader, both.readers) == (0.25, facts, "s", ("r", "s"))
+
+
+@pytest.mark.parametrize("threshold", [float("nan"), float("inf"), -float("inf")])
+def test_a_threshold_is_a_finite_number(threshold: float):
+    with pytest.raises(ConfigError, match="a finite number is needed"):
+        Monitor("mood", "odd", threshold=threshold)
+
+
+def test_a_threshold_that_no_probability_reaches_is_refused():
+    heads = {"mood": SequenceClassification(("plain", "odd"), pooling="mean")}
+    with pytest.raises(ConfigError, match="a probability is at most 1, so nothing would be flagged"):
+        Monitor("mood", "odd", threshold=95.0).check(heads)
+    Monitor("mood", "odd", threshold=95.0, scale="log_odds").check(heads)

@@ -257,3 +257,16 @@ def test_json_is_readable_by_people(tmp_path: Path):
     text = (tmp_path / "x.json").read_text(encoding="utf-8")
     assert text == '{\n  "name": "Zoë"\n}\n'
     assert json.loads(text) == {"name": "Zoë"}
+
+
+def test_whoever_may_read_one_file_may_read_all(tmp_path: Path):
+    with staged(tmp_path, ["mark.json", "weights"]) as stage:
+        write_json(stage / "mark.json", {})
+        (stage / "weights").touch(mode=0o600)
+    modes = {path.stat().st_mode & 0o777 for path in tmp_path.iterdir() if path.is_file()}
+    assert modes == {0o666 & ~umask()}
+
+
+def umask() -> int:
+    os.umask(mask := os.umask(0))
+    return mask

@@ -428,3 +428,8 @@ def test_a_model_s_answers_are_those_of_its_own_pass():
 def test_a_model_without_a_head():
     with pytest.raises(ConfigError, match="predict: BertModel has no head for any kind of task; known: sequence_"):
         predict(bert("AutoModel"), ["a"], processor=tiny_tokenizer())
+
+
+def test_one_reader_may_be_named_by_its_name_alone():
+    bank, _ = trained()
+    assert predict(bank, ["anna was here"], readers="mood") == predict(bank, ["anna was here"], readers=["mood"])
