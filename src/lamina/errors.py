@@ -102,7 +102,7 @@ class BaseMismatchError(StoreError):
     def __init__(self, *, op: str, differs: dict[str, tuple[object, object]]) -> None:
         self.op, self.differs = op, differs
         listed = "; ".join(f"{name} was {saved}, here {given}" for name, (saved, given) in differs.items())
-        hint = "Load the base that the manifest names, or train the readers again on this one."
+        hint = "Give the base that they were trained on (model=, or --model), or train them again on this one."
         super().__init__(f"{op}: these readers were trained on another base: {listed}. {hint}")
 
 

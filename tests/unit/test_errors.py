@@ -85,7 +85,7 @@ EVERY: list[tuple[LaminaError, type[Exception], dict[str, object], str]] = [
         StoreError,
         {"op": "load", "differs": {"width": (3, 4)}},
         "load: these readers were trained on another base: width was 3, here 4. "
-        "Load the base that the manifest names, or train the readers again on this one.",
+        "Give the base that they were trained on (model=, or --model), or train them again on this one.",
     ),
     (
         MissingExtraError(op="demo", package="altair", extra="demo"),

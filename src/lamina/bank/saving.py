@@ -27,7 +27,8 @@ class Saving(ModelHubMixin):
     ) -> None:
         """Save every reader, a manifest that names the base, and a model card; the base too if it was trained along.
 
-        A bank that is there is replaced as a whole; files of other names stay.
+        A bank that is there is replaced as a whole; files of other names stay. The base is named by where it was loaded
+        from, or saved to by `lamina.save`; one that was changed since is not named, with a warning.
 
         Args:
             folder: Where to; made if it is not there.
@@ -57,7 +58,8 @@ class Saving(ModelHubMixin):
 
         Args:
             folder: A local folder or a hub id.
-            model: The base; None: the one that the manifest names is loaded.
+            model: The base; None: the one that the manifest names is loaded, with its head for text if monitors are
+                kept with the readers.
             processor: Its tokenizer; None: the base's own.
             revision: Branch, tag or commit of the bank on the hub.
             readers: Names of the readers; None: all. Of a bank on the hub no other reader's files are fetched.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from lamina.errors import StoreError
 from lamina.layers.guard import EDITS
+from lamina.utils import is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from transformers import PreTrainedModel
 
+_PLACE = "_lamina_place"  # an attribute, as that of the edits
 KINDS = ("insert", "merge", "reinit", "truncate", "freeze")
 
 
@@ -68,12 +71,26 @@ def edits(model: PreTrainedModel) -> list[Edit]:
 def record(model: PreTrainedModel, edit: Edit) -> Edit:
     """Add an edit to the model's record."""
     setattr(model, EDITS, (*edits(model), edit))
+    if edit.kind != "freeze":
+        note_place(model, "")
     return edit
 
 
 def restore(model: PreTrainedModel, done: Sequence[Edit]) -> None:
-    """Give a model the record of edits that were made to it before it was saved."""
+    """Give a model, as it is loaded, the record of edits that were made to it before it was saved."""
     setattr(model, EDITS, tuple(done))
+    vars(model).pop(_PLACE, None)
+
+
+def note_place(model: PreTrainedModel, place: str) -> None:
+    """Note where a model was saved; "" says that it is no longer what it was loaded from or saved to."""
+    setattr(model, _PLACE, place)
+
+
+def place_of(model: PreTrainedModel) -> str:
+    """Where a model like this is: a folder or hub id; "" if nowhere, as it was changed since."""
+    name = str(getattr(model, _PLACE, getattr(model, "name_or_path", None) or ""))
+    return str(Path(name).absolute()) if name and is_dir(name) else name
 
 
 def draw_seed(generator: torch.Generator | None) -> int:

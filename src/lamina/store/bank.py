@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lamina.bank import NAME, Reader, ReaderBank
+from lamina.bank.monitoring import KEY as MONITORS
+from lamina.editing.record import note_place, place_of
 from lamina.errors import (
     BaseMismatchError,
     ConfigError,
@@ -57,6 +60,8 @@ if TYPE_CHECKING:
     from lamina.registry import Registry
     from lamina.store.files import Files
 
+logger = logging.getLogger(__name__)
+
 _SPARE_PARAMETERS = 1 << 20  # parts of the model that some readers use, which are not in their files
 _RENAMED = {"problem": "problem_type"}  # settings as versions before 0.2 saved them
 
@@ -71,6 +76,9 @@ def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None,
     for name in bank:
         check_finite(f"reader '{name}'", bank[name].state_dict().items())
     base = _base_facts(bank)
+    if base.id is None and bank.model.name_or_path and not base.trained:
+        what = f"the base was changed after it was loaded from {bank.model.name_or_path}, so that the bank names none"
+        logger.warning("save: %s. Save the base first (lamina.save), or give it whenever the bank is opened.", what)
     manifest = facts.Manifest(format=facts.FORMAT, lamina=lamina, base=base, info=bank.info, readers=list(bank))
     files = files or {}
     with staged(folder, [*_names(bank), *files], _listed(folder)) as stage:
@@ -83,6 +91,8 @@ def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None,
         for name, write in files.items():
             write(stage / name)
         write_json(stage / facts.MANIFEST, manifest.model_dump())
+    if bank.own_base:
+        note_place(bank.model, str(folder / facts.BASE))
 
 
 def claimed_output(
@@ -130,7 +140,10 @@ def load_bank(
     readers: Sequence[str] | None = None,
     writes: bool = False,
 ) -> ReaderBank:
-    """Load a saved bank; see `ReaderBank.from_pretrained`. One that `writes` has its base's head for text, if any."""
+    """Load a saved bank; see `ReaderBank.from_pretrained`. One that `writes` has its base's head for text, if any.
+
+    So has one with monitors, which watch what is written.
+    """
     with foreign_errors(lambda reason: damaged(folder, f"cannot be loaded ({reason})")):
         path = local_folder(folder, revision, readers, base=model is None)
         load_from = partial(_load_bank, path, model, processor, readers, writes=writes)
@@ -152,16 +165,19 @@ def _load_bank(
         if not NAME.fullmatch(name) or manifest.readers.count(name) > 1:
             raise damaged(path, f"names a reader '{name}'; every name is given once and is a plain folder name")
     check_known(f"load {folder}", readers or (), manifest.readers, "reader")
+    names = manifest.readers if readers is None else readers
+    saved = {name: facts.ReaderFacts.read(folder / facts.READERS / name / facts.READER) for name in names}
     if model is None:
-        model, own = _load_base(base, folder, writes=writes)
+        watches = any(reader.info.get(MONITORS) for reader in saved.values())
+        model, own = _load_base(base, folder, writes=writes or watches)
         processor = own if processor is None else processor
     elif processor is None and model.name_or_path:
         processor = load_processor(model.name_or_path, model)
     _check_base(base, model)
     bank = ReaderBank(model, processor)
     bank.own_base, bank.info = base.trained, dict(manifest.info)
-    for name in manifest.readers if readers is None else dict.fromkeys(readers):
-        _load_reader(bank, name, folder / facts.READERS / name)
+    for name, reader in saved.items():
+        _load_reader(bank, name, folder / facts.READERS / name, reader)
     return bank.eval()
 
 
@@ -169,7 +185,7 @@ def _base_facts(bank: ReaderBank) -> facts.BaseFacts:
     model = bank.model
     used = {bank[name].stack for name in bank}
     return facts.BaseFacts(
-        id=str(getattr(model, "name_or_path", "") or "") or None,
+        id=(model.name_or_path if bank.own_base else place_of(model)) or None,
         revision=getattr(model.config, "_commit_hash", None),
         model_type=str(model.config.model_type),
         dtype=str(model.dtype).removeprefix("torch."),
@@ -192,7 +208,7 @@ def _load_base(base: facts.BaseFacts, folder: Path, *, writes: bool) -> tuple[Pr
         model.name_or_path = cast("Any", model.config)._name_or_path = base.id or ""
         return model, processor
     if base.id is None:
-        raise StoreError(f"load: {folder / facts.MANIFEST} names no base, which was never saved. Give `model`.")
+        raise StoreError(f"load: {folder / facts.MANIFEST} names no base: it was not saved as it was. Give `model`.")
     try:
         head = writing_class(base.id, revision=base.revision) if writes else None
         return load(base.id, head, revision=base.revision, dtype=base.dtype)
@@ -250,9 +266,8 @@ def _borrowed(reader: ReaderModule) -> str | None:
     return fingerprint_of_tensors(tensors.items()) if tensors else None
 
 
-def _load_reader(bank: ReaderBank, name: str, folder: Path) -> None:
+def _load_reader(bank: ReaderBank, name: str, folder: Path, saved: facts.ReaderFacts) -> None:
     path = folder / facts.READER
-    saved = facts.ReaderFacts.read(path)
     with noted(f"in {path}"), foreign_errors(lambda reason: damaged(path, f"has settings that do not fit ({reason})")):
         fusion, head = _config(FUSIONS, saved.fusion), _config(HEADS, saved.head)
         stack = _same_stack(bank.stacks, saved.stack)

@@ -15,7 +15,7 @@ import torch
 from lamina.editing.freeze import is_trained
 from lamina.editing.insert import replay_insert
 from lamina.editing.inserted import is_inserted
-from lamina.editing.record import Edit, edits, restore
+from lamina.editing.record import Edit, edits, note_place, restore
 from lamina.errors import ConfigError, LaminaError, StoreError, UnsupportedModelError, foreign_errors
 from lamina.layers import select, stacks
 from lamina.layers.adapters import check_plain
@@ -46,7 +46,8 @@ def save(
 ) -> None:
     """Save a model as `save_pretrained` does, with the record of its edits; all of it, or nothing.
 
-    Without inserted layers (or once they are merged) plain transformers loads it; with them `lamina.load` does.
+    Without inserted layers (or once they are merged) plain transformers loads it; with them `lamina.load` does. A bank
+    that is saved on the model afterwards names this folder as its base.
 
     Args:
         model: A transformers model, edited or not; of a compiled or DataParallel one, the one inside.
@@ -77,6 +78,7 @@ def save(
         kept = {name for name in listed_names(folder) if name not in names and (folder / name).is_file()}
         fields = {"format": FORMAT, "architecture": type(model).__name__, "edits": done, "files": sorted(own | kept)}
         write_json(stage / RECORD, fields)
+    note_place(model, str(folder))
 
 
 def move(source: Path, target: Path) -> None:

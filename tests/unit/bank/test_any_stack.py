@@ -246,3 +246,15 @@ def test_a_pass_that_goes_on_from_a_cache_reads_its_own_tokens(masked: bool):
     step = {key: value for key, value in pair.items() if not key.startswith("decoder")}
     told = decoder(**step, decoder_input_ids=ids[:, :1], past_key_values=again)  # an encoder has no cache
     torch.testing.assert_close(told["text"].logits, decoder(**pair)["text"].logits, rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_pass_of_the_backbone_alone_that_goes_on_from_a_cache_reads_its_own_tokens():
+    model, ids = FAMILIES[GPT2].known(), ids_of(2, 8)
+    bank = bank_on(model, tokens=(AdaLayers(dim=8), TokenClassification(TWO, encoder_layers=0)))
+    mask = torch.ones_like(ids)
+    mask[1, -1] = 0
+    cache = model(input_ids=ids[:, :5], use_cache=True).past_key_values
+    with bank.listen() as heard:
+        model.transformer(input_ids=ids[:, 5:], attention_mask=mask, past_key_values=cache)
+    assert torch.equal(heard["tokens"].mask, mask[:, 5:].bool())

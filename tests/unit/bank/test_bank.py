@@ -25,6 +25,7 @@ from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.layers import stacks
+from lamina.layers.guard import EDITS
 
 TWO = SequenceClassification(("a", "b"))
 
@@ -204,6 +205,14 @@ def test_readers_of_another_bank_on_the_same_model(bank: ReaderBank, batch: dict
         bank.update(other, ["x"])
     with pytest.raises(ConfigError, match=r"one model. Load it with ReaderBank.from_pretrained\(folder, bank.model\)"):
         bank.update(ReaderBank(FAMILIES["bert"].known()))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_readers_of_another_bank_take_the_mode_of_this_one(bank: ReaderBank, training: bool):
+    other = ReaderBank(bank.model)
+    other.add("more", Reader(SingleLayer(layer=2, dim=8), TWO))
+    bank.train(training).update(other.train(not training))
+    assert {part.training for part in bank["more"].modules()} == {training}
 
 
 def test_unknown_readers_are_named_with_those_there_are(bank: ReaderBank, batch: dict[str, torch.Tensor]):
@@ -487,6 +496,23 @@ def test_a_model_is_held_for_as_long_as_a_bank_lives():
     del first
     assert not is_held(model)
     assert is_held(twin.model)
+
+
+def test_a_model_is_held_by_a_bank_on_its_backbone():
+    model = FAMILIES["bert-SequenceClassification"].known()
+    bank = ReaderBank(model.base_model)
+    assert is_held(model)
+    del bank
+    assert not is_held(model)
+
+
+def test_a_model_whose_record_of_edits_was_lost_is_refused(model: Any, batch: dict[str, torch.Tensor]):
+    freeze_(model)
+    bank = ReaderBank(model)
+    bank.add("low", Reader(SingleLayer(layer=1, dim=8), TWO))
+    setattr(model, EDITS, ())
+    with pytest.raises(ConfigError, match=r"no longer those that were found: it was edited \(its record is another\)"):
+        bank(**batch)
 
 
 def without_the_last_block(model: Any) -> None:

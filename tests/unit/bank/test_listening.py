@@ -11,9 +11,10 @@ import pytest
 import torch
 from tests.support.tiny import FAMILIES
 from torch import Tensor
-from transformers import GenerationMixin
+from transformers import GenerationConfig, GenerationMixin
 
 from lamina.bank import Reader, ReaderBank
+from lamina.bank.generation import GenerateCall
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.extra_layers import ExtraLayers
@@ -103,6 +104,19 @@ def test_a_cache_that_holds_a_text_already_is_refused():
     more = {"input_ids": first.sequences, "past_key_values": first.past_key_values}
     with pytest.raises(ConfigError, match="generate goes on from a cache of 8 tokens"), bank.listen(over="both"):
         bank.model.generate(**more, attention_mask=torch.ones_like(first.sequences), **SHORT)
+
+
+def test_padding_behind_a_prompt_that_is_read_in_pieces_is_not_heard():
+    bank = bank_of("gpt2-CausalLM")
+    given = prompt(bank)
+    given["attention_mask"][1, -1] = 0
+    masks = []
+    for pieces in ({}, {"prefill_chunk_size": 2}):
+        with bank.listen(over="both") as heard:
+            bank.model.generate(**given, **SHORT, **pieces)
+        masks.append(heard["r"].mask)
+    assert torch.equal(*masks)
+    assert masks[0][:, :5].tolist() == given["attention_mask"].bool().tolist()
 
 
 @torch.no_grad()
@@ -264,3 +278,23 @@ def test_padding_of_a_shifted_input_is_no_text():
     padded = {name: torch.nn.functional.pad(value, (0, 3)) for name, value in whole.items()}
     padded["input_ids"] = padded["input_ids"].masked_fill(padded["attention_mask"] == 0, bank.model.config.pad_token_id)
     assert torch.allclose(bank(**padded)["r"].logits, bank(**whole)["r"].logits, atol=1e-5)
+
+
+# What a call of `generate` says of itself
+
+
+def call_of(**options: Any) -> GenerateCall:
+    return GenerateCall(bank_of("gpt2-CausalLM").model, GenerationMixin.generate, (), options)
+
+
+def test_an_option_is_that_of_the_call_then_of_its_config_then_of_the_model():
+    config = GenerationConfig(pad_token_id=7)
+    own, of_call = call_of(generation_config=config), call_of(generation_config=config, pad_token_id=8)
+    own.model.generation_config.pad_token_id = 0
+    assert (of_call.option("pad_token_id"), own.option("pad_token_id")) == (8, 7)
+    assert own.option("eos_token_id") == own.model.generation_config.eos_token_id is not None
+
+
+def test_all_tokens_of_a_sequence_but_its_last_were_read():
+    new = torch.tensor([[0, 0, 0], [5, 6, 0], [5, 98, 0], [5, 6, 7]])
+    assert call_of(**SHORT).tokens_read(new, None).tolist() == [0, 1, 1, 2]

@@ -101,6 +101,18 @@ def test_what_is_flagged_stops_alone_and_the_text_before_is_the_same():
     assert traces(bank) == before
 
 
+def test_padding_before_a_prompt_ends_no_text():
+    bank, given = bank_of(), prompt()
+    given["input_ids"][0, :2] = given["attention_mask"][0, :2] = 0
+
+    def never(ids: Tensor, _scores: Any, **_more: Any) -> Tensor:
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    with bank.watch([FLAG], over="both") as watch:
+        bank.model.generate(**given, **SHORT, stopping_criteria=[never])
+    assert [step.real.tolist() for step in watch.steps] == [[True] * 3] * 8
+
+
 def test_only_the_monitors_that_are_named_stop():
     bank = bank_of()
     both = [Monitor("flag", "odd", threshold=0.0), Monitor("flag", "odd", threshold=1.0, name="never")]
@@ -242,6 +254,16 @@ def test_streams_of_several_threads_do_not_mix():
         together = [scores_of(steps) for steps in streams]
     for got, expected in zip(together, alone, strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-6, equal_nan=True)
+
+
+@torch.no_grad()
+def test_scores_of_whole_texts_drop_nothing_while_the_model_is_trained():
+    model = FAMILIES["gpt2-CausalLM"].known()
+    bank = ReaderBank(model, train_base=True)
+    bank.add("flag", Reader(AdaLayers(dim=8), TOKENS))
+    expected = bank.eval().monitor_scores(FLAG, prompt())
+    assert torch.equal(bank.train().monitor_scores(FLAG, prompt()), expected)
+    assert model.training
 
 
 def test_the_second_of_a_cascade_runs_where_the_first_is_unsure():

@@ -40,6 +40,13 @@ def test_layer_0_is_the_embeddings():
     assert edit.layers == (0, 2)
 
 
+def test_embeddings_that_both_stacks_read_are_layer_0_of_the_decoder_too():
+    model = FAMILIES["bart"].build()
+    model.decoder.embed_tokens = model.encoder.embed_tokens
+    freeze_(model, 0, stack="decoder")
+    assert frozen(model) >= {"shared.weight", "decoder.embed_positions.weight"}
+
+
 def test_the_norm_after_the_blocks_goes_with_the_last_layer():
     model = FAMILIES["llama"].known()
     freeze_(model, 0)

@@ -55,6 +55,17 @@ def test_std_and_bound_are_settings():
     assert 0.045 < weight.abs().max() <= 0.05
 
 
+def test_embeddings_in_a_block_are_no_linear_maps():
+    model = tiny_model()
+    for name in ("embed_places", "experts"):
+        model.encoder.layer[0].register_parameter(name, torch.nn.Parameter(torch.ones(1, 3, 4)))
+    edit = reinit_(model, 1)
+    assert [name for name in edit.parameters if "." not in name.removeprefix("encoder.layer.0.")] == [
+        "encoder.layer.0.experts"
+    ]
+    assert bool((model.encoder.layer[0].embed_places == 1).all())
+
+
 @pytest.mark.parametrize("scope", ["linear", "block"])
 def test_the_recorded_seed_gives_the_same_weights(scope):
     model, other, third = (tiny_model() for _ in range(3))

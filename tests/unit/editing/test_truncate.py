@@ -40,6 +40,15 @@ def test_the_final_norm_stays():
     assert torch.equal(model(**inputs).last_hidden_state, full.norm(state))
 
 
+def test_of_tied_weights_those_that_are_gone_are_forgotten():
+    model = tiny_model()
+    gone = {"encoder.layer.2.output.dense.bias": "encoder.layer.0.output.dense.bias"}
+    kept = {"encoder.layer.1.output.dense.bias": "encoder.layer.0.output.dense.bias"}
+    model.all_tied_weights_keys = {**gone, **kept}
+    truncate_(model, 2)
+    assert model.all_tied_weights_keys == kept
+
+
 @pytest.mark.parametrize("name", ["bart-Seq2SeqLM", "t5-Seq2SeqLM", "whisper-SpeechSeq2Seq"])
 def test_both_stacks_are_cut_and_it_generates(name, tmp_path: Path):
     model = FAMILIES[name].known()

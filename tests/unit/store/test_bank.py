@@ -10,8 +10,10 @@ import pytest
 import torch
 import yaml
 from tests.support.causal import causal_model
+from tests.support.finetuned import bert
 from tests.support.stored import logits, save_base, tiny_bank, tiny_model
 from tests.support.tiny import FAMILIES
+from tests.support.training import tiny_tokenizer, yes_no
 from transformers import BertConfig, BertForMaskedLM, T5EncoderModel
 
 from lamina.bank import Reader, ReaderBank
@@ -22,8 +24,10 @@ from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.mean import Mean
 from lamina.heads.masked_lm import MaskedLM
 from lamina.heads.sequence_classification import SequenceClassification
+from lamina.monitors import LastScore, Monitor
 from lamina.registry import tuples
 from lamina.store import fingerprint, load, load_bank, save, save_bank
+from lamina.train import finetune
 
 
 @pytest.fixture
@@ -176,6 +180,45 @@ class TestBase:
         after = load_bank(tmp_path / "bank")
         assert torch.equal(logits(after)["a"], logits(bank)["a"])
         assert edits(after.model) == edits(model)
+
+    def test_that_was_edited_is_named_where_it_was_saved(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ):
+        bank = tiny_bank(base_model(save_base(tmp_path / "base")))
+        insert_(bank.model, "ffn", 2)
+        bank = tiny_bank(bank.model)
+        save_bank(bank, tmp_path / "bank")
+        assert "the base was changed after it was loaded" in caplog.text
+        with pytest.raises(StoreError, match="names no base: it was not saved as it was"):
+            load_bank(tmp_path / "bank")
+        caplog.clear()
+        monkeypatch.chdir(tmp_path)
+        save(bank.model, "edited")
+        save_bank(bank, tmp_path / "bank")
+        assert caplog.text == ""
+        monkeypatch.chdir(tmp_path / "base")
+        assert torch.equal(logits(load_bank(tmp_path / "bank"))["mood"], logits(bank)["mood"])
+
+    def test_that_was_fine_tuned_is_named_where_it_was_saved(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+        model = bert()
+        finetune(model, yes_no(), processor=tiny_tokenizer(), epochs=1, progress=False, output=tmp_path / "tuned")
+        save_bank(tiny_bank(model), tmp_path / "bank")
+        assert json.loads((tmp_path / "bank" / "lamina.json").read_text())["base"]["id"] == str(tmp_path / "tuned")
+        assert caplog.text == ""
+        model = load(tmp_path / "tuned", "sequence_classification")[0]
+        finetune(model, yes_no(), processor=tiny_tokenizer(), epochs=1, progress=False)
+        save_bank(tiny_bank(model), tmp_path / "bank")
+        assert "the base was changed" in caplog.text
+
+    def test_of_a_bank_with_monitors_has_its_head_for_text(self, tmp_path: Path):
+        causal_model().save_pretrained(tmp_path / "base")
+        bank = ReaderBank(base_model(tmp_path / "base"))
+        for name in ("watched", "other"):
+            bank.add(name, Reader(Mean(), SequenceClassification(("a", "b"), pooling="mean")))
+        bank.keep_monitor(Monitor("watched", "b", LastScore(), threshold=0.5))
+        bank.eval().save_pretrained(tmp_path / "bank")
+        opened = [ReaderBank.from_pretrained(tmp_path / "bank", readers=names) for names in (None, ["other"])]
+        assert [type(bank.model).__name__ for bank in opened] == ["GPT2LMHeadModel", "GPT2Model"]
 
     def test_that_was_trained_keeps_its_head(self, tmp_path: Path):
         model = BertForMaskedLM(tiny_model().config)

@@ -26,7 +26,7 @@ from lamina.editing.truncate import truncate_
 from lamina.errors import ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
 from lamina.layers import stacks
 from lamina.store import load, outline, save
-from lamina.store.edited import RECORD
+from lamina.store.edited import RECORD, move
 
 
 @torch.no_grad()
@@ -221,6 +221,14 @@ def test_saving_again_replaces_and_leaves_other_files(tmp_path: Path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert len(AutoTokenizer.from_pretrained(tmp_path)) == len(tiny_tokenizer())
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_processor_of_an_earlier_save_is_still_a_part_of_the_model(tmp_path: Path):
+    save(tiny_model(), tmp_path / "one", tiny_tokenizer())
+    save(tiny_model(), tmp_path / "one")
+    move(tmp_path / "one", tmp_path / "other")
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "other")) == len(tiny_tokenizer())
+    assert not (tmp_path / "one").exists()
 
 
 def test_a_model_that_something_else_saved_is_not_overwritten(tmp_path: Path):

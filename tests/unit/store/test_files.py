@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from lamina.errors import StoreError
-from lamina.store.files import claimed, read_json, read_tensors, settle, staged, write_json, write_tensors
+from lamina.store.files import (
+    claimed,
+    read_json,
+    read_steady,
+    read_tensors,
+    settle,
+    staged,
+    write_json,
+    write_tensors,
+)
 
 NAMES = ("mark.json", "parts/one", "page.md")
 
@@ -104,6 +113,13 @@ class TestStaged:
         save(tmp_path / "bank", "newer")
         assert files(tmp_path).keys() == {"bank/mark.json", "bank/parts/one", "bank/page.md"}
 
+    def test_who_saves_to_a_folder_that_it_holds_holds_it_on(self, tmp_path: Path):
+        with claimed(tmp_path), ThreadPoolExecutor() as other:
+            save(tmp_path, "new")
+            with pytest.raises(StoreError, match="is being written by another run"):
+                other.submit(save, tmp_path, "other").result()
+        assert set(files(tmp_path).values()) == {"new"}
+
     def test_a_folder_is_read_while_another_run_writes(self, tmp_path: Path):
         save(tmp_path, "old")
         with ThreadPoolExecutor() as other, staged(tmp_path, NAMES) as stage:
@@ -114,6 +130,22 @@ class TestStaged:
             (tmp_path / ".lamina-swap" / "plan.json").unlink()
             (stage / "page.md").write_text("new")
         assert files(tmp_path) == {"page.md": "new"}
+
+    def test_what_was_read_while_files_were_away_is_read_again(self, tmp_path: Path):
+        save(tmp_path, "old")
+        seen: list[bool] = []
+
+        def read() -> bool:
+            if not seen:  # a run that puts new files in place dies, and the next one undoes what it began
+                (tmp_path / ".lamina-swap" / "old").mkdir(parents=True)
+                (tmp_path / ".lamina-swap" / "plan.json").write_text('[["mark.json"], []]')
+                (tmp_path / "mark.json").rename(tmp_path / ".lamina-swap" / "old" / "mark.json")
+            seen.append((tmp_path / "mark.json").exists())
+            settle(tmp_path)
+            return seen[-1]
+
+        assert read_steady(tmp_path, "mark.json", read)
+        assert seen == [False, True]
 
     @pytest.mark.parametrize("plan", ["", "{}", "[[1], []]"])
     def test_a_damaged_plan_is_named(self, plan: str, tmp_path: Path):

@@ -114,6 +114,15 @@ def test_a_second_push_replaces_the_readers_and_leaves_the_rest(server: Hub):
     assert torch.equal(logits(load_bank("me/bank", tiny_model()))["mood"], logits(moved())["mood"])
 
 
+def test_a_second_push_takes_away_the_base_of_the_first(server: Hub):
+    bank = ReaderBank(tiny_model(), train_base=True)
+    bank.add("own", Reader(Mean(), SequenceClassification(("a", "b"), attention_heads=4)))
+    push_bank(bank.eval(), "me/bank")
+    assert any(path.startswith("base/") for path in server.paths("me/bank"))
+    push_bank(tiny_bank(), "me/bank")
+    assert server.paths("me/bank") == {".gitattributes", "lamina.json", "README.md", *FILES}
+
+
 def test_branches_tags_and_commits_are_revisions(server: Hub):
     push_bank(tiny_bank(), "me/bank")
     first = server.repos["me/bank"].refs["main"]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.stored import save_base, tiny_bank
+from tests.support.finetuned import bert
+from tests.support.stored import save_base, tiny_bank, tiny_tokenizer
 
 import lamina
 from lamina.bank import ReaderBank
@@ -41,6 +42,14 @@ def test_a_name_is_enough_to_predict(saved: Path, monkeypatch: pytest.MonkeyPatc
     bank.save_pretrained(saved)
     assert lamina.predict(str(saved), TEXTS) == lamina.predict(bank, TEXTS) != expected
     assert len(loaded) == 2
+
+
+def test_a_whole_model_that_is_written_anew_is_read_anew(tmp_path: Path):
+    for number in (0, 1):
+        model = bert()
+        torch.nn.init.constant_(model.classifier.bias[number], 9.0)
+        lamina.save(model, tmp_path, tiny_tokenizer())
+        assert lamina.predict(tmp_path, TEXTS)[0]["sequence_classification"]["label"] == f"LABEL_{number}"
 
 
 def test_a_whole_model_has_no_base(tmp_path: Path):
