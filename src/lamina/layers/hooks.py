@@ -122,7 +122,7 @@ def run_until_stopped(model: nn.Module, batch: Mapping[str, Any], stop: StopForw
         return None
 
 
-_DECODER_INPUTS = ("decoder_attention_mask", "decoder_input_ids", "decoder_inputs_embeds", "labels")
+DECODER_INPUTS = ("decoder_attention_mask", "decoder_input_ids", "decoder_inputs_embeds", "labels")
 
 
 def token_mask(
@@ -137,7 +137,7 @@ def token_mask(
     the one among `args` and `kwargs`, what the stack's scope was called with.
     """
     mask = batch.get("decoder_attention_mask" if stack.name == "decoder" else "attention_mask")
-    if stack.name == "decoder" and "input_ids" in batch and all(batch.get(name) is None for name in _DECODER_INPUTS):
+    if stack.name == "decoder" and "input_ids" in batch and all(batch.get(name) is None for name in DECODER_INPUTS):
         mask = batch.get("attention_mask")  # the model shifts its input right, and as many of its tokens are real
     if mask is None:
         mask = arguments(stack.scope, args, kwargs or {}).get("attention_mask")

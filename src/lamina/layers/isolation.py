@@ -68,19 +68,24 @@ def evaluating(*modules: nn.Module) -> Generator[None]:
     """Put modules in eval mode; they get their modes back when the last of these contexts, in any thread, ends."""
     parts = [part for module in modules for part in module.modules()]
     with _switching:
+        if not (_open or any(part.training for part in parts)):
+            parts = []  # as they are found, with nobody about to change them back
+        _open.extend(parts[:1])
         for part in parts:
             _modes.setdefault(part, []).append(part.training)
-        for module in modules:
+        for module in modules if parts else ():
             module.eval()
     try:
         yield
     finally:
         with _switching:
+            del _open[: len(parts[:1])]
             for part in parts:
                 part.training = _modes[part].pop()  # the last to end takes what the first to begin has found
 
 
 _switching, _modes = Lock(), WeakKeyDictionary[nn.Module, list[bool]]()
+_open: list[nn.Module] = []  # one for each context that has modes to give back
 
 
 def _restore_buffer(buffer: Tensor, version: int, value: Tensor) -> None:

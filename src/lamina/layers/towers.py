@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from lamina.errors import ConfigError
-from lamina.layers.hooks import StopForward, run_until_stopped
+from lamina.layers.hooks import DECODER_INPUTS, StopForward, run_until_stopped
 from lamina.layers.probe_input import MAIN_INPUTS
 from lamina.layers.stack import LayerStack, children_of
 
@@ -45,14 +46,15 @@ def own_inputs(stack: LayerStack, batch: Mapping[str, Any]) -> Mapping[str, Any]
 def run_stacks(model: nn.Module, stacks: Iterable[LayerStack], batch: Mapping[str, Any], stop: StopForward) -> Any:
     """Run what stacks need of a model on a batch, until a hook raises `stop`: the model, or their towers one by one.
 
-    Returned is what the model gave; None if it was stopped, or towers ran.
+    Returned is what the model gave; None if it was stopped, or towers ran. A decoder that is given no text of its own
+    reads the encoder's, shifted right behind the start token, as BART's does by itself and T5's does not.
 
     Raises:
         ConfigError: If the batch has nothing for a tower.
     """
     stacks = list(stacks)
     if not stacks or any(stack.tower is None for stack in stacks):
-        return run_until_stopped(model, batch, stop)
+        return run_until_stopped(model, {**_decoder_inputs(model, stacks, batch), **batch}, stop)
     for stack in stacks:
         name = str(getattr(stack.tower, "main_input_name", "input_ids"))
         if batch.get(name) is None and batch.get("inputs_embeds") is None:
@@ -61,3 +63,12 @@ def run_stacks(model: nn.Module, stacks: Iterable[LayerStack], batch: Mapping[st
     for stack in stacks:
         run_until_stopped(stack.tower or model, own_inputs(stack, batch), stop)
     return None
+
+
+def _decoder_inputs(model: nn.Module, stacks: Iterable[LayerStack], batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What a decoder among the stacks reads of a batch with texts for the encoder alone."""
+    ids, start = batch.get("input_ids"), getattr(getattr(model, "config", None), "decoder_start_token_id", None)
+    decodes = any(stack.name == "decoder" for stack in stacks)
+    if not decodes or ids is None or start is None or any(batch.get(name) is not None for name in DECODER_INPUTS):
+        return {}
+    return {"decoder_input_ids": torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], dim=1)}

@@ -90,6 +90,16 @@ def test_saved_buffers_of_floats_count_and_others_do_not():
     assert len({plain, with_buffer, fingerprint(model, "main")}) == 3
 
 
+def test_a_saved_table_of_whole_numbers_counts():
+    model = tiny_model()
+    marks = {fingerprint(model, "main")}
+    norm = model.encoder.layer[1].output.LayerNorm
+    norm.register_buffer("order", torch.tensor([0, 1]))
+    marks.add(fingerprint(model, "main"))
+    norm.order[1] = 2
+    assert len(marks | {fingerprint(model, "main")}) == 3
+
+
 def test_a_tensor_that_modules_share_counts_once():
     model = tiny_model()
     first, second = (model.encoder.layer[number].output.LayerNorm for number in (0, 1))

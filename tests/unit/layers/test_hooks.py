@@ -44,6 +44,14 @@ def test_only_what_is_needed_is_hooked(bert):
     assert count_hooks(bert) == before
 
 
+def test_blocks_that_run_without_a_pass_are_not_heard(bert):
+    heard = []
+    with watch(stacks(bert)["main"], [1], lambda layer, _: heard.append(layer)):
+        for _ in range(3):
+            stacks(bert)["main"].blocks[0](torch.zeros(1, 2, 32))
+    assert heard == []
+
+
 def test_no_layers_is_no_hook_but_the_start(bert):
     starts = []
     with watch(stacks(bert)["main"], [], lambda *_: None, lambda args, kwargs: starts.append(kwargs)):

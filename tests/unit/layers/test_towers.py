@@ -6,12 +6,16 @@ import copy
 
 import pytest
 import torch
+from tests.support.finetuned import t5, t5_tokenizer
 from tests.support.tiny import FAMILIES
 from tests.support.towers import texts_and_images, two_towers
+from tests.support.training import yes_no
 
 import lamina
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError, UnknownNameError
+from lamina.fusion.mean import Mean
+from lamina.heads.sequence_classification import SequenceClassification
 from lamina.layers.causality import is_causal
 from lamina.layers.towers import towers_of
 
@@ -91,3 +95,31 @@ def test_edits_of_a_tower():
     assert all(name.startswith("vision_model.encoder.layers.2") for name in edit.parameters)
     with pytest.raises(ConfigError, match=r"truncate_: the text stack is one of several towers, .* as CLIPTextModel"):
         lamina.truncate_(model, 1, stack="text")
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_a_decoder_without_a_text_of_its_own_reads_that_of_the_encoder_shifted_right(family: str):
+    model = FAMILIES[family].known()
+    model.config.decoder_start_token_id = 2
+    ids = torch.tensor([[5, 6, 7, 8], [9, 5, 6, 7]])
+    bank = lamina.ReaderBank(model)
+    for name in ("decoder", "encoder"):
+        bank.add(name, lamina.Reader(Mean(), SequenceClassification(("a", "b")), stack=name))
+    shifted = torch.tensor([[2, 5, 6, 7], [2, 9, 5, 6]])
+    with torch.no_grad():
+        found, told = bank.eval()(input_ids=ids), bank(input_ids=ids, decoder_input_ids=shifted)
+    assert torch.equal(found["decoder"].logits, told["decoder"].logits)
+    assert torch.equal(found["encoder"].logits, told["encoder"].logits)
+    assert bank.record_states({"decoder": [1]}, {"input_ids": ids})["decoder"][1].shape[:2] == ids.shape
+
+
+def test_readers_of_a_decoder_learn_and_answer():
+    bank = lamina.ReaderBank(t5(), t5_tokenizer())
+    task = yes_no()
+    reader = lamina.Reader.default(task)
+    bank.add("mood", lamina.Reader(reader.fusion, reader.head, stack="decoder"))
+    lamina.fit(bank, {"mood": task}, epochs=1, progress=False)
+    answers = lamina.predict(bank, ["good", "the film is good and fun"])
+    (alone,) = lamina.predict(bank, ["the film is good and fun"])
+    assert answers[1]["mood"]["probabilities"] == pytest.approx(alone["mood"]["probabilities"], abs=1e-5)
+    assert answers[1]["mood"]["score"] != pytest.approx(answers[0]["mood"]["score"], abs=1e-4)
