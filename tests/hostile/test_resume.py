@@ -115,6 +115,11 @@ CHANGES: dict[str, tuple[Callable[[Job], Any], str]] = {
         "rows 8 in the validation part of 'one', here 7",
     ),
     "metric": (set_task("two", replace(TASK, metric="mcc")), "metric accuracy in 'two', here mcc"),
+    "by row": (set_task("two", replace(TASK, by_row=True)), "by_row False in 'two', here True"),
+    "labels of all tokens": (
+        set_task("one", replace(TASK, label_all_tokens=True)),
+        "label_all_tokens False in 'one', here True",
+    ),
     "tokenizer": (other_tokens, "other tokens in the train part of 'one'"),
     "option": (lambda job: job.options.update(batch_size=8), "batch_size 4, here 8"),
     "epochs": (lambda job: job.options.update(epochs={"one": 1, "two": 3}), "epochs 1 in 'two', here 3"),

@@ -84,7 +84,9 @@ class Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
+            command = self.get_command(ctx, ctx.invoked_subcommand or "")
+            goes_on = any(option.name == "resume" for option in getattr(command, "params", ()))
+            print("interrupted" + "; with --resume it goes on from what was saved" * goes_on, file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
 
 

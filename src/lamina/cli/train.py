@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from lamina.recipes.run import Run
 
 SHOWN = 20  # rows of a sweep's table
+_OUTPUT = "Where to save, in place of an earlier run; by default out/<recipe>."
 _SWEEP = "Train every reader or method that has this key with each value."
 
 
 def train(  # noqa: PLR0913
     recipe: Annotated[Path, Argument(metavar="RECIPE", help="YAML file that says what to train.")],
     data: DataOption = None,
-    output: Annotated[Path | None, Option("--output", "-o", help="Where to save; by default out/<recipe>.")] = None,
+    output: Annotated[Path | None, Option("--output", "-o", help=_OUTPUT)] = None,
     sweep: Annotated[list[str] | None, Option(metavar="KEY=A,B,...", help=_SWEEP)] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Estimate parameters, steps and operations only.")] = False,
     resume: Annotated[bool, Option("--resume", help="Go on from the newest checkpoint in the output.")] = False,

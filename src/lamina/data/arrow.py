@@ -110,7 +110,8 @@ class Column(Sequence[Any]):
     """
 
     def __init__(self, rows: datasets.Dataset, names: Sequence[str], decode: Callable[..., Any] | None = None) -> None:
-        self.rows, self.decode = rows.select_columns(list(names)), decode
+        names = list(names)
+        self.rows, self.decode = rows if rows.column_names == names else rows.select_columns(names), decode
 
     def __len__(self) -> int:
         return len(self.rows)

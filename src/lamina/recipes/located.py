@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
@@ -186,7 +187,7 @@ def reason_of(details: Mapping[str, Any]) -> LaminaError:
         named = [str(part).strip("[]") for part in details["loc"] if isinstance(part, str)]
         return UnknownNameError(op="recipe", got=given, known=known, what=named[-1] if named else "name")
     message = details["msg"].removeprefix("Value error, ")
-    return ConfigError(f"{message[0].lower()}{message[1:]}" + ("" if given is None else f", not {given!r}"[:80]))
+    return ConfigError(f"{message[0].lower()}{message[1:]}" + ("" if given is None else f", not {reprlib.repr(given)}"))
 
 
 def raise_first(error: ValidationError, *, op: str, file: YamlFile | None) -> NoReturn:

@@ -66,7 +66,8 @@ def _figures(rows: Rows, key: str) -> dict[str, Any]:
 def _cells(row: dict[str, Any]) -> dict[str, str]:
     """Column -> cell of a printed table; means with half the width of their 95 % interval."""
     given = {"task": row["task"], "method": row["method"], **{key: str(v) for key, v in row["settings"].items()}}
-    given |= {"metric": row["metric"], "mean": plus_minus(row), "spread": f"{row['spread']:.3f}"}
+    given |= {"metric": row["metric"], "mean": plus_minus(row)}
+    given["spread"] = "" if row["interval"] is None else f"{row['spread']:.3f}"
     given |= {metric: plus_minus(figures) for metric, figures in row["scores"].items()}
     if "test" in row:
         given["test"] = plus_minus(row["test"])

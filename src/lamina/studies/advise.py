@@ -263,5 +263,4 @@ def _seconds(model: PreTrainedModel, batch: Mapping[str, Any]) -> float:
 def _write(bank: ReaderBank, processor: Any, model: Path, readers: Path) -> None:
     """The cut model, and the bank with its reader, which names that folder as its base."""
     save(bank.model, model, processor)
-    bank.model.name_or_path = str(model.absolute())
     save_bank(bank, readers)

@@ -52,7 +52,7 @@ class OutputHead:
             raise self._unsupported("it is no single stack with a module per block")
         if model.get_output_embeddings() is None:
             what = f"{type(model).__name__} has no output over a vocabulary"
-            raise ConfigError(f"{op}: {what}. Load it with its language model head, as head='AutoModelForCausalLM'.")
+            raise ConfigError(f"{op}: {what}. Load it with that of a language model: head='causal_lm', or 'masked_lm'.")
         self._block, self._wide = self.stack.blocks[-1], False
         self._call = self.stack.blocks.count(self._block) - 1  # where blocks share weights, the last call is the last
         points = [point for point in self.stack.points[1:] if isinstance(point.module, type(self._block))]

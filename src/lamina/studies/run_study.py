@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.data.read import read_chunks
-from lamina.errors import ConfigError, StoreError, noted
+from lamina.errors import ConfigError, noted
 from lamina.recipes.loading import load_task, repeats
 from lamina.registry import STUDIES
 from lamina.store import load, load_bank
+from lamina.store.files import claimed
 from lamina.store.models import saved_class
+from lamina.studies.study import FILES
 from lamina.studies.study_recipe import parameters_of
-from lamina.utils import is_dir, is_file
+from lamina.utils import is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +55,7 @@ def run_study(
     Raises:
         UnknownNameError: If there is no such study.
         ConfigError: If the recipe lacks what the study needs, or `resume` or `ray` is given to one without cells.
-        StoreError: If the folder cannot be written, or is a file, which is seen before anything runs.
+        StoreError: If the folder cannot be written, or holds such files that are no study's, before anything runs.
     """
     options = recipe.options(name)
     parameters = parameters_of(name)
@@ -60,14 +63,13 @@ def run_study(
     for key in ("resume", "ray"):
         if given[key] and key not in parameters:
             raise ConfigError(f"study {name}: {key} is given; the study is one pass and has no cells. Leave it out.")
-    if output is not None and is_file(output):
-        raise StoreError(f"save: {output} is a file, not a folder.")
     controls = {key: value for key, value in given.items() if key in parameters}
-    study = STUDIES.get(name)(**{**_inputs(name, recipe, data), **_opened(name, options, data), **controls})
     used = recipe.model_copy(update={"studies": {name: options}}).model_dump(exclude_unset=True)
-    study = replace(study, settings={**study.settings, "recipe": used})
-    if output is not None:
-        study.save(output)
+    with nullcontext() if output is None else claimed(Path(output), FILES):
+        study = STUDIES.get(name)(**{**_inputs(name, recipe, data), **_opened(name, options, data), **controls})
+        study = replace(study, settings={**study.settings, "recipe": used})
+        if output is not None:
+            study.save(output)
     return study
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pandas import DataFrame
 
-STUDY, PARQUET, CSV = "lamina_study.json", "table.parquet", "table.csv"
+FILES = (STUDY, PARQUET, CSV) = ("lamina_study.json", "table.parquet", "table.csv")  # the first marks a study
 
 
 @final
@@ -133,7 +133,7 @@ class Study:
         Raises:
             StoreError: If the folder cannot be written, or holds such files that are no study's.
         """
-        with staged(Path(folder), [STUDY, PARQUET, CSV]) as stage:
+        with staged(Path(folder), FILES) as stage:
             self.table.to_parquet(stage / PARQUET, index=False)
             self.table.to_csv(stage / CSV, index=False)
             facts = _StudyFacts(

@@ -368,6 +368,8 @@ def _assemble(
     named = bool(spec.labels)
     spec, splits = kind.build(spec, tables)
     labels, problem_type = spec.labels or (), spec.problem_type or "classification"
+    if len(labels) == 1 and "train" in splits and kind.single_label(problem_type):
+        raise DataError(f"task {name}: '{labels[0]}' is its only class; there must be another to tell it from.")
     if not isinstance(metrics, tuple):
         known, further, first = kind.metrics(problem_type, labels), kind.further_metrics(problem_type, labels), metrics
         known = (*known, *further) if first in further else known

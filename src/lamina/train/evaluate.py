@@ -101,6 +101,7 @@ def evaluate(  # noqa: PLR0913
         if unjudged := [task for task in run.values() if errors and not kind_of(task.kind).has_classes]:
             what = "whose answers are not right or wrong one by one"
             raise ConfigError(f"evaluate: errors is {errors} for a task of kind {unjudged[0].kind}, {what}.")
+        subject.warn_of_pairs({name: task.split(split).pairs for name, task in run.items()})
         groups = scoring_groups(subject, run, split, options)
         for group in groups:
             if isinstance(subject, ModelSubject):

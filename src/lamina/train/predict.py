@@ -117,7 +117,7 @@ class Prepared:
         """Log how many examples lost their end, if any did."""
         if self.cut:
             logger.warning(
-                "%s: %d examples are longer than the model reads; a part of each was left out or cut off", op, self.cut
+                "%s: %d examples are longer than what is read of them; the rest was left out or cut off", op, self.cut
             )
 
     @property
@@ -138,9 +138,10 @@ class Predictor:
         kind: str | None = None,
         processor: Any = None,
     ) -> None:
-        self._options, target = options, unwrapped(target)
+        self._options, target, self._told = options, unwrapped(target), set[str]()  # who was told about
         readers = (readers,) if isinstance(readers, str) else readers
         self._tasks: dict[str, Any]  # name -> what is asked, a `TaskLike`
+        self._lengths: dict[tuple[str, ...], int] = {}
         if kind is not None and isinstance(target, ReaderBank):
             raise ConfigError(f"predict: kind is '{kind}' for a bank; each of its readers has its own.")
         if readers is not None and not isinstance(target, ReaderBank):
@@ -181,6 +182,10 @@ class Predictor:
         """Per example, name -> answer."""
         prepared = self.prepare(examples)
         prepared.warn("predict")
+        self._subject.warn_of_pairs(
+            {name: prepared.splits[task.kind].pairs for name, task in self._tasks.items() if name not in self._told}
+        )
+        self._told.update(self._tasks if prepared.count else ())
         return self.answer(prepared)
 
     def prepare(self, examples: Iterable[Any]) -> Prepared:
@@ -234,8 +239,10 @@ class Predictor:
 
     def max_length(self, names: Sequence[str]) -> int:
         """Tokens of an example, or of a window of it, that some readers read."""
-        tasks = {name: self._tasks[name] for name in names}
-        return max_length(self._subject, tasks, self._subject.trained_with(names, "max_length"))
+        if (asked := tuple(names)) not in self._lengths:  # all modules of the model are looked at
+            tasks = {name: self._tasks[name] for name in names}
+            self._lengths[asked] = max_length(self._subject, tasks, self._subject.trained_with(names, "max_length"))
+        return self._lengths[asked]
 
     def _groups(self, names: Sequence[str], splits: Mapping[str, Split], *, add_prefix_space: bool) -> list[Group]:
         """The inputs of some tasks: common ones, unless one of them would be shown more or less than alone."""
@@ -254,12 +261,12 @@ class Predictor:
         """Some tasks' common inputs."""
         subject, options = self._subject, self._options
         tasks = {name: self._tasks[name] for name in names}
-        first = encoder_of(tasks, names)
+        first, per_token = encoder_of(tasks, names), [name for name in names if kind_of(tasks[name].kind).per_token]
         kind = kind_of(tasks[first].kind)
         how = EncodeOptions(
             part="predict",
             max_length=self.max_length(names),
-            stride=subject.trained_with(names, "stride"),
+            stride=subject.trained_with(per_token or names, "stride"),
             windows=kind.per_token,
             add_prefix_space=add_prefix_space,
             prefix=options.prefix if kind.takes_prefix else "",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.bank import ReaderBank, ReaderModule
+from lamina.editing.record import note_place
 from lamina.errors import ConfigError
 from lamina.layers.wrappers import unwrapped
 from lamina.store.bank import claimed_output, save_bank, saved_bytes
@@ -233,7 +234,9 @@ def _specs(
 
 
 def _note(engine: Engine) -> None:
-    """Have readers say what they were trained on."""
+    """Have readers say what they were trained on, and a model that it is no longer what it was."""
+    if engine.subject.base in engine.subject.modules:
+        note_place(engine.subject.base, "")
     for name, task in engine.plan.tasks.items():
         learner = engine.learners[name]
         if isinstance(learner.module, ReaderModule):

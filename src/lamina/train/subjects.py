@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from lamina.train.plan import Group, Plan
 
 
+logger = logging.getLogger(__name__)
+
+
 def placed(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """A batch on a device."""
     return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
@@ -40,7 +44,10 @@ class Subject(ABC):
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return main_device(self.base)
+        first = next(self.base.parameters(), None)  # of a model that is in one place, as most are, it tells
+        if first is None or first.is_meta or hasattr(self.base, "hf_device_map"):
+            return main_device(self.base)
+        return first.device
 
     def arguments(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         """A batch where the model is, and what else the model takes for it."""
@@ -60,6 +67,13 @@ class Subject(ABC):
 
     def trained_with(self, names: Sequence[str], option: str) -> int | None:  # noqa: B027 not abstract
         """The value of an option that learners were trained with; None where that is not known."""
+
+    def warn_of_pairs(self, pairs: Mapping[str, bool]) -> None:
+        """Log which learners are asked about pairs of texts and learnt from single ones, or the other way round."""
+        for name, asked in pairs.items():
+            if (learnt := self.trained_with([name], "pair")) is not None and bool(learnt) != asked:
+                of, by = ("pairs of texts", "single texts") if learnt else ("single texts", "pairs of texts")
+                logger.warning("%s: '%s' learnt from %s and is asked about %s", self.op, name, of, by)
 
     @abstractmethod
     def settings(self, name: str) -> dict[str, Any]:

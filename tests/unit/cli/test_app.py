@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,6 +90,15 @@ def test_an_error_of_the_input_is_one_line_and_ends_with_2(lamina, monkeypatch: 
 def test_an_interruption_ends_with_130(lamina, monkeypatch: pytest.MonkeyPatch):
     ran = ends(lamina, monkeypatch, KeyboardInterrupt())
     assert (ran.code, ran.out, ran.err) == (130, "", "interrupted\n")
+
+
+def test_what_can_go_on_after_an_interruption_says_how(lamina, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def stop(*_args: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lamina.recipes.schema.load_recipe", stop)
+    ran = lamina("train", str(tmp_path / "r.yaml"))
+    assert (ran.code, ran.err) == (130, "interrupted; with --resume it goes on from what was saved\n")
 
 
 def test_an_unforeseen_error_is_one_line_and_ends_with_1(lamina, monkeypatch: pytest.MonkeyPatch):

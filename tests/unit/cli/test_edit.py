@@ -81,6 +81,11 @@ def test_all_edits_in_their_order(lamina, base: Path, tmp_path: Path):
     assert sum(parameter.numel() for parameter in plain.parameters()) == facts["after"]["parameters"]
 
 
+def test_what_is_frozen_is_not_changed(lamina, base: Path, tmp_path: Path):
+    facts = run(lamina, base, "--freeze", "0-1", "-o", tmp_path / "out")
+    assert facts["unchanged_parameters"] == facts["after"]["parameters"] > facts["after"]["trainable"]
+
+
 def test_a_saved_insertion_is_merged_and_frozen(lamina, base: Path, tmp_path: Path):
     run(lamina, base, "--insert", "both", "-o", tmp_path / "one")
     facts = run(lamina, tmp_path / "one", "--train-inserted", "-o", tmp_path / "two")

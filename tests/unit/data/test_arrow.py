@@ -18,7 +18,7 @@ from tests.support.pictures import encoded as encoded_image
 from tests.support.pictures import picture
 
 from lamina.data import arrow
-from lamina.data.arrow import Column, chunks, dataset_of, encodable
+from lamina.data.arrow import Column, Ragged, chunks, dataset_of, encodable
 from lamina.data.batches import padding_of
 from lamina.data.encode import blocks, encode
 from lamina.data.read import read_table
@@ -152,6 +152,14 @@ def test_a_file_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyP
 def test_chunks():
     assert list(chunks(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
     assert list(chunks([], 2)) == [[]]
+
+
+def test_a_digest_tells_where_rows_end():
+    def digest(*rows: list[int]) -> bytes:
+        return Ragged(pa.chunked_array([list(rows)])).digest()
+
+    assert digest([1, 2], [3]) != digest([1], [2, 3])
+    assert digest([1, 2], [3]) == digest([1, 2], [3])
 
 
 def test_half_characters_are_replaced():

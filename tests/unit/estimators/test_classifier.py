@@ -110,6 +110,12 @@ def test_few_texts_are_read_more_often(base: str, texts: list[str], mood: list[s
     assert LaminaClassifier(base, batch_size=1).fit(texts, mood).result_.steps == 24
 
 
+def test_states_that_are_kept_are_those_of_the_model(base: str, texts: list[str], mood: list[str]):
+    kept = LaminaClassifier(base, **FAST | {"options": None}).fit(texts, mood)
+    anew = LaminaClassifier(base, **FAST).fit(texts, mood)
+    np.testing.assert_allclose(kept.decision_function(texts), anew.decision_function(texts), rtol=1e-4, atol=1e-4)
+
+
 def test_the_seed_decides_and_a_generator_is_drawn_from(base: str, texts: list[str], mood: list[str]):
     def fit(random_state: object) -> np.ndarray:
         estimator = LaminaClassifier(base, random_state=random_state, epochs=1, options={"cache": "off"})

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
 import lamina
 from lamina.errors import ConfigError, DataError
@@ -18,6 +21,20 @@ def test_numbers_of_any_size_are_learnt_and_said_by_the_bank_too(base: str, text
     assert fitted.score(texts, y) > 0.9
     alone = lamina.predict(fitted.bank_, texts[:1])[0]["reader"]["value"]
     np.testing.assert_allclose(alone, said[0], rtol=1e-6)
+
+
+def test_what_the_head_says_beside_its_weights_is_put_to_the_scale_of_y(
+    base: str, texts: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    def train(self: Any, bank: lamina.ReaderBank, task: Any, seed: int) -> None:
+        output: Any = bank["reader"].head.output
+        torch.nn.init.zeros_(output.weight)
+        torch.nn.init.constant_(output.bias, 0.5)
+        self.bank_ = bank.eval()
+
+    monkeypatch.setattr(LaminaRegressor, "_train", train)
+    said = LaminaRegressor(base).fit(texts, [5010.0, 5200.0] * 4).predict(texts[:2])
+    assert said.tolist() == [5105 + 0.5 * 95] * 2
 
 
 def test_one_number_for_all(base: str, texts: list[str]):

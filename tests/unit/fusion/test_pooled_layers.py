@@ -18,6 +18,12 @@ def test_parameter_counts():
     assert sum(parameter.numel() for parameter in fusion.parameters()) == 25 * (1 + 64) * 1024 + 25
 
 
+def test_what_is_dropped_otherwise_runs_apart():
+    one = PooledLayers(dim=4, heads=2, dropout=0.1).build(3, 8)
+    assert one.group() == PooledLayers(dim=4, heads=2, dropout=0.1).build(3, 8).group()
+    assert one.group() != PooledLayers(dim=4, heads=2, dropout=0.5).build(3, 8).group()
+
+
 def test_at_the_start_every_token_weighs_the_same():
     fusion = PooledLayers(dim=4, heads=2).build(1, 6).eval()
     state, mask = torch.randn(1, 1, 5, 6), torch.ones(1, 5, dtype=torch.bool)

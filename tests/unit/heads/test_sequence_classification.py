@@ -37,6 +37,11 @@ def test_pooling_by_attention_is_the_papers():
         torch.testing.assert_close(head(features, MASK), torch.stack(expected), rtol=0, atol=1e-6)
 
 
+def test_heads_that_drop_attention_otherwise_run_apart():
+    one, same, other = (head_of(attention_heads=2, attention_dropout=share).group() for share in (0.1, 0.1, 0.5))
+    assert one == same != other
+
+
 def test_pooling_by_mean_is_over_real_tokens():
     head = head_of(pooling="mean")
     features = torch.randn(2, 4, 8)

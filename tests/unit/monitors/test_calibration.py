@@ -33,6 +33,11 @@ def test_the_threshold_is_the_lowest_that_keeps_the_rate(rate: float):
     assert (found.negatives, found.positives) == (200, 50)
 
 
+def test_a_rate_of_whole_rows_is_used_up_however_it_is_rounded():
+    assert 0.29 * 100 < 29
+    assert Calibration.of(*scores(100), false_positive_rate=0.29).false_positive_rate == 0.29
+
+
 def test_a_threshold_that_was_chosen_before_is_measured():
     highest, positive = scores()
     chosen = Calibration.of(highest, positive, false_positive_rate=0.05)

@@ -40,6 +40,12 @@ def test_heads_that_weigh_tokens_are_no_group_with_those_that_do_not():
     assert [same == other for other in others] == [True, False]
 
 
+def test_heads_whose_labels_are_in_another_order_are_no_group():
+    heads = {name: SequenceClassification(tuple(name), pooling="mean") for name in ("ab", "ba")}
+    one, other = (Monitor(name, "a").group(heads) for name in heads)
+    assert one != other
+
+
 def test_a_label_is_flagged_once():
     with pytest.raises(ConfigError, match="monitor: 'r' flags 'a' twice"):
         Monitor("r", ("a", "a"))
@@ -134,6 +140,13 @@ def test_the_second_sees_the_tokens_at_which_the_first_is_unsure(sure: float | N
     if sizes == [1] * 5:
         assert sum(rows for name, rows in asked if name == "large") == int(unsure.sum()) < int(mask.sum())
         assert all(rows for _, rows in asked)
+
+
+def test_a_score_of_just_what_is_sure_flags_without_the_second():
+    cheap, large = (Monitor(name, "value", LastScore(), threshold=0.0) for name in HEADS)
+    ((_, working),) = start({"both": Cascade(cheap, large, sure=2.0)}, dict.fromkeys(HEADS, NUMBER))
+    got = working.add(lambda _, rows: torch.tensor([[[1.0], [2.0]]])[rows], torch.ones(1, 2, dtype=torch.bool))
+    assert got.tolist() == [[[1.0, torch.inf]]]
 
 
 def test_alike_monitors_are_computed_as_one_and_give_what_each_gives_alone():

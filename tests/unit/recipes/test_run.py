@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from pyarrow import parquet
+from tests.support.files import jsonl
 from tests.support.stored import save_base
 
 from lamina.errors import ConfigError, StoreError
@@ -421,6 +422,18 @@ def test_methods_of_another_run_are_refused(folder: Path, tmp_path: Path):
     other = methods(folder, {"plain": {"edits": [{"freeze": {"layers": 1}}]}})
     with pytest.raises(ConfigError, match=r"film-plain-0\.json is of a run with edits \[\], here \[\['freeze'"):
         run_recipe(other, data=folder, output=tmp_path, resume=True)
+
+
+def test_a_run_that_learnt_from_other_tokens_of_words_is_refused(folder: Path, tmp_path: Path):
+    rows = [{"words": ["the", "film", word], "tags": ["O", "O", "B-x"]} for word in ("good", "bad") * 4]
+    files = {part: str(jsonl(tmp_path / f"{part}.jsonl", rows)) for part in ("train", "validation")}
+    task = {"files": files, "kind": "token_classification", "text": "words", "label": "tags"}
+    first, other = (
+        methods(folder, {"plain": {}}, tasks={"tags": {**task, "label_all_tokens": every}}) for every in (False, True)
+    )
+    run_recipe(first, data=tmp_path, output=tmp_path / "out", epochs=1)
+    with pytest.raises(ConfigError, match=r"is of a run with label_all_tokens False, here True"):
+        run_recipe(other, data=tmp_path, output=tmp_path / "out", epochs=1, resume=True)
 
 
 def test_a_freeze_that_depends_on_an_edit_that_is_left_out(folder: Path, tmp_path: Path):

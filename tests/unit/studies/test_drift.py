@@ -74,6 +74,15 @@ def test_a_family_without_a_row_has_all_its_linear_maps(monkeypatch: pytest.Monk
     assert set(table.index.get_level_values("role")) == {"linear"}
 
 
+def test_of_several_matrices_the_largest_counts(monkeypatch: pytest.MonkeyPatch, model):
+    monkeypatch.delitem(ROLES, "bert")
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.encoder.layer[1].attention.self.query.weight[0, 0] += 1.0
+    table = drift(model, other).table.set_index(["layer", "measure"])["score"]
+    assert table[2, "spectral"] == pytest.approx(1.0)
+
+
 def test_blocks_without_linear_maps(monkeypatch: pytest.MonkeyPatch, model):
     monkeypatch.delitem(ROLES, "bert")
     model.encoder.layer = torch.nn.ModuleList(Passing() for _ in range(3))

@@ -84,6 +84,14 @@ def test_readers_that_weigh_anew_need_texts():
     assert len(set(found)) > 1
 
 
+def test_shares_are_those_of_the_texts_whatever_was_read_before():
+    bank = bank_of(gated=Gated(8))
+    alone = importance(bank, TEXTS[:1]).table["score"].tolist()
+    other = importance(bank, TEXTS[1:]).table["score"].tolist()
+    assert importance(bank, TEXTS[:1]).table["score"].tolist() == pytest.approx(alone)
+    assert alone != pytest.approx(other)
+
+
 def test_a_bank_without_weights():
     with pytest.raises(ConfigError, match="importance: no reader weighs layers"):
         importance(bank_of(top=SingleLayer(3)))

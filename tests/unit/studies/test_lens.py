@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from tests.support.tiny import model_of
@@ -56,6 +58,13 @@ def test_a_causal_model_foretells_next_tokens(llama, words):
     assert by_layer(study, "loss") == pytest.approx([sum(values) / len(values) for values in losses], abs=1e-5)
     assert by_layer(study, "rank") == pytest.approx([sum(values) / len(values) for values in ranks])
     assert by_layer(study, "accuracy") == pytest.approx([values.count(1) / len(values) for values in ranks])
+
+
+def test_padding_by_a_token_that_is_not_special_is_not_foretold(llama, words):
+    bare = deepcopy(words)
+    bare.pad_token = None
+    study = lens(llama, ["ben", "a bad film and a good film"], processor=bare)
+    assert study.table["tokens"].unique().tolist() == [1 + 7]
 
 
 @torch.no_grad()

@@ -140,6 +140,13 @@ def test_probes_that_read_noise_have_found_nothing(model, tokenizer, mood):
     assert "have found nothing" in study.conclusions[1]
 
 
+def test_a_control_task_has_the_shares_of_the_labels():
+    rows = [{"sentence": f"film {row}", "label": int(row % 10 == 0)} for row in range(400)]
+    task = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows})
+    drawn = control_task(task, ["validation"], seed=0).split("validation").labels
+    assert np.mean(list(drawn)) == pytest.approx(0.1, abs=0.05)
+
+
 def test_probes_that_beat_the_text_alone():
     """Four of five rows right with either seed, and a baseline that has half of them right."""
     truths = RNG.integers(0, 2, 200)
@@ -315,7 +322,7 @@ def test_a_cell_travels_and_loads_its_model_itself(model, tokenizer, mood, tmp_p
 
 def test_one_class_is_not_enough(model, tokenizer):
     rows = [{"sentence": "good", "label": "yes"}] * 4
-    task = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows})
+    task = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows}, labels=["no", "yes"])
     with pytest.raises(DataError, match=r"rows of task 'task' \(train\) are of one class only \('yes'\); 2 are needed"):
         probe(model, task, processor=tokenizer)
 

@@ -15,6 +15,7 @@ from lamina.errors import ConfigError, LaminaError, UnknownNameError, Unsupporte
 from lamina.layers import tap
 from lamina.studies.probe import probe
 from lamina.studies.probe_cell import ProbeHead
+from lamina.studies.probe_conclusions import compare_probes
 from lamina.studies.probe_layer import ProbeLayer
 from lamina.studies.study_recipe import load_study_recipe
 from lamina.tasks.task import Task
@@ -115,6 +116,17 @@ def test_what_is_said_of_sites():
         "attention of layer 3 (linear)",
         "ffn of layer 3 (linear)",
     ]
+
+
+def test_what_is_said_of_many_probes_is_corrected_for_their_number(mood: Task):
+    truth = list(mood.split("validation").labels)
+    wrong = [1 - label for label in truth[:3]] + truth[3:]
+    text = {"measure": "score", "seed": None, "probe": "words", "score": 0.5, "guesses": wrong}
+    common = {"measure": "score", "probe": "linear", "score": 1.0, "guesses": truth}
+    rows = [text, *({**common, "layer": layer, "seed": seed} for layer in range(4) for seed in range(2))]
+    found = compare_probes(rows, mood, "validation")
+    alone = [own.p for own in found.ahead.values()]
+    assert [row["p"] for row in found.rows()] == pytest.approx([4 * p for p in alone])
 
 
 @pytest.mark.parametrize(

@@ -160,3 +160,16 @@ def test_a_proxy_without_spread_is_not_said_to_foretell_anything():
     assert "a: cka distance foretells the measured drop (rank correlation 1.00" in " ".join(conclusions)
     assert "a: whether block influence foretells the measured drop cannot be said (n = 5" in " ".join(conclusions)
     assert "least is lost without block 1, a drop of 0.100 (one value; no interval)" in conclusions[0]
+
+
+def test_of_perplexities_the_drop_is_that_of_their_logarithms():
+    scores = {(0, 0): 2.0, (1, 1): 3.0, (2, 1): 8.0}
+    facts = {"task": "a", "seed": 0}
+    rows = [
+        {**facts, "layer": layer, "blocks": blocks, "measure": "perplexity", "score": score}
+        for (layer, blocks), score in scores.items()
+    ]
+    rows += [{**facts, "layer": layer, "blocks": 1, "measure": "nu", "score": 0.0} for layer in (1, 2)]
+    table, conclusions = with_predictions(pd.DataFrame(rows))
+    assert table[table["measure"] == "drop"]["score"].tolist() == pytest.approx([math.log(1.5), math.log(4)])
+    assert "without block 1, a rise of log perplexity of 0.405" in conclusions[0]

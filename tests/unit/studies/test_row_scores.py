@@ -53,6 +53,15 @@ def test_numbers(metric: str):
     assert ours(task, metric, [1.0] * 60, truths.tolist()) == 0
 
 
+def test_the_correlation_of_some_rows_is_their_own():
+    truths, noise = np.random.default_rng(1).normal(size=(2, 60))
+    guesses = truths + noise
+    task = Asked("sequence_classification", "regression", ("score",))
+    counts, score = row_counts(task, "pearson", guesses.tolist(), truths.tolist())
+    high = truths > 0
+    assert float(score(counts[high].sum(0))) == pytest.approx(np.corrcoef(guesses[high], truths[high])[0, 1])
+
+
 @pytest.mark.parametrize("metric", ["accuracy", "f1"])
 def test_several_labels(metric: str):
     truths, guesses = RNG.integers(0, 2, (2, 40, 3))

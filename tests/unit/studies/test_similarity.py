@@ -16,6 +16,7 @@ from tests.support.tiny import FAMILIES, model_of
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError, UnsupportedModelError
 from lamina.studies import Study, similarity
 from lamina.studies.cka import MinibatchCKA
+from lamina.studies.geometry import Curvature
 from lamina.studies.neighbours import two_nn
 from lamina.studies.passes import LayerReader, batch_groups, row_groups
 
@@ -89,6 +90,23 @@ def test_the_other_measures_written_out(model, tokenizer):
     np.testing.assert_allclose(scores(study, "curvature"), torch.stack(curvature).mean(0), atol=1e-4)
     blocks = study.table[study.table["measure"] == "block_influence"]
     assert blocks[["other_layer", "layer"]].to_numpy().tolist() == [[0, 1], [1, 2], [2, 3]]
+
+
+def test_steps_from_padding_are_no_part_of_a_path():
+    state, real = torch.randn(1, 6, 4), torch.tensor([[False, True, True, True, True, False]])
+    padded, alone = Curvature(1), Curvature(1)
+    padded.take(0, state, real)
+    alone.take(0, state[:, 1:5], real[:, 1:5])
+    assert padded.scores()["curvature"] == pytest.approx(alone.scores()["curvature"])
+
+
+def test_which_rows_of_a_batch_make_a_minibatch_is_drawn(model, tokenizer):
+    batch = dict(tokenizer(sorted(TEXTS), return_tensors="pt", padding=True))
+    one, again, other = (
+        matrix(similarity(model, batches=[batch], minibatch=10, seed=seed, measures=["cka"])) for seed in (0, 0, 1)
+    )
+    assert np.array_equal(one, again)
+    assert not np.array_equal(one, other)
 
 
 def test_layers_have_the_models_own_numbers(model, tokenizer):

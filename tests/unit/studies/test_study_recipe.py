@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.stored import save_base
 
-from lamina.errors import ConfigError, DataError, LaminaError, UnknownNameError
+from lamina.errors import ConfigError, DataError, LaminaError, StoreError, UnknownNameError
 from lamina.registry import STUDIES
 from lamina.studies import Study
 from lamina.studies.run_study import run_study
@@ -109,3 +109,11 @@ def test_what_a_study_needs_and_the_recipe_lacks_is_told(tmp_path, name, text, t
 def test_a_study_of_one_pass_has_no_cells_to_resume_or_spread(data, option):
     with pytest.raises(ConfigError, match=r"study variability: \w+ is given; the study is one pass"):
         run_study("variability", load(data, HEAD), data=data, **option)
+
+
+def test_a_folder_that_cannot_take_the_study_is_told_before_it_runs(data, tmp_path, monkeypatch):
+    (tmp_path / "table.csv").write_text("mine")
+    monkeypatch.setattr("lamina.studies.run_study._inputs", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(StoreError, match=r"holds table.csv but no lamina_study.json"):
+        run_study("variability", load(data, HEAD), data=data, output=tmp_path)
+    assert (tmp_path / "table.csv").read_text() == "mine"

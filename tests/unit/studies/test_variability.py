@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from tests.support.stored import tiny_model, tiny_tokenizer
+from tests.support.tiny import model_of
 
 from lamina import Task
 from lamina.errors import ConfigError, DataError, LayerIndexError, UnknownNameError
@@ -64,6 +65,18 @@ def test_nu_is_that_of_the_definition(model, tokenizer):
     ]
     again = variability(model, {"mood": task()}, processor=tokenizer, batch_size=50, layers=[2])
     assert again.table["score"].tolist() == pytest.approx([study.table["score"][2]], rel=1e-4)
+
+
+@torch.no_grad()
+def test_nu_of_a_decoder_is_that_of_the_tokens_it_reads_behind_the_start(tokenizer):
+    bart, means = model_of("bart"), []
+    for row in ROWS:
+        out = bart(**tokenizer(row["sentence"], return_tensors="pt"), output_hidden_states=True)
+        means.append(torch.stack(out.decoder_hidden_states)[:, 0, 2:].mean(1))  # without the start token and [CLS]
+    classes = np.array([row["label"] for row in ROWS])
+    expected = [direct(layer, classes) for layer in torch.stack(means, dim=1).double().numpy()]
+    study = variability(bart, {"mood": task()}, processor=tokenizer, stack="decoder")
+    np.testing.assert_allclose(study.table["score"], expected, rtol=1e-3)
 
 
 def probed(scores: dict[int, float], name: str = "probe") -> Study:

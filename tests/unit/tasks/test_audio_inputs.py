@@ -65,6 +65,12 @@ def test_without_a_mask_batches_have_one_length():
     torch.testing.assert_close(batch["input_values"][1, :240], masked)
 
 
+def test_silence_fills_no_clip_beyond_the_longest_length():
+    made = inputs(waves(return_attention_mask=False), asked=100)
+    assert made.lengths == [100] * 4
+    assert made.batch([0, 3])["input_values"].shape == (2, 100)
+
+
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_batches_of_one_length(seed: int | None):
     lengths = [3, 1, 3, 2, 3, 1, 3, 3]

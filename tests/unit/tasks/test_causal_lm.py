@@ -112,7 +112,7 @@ def test_states_of_texts_can_be_kept_from_epoch_to_epoch():
 
 
 def test_a_model_goes_on_with_each_text_whatever_stands_beside_it():
-    model: Any = causal_model()
+    model: Any = causal_model(3)  # which goes on with each otherwise
     tokenizer = causal_tokenizer()
     together = predict(model, TEXTS, processor=tokenizer, max_target_length=5)
     for text, answer in zip(TEXTS, together, strict=True):

@@ -86,6 +86,13 @@ def test_an_end_that_the_tokenizer_adds_itself_comes_once(metaspace: Any):
     assert "".join(metaspace.convert_ids_to_tokens(learnt[:-1])) == "sat"
 
 
+def test_after_an_empty_prompt_no_special_token_is_learnt(words: Any):
+    task = of([{"prompt": "", "reply": "very good"}] * 2, text="prompt", text_pair="reply")
+    inputs = KIND.encode(task.split("train"), words, EncodeOptions(part="train", max_length=32))
+    learnt = [token for token in inputs.batch([0])["labels"][0].tolist() if token != -100]
+    assert words.convert_ids_to_tokens(learnt) == ["very", "good"]
+
+
 def test_files_hold_chats(tmp_path: Path):
     path = jsonl(tmp_path / "chats.jsonl", [{"talk": one} for one in CHATS * 10])
     task = Task.from_files("causal_lm", train=path, text="talk")

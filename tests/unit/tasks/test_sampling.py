@@ -67,6 +67,12 @@ def test_a_stratified_draw_has_as_many_of_each_class():
     assert by_share == {(0,): 6, (1,): 3, (2,): 1}
 
 
+def test_a_stratified_draw_leaves_out_rows_of_several_classes():
+    classes: Classes = (("a", "b"), [(0, 1), (1, 0), (0,), (), (1,)])
+    for seed in range(5):
+        assert subsample(classes, SampleSize(per_class=1), stratified=True, seed=seed) == [2, 4]
+
+
 def test_more_than_there_is():
     classes = plain([60, 30, 10])
     with pytest.raises(ConfigError, match="subsample: 40 x 3 classes = 120 rows of 100 rows were asked for"):

@@ -25,6 +25,15 @@ SEQUENCE, TOKEN, IMAGE = "sequence_classification", "token_classification", "ima
 AUDIO = "audio_classification"
 
 
+def test_a_task_of_one_class_is_refused():
+    rows = [{"text": "good", "label": "yes"}, {"text": "fine", "label": "yes"}]
+    with pytest.raises(DataError, match="task moods: 'yes' is its only class"):
+        Task.from_dataset(SEQUENCE, {"train": rows}, text="text", name="moods")
+    given = {"train": rows, "validation": rows}
+    assert Task.from_dataset(SEQUENCE, given, text="text", labels=["no", "yes"]).labels == ("no", "yes")
+    assert Task.from_dataset(SEQUENCE, {"test": rows}, text="text", labels=["yes"]).labels == ("yes",)
+
+
 # From files
 
 

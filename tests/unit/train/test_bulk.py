@@ -345,6 +345,14 @@ def test_a_run_goes_on_with_the_same_tokenizer_alone(tmp_path: Path):
         run(made, source, tmp_path / "out.jsonl", processor=other)
 
 
+def test_a_run_goes_on_with_the_same_way_to_read_words_alone(tmp_path: Path):
+    made, source = bank(), write(tmp_path / "in.jsonl", [*TEXTS[:7], 5])
+    with pytest.raises(DataError):
+        run(made, source, tmp_path / "out.jsonl")
+    with pytest.raises(ConfigError, match="of an earlier run whose add_prefix_space was False, and now it is True"):
+        run(made, source, tmp_path / "out.jsonl", add_prefix_space=True)
+
+
 @pytest.mark.parametrize("name", ["row", "text", "text_pair"])
 def test_a_reader_that_is_called_as_a_column_is_refused(tmp_path: Path, name: str):
     made, source = tiny_bank({name: reader(names())}), write(tmp_path / "in.jsonl", TEXTS)

@@ -126,6 +126,17 @@ def test_a_text_with_a_tagged_word_is_positive():
     assert by_span.calibration.recall > 0.9
 
 
+def test_a_text_that_is_read_in_windows_has_the_highest_score_of_all(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fitted()["spans"], "info", {**fitted()["spans"].info, "max_length": 12, "stride": 0})
+    texts = [[*words, *NEUTRAL, *NEUTRAL] for words in (["bad", "slow"], ["the", "a"])]
+    rows = [{"words": words, "tags": ["B-bad" if word == "bad" else "O" for word in words]} for words in texts]
+    task = Task.from_dataset("token_classification", {"train": rows, "validation": rows}, text="words", label="tags")
+    threshold = plain_highest(fitted(), SPANS, "bad slow the a film") - 1e-3
+    found = calibrate(fitted(), SPANS, task, positive="B-bad", threshold=threshold, store=False).calibration
+    assert found is not None
+    assert (found.recall, found.false_positive_rate) == (1.0, 0.0)
+
+
 def test_special_tokens_are_not_scored_and_unknown_words_are():
     """The words of no vocabulary are a part of the text; the marks around it are not."""
     bank = fitted()

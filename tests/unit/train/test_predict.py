@@ -125,6 +125,19 @@ def test_readers_get_the_windows_that_they_were_trained_with():
     assert shapes == [(5, 10), (5, 10)]  # eight words each, six of them shared
 
 
+@pytest.mark.parametrize(("stride", "other", "shape"), [(6, 2, (5, 10)), (2, 6, (3, 10))])
+def test_windows_are_those_of_the_reader_of_tokens_beside_one_of_texts(stride: int, other: int, shape: tuple[int, int]):
+    task, shapes = names(train=4, validation=1, low=16, high=16), []
+    bank = tiny_bank({"who": reader(task), "mood": reader()})
+    train(bank, {"who": task}, max_length=10, stride=stride)
+    train(bank, {"mood": yes_no(train=4)}, max_length=10, stride=other)
+    bank.model.register_forward_pre_hook(
+        lambda _, args, batch: shapes.append(batch["input_ids"].shape), with_kwargs=True
+    )
+    predict(bank, list(task.split("validation").texts))
+    assert shapes == [shape]
+
+
 def test_answers_come_in_the_order_of_the_texts():
     bank, tasks = trained()
     texts = list(tasks["mood"].split("validation").texts)
@@ -433,3 +446,23 @@ def test_a_model_without_a_head():
 def test_one_reader_may_be_named_by_its_name_alone():
     bank, _ = trained()
     assert predict(bank, ["anna was here"], readers="mood") == predict(bank, ["anna was here"], readers=["mood"])
+
+
+def test_readers_that_learnt_from_pairs_say_so_where_single_texts_come(caplog: pytest.LogCaptureFixture):
+    parts = {
+        part: [{"a": "anna went", "b": text, "label": label} for text, label in (("good", "no"), ("bad", "yes")) * 4]
+        for part in ("train", "validation")
+    }
+    pairs = Task.from_dataset("sequence_classification", parts, text="a", text_pair="b", name="pairs")
+    single = Task.from_dataset("sequence_classification", parts, text="b", name="single")
+    bank = tiny_bank({"pairs": reader(pairs), "single": reader(single)})
+    train(bank, {"pairs": pairs, "single": single}, epochs=1)
+    predict(bank, ["good"], readers=["single"])
+    predict(bank, [("anna went", "good")], readers=["pairs"])
+    evaluate(bank, {"pairs": pairs})
+    assert caplog.text == ""
+    predict(bank, ["good"])
+    assert "predict: 'pairs' learnt from pairs of texts and is asked about single texts" in caplog.text
+    assert "'single'" not in caplog.text
+    evaluate(bank, {"single": pairs})
+    assert "evaluate: 'single' learnt from single texts and is asked about pairs of texts" in caplog.text

@@ -1,0 +1,44 @@
+"""The page of the recipes' keys has every one of them, and its examples are recipes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from lamina.recipes.layout import FigureRecipe, TableRecipe
+from lamina.recipes.schema import MethodRecipe, ReaderRecipe, Recipe, TaskRecipe, load_recipe
+from lamina.studies.study_recipe import StudyRecipe, load_study_recipe
+
+PAGE = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text()
+SECTIONS = {title: body for title, _, body in (part.partition("\n") for part in PAGE.split("\n## ")[1:])}
+
+
+@pytest.mark.parametrize(
+    ("section", "models"),
+    [
+        ("Of a run", [Recipe]),
+        ("Of a task", [TaskRecipe]),
+        ("Of a reader", [ReaderRecipe]),
+        ("Of a method", [MethodRecipe]),
+        ("Of a table and a figure", [TableRecipe, FigureRecipe]),
+        ("Of studies", [StudyRecipe]),
+    ],
+)
+def test_every_key_is_there_and_no_other(section: str, models: list[type[BaseModel]]):
+    cells = re.findall(r"^\| (`[^|]*) \|", SECTIONS[section], re.MULTILINE)
+    listed = [key for cell in cells for key in re.findall(r"`(\w+)`", cell)]
+    known = dict.fromkeys(key for model in models for key in model.model_fields)
+    if section == "Of studies":
+        known = [key for key in known if key not in ("model", "tasks")]
+    assert sorted(listed) == sorted(known)
+
+
+def test_the_examples_are_recipes(tmp_path: Path):
+    for block, read in zip(
+        re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL), (load_recipe, load_study_recipe), strict=True
+    ):
+        (tmp_path / "it.yaml").write_text(block)
+        assert read(tmp_path / "it.yaml").model == "minilm"
