@@ -32,7 +32,8 @@ EVIL = "<img src=x onerror=\"document.title='gone'\"> is a film"
 @pytest.fixture(scope="module")
 def bank() -> ReaderBank:
     bank = tiny_bank()
-    bank.add("topics", Reader(PooledLayers(8), SequenceClassification(("war", "art"), pooling="first")))
+    topics = bank.add("topics", Reader(PooledLayers(8), SequenceClassification(("war", "art"), pooling="first")))
+    topics.info["pair"] = True
     return bank.eval()
 
 
@@ -143,6 +144,14 @@ def test_a_link_brings_text_and_answers_back(page: Any, address: str):
     page.execute_script("location.hash = arguments[0]", urlencode({"text": "bad", "second": "good"}))
     wait(lambda: page.find_element("id", "second").get_attribute("value") == "good" and is_answered(page))
     assert page.find_element("id", "second").is_displayed()
+    assert texts(page, ".answer .quiet") == []
+
+
+def test_a_task_of_pairs_says_so_beside_a_single_text(page: Any):
+    ask(page, TEXT)
+    wait(lambda: is_answered(page))
+    assert texts(page, "[data-task=topics] .answer .quiet") == ["It learnt from pairs of texts; this is one."]
+    assert texts(page, "[data-task=mood] .answer .quiet") == []
 
 
 def test_what_is_wrong_is_said_in_words(page: Any):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any, final
 
@@ -25,8 +27,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_WORTH_A_PASS = {"cpu": 512, "accelerator": 8192}  # tokens
+_WORTH_A_PASS = {"cpu": 256, "accelerator": 8192}  # tokens
 _FILE_TOKENS, _SIZE_OF_TOKEN = 256, 4096  # that a file counts for, so that not too much is decoded at once
+_SETTLED = 0.005  # seconds in which no request comes, after which those that wait are read ahead
 _KEPT = 256  # works: what was asked lately is not made anew
 
 
@@ -61,6 +64,15 @@ class Timing:
     tokens: int
 
 
+@dataclass(frozen=True)
+class _Ahead:
+    """What was read for requests that wait while a pass runs."""
+
+    jobs: Sequence[Job] = ()
+    prepared: Any = None
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class Served:
     """What is served at one time."""
@@ -74,10 +86,11 @@ class Served:
 class Engine:
     """Runs a bank for any number of threads that ask.
 
-    One thread of its own reads texts as tokens and runs the passes. A batch is what waits when the one before is done:
-    requests for the same answers, the oldest first, up to about `settings.max_batch_tokens`. A request that nobody
-    waits for any more is left out. Another bank may take the place of the one that is served: a request is answered by
-    the bank that it was asked of, whole.
+    One thread of its own runs the passes. A batch is what waits when the one before is done: requests for the same
+    answers, the oldest first, up to about `settings.max_batch_tokens`. A request that nobody waits for any more is left
+    out. The texts are read as tokens by another thread while the batch before runs, if they are worth a pass of their
+    own and no more came; else when it is their turn. Another bank may take the place of the one that is served: a
+    request is answered by the bank that it was asked of, whole.
 
     Args:
         bank: The readers and their model; its processor reads the texts.
@@ -101,6 +114,8 @@ class Engine:
         self._changed = Condition()
         self._closing = False
         self._works: dict[Any, Work] = {}
+        self._running, self._ahead = False, _Ahead()
+        self._reader = ThreadPoolExecutor(1, initializer=partial(spills.set, False))  # what it holds stays in memory
         self._thread = Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -224,28 +239,68 @@ class Engine:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closing)
                 if not self._waiting:
+                    self._reader.shutdown(wait=False)
                     return
                 jobs = self._take()
             if jobs:
                 self._run(jobs)
 
     def _take(self) -> list[Job]:
-        """The oldest request that somebody still waits for, and those that may share its passes."""
+        """Those that are next, but for what nobody waits for any more."""
+        jobs, self._waiting = self._next()
+        return [job for job in jobs if job.future.set_running_or_notify_cancel()]
+
+    def _next(self) -> tuple[list[Job], deque[Job]]:
+        """The oldest request and those that may share its passes; and the others."""
         jobs: list[Job] = []
         left: deque[Job] = deque()
         room = self.settings.max_batch_tokens
-        while self._waiting:
-            job = self._waiting.popleft()
+        for job in self._waiting:
             alike = not jobs or (job.work is jobs[0].work and _is_pair(job) == _is_pair(jobs[0]))
-            size = sum(map(_about_tokens, job.texts))
+            size = _size(job)
             if alike and (not jobs or size <= room):
-                if job.future.set_running_or_notify_cancel():
-                    jobs.append(job)
-                    room -= size
+                jobs.append(job)
+                room -= size
             else:
                 left.append(job)
-        self._waiting = left
-        return jobs
+        return jobs, left
+
+    def _read_ahead(self) -> _Ahead:
+        """Read what waits while a pass runs, once it is worth a pass and no more comes."""
+        with self._changed:
+            seen = -1
+            while self._running:
+                worth = sum(map(_size, self._waiting)) >= self._budget.enough
+                if worth and seen == len(self._waiting):
+                    break
+                seen = len(self._waiting)
+                self._changed.wait(_SETTLED if worth else None)
+            else:
+                return _Ahead()
+            jobs, _ = self._next()
+        try:
+            return self._read(jobs)
+        except Exception:  # it is told when their turn comes
+            return _Ahead()
+
+    def _read(self, jobs: Sequence[Job]) -> _Ahead:
+        with self.reading:
+            start = time.perf_counter()
+            prepared = jobs[0].work.read([text for job in jobs for text in job.texts])
+            return _Ahead(jobs, prepared, time.perf_counter() - start)
+
+    @contextmanager
+    def _reading_ahead(self) -> Generator[None]:
+        """Have what waits read meanwhile."""
+        self._running = True
+        ahead = self._reader.submit(self._read_ahead)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running = False
+                self._changed.notify_all()
+            self._ahead = ahead.result()
 
     def _whole(self, jobs: list[Job]) -> list[Job]:
         """Those whose texts need not be cut, or may be."""
@@ -262,16 +317,18 @@ class Engine:
     def _run(self, jobs: list[Job]) -> None:
         start, work = time.perf_counter(), jobs[0].work
         try:
-            with self.reading:
-                prepared = work.read([text for job in jobs for text in job.texts])
-                whole = self._whole(jobs) if prepared.cut else jobs
-            if len(whole) < len(jobs):
-                if whole:
-                    self._run(whole)
-                return
-            read = time.perf_counter()
-            with self.turns.shared():
-                answers = iter(work.run(prepared, self._budget))
+            ahead, self._ahead = self._ahead, _Ahead()
+            read = ahead if ahead.jobs == jobs else self._read(jobs)
+            if read.prepared.cut:
+                with self.reading:
+                    whole = self._whole(jobs)
+                if len(whole) < len(jobs):
+                    if whole:
+                        self._run(whole)
+                    return
+            begin = time.perf_counter()
+            with self._reading_ahead(), self.turns.shared():
+                answers = iter(work.run(read.prepared, self._budget))
         except Exception as error:
             if len(jobs) == 1:
                 _fail(jobs[0], error)
@@ -282,7 +339,7 @@ class Engine:
         end = time.perf_counter()
         if self._tell is not None:  # first, so that who has an answer finds it counted
             queue, texts = [start - job.since for job in jobs], sum(len(job.texts) for job in jobs)
-            self._tell(work, Timing(queue, read - start, end - read, len(jobs), texts, prepared.tokens))
+            self._tell(work, Timing(queue, read.seconds, end - begin, len(jobs), texts, read.prepared.tokens))
         for job in jobs:
             own = [next(answers) for _ in job.texts]
             if not job.future.done():
@@ -296,6 +353,10 @@ def _fail(job: Job, error: Exception) -> None:
         error = LaminaError(f"serve: the model could not answer ({type(error).__name__}); the log says more.")
     if not job.future.done():
         job.future.set_exception(error)
+
+
+def _size(job: Job) -> int:
+    return sum(map(_about_tokens, job.texts))
 
 
 def _is_pair(job: Job) -> bool:

@@ -21,13 +21,20 @@ _HASHES: WeakKeyDictionary[Served, tuple[dict[str, str], dict[str, str]]] = Weak
 
 
 def info_of(served: Served, settings: Settings, name: str) -> dict[str, Any]:
-    """The model, its tasks and the limits."""
+    """The model, its tasks and the limits.
+
+    Of a task "pairs" says whether it learnt from pairs of texts (None: not known), "max_length" how many tokens of a
+    text it reads; "max_input_length" is how many the model does.
+    """
     bank, (weights, fingerprints) = served.bank, _hashes(served)
+    limit = length_limit(bank.model, bank.processor)
     tasks = {
         task: {
             "kind": reader.config.head.kind,
             "problem_type": reader.config.head.problem_type,
             "reads": medium_of(bank, task),
+            "pairs": reader.info.get("pair"),
+            "max_length": reader.info.get("max_length") or limit,
             "labels": list(reader.config.head.labels),
             "stack": reader.stack,
             "layers": list(reader.layers),
@@ -47,7 +54,7 @@ def info_of(served: Served, settings: Settings, name: str) -> dict[str, Any]:
         "model_type": bank.model.config.model_type,
         "dtype": str(bank.model.dtype).removeprefix("torch."),
         "device": bank.device.type,
-        "max_input_length": length_limit(bank.model, bank.processor),
+        "max_input_length": limit,
         "writes_text": writes(bank),
         "stacks": {name: {"layers": stack.layers, "width": stack.width} for name, stack in bank.stacks.items()},
         "tasks": tasks,

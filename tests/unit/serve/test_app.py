@@ -15,6 +15,7 @@ from lamina.errors import ConfigError
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.serve import Settings, create_app
+from lamina.serve.answers import categories_of, moderation
 
 TEXT = "the film is good ."
 
@@ -101,6 +102,13 @@ def test_a_body_that_is_no_json(client: TestClient):
     assert response.json()["error"] == "the body is no JSON, from character 11 on; a JSON object in UTF-8 is needed"
 
 
+@pytest.mark.parametrize(("size", "status"), [(4000, 200), (4001, 413)])
+def test_a_body_of_just_as_many_bytes_as_are_taken(client: TestClient, size: int, status: int):
+    body = json.dumps({"inputs": TEXT}).encode().ljust(size)
+    found = client.post("/predict", content=body, headers={"content-type": "application/json"})
+    assert found.status_code == status
+
+
 @pytest.mark.parametrize("layer", [0, 2, -1])
 def test_embeddings_are_the_mean_of_a_layer(client: TestClient, bank: ReaderBank, layer: int):
     (found,) = asked(client, "/embed", {"inputs": TEXT, "layer": layer})
@@ -110,6 +118,12 @@ def test_embeddings_are_the_mean_of_a_layer(client: TestClient, bank: ReaderBank
     assert found == pytest.approx((mean / mean.norm()).tolist(), abs=1e-6)
     (raw,) = asked(client, "/embed", {"inputs": [TEXT], "layer": layer, "normalize": False})
     assert raw == pytest.approx(mean.tolist(), abs=1e-6)
+
+
+def test_embeddings_of_texts_of_unlike_lengths_are_those_of_each_alone(client: TestClient):
+    texts = [TEXT, "bad", "the film is very good and not slow ."]
+    alone = [asked(client, "/embed", {"inputs": text})[0] for text in texts]
+    assert asked(client, "/embed", {"inputs": texts}) == [pytest.approx(vector, abs=1e-5) for vector in alone]
 
 
 def moderating() -> ReaderBank:
@@ -141,6 +155,17 @@ def test_moderation_flags_by_yes_or_no_tasks():
 
 def test_moderation_needs_a_task_that_flags(client: TestClient):
     assert "no task of this bank flags texts" in asked(client, "/v1/moderations", {"input": "a"}, 422)["error"]
+
+
+def test_a_task_both_of_whose_labels_say_yes_flags_nothing():
+    bank = moderating()
+    bank.add("either", Reader(Mean(), SequenceClassification(("spam", "toxic"))))
+    assert categories_of(bank) == {"toxic": ("yes",), "topics": ("war", "sex")}
+
+
+def test_moderation_flags_from_one_half_on():
+    (result,) = moderation([{"toxic": 0.5, "spam": 0.49}], "mine")["results"]
+    assert (result["flagged"], result["categories"]) == (True, {"toxic": True, "spam": False})
 
 
 def test_kserve_gives_a_tensor_for_each_task(client: TestClient, bank: ReaderBank):
@@ -254,6 +279,7 @@ def test_info_names_tasks_and_limits(client: TestClient):
     info = client.get("/info").json()
     assert info["tasks"]["mood"]["labels"] == ["bad", "good"]
     assert info["tasks"]["who"]["layers"] == [1, 3]
+    assert [info["tasks"]["mood"][key] for key in ("pairs", "max_length")] == [None, info["max_input_length"]]
     assert (info["max_client_batch_size"], info["stacks"]) == (4, {"main": {"layers": 4, "width": 32}})
 
 

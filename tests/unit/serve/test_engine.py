@@ -30,8 +30,10 @@ class Slow(Work):
     def __init__(self, bank: ReaderBank) -> None:
         self.bank = bank
         self.go, self.begun, self.seen = Event(), Event(), list[str]()
+        self.read_at_once: list[int] = []
 
     def read(self, texts: Sequence[Any]) -> Any:
+        self.read_at_once.append(len(texts))
         return Texts(texts)
 
     def run(self, prepared: Any, budget: Any) -> Sequence[Any]:
@@ -97,6 +99,80 @@ def test_what_waits_is_run_together(make: Callable[..., Engine]):
     slow.go.set()
     assert [future.result(10) for future in waiting] == [[f"text {number}"] for number in range(5)]
     assert [timing.requests for timing in told] == [1, 5]
+
+
+def until(true: Callable[[], Any]) -> None:
+    end = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+LONG = "a word " * 57  # three are worth a pass, two are not
+
+
+def test_what_is_worth_a_pass_is_read_while_another_runs(make: Callable[..., Engine]):
+    told: list[Timing] = []
+    engine = make()
+    engine._tell = lambda _, timing: told.append(timing)
+    slow, ask = held(engine)
+    waiting = [ask(f"{LONG}{number}") for number in range(3)]
+    until(lambda: slow.read_at_once == [1, 3])
+    slow.go.set()
+    assert [future.result(10) for future in waiting] == [[f"{LONG}{number}"] for number in range(3)]
+    assert slow.read_at_once == [1, 3]
+    assert [timing.requests for timing in told] == [1, 3]
+    assert told[1].read > 0
+    until(lambda: engine._ahead.jobs == ())  # nothing of a request is kept
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_what_was_read_is_read_again_if_more_or_less_waits_by_then(make: Callable[..., Engine], gone: bool):
+    engine = make()
+    slow, ask = held(engine)
+    waiting = [ask(f"{LONG}{number}") for number in range(3)]
+    until(lambda: slow.read_at_once == [1, 3])
+    if gone:
+        assert waiting.pop().cancel()
+    else:
+        waiting.append(ask("one more"))
+    slow.go.set()
+    answers = [future.result(10) for future in waiting]
+    assert slow.seen[1:] == [text for (text,) in answers]
+    assert slow.read_at_once[-1] == len(waiting)
+
+
+def test_what_cannot_be_read_ahead_is_told_in_its_turn(make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch):
+    engine = make()
+    slow, ask = held(engine)
+    tried: list[int] = []
+
+    def fail(texts: Sequence[Any]) -> Any:
+        tried.append(len(texts))
+        if 3 * LONG in texts:
+            raise LaminaError("cannot be read")
+        return Texts(texts)
+
+    monkeypatch.setattr(slow, "read", fail)
+    bad, good = ask(3 * LONG), ask("good")
+    until(lambda: tried)
+    assert not bad.done()
+    slow.go.set()
+    with pytest.raises(LaminaError, match="cannot be read"):
+        bad.result(10)
+    assert good.result(10) == ["good"]
+
+
+def test_pairs_share_no_pass_with_single_texts(make: Callable[..., Engine]):
+    told: list[int] = []
+    engine = make()
+    engine._tell = lambda _, timing: told.append(timing.requests)
+    slow, ask = held(engine)
+    given: list[Any] = ["a", ("a", "b"), "c"]
+    waiting = [ask(text) for text in given]
+    slow.go.set()
+    assert [future.result(10) for future in waiting] == [[text] for text in given]
+    assert told == [1, 2, 1]
 
 
 def test_who_has_an_answer_finds_it_counted(make: Callable[..., Engine]):
@@ -214,6 +290,11 @@ def test_texts_that_may_not_be_cut_are_measured(make: Callable[..., Engine]):
     assert len(engine.ask(["film " * 30], ["mood"], truncate=False).result(10)) == 1
     with pytest.raises(TooLongError, match=r"serve: text 1 has 33 tokens; 32 are read"):
         engine.ask(["film", "film " * 31], ["mood"], truncate=False).result(10)
+
+
+def test_half_a_character_in_a_text_that_may_not_be_cut(make: Callable[..., Engine]):
+    with pytest.raises(TooLongError, match=r"serve: text 0 has 43 tokens; 32 are read"):
+        make().ask(["\ud800 " + "film " * 40], ["mood"], truncate=False).result(10)
 
 
 def test_a_text_that_is_read_in_windows_by_one_task_is_cut_for_another(make: Callable[..., Engine]):

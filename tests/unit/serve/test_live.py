@@ -203,6 +203,16 @@ def test_readers_that_cannot_be_used_change_nothing(client: TestClient, bank: Re
     assert scores(client) == before
 
 
+def test_weights_that_are_no_numbers_are_never_served(
+    client: TestClient, bank: ReaderBank, monkeypatch: pytest.MonkeyPatch
+):
+    broken, before = other_bank(bank), scores(client)
+    torch.nn.init.constant_(broken["mood"].head.output.bias, torch.nan)
+    monkeypatch.setattr(ReaderBank, "from_pretrained", lambda *_: broken)
+    assert "'head.output.bias' of reader 'mood' is not finite" in changed(client, "v2", 424)["error"]
+    assert scores(client) == before
+
+
 def test_changes_ask_for_the_second_key(client: TestClient, bank: ReaderBank):
     wrong = {"authorization": "Bearer sesam"}
     for method, path in (("GET", "/readers"), ("POST", "/readers"), ("DELETE", "/readers/mood")):

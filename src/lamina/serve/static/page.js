@@ -87,6 +87,7 @@
 
   const file = () => at("file").files[0];
   const media = () => new Set(Object.values(bank.tasks).map((task) => task.reads));
+  const longest = () => Math.max(...Object.values(bank.tasks).filter((task) => task.reads === "text").map((task) => task.max_length));
   const mediumOf = (one) => [...media()].find((medium) => one.type.startsWith(`${medium}/`));
   const inputs = async () => {
     if (!file()) return at("second").value ? [at("text").value, at("second").value] : at("text").value;
@@ -221,11 +222,16 @@
     if ("candidates" in said) return classes(said.candidates.map((one) => ({ label: one.token, score: one.score })), task);
     return [make("p", { className: "said" }, said.text ?? JSON.stringify(said))];
   };
+  const unlike = (task) => {
+    const { pairs, reads } = bank.tasks[task], asked = at("second").value !== "";
+    if (reads !== "text" || pairs === null || pairs === asked) return [];
+    return [make("p", { className: "quiet" }, pairs ? "It learnt from pairs of texts; this is one." : "It learnt from single texts; this is a pair.")];
+  };
   const show = (said, text) => {
     at("time").textContent = "";
     at("answers").replaceChildren(
       ...Object.entries(said).map(([task, own]) => {
-        const left = make("div", { className: "answer" }, ...answer(own, text, task));
+        const left = make("div", { className: "answer" }, ...answer(own, text, task), ...unlike(task));
         const card = make("article", { className: "card task" }, make("h2", {}, task), left);
         card.dataset.task = task;
         return card;
@@ -297,7 +303,7 @@
     }
     const count = Object.keys(bank.tasks).length;
     at("name").textContent = document.title = bank.name;
-    at("about").textContent = `${count} ${count === 1 ? "task" : "tasks"} read off one pass of ${bank.model_type} on ${bank.device}${media().has("text") ? ` · up to ${bank.max_input_length} tokens` : ""}`;
+    at("about").textContent = `${count} ${count === 1 ? "task" : "tasks"} read off one pass of ${bank.model_type} on ${bank.device}${media().has("text") ? ` · up to ${longest()} tokens` : ""}`;
     const others = [...media()].filter((medium) => medium !== "text");
     at("texts").hidden = !media().has("text");
     at("link").hidden = !media().has("text");
