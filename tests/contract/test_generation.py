@@ -59,11 +59,14 @@ CASES = [(name, mode) for name in HEADS for mode in [*MODES][: 6 if name in ("gp
 
 @functools.cache
 def bank_of(name: str) -> ReaderBank:
-    """A generating model, and readers of all kinds of its decoder; of an encoder-decoder one of the encoder, too."""
+    """A generating model, and readers of all kinds of its decoder; of an encoder-decoder one of the encoder, too.
+
+    In double precision, so that what differs differs by more than rounding, which is not the same on all machines.
+    """
     family = FAMILIES[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(zlib.crc32(name.encode()))
-        model = getattr(transformers, HEADS[name]).from_config(family.config()).eval()
+        model = getattr(transformers, HEADS[name]).from_config(family.config()).eval().double()
     bank = ReaderBank(model)
     with torch.no_grad():
         for parameter in model.parameters():  # as large as trained ones, so that the tokens before a token count
@@ -72,7 +75,7 @@ def bank_of(name: str) -> ReaderBank:
         bank.add(key, Reader(*parts, family.stacks[-1], seed=seed))
     if "encoder" in bank.stacks:
         bank.add("encoder", Reader(AdaLayers(dim=8), SequenceClassification(TWO), "encoder"))
-    return bank.eval()
+    return bank.eval().double()
 
 
 def prompt_of(name: str, batch: int = 3) -> dict[str, Tensor]:
@@ -80,6 +83,7 @@ def prompt_of(name: str, batch: int = 3) -> dict[str, Tensor]:
     bank = bank_of(name)
     inputs = FAMILIES[name].inputs(bank.model, batch=batch, tokens=8, seed=4)
     inputs.pop("decoder_input_ids", None)
+    inputs = {key: value.double() if value.is_floating_point() else value for key, value in inputs.items()}
     return {key: value.flip(1) for key, value in inputs.items()} if "main" in bank.stacks else inputs
 
 
@@ -137,7 +141,7 @@ def assert_as_in_one_pass(name: str, inputs: Mapping[str, Tensor], heard: BankOu
         for key in READERS:
             got = heard[key].logits[row]
             got = got[mask] if got.ndim == 2 else got
-            torch.testing.assert_close(got, expected[key].logits[0], rtol=0, atol=1e-5, msg=lambda m: f"{key}: {m}")  # noqa: B023
+            torch.testing.assert_close(got, expected[key].logits[0], rtol=0, atol=1e-6, msg=lambda m: f"{key}: {m}")  # noqa: B023
     return lengths
 
 
@@ -159,7 +163,7 @@ def test_what_is_heard_is_what_one_pass_says(name: str, mode: str):
         alone = bank(**inputs, decoder_input_ids=torch.full((3, 1), 3), readers=["encoder"])
         got = heard["encoder"].logits
         copies = alone["encoder"].logits.repeat_interleave(len(got) // 3, 0)  # Whisper reads a sound once per sequence
-        torch.testing.assert_close(got, copies, rtol=0, atol=1e-5)
+        torch.testing.assert_close(got, copies, rtol=0, atol=1e-6)
 
 
 @torch.no_grad()
@@ -175,7 +179,7 @@ def test_a_text_is_heard_whole_where_its_prompt_is_read_in_pieces():
     once = bank(**inputs, position_ids=(inputs["attention_mask"].cumsum(1) - 1).clamp(min=0))
     for name in READERS:
         assert torch.equal(prompt[name].mask, inputs["attention_mask"].bool())
-        torch.testing.assert_close(prompt["text"].logits, once["text"].logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(prompt["text"].logits, once["text"].logits, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["llama", "bart"])
@@ -250,7 +254,7 @@ def test_a_prompt_of_embeddings_and_one_of_a_decoder_are_heard():
     assert torch.equal(text, expected[:, -text.shape[1] :])
     states = plain("llama", inputs, 0, expected[0, :-1], 0)
     for name in READERS:
-        torch.testing.assert_close(heard[name].logits, states[name].logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(heard[name].logits, states[name].logits, rtol=0, atol=1e-6)
     sound, speech = bank_of("bart"), prompt_of("bart")
     for given in (torch.tensor([[3, 7, 9]] * 3), torch.tensor([[7, 9]] * 3)):  # with the start token, and without
         with sound.listen(over="output") as heard:
@@ -259,7 +263,7 @@ def test_a_prompt_of_embeddings_and_one_of_a_decoder_are_heard():
         with sound.listen(over="both") as whole:
             generate("bart", speech, decoder_input_ids=given)
         assert_as_in_one_pass("bart", speech, whole, "both")
-        torch.testing.assert_close(heard["tokens"].logits, whole["tokens"].logits[:, 3:], rtol=0, atol=1e-5)
+        torch.testing.assert_close(heard["tokens"].logits, whole["tokens"].logits[:, 3:], rtol=0, atol=1e-6)
 
 
 @torch.no_grad()

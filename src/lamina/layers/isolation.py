@@ -66,10 +66,10 @@ def preserve_model(model: nn.Module) -> Generator[None]:
 @contextmanager
 def evaluating(*modules: nn.Module) -> Generator[None]:
     """Put modules in eval mode; they get their modes back when the last of these contexts, in any thread, ends."""
-    parts = [part for module in modules for part in module.modules()]
+    every = [part for module in modules for part in module.modules()]
     with _switching:
-        if not (_open or any(part.training for part in parts)):
-            parts = []  # as they are found, with nobody about to change them back
+        # as they are found, with nobody about to change them back: nothing is noted
+        parts = every if _open or any(part.training for part in every) else []
         _open.extend(parts[:1])
         for part in parts:
             _modes.setdefault(part, []).append(part.training)
@@ -82,6 +82,8 @@ def evaluating(*modules: nn.Module) -> Generator[None]:
             del _open[: len(parts[:1])]
             for part in parts:
                 part.training = _modes[part].pop()  # the last to end takes what the first to begin has found
+            for part in every if not parts else ():
+                part.training = False
 
 
 _switching, _modes = Lock(), WeakKeyDictionary[nn.Module, list[bool]]()

@@ -33,8 +33,8 @@ def test_what_is_in_eval_mode_stays_so_while_another_context_ends():
     assert model[0].training
 
 
-def test_what_was_found_in_eval_mode_is_left_as_it_is_put_meanwhile():
+def test_what_was_found_in_eval_mode_gets_it_back():
     model = nn.Dropout().eval()
     with evaluating(model):
         model.train()
-    assert model.training
+    assert not model.training
