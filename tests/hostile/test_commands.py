@@ -245,6 +245,7 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         "model": of((*SERVE, "--model", "moods"), "moods/config.json"),
         **dict.fromkeys(("host", "port", "device", "api_key", "cors_allow_origin", "payload_limit", "request_timeout")),
         **dict.fromkeys(("max_batch_tokens", "max_concurrent_requests", "max_client_batch_size", "page")),
+        **dict.fromkeys(("max_concurrent_passes",)),
         **dict.fromkeys(("max_concurrent_generations", "max_total_tokens", "admin_key", "readers_root", "ray")),
         **dict.fromkeys(("replicas", "max_replicas", "replica_cpus", "replica_gpus")),
     },

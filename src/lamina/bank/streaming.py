@@ -168,8 +168,8 @@ def run_heads(
 ) -> dict[str, ReaderOutput]:
     """What readers say of features, by name; alike heads run as one, some for the positions that have labels alone.
 
-    On a CPU without gradients heads run one by one, which keeps them in its caches, unless they are to run `together`,
-    which is quicker for few tokens.
+    On a CPU without gradients heads that read every token run one by one, which keeps them in its caches, unless they
+    are to run `together`, which is quicker for few tokens.
     """
     given = {name: _said_once(readers[name], part) for name, part in features.items()}
     logits: dict[str, Tensor] = {}
@@ -198,9 +198,9 @@ def _head_groups(
     groups: dict[object, list[str]] = defaultdict(list)
     for name, given in features.items():
         head = readers[name].head
-        group = head.group() if together else None
+        group = head.group() if together or given.shape[1] == 1 else None
         same = id(given) if shared[id(given)] > 1 else None
-        groups[name if group is None else (type(head), group, given.shape, given.dtype, same)].append(name)
+        groups[name if group is None else (type(head), group, given.shape[1:], given.dtype, same)].append(name)
     return list(groups.values())
 
 

@@ -28,6 +28,7 @@ _KEY = "Ask for this key, as Authorization: Bearer KEY; by default the environme
 _ADMIN = "Let whoever sends this key change the readers while they are served; by default LAMINA_ADMIN_KEY, or nobody."
 _ROOT = "Where saved banks lie whose readers may be added while the server runs; nothing outside it is read."
 _RAY = "Answer from replicas on Ray Serve: of this machine, of the cluster that runs here, or of the one at HOST:PORT."
+_PASSES = "Passes that run at once, each with as many threads as OMP_NUM_THREADS says."
 _ORIGIN = "Let pages of this origin ask; once per origin."
 
 
@@ -38,6 +39,7 @@ def serve(  # noqa: PLR0913
     model: options.ModelOption = None,
     device: options.DeviceOption = "auto",
     max_batch_tokens: Annotated[int, Option(min=1, help="Tokens of a pass, padding included.")] = 16384,
+    max_concurrent_passes: Annotated[int, Option(min=1, help=_PASSES)] = 1,
     max_concurrent_requests: Annotated[int, Option(min=1, help="Requests that may wait.")] = 512,
     max_concurrent_generations: Annotated[int, Option(min=1, help="Texts that are written at once.")] = 4,
     max_total_tokens: Annotated[int, Option(min=2, help="Tokens of a prompt and of what is written after it.")] = 4096,
@@ -75,6 +77,7 @@ def serve(  # noqa: PLR0913
         raise ConfigError("serve: --readers-root was given, but not --admin-key; without it readers stay as they are.")
     settings = Settings.of(
         max_batch_tokens=max_batch_tokens,
+        max_concurrent_passes=max_concurrent_passes,
         max_concurrent_requests=max_concurrent_requests,
         max_concurrent_generations=max_concurrent_generations,
         max_total_tokens=max_total_tokens,

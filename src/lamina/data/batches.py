@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,18 +23,17 @@ if TYPE_CHECKING:
     Processor = PreTrainedTokenizerBase | ProcessorMixin
 
 _SORTED_BATCHES = 50
-_ALIKE = 0.75  # of the longest row's length
 
 
 class Budget(NamedTuple):
-    """Tokens of a batch, padding included: `most` at most, but for one row that is longer by itself.
+    """What a batch may hold, and what it costs.
 
-    A batch that holds `enough` takes no row that is shorter than three quarters of its longest: a pass of its own then
-    costs less than the padding.
+    A batch has `most` tokens at most, padding included, but for one row that is longer by itself; a pass costs as
+    much as `overhead` tokens apart from those it reads. Rows are parted so that all passes together cost least.
     """
 
     most: int
-    enough: int
+    overhead: int
 
 
 def tokenizer_of(processor: Processor) -> Any:
@@ -102,16 +101,29 @@ def length_batches(
 
 def _budgeted(lengths: Sequence[int], batch_size: int, budget: Budget, *, equal: bool) -> list[list[int]]:
     """Batches of like length, the longest first."""
+    rows = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    sizes, counts = (part[::-1] for part in np.unique(lengths, return_counts=True))
+    ends = [0, *np.cumsum(counts).tolist()]  # of each length, among the sorted rows
+    starts = ends[:-1] if equal else _cheapest(sizes, np.array(ends), budget.overhead)
     batches: list[list[int]] = []
-    longest = 0  # of the last batch
-    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-        held = len(batches[-1]) * longest if batches else 0
-        short = lengths[row] < (longest if equal else _ALIKE * longest if held >= budget.enough else 0)
-        if not batches or len(batches[-1]) == batch_size or held + longest > budget.most or short:
-            batches.append([])
-            longest = lengths[row]
-        batches[-1].append(row)
+    for start, end in pairwise([*starts, len(rows)]):
+        count = max(1, min(batch_size, budget.most // max(1, lengths[rows[start]])))
+        batches += [rows[at : min(at + count, end)] for at in range(start, end, count)]
     return batches
+
+
+def _cheapest(sizes: np.ndarray, ends: np.ndarray, overhead: int) -> list[int]:
+    """Where batches start among rows sorted by length, if a batch costs `overhead` and its longest row for each."""
+    least, first = np.zeros(len(sizes) + 1), [0] * len(sizes)
+    for last in range(len(sizes)):  # the best batches of the rows up to this length
+        costs = least[: last + 1] + overhead + (ends[last + 1] - ends[: last + 1]) * sizes[: last + 1]
+        first[last] = int(costs.argmin())
+        least[last + 1] = costs[first[last]]
+    starts, last = list[int](), len(sizes) - 1
+    while last >= 0:
+        starts.append(int(ends[first[last]]))
+        last = first[last] - 1
+    return starts[::-1]
 
 
 def batch_count(lengths: Sequence[int], batch_size: int, *, equal: bool = False) -> int:

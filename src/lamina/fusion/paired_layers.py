@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.fusion.layer_view import LayerView
-from lamina.fusion.pooling import PoolingConfig, PoolingFusion, PoolingStream, pool_tokens
+from lamina.fusion.pooling import PooledTokens, PoolingConfig, PoolingFusion, PoolingStream, pool_tokens
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
 
 _MATCHES = 8  # numbers that say how two texts match at one layer
 
@@ -59,14 +59,16 @@ class _PairedStream(PoolingStream):
         self._matching = torch.stack([member.matching for member in members], dim=1).unbind(0)
         self._matched: Tensor = torch.stack([member.bias for member in members])
 
+    def masks(self, view: LayerView) -> Sequence[Bool[Tensor, "batch tokens"]]:
+        return [view.mask, (view.segments == 1) & view.mask, (view.segments == 2) & view.mask]
+
     def pooled(
         self,
         state: Float[Tensor, "batch tokens width"],
         queries: Float[Tensor, "members heads width"],
-        view: LayerView,
+        parts: Sequence[PooledTokens],
     ) -> Float[Tensor, "members batch three_widths"]:
-        first, second = (view.segments == 1) & view.mask, (view.segments == 2) & view.mask
-        whole, one, two = pool_tokens(state, queries, [view.mask, first, second])
+        whole, one, two = pool_tokens(state, queries, parts)
         return torch.cat([whole, (one - two).abs(), one * two], dim=-1)
 
     def step(self, index: int, view: LayerView) -> None:

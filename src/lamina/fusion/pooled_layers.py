@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, final, get_args
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from lamina.errors import check_known
 from lamina.fusion.layer_view import LayerView
-from lamina.fusion.pooling import PoolingConfig, PoolingFusion, PoolingStream, pool_tokens
+from lamina.fusion.pooling import PoolingConfig, PoolingFusion, PoolingStream
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool
 
 Over = Literal["all", "second"]
 
@@ -59,17 +59,11 @@ class PooledLayers(PoolingConfig):
 
 
 class _PooledStream(PoolingStream):
-    def pooled(
-        self,
-        state: Float[Tensor, "batch tokens width"],
-        queries: Float[Tensor, "members heads width"],
-        view: LayerView,
-    ) -> Float[Tensor, "members batch width"]:
-        mask = view.mask
-        if self._config.over == "second":
-            second = (view.segments == 2) & mask
-            mask = second | (mask & ~second.any(1, keepdim=True))
-        return pool_tokens(state, queries, [mask])[0]
+    def masks(self, view: LayerView) -> Sequence[Bool[Tensor, "batch tokens"]]:
+        if self._config.over == "all":
+            return [view.mask]
+        second = (view.segments == 2) & view.mask
+        return [second | (view.mask & ~second.any(1, keepdim=True))]
 
 
 @final

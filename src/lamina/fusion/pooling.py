@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
+
+
+_TOGETHER = 8  # layers that are projected at once
 
 
 @dataclass(frozen=True)
@@ -44,60 +47,101 @@ class PoolingConfig(FusionConfig):
 def token_shares(
     states: Float[Tensor, "batch tokens width"],
     queries: Float[Tensor, "members heads width"],
-    masks: Sequence[Bool[Tensor, "batch tokens"]],
+    mask: Bool[Tensor, "batch tokens"],
+) -> Float[Tensor, "batch tokens members heads"]:
+    """How much the queries take of each token of a mask; they sum to 1 over tokens, and are 0 for an empty mask."""
+    (shares,) = _shares(states, queries, [PooledTokens.of(mask)])
+    return shares
+
+
+class PooledTokens(NamedTuple):
+    """Tokens that are pooled together."""
+
+    others: Bool[Tensor, "batch tokens 1"]  # the tokens that are not
+    some: Bool[Tensor, "batch 1 1"]  # whether there is any
+
+    @classmethod
+    def of(cls, mask: Bool[Tensor, "batch tokens"]) -> Self:
+        """Those of a mask."""
+        return cls(~mask.unsqueeze(-1), mask.any(1)[:, None, None])
+
+
+def _shares(
+    states: Float[Tensor, "batch tokens width"],
+    queries: Float[Tensor, "members heads width"],
+    parts: Sequence[PooledTokens],
 ) -> Iterator[Float[Tensor, "batch tokens members heads"]]:
-    """How much the queries take of each token of each mask; they sum to 1 over tokens, and are 0 for an empty mask."""
     scores = F.linear(states, queries.flatten(0, 1))  # undivided: at usual rates queries would else hardly move
-    for mask in masks:
-        shares = scores.masked_fill(~mask.unsqueeze(-1), torch.finfo(scores.dtype).min).softmax(1)
-        yield (shares * mask.any(1)[:, None, None]).unflatten(-1, queries.shape[:2])
+    for others, some in parts:
+        shares = scores.masked_fill(others, torch.finfo(scores.dtype).min).softmax(1)
+        yield (shares * some).unflatten(-1, queries.shape[:2])
 
 
 def pool_tokens(
     states: Float[Tensor, "batch tokens width"],
     queries: Float[Tensor, "members heads width"],
-    masks: Sequence[Bool[Tensor, "batch tokens"]],
+    parts: Sequence[PooledTokens],
 ) -> list[Float[Tensor, "members batch width"]]:
-    """Means of states over the tokens of each mask, slice h weighted as query h says; 0 where a mask has no token."""
+    """Means of states over each part's tokens, slice h weighted as query h says; 0 where a part has no token."""
     slices = states.unflatten(-1, (queries.shape[1], -1))
-    every = token_shares(states, queries, masks)
-    return [torch.einsum("btmh,bthd->mbhd", shares, slices).flatten(2) for shares in every]
+    return [torch.einsum("btmh,bthd->mbhd", shares, slices).flatten(2) for shares in _shares(states, queries, parts)]
 
 
 class PoolingStream(Stream):
-    """One product with all members' queries per layer; what is kept is `[batch, members, dim]`."""
+    """One product with all members' queries per layer; layers wait for a few others to be projected with them.
+
+    What is kept of those that were is `[batch, members, dim]`.
+    """
 
     def __init__(self, members: Sequence[Any]) -> None:
         self._members, self._config = members, members[0].config
         self._p = self._config.dropout if members[0].training else 0.0
-        self._weights = torch.stack([member.scores.softmax(0) for member in members], dim=1).unsqueeze(-1).unbind(0)
+        self._weights = torch.stack([member.scores for member in members], dim=-1).softmax(0)
         self._queries = torch.stack([member.queries for member in members], dim=1).unbind(0)
-        self._kernels = torch.stack([member.projection for member in members], dim=1).unbind(0)
+        self._parts: Sequence[PooledTokens] = ()
+        self._waiting: list[Tensor] = []
+        self._done = 0  # layers that were projected
         self._total: Tensor | None = None
 
     @abstractmethod
+    def masks(self, view: LayerView) -> Sequence[Bool[Tensor, "batch tokens"]]:
+        """Which tokens are pooled together; the same at all layers."""
+
     def pooled(
         self,
         state: Float[Tensor, "batch tokens width"],
         queries: Float[Tensor, "members heads width"],
-        view: LayerView,
+        parts: Sequence[PooledTokens],
     ) -> Float[Tensor, "members batch parts"]:
         """What is projected of one layer, from its normed state."""
+        return pool_tokens(state, queries, parts)[0]
 
     def step(self, index: int, view: LayerView) -> None:
-        """Add one layer's features."""
-        kernel = self._kernels[index]
-        pooled = self.pooled(view.normed.to(kernel.dtype), self._queries[index], view)
-        features = F.layer_norm(torch.bmm(pooled, kernel.mT), kernel.shape[1:2]).transpose(0, 1)
-        features = F.gelu(features)
+        """Pool one layer's tokens."""
+        self._parts = self._parts or [PooledTokens.of(mask) for mask in self.masks(view)]
+        queries = self._queries[index]
+        self._waiting.append(self.pooled(view.normed.to(queries.dtype), queries, self._parts))
+        if len(self._waiting) == _TOGETHER:
+            self._project()
+
+    def _project(self) -> None:
+        """Add the features of the layers that wait; weights are used where they are, since to join them costs more."""
+        pooled, layers = torch.stack(self._waiting), slice(self._done, self._done + len(self._waiting))
+        every = [torch.bmm(pooled[:, at], member.projection[layers].mT) for at, member in enumerate(self._members)]
+        features = torch.stack(every, dim=2)
+        features = F.gelu(F.layer_norm(features, features.shape[-1:]))
         if self._p > 0:
-            generators = [member.generator for member in self._members]
-            features = drop(features, self._p, draw(features.shape, generators, features.device, axis=1))
-        part = features * self._weights[index]
+            generators, shape = [member.generator for member in self._members], features.shape[1:]
+            bits = [draw(shape, generators, features.device, axis=1) for _ in self._waiting]
+            features = drop(features, self._p, torch.stack(bits))
+        part = (features * self._weights[layers, None, :, None]).sum(0)
         self._total = part if self._total is None else self._total + part
+        self._done, self._waiting = layers.stop, []
 
     def total(self) -> Float[Tensor, "batch members dim"]:
         """The sum over layers."""
+        if self._waiting:
+            self._project()
         return fed(self._total)
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:

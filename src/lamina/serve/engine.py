@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, Any, final
 
@@ -17,9 +15,10 @@ from lamina.data.arrow import spills
 from lamina.data.batches import Budget
 from lamina.errors import ConfigError, LaminaError
 from lamina.layers.turns import take_turns
+from lamina.serve.batching import Job, next_batch
 from lamina.serve.explain import ExplainWork
 from lamina.serve.jobs import AnswerWork, Work
-from lamina.serve.uploads import Upload, readers_of, sized
+from lamina.serve.uploads import readers_of, sized
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_WORTH_A_PASS = {"cpu": 256, "accelerator": 8192}  # tokens
-_FILE_TOKENS, _SIZE_OF_TOKEN = 256, 4096  # that a file counts for, so that not too much is decoded at once
-_SETTLED = 0.005  # seconds in which no request comes, after which those that wait are read ahead
+_OVERHEAD = {"cpu": 64, "accelerator": 4096}  # of a pass: so many tokens take as long
+_WORTH_READING = 256  # tokens that wait, before they are read while all passes run that may
+_SETTLED = 0.005  # seconds in which no request comes, after which they are
 _KEPT = 256  # works: what was asked lately is not made anew
 
 
@@ -39,17 +38,6 @@ class OverloadedError(LaminaError):
 
 class ClosedError(LaminaError):
     """A server that ends takes no more requests."""
-
-
-@dataclass(eq=False)
-class Job:
-    """A request: some texts or pairs, and what is asked about them."""
-
-    texts: Sequence[Any]
-    work: Work
-    truncate: bool
-    future: Future[list[Any]] = field(default_factory=Future)
-    since: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True)
@@ -64,15 +52,6 @@ class Timing:
     tokens: int
 
 
-@dataclass(frozen=True)
-class _Ahead:
-    """What was read for requests that wait while a pass runs."""
-
-    jobs: Sequence[Job] = ()
-    prepared: Any = None
-    seconds: float = 0.0
-
-
 @dataclass(frozen=True, eq=False)
 class Served:
     """What is served at one time."""
@@ -82,14 +61,22 @@ class Served:
     versions: Mapping[str, int]  # reader -> how often one of its name was put in place
 
 
+@dataclass
+class _Turn:
+    """A batch, and whether its pass was begun."""
+
+    jobs: Sequence[Job]
+    begun: bool
+
+
 @final
 class Engine:
     """Runs a bank for any number of threads that ask.
 
-    One thread of its own runs the passes. A batch is what waits when the one before is done: requests for the same
-    answers, the oldest first, up to about `settings.max_batch_tokens`. A request that nobody waits for any more is left
-    out. The texts are read as tokens by another thread while the batch before runs, if they are worth a pass of their
-    own and no more came; else when it is their turn. Another bank may take the place of the one that is served: a
+    A batch is the oldest request that waits and those for the same answers that are best read with it (`next_batch`),
+    and is answered as soon as it was run. `settings.max_concurrent_passes` run at once, each in a thread, and one more
+    thread reads the texts of the next batch as tokens meanwhile, if those that wait are worth it and no more come. A
+    request that nobody waits for any more is left out. Another bank may take the place of the one that is served: a
     request is answered by the bank that it was asked of, whole.
 
     Args:
@@ -107,17 +94,18 @@ class Engine:
         self._tell = tell
         self.turns = take_turns(bank.model)  # with threads that write, and those that look at the model
         self.reading = Lock()  # how a tokenizer cuts is a state of it, set before each text
-        enough = _WORTH_A_PASS["cpu" if bank.device.type == "cpu" else "accelerator"]
-        self._budget = Budget(settings.max_batch_tokens, enough)
+        overhead = _OVERHEAD["cpu" if bank.device.type == "cpu" else "accelerator"]
+        self._budget = Budget(settings.max_batch_tokens, overhead)
         self._waiting: deque[Job] = deque()
         self._unanswered = 0
         self._changed = Condition()
         self._closing = False
         self._works: dict[Any, Work] = {}
-        self._running, self._ahead = False, _Ahead()
-        self._reader = ThreadPoolExecutor(1, initializer=partial(spills.set, False))  # what it holds stays in memory
-        self._thread = Thread(target=self._work, daemon=True)
-        self._thread.start()
+        self._free = settings.max_concurrent_passes  # passes that may begin
+        self._ready = 0  # batches that were read, and wait for theirs
+        self._threads = [Thread(target=self._work, daemon=True) for _ in range(settings.max_concurrent_passes + 1)]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def bank(self) -> ReaderBank:
@@ -140,7 +128,7 @@ class Engine:
     @property
     def is_open(self) -> bool:
         """Whether requests are accepted."""
-        return not self._closing and self._thread.is_alive()
+        return not self._closing and all(thread.is_alive() for thread in self._threads)
 
     def ask(
         self,
@@ -226,7 +214,9 @@ class Engine:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(self.settings.shutdown_timeout)
+        until = time.monotonic() + self.settings.shutdown_timeout
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
         with self._changed:
             left = [*self._waiting]
             self._waiting.clear()
@@ -235,74 +225,56 @@ class Engine:
 
     def _work(self) -> None:
         spills.set(False)  # what a request holds stays in memory
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
-                    self._reader.shutdown(wait=False)
-                    return
-                jobs = self._take()
-            if jobs:
-                self._run(jobs)
+        while self._serve_turn():
+            pass
 
-    def _take(self) -> list[Job]:
-        """Those that are next, but for what nobody waits for any more."""
-        jobs, self._waiting = self._next()
-        return [job for job in jobs if job.future.set_running_or_notify_cancel()]
+    def _serve_turn(self) -> bool:
+        """Answer the next batch; False at the end."""
+        if (turn := self._next_turn()) is None:
+            return False
+        try:
+            self._run(turn.jobs, turn)
+        finally:
+            self._end(turn)
+        return True
 
-    def _next(self) -> tuple[list[Job], deque[Job]]:
-        """The oldest request and those that may share its passes; and the others."""
-        jobs: list[Job] = []
-        left: deque[Job] = deque()
-        room = self.settings.max_batch_tokens
-        for job in self._waiting:
-            alike = not jobs or (job.work is jobs[0].work and _is_pair(job) == _is_pair(jobs[0]))
-            size = _size(job)
-            if alike and (not jobs or size <= room):
-                jobs.append(job)
-                room -= size
-            else:
-                left.append(job)
-        return jobs, left
-
-    def _read_ahead(self) -> _Ahead:
-        """Read what waits while a pass runs, once it is worth a pass and no more comes."""
+    def _next_turn(self) -> _Turn | None:
+        """Wait for requests: if a pass may begin, for any, else for such as are worth reading; None at the end."""
         with self._changed:
             seen = -1
-            while self._running:
-                worth = sum(map(_size, self._waiting)) >= self._budget.enough
-                if worth and seen == len(self._waiting):
+            while not (self._waiting and self._free > self._ready):
+                if self._closing and not self._waiting:
+                    return None
+                is_worth = not self._ready and sum(job.size for job in self._waiting) >= _WORTH_READING
+                if is_worth and seen == len(self._waiting):
                     break
                 seen = len(self._waiting)
-                self._changed.wait(_SETTLED if worth else None)
-            else:
-                return _Ahead()
-            jobs, _ = self._next()
-        try:
-            return self._read(jobs)
-        except Exception:  # it is told when their turn comes
-            return _Ahead()
+                self._changed.wait(_SETTLED if is_worth else None)
+            turn = _Turn(next_batch(self._waiting, self._budget), begun=self._free > self._ready)
+            self._free, self._ready = self._free - turn.begun, self._ready + (not turn.begun)
+            taken = set(map(id, turn.jobs))
+            self._waiting = deque(job for job in self._waiting if id(job) not in taken)
+            return turn
 
-    def _read(self, jobs: Sequence[Job]) -> _Ahead:
+    def _begin(self, turn: _Turn) -> None:
+        """Wait until its pass may begin."""
+        with self._changed:
+            if not turn.begun:
+                self._changed.wait_for(lambda: self._free > 0)
+                self._free, self._ready, turn.begun = self._free - 1, self._ready - 1, True
+
+    def _end(self, turn: _Turn) -> None:
+        with self._changed:
+            self._free, self._ready = self._free + turn.begun, self._ready - (not turn.begun)
+            self._changed.notify_all()
+
+    def _read(self, jobs: Sequence[Job]) -> tuple[Any, float]:
+        """Texts as tokens, and the seconds that this took."""
         with self.reading:
             start = time.perf_counter()
-            prepared = jobs[0].work.read([text for job in jobs for text in job.texts])
-            return _Ahead(jobs, prepared, time.perf_counter() - start)
+            return jobs[0].work.read([text for job in jobs for text in job.texts]), time.perf_counter() - start
 
-    @contextmanager
-    def _reading_ahead(self) -> Generator[None]:
-        """Have what waits read meanwhile."""
-        self._running = True
-        ahead = self._reader.submit(self._read_ahead)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._running = False
-                self._changed.notify_all()
-            self._ahead = ahead.result()
-
-    def _whole(self, jobs: list[Job]) -> list[Job]:
+    def _whole(self, jobs: Sequence[Job]) -> list[Job]:
         """Those whose texts need not be cut, or may be."""
         whole: list[Job] = []
         for job in jobs:
@@ -314,36 +286,41 @@ class Engine:
                 _fail(job, error)
         return whole
 
-    def _run(self, jobs: list[Job]) -> None:
+    def _still_asked(self, jobs: Sequence[Job], prepared: Any, turn: _Turn) -> list[Job]:
+        """Those that somebody waits for as their pass begins, and whose texts need not be cut, or may be."""
+        if prepared.cut:
+            with self.reading:
+                jobs = self._whole(jobs)
+        if jobs:
+            self._begin(turn)
+        return [job for job in jobs if job.start()]
+
+    def _run(self, jobs: Sequence[Job], turn: _Turn) -> None:
         start, work = time.perf_counter(), jobs[0].work
         try:
-            ahead, self._ahead = self._ahead, _Ahead()
-            read = ahead if ahead.jobs == jobs else self._read(jobs)
-            if read.prepared.cut:
-                with self.reading:
-                    whole = self._whole(jobs)
-                if len(whole) < len(jobs):
-                    if whole:
-                        self._run(whole)
-                    return
+            prepared, read = self._read(jobs)
+            still = self._still_asked(jobs, prepared, turn)
+            if len(still) < len(jobs):
+                if still:
+                    self._run(still, turn)
+                return
             begin = time.perf_counter()
-            with self._reading_ahead(), self.turns.shared():
-                answers = iter(work.run(read.prepared, self._budget))
+            with self.turns.shared():
+                answers = iter(work.run(prepared, self._budget))
         except Exception as error:
             if len(jobs) == 1:
                 _fail(jobs[0], error)
                 return
             for job in jobs:  # one that fails spoils no other
-                self._run([job])
+                self._run([job], turn)
             return
         end = time.perf_counter()
         if self._tell is not None:  # first, so that who has an answer finds it counted
             queue, texts = [start - job.since for job in jobs], sum(len(job.texts) for job in jobs)
-            self._tell(work, Timing(queue, read.seconds, end - begin, len(jobs), texts, read.prepared.tokens))
+            self._tell(work, Timing(queue, read, end - begin, len(jobs), texts, prepared.tokens))
         for job in jobs:
             own = [next(answers) for _ in job.texts]
-            if not job.future.done():
-                job.future.set_result(own)
+            job.future.set_result(own)
 
 
 def _fail(job: Job, error: Exception) -> None:
@@ -351,21 +328,5 @@ def _fail(job: Job, error: Exception) -> None:
     if not isinstance(error, LaminaError):
         logger.error("serve: a request failed", exc_info=error)
         error = LaminaError(f"serve: the model could not answer ({type(error).__name__}); the log says more.")
-    if not job.future.done():
+    if job.start():
         job.future.set_exception(error)
-
-
-def _size(job: Job) -> int:
-    return sum(map(_about_tokens, job.texts))
-
-
-def _is_pair(job: Job) -> bool:
-    return isinstance(job.texts[0], tuple)
-
-
-def _about_tokens(text: Any) -> int:
-    """Roughly, before it is read; passes are cut to measure afterwards."""
-    if isinstance(text, Upload):
-        return max(_FILE_TOKENS, text.size // _SIZE_OF_TOKEN)
-    parts = [text] if isinstance(text, str) else text
-    return 2 + sum(len(part) // 4 + 1 for part in parts)

@@ -13,6 +13,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_batch_tokens: int = Field(16384, ge=1)  # of a pass, padding included; one longer text has a pass of its own
+    max_concurrent_passes: int = Field(1, ge=1)  # of the model; each takes as many threads as torch has
     max_concurrent_requests: int = Field(512, ge=1)  # accepted and not answered; more are told 429
     max_concurrent_generations: int = Field(4, ge=1)  # texts that are written at once; more are told 429
     max_total_tokens: int = Field(4096, ge=2)  # of a prompt and what is written after it

@@ -146,5 +146,5 @@ def _weights(fusion: InputWeighted, states: Sequence[Tensor]) -> Tensor:
 def _pooled(fusion: PooledLayersFusion, index: int, state: Tensor) -> Tensor:
     """The share of a layer, over the tokens as its queries divide it."""
     queries, mask = fusion.queries[index].unsqueeze(0), _every(state)
-    (shares,) = token_shares(LayerView(state, mask).normed.to(queries.dtype), queries, [mask])
+    shares = token_shares(LayerView(state, mask).normed.to(queries.dtype), queries, mask)
     return fusion.importance()[index].float() * shares[0, :, 0].float().mean(-1)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -80,7 +82,9 @@ def test_batch_size_is_positive():
         (Budget(100, 100), False, [[8, 8, 6, 4, 4, 4]]),
         (Budget(24, 24), False, [[8, 8, 6], [4, 4, 4]]),
         (Budget(7, 7), False, [[8], [8], [6], [4], [4], [4]]),  # a longer row has a batch of its own
-        (Budget(100, 16), False, [[8, 8, 6], [4, 4, 4]]),  # what is far shorter begins another
+        (Budget(100, 15), False, [[8, 8, 6, 4, 4, 4]]),  # 48 + 15
+        (Budget(100, 11), False, [[8, 8, 6], [4, 4, 4]]),  # 24 + 12 and 11 twice is less
+        (Budget(100, 1), False, [[8, 8], [6], [4, 4, 4]]),
         (Budget(100, 100), True, [[8, 8], [6], [4, 4, 4]]),
     ],
 )
@@ -89,3 +93,18 @@ def test_a_budget_of_tokens(budget: Budget, equal: bool, batches: list[list[int]
     made = length_batches(lengths, 10, equal=equal, budget=budget)
     assert [[lengths[row] for row in rows] for rows in made] == batches
     assert sorted(row for rows in made for row in rows) == list(range(6))
+
+
+def test_passes_are_parted_so_that_they_cost_least():
+    rng = random.Random(0)
+    for _ in range(100):
+        lengths = sorted((rng.randint(1, 30) for _ in range(rng.randint(0, 8))), reverse=True)
+        overhead = rng.randint(0, 20)
+
+        def cost(batches: Iterable[Sequence[int]], overhead: int = overhead) -> int:
+            return sum(overhead + len(batch) * max(batch) for batch in batches if batch)
+
+        made = length_batches(lengths, 10, budget=Budget(1000, overhead))
+        cuts = itertools.chain.from_iterable(itertools.combinations(range(1, len(lengths)), n) for n in range(8))
+        parted = ([lengths[a:b] for a, b in itertools.pairwise([0, *cut, len(lengths)])] for cut in cuts)
+        assert cost([[lengths[row] for row in batch] for batch in made]) == min(map(cost, parted), default=0)

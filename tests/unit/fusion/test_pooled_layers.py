@@ -35,13 +35,19 @@ def test_at_the_start_every_token_weighs_the_same():
 
 
 @torch.no_grad()
-def test_what_a_stream_keeps_does_not_grow_with_the_text():
-    fusion = PooledLayers(dim=4, heads=2).build(3, 8).eval()
-    stream = fusion.stream([fusion])
-    for index in range(3):
-        stream.step(index, view_of(torch.randn(2, 50, 8)))
-    kept = [value for value in vars(stream).values() if isinstance(value, torch.Tensor)]
-    assert [part.numel() for part in kept] == [2 * 4]
+def test_what_a_stream_keeps_grows_neither_with_the_text_nor_with_the_layers():
+    def kept(layers: int, tokens: int) -> int:
+        fusion = PooledLayers(dim=4, heads=2).build(layers, 8).eval()
+        stream = fusion.stream([fusion])
+        for index in range(layers):
+            stream.step(index, view_of(torch.randn(2, tokens, 8)))
+        own = [part for value in vars(stream).values() for part in (value if isinstance(value, list) else [value])]
+        return sum(part.numel() for part in own if isinstance(part, torch.Tensor) and part.shape[-1] in (4, 8))
+
+    pooled, total = 2 * 8, 2 * 4
+    assert kept(3, 50) == kept(3, 500) == 3 * pooled
+    assert kept(8, 50) == total
+    assert kept(19, 50) == total + 3 * pooled
 
 
 def test_all_tokens_carry_the_same_features_at_the_memory_of_one():

@@ -123,44 +123,85 @@ def test_what_is_worth_a_pass_is_read_while_another_runs(make: Callable[..., Eng
     assert slow.read_at_once == [1, 3]
     assert [timing.requests for timing in told] == [1, 3]
     assert told[1].read > 0
-    until(lambda: engine._ahead.jobs == ())  # nothing of a request is kept
 
 
-@pytest.mark.parametrize("gone", [False, True])
-def test_what_was_read_is_read_again_if_more_or_less_waits_by_then(make: Callable[..., Engine], gone: bool):
+def test_what_was_read_is_read_again_if_less_waits_by_then(make: Callable[..., Engine]):
     engine = make()
     slow, ask = held(engine)
     waiting = [ask(f"{LONG}{number}") for number in range(3)]
     until(lambda: slow.read_at_once == [1, 3])
-    if gone:
-        assert waiting.pop().cancel()
-    else:
-        waiting.append(ask("one more"))
+    assert waiting.pop().cancel()
     slow.go.set()
     answers = [future.result(10) for future in waiting]
     assert slow.seen[1:] == [text for (text,) in answers]
-    assert slow.read_at_once[-1] == len(waiting)
+    assert slow.read_at_once == [1, 3, 2]
 
 
-def test_what_cannot_be_read_ahead_is_told_in_its_turn(make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch):
+def test_what_comes_after_a_batch_was_read_is_the_next(make: Callable[..., Engine]):
     engine = make()
     slow, ask = held(engine)
-    tried: list[int] = []
+    waiting = [ask(f"{LONG}{number}") for number in range(3)]
+    until(lambda: slow.read_at_once == [1, 3])
+    waiting.append(ask("one more"))
+    slow.go.set()
+    answers = [text for future in waiting for text in future.result(10)]
+    assert slow.seen[1:] == answers
+    assert slow.read_at_once == [1, 3, 1]
+
+
+def test_what_cannot_be_read_ahead_is_told(make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch):
+    engine = make()
+    slow, ask = held(engine)
 
     def fail(texts: Sequence[Any]) -> Any:
-        tried.append(len(texts))
         if 3 * LONG in texts:
             raise LaminaError("cannot be read")
         return Texts(texts)
 
     monkeypatch.setattr(slow, "read", fail)
     bad, good = ask(3 * LONG), ask("good")
-    until(lambda: tried)
-    assert not bad.done()
-    slow.go.set()
     with pytest.raises(LaminaError, match="cannot be read"):
         bad.result(10)
+    assert not good.done()
+    slow.go.set()
     assert good.result(10) == ["good"]
+
+
+def test_passes_run_at_once_if_they_may(make: Callable[..., Engine]):
+    engine = make(max_concurrent_passes=2)
+    running = list[str]()
+    both, go = Event(), Event()
+
+    class Held(Slow):
+        def run(self, prepared: Any, budget: Any) -> Sequence[Any]:
+            running.extend(prepared)
+            if len(running) == 2:
+                both.set()
+            assert go.wait(10)
+            for text in prepared:
+                running.remove(text)
+            return list(prepared)
+
+    work = Held(engine.bank)
+    futures = [engine.submit(["0"], "held", lambda: work, truncate=True)]
+    until(lambda: running == ["0"])
+    futures.append(engine.submit(["1"], "held", lambda: work, truncate=True))
+    assert both.wait(10)
+    later = [engine.submit([f"later {number}"], "held", lambda: work, truncate=True) for number in range(3)]
+    assert work.read_at_once == [1, 1]  # too little to be read ahead
+    go.set()
+    assert [future.result(10) for future in futures] == [["0"], ["1"]]
+    assert [future.result(10) for future in later] == [[f"later {number}"] for number in range(3)]
+
+
+def test_answers_are_the_same_where_passes_run_at_once(make: Callable[..., Engine]):
+    engine = make(max_concurrent_passes=3, max_batch_tokens=40)
+    texts = [TEXTS[at % 3] + " the film" * (at % 7) for at in range(80)]
+    futures = [engine.ask([text], ["mood"]) for text in texts]
+    for text, future in zip(texts, futures, strict=True):
+        (alone,) = lamina.predict(engine.bank, [text], readers=["mood"])
+        assert future.result(30)[0]["mood"]["probabilities"] == pytest.approx(alone["mood"]["probabilities"], abs=1e-5)
+    assert engine.unanswered == 0
 
 
 def test_pairs_share_no_pass_with_single_texts(make: Callable[..., Engine]):
