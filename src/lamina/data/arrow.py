@@ -35,19 +35,26 @@ def encodable(text: str) -> str:
     return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
-def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
-    """One data set of tables of one schema; a large one is on disk, if `spills`, in a file that is removed with it."""
-    import datasets
-    from datasets.table import InMemoryTable
-
+def rows_of(tables: Iterable[pa.Table]) -> pa.Table | datasets.Dataset:
+    """One table of tables of one schema; a large one is on disk, if `spills`, in a file that is removed with it."""
     small, size, tables = [], 0, iter(tables)
     for table in tables:
         small.append(table)
         size += table.nbytes
         if size > SPILL_BYTES and spills.get():
             return _on_disk(itertools.chain(small, tables))
-    whole = pa.concat_tables(small).combine_chunks()
-    return datasets.Dataset(InMemoryTable(whole), fingerprint=uuid.uuid4().hex)
+    return pa.concat_tables(small).combine_chunks()
+
+
+def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
+    """The same as a data set, whether it is on disk or not."""
+    import datasets
+    from datasets.table import InMemoryTable
+
+    rows = rows_of(tables)
+    if isinstance(rows, datasets.Dataset):
+        return rows
+    return datasets.Dataset(InMemoryTable(rows), fingerprint=uuid.uuid4().hex)
 
 
 def _on_disk(tables: Iterator[pa.Table]) -> datasets.Dataset:

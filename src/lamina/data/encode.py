@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from lamina.data.arrow import CHUNK, chunks, dataset_of, encodable
+from lamina.data.arrow import CHUNK, chunks, encodable, rows_of
 from lamina.data.batches import tokenizer_of
 from lamina.data.windows import TOKEN_KEYS, Encoded, Run, window_table
 from lamina.errors import ConfigError
@@ -115,7 +115,7 @@ def encode(
             )
 
     with _unchanged(tokenizer, windows=windows):
-        return Encoded(dataset_of(tables()), sum(truncated))
+        return Encoded(rows_of(tables()), sum(truncated))
 
 
 def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bool) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def blocks(texts: Sequence[str], processor: Processor, *, max_length: int, add_p
     if add_prefix_space and _parts_first_word(tokenizer):
         texts = [str(_spaced(text)) for text in texts]
     with _unchanged(tokenizer, windows=False):
-        return Encoded(dataset_of(_blocks(tokenizer, texts, max_length)))
+        return Encoded(rows_of(_blocks(tokenizer, texts, max_length)))
 
 
 def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iterator[pa.Table]:

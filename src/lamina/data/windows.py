@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import pyarrow as pa
 
-from lamina.data.arrow import Column, Ragged
+from lamina.data.arrow import Column, Ragged, dataset_of
 from lamina.data.batches import pad
 from lamina.errors import ConfigError
 
@@ -53,12 +53,13 @@ class Encoded:
     Arrays with an entry per window are `lengths` in tokens, the `text` it belongs to, and its number `window` in that.
     """
 
-    def __init__(self, rows: datasets.Dataset, truncated: int = 0) -> None:
+    def __init__(self, rows: pa.Table | datasets.Dataset, truncated: int = 0) -> None:
         self._rows, self.truncated = rows, truncated
+        self._table = rows if isinstance(rows, pa.Table) else rows.data
         self.keys = tuple(key for key in TOKEN_KEYS if key in rows.column_names)
-        self._tokens = {key: Ragged(rows.data.column(key)) for key in self.keys}
+        self._tokens = {key: Ragged(self._table.column(key)) for key in self.keys}
         self.lengths = self._tokens["input_ids"].lengths
-        self.text, self.window = (rows.data.column(name).to_numpy() for name in ("text", "window"))
+        self.text, self.window = (self._table.column(name).to_numpy() for name in ("text", "window"))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Encoded, (self._rows, self.truncated)
@@ -71,15 +72,16 @@ class Encoded:
         """How many texts there are."""
         return int(self.text[-1]) + 1 if len(self) else 0
 
-    @property
+    @cached_property
     def offsets(self) -> Column:
         """Per window and token the character span in the (first) text, else (0, 0); empty lists without offsets."""
-        return Column(self._rows, ["offsets"], pairs_of)
+        rows = dataset_of([self._rows.select(["offsets"])]) if isinstance(self._rows, pa.Table) else self._rows
+        return Column(rows, ["offsets"], pairs_of)
 
     @cached_property
     def runs(self) -> list[Run]:
         """Per window where the tokens of the (first) text are."""
-        return list(map(Run, *(self._rows.data.column(name).to_pylist() for name in Run._fields)))
+        return list(map(Run, *(self._table.column(name).to_pylist() for name in Run._fields)))
 
     @cached_property
     def digest(self) -> str:

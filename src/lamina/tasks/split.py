@@ -65,7 +65,10 @@ class Split:
     @cached_property
     def labels(self) -> Column:
         """Per text a class id, a number, zeros and ones (multi-label), a class id per word, text to write, or None."""
-        return Column(self._labels, ["label"], _as_tuple)
+        rows = self._labels
+        if "label" not in rows.column_names:
+            rows = dataset_of([pa.table({"label": pa.nulls(len(rows))})])
+        return Column(rows, ["label"], _as_tuple)
 
     @cached_property
     def words(self) -> Column | None:
@@ -80,7 +83,8 @@ class Split:
     @property
     def labelled(self) -> bool:
         """Whether examples have labels."""
-        return not pa.types.is_null(self._labels.features.arrow_schema.field("label").type)
+        kinds = self._labels.features.arrow_schema
+        return "label" in kinds.names and not pa.types.is_null(kinds.field("label").type)
 
     @cached_property
     def key(self) -> str:
@@ -133,14 +137,15 @@ def _tables(columns: dict[str, Iterable[Any]]) -> Iterator[pa.Table]:
     pairs = False
     for part in chunks(zip(*columns.values(), strict=True)):
         cells = {name: [row[at] for row in part] for at, name in enumerate(columns)}
-        texts, labels = cells["text"], cells.get("label", [None] * len(part))
+        texts, labels = cells["text"], cells.get("label", ())
         if label_type is None:
             label_type = _type_of(labels)
             pairs = bool(texts) and not isinstance(texts[0], str)
         sides = zip(*texts, strict=True) if pairs else [texts]
         table = {name: pa.array(map(encodable, side), pa.string()) for name, side in zip(_SIDES, sides, strict=False)}
-        strings = pa.types.is_string(label_type)
-        table["label"] = pa.array(map(encodable, labels) if strings else labels, label_type)
+        if "label" in cells:
+            strings = pa.types.is_string(label_type)
+            table["label"] = pa.array(map(encodable, labels) if strings else labels, label_type)
         if "words" in cells:
             flat = [[edge for span in words for edge in span] for words in cells["words"]]
             table["words"] = pa.array(flat, pa.list_(pa.int32()))
