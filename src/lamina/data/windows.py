@@ -55,7 +55,7 @@ class Encoded:
 
     def __init__(self, rows: pa.Table | datasets.Dataset, truncated: int = 0) -> None:
         self._rows, self.truncated = rows, truncated
-        self._table = rows if isinstance(rows, pa.Table) else rows.data
+        self._table: pa.Table = rows if isinstance(rows, pa.Table) else rows.data.table
         self.keys = tuple(key for key in TOKEN_KEYS if key in rows.column_names)
         self._tokens = {key: Ragged(self._table.column(key)) for key in self.keys}
         self.lengths = self._tokens["input_ids"].lengths
