@@ -1,6 +1,6 @@
 """A server under load for long: whether an answer is wrong or lost, and whether memory grows.
 
-    python benchmarks/soak.py [--json] [--part live] [--part replicas] [--requests 100000] [--clients 32]
+    python benchmarks/soak.py [--json] [--part live] [--part replicas] [--requests 100000] [--clients 32] [--passes 1]
 
 The bank is three readers on a tiny BERT with random weights: what is tried is the server, not the model. Clients ask in
 a closed loop; one in twenty hangs up before its answer comes. Two of the readers are the same under two names, and are
@@ -73,13 +73,14 @@ def main() -> None:
     parser.add_argument("--part", action="append", choices=["live", "replicas"], help="default: both")
     parser.add_argument("--requests", type=int, default=100_000, help="in all (default %(default)s)")
     parser.add_argument("--clients", type=int, default=32, help="that ask at the same time (default %(default)s)")
+    parser.add_argument("--passes", type=int, default=1, help="that a server runs at once (default %(default)s)")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         right = make(folder)
         for part in args.part or ["live", "replicas"]:
-            rows.append(soak(part, folder, right, args.requests, args.clients))
+            rows.append(soak(part, folder, right, args))
     report(rows, as_json=args.json)
     if any(row["wrong"] or row["lost"] for row in rows):
         raise SystemExit(1)
@@ -116,15 +117,17 @@ def bank_of(model: PreTrainedModel, tokenizer: Any, seed: int) -> ReaderBank:
     return bank.eval()
 
 
-def soak(part: str, folder: Path, right: dict[str, Any], requests: int, clients: int) -> dict[str, Any]:
+def soak(part: str, folder: Path, right: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     """One part."""
-    more = ["--admin-key", KEY, "--readers-root", str(folder / "banks")]
-    if part == "replicas":
-        more = ["--ray", "local", "--replicas", "2", "--replica-cpus", "0.5"]
+    more = ["--max-concurrent-passes", str(args.passes)]
+    more += {
+        "live": ["--admin-key", KEY, "--readers-root", str(folder / "banks")],
+        "replicas": ["--ray", "local", "--replicas", "2", "--replica-cpus", "0.5"],
+    }[part]
     with serving(folder / "banks" / "v0", more) as (address, process):
-        run = Run(address, process, right, requests)
+        run = Run(address, process, right, args.requests)
         start = time.perf_counter()
-        asyncio.run(run.all(clients, disturb=run.replace_readers if part == "live" else run.kill_replicas))
+        asyncio.run(run.all(args.clients, disturb=run.replace_readers if part == "live" else run.kill_replicas))
         seconds = time.perf_counter() - start
     return {
         "part": part,
