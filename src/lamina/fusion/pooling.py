@@ -44,37 +44,28 @@ class PoolingConfig(FusionConfig):
         check_range(self.op, "dropout", self.dropout, 0, 1, open_high=True)
 
 
-def token_shares(
-    states: Float[Tensor, "batch tokens width"],
-    queries: Float[Tensor, "members heads width"],
-    mask: Bool[Tensor, "batch tokens"],
-) -> Float[Tensor, "batch tokens members heads"]:
-    """How much the queries take of each token of a mask; they sum to 1 over tokens, and are 0 for an empty mask."""
-    (shares,) = _shares(states, queries, [PooledTokens.of(mask)])
-    return shares
-
-
 class PooledTokens(NamedTuple):
     """Tokens that are pooled together."""
 
-    others: Bool[Tensor, "batch tokens 1"]  # the tokens that are not
+    others: Bool[Tensor, "batch 1 tokens"]  # the tokens that are not
     some: Bool[Tensor, "batch 1 1"]  # whether there is any
 
     @classmethod
     def of(cls, mask: Bool[Tensor, "batch tokens"]) -> Self:
         """Those of a mask."""
-        return cls(~mask.unsqueeze(-1), mask.any(1)[:, None, None])
+        return cls(~mask.unsqueeze(1), mask.any(1)[:, None, None])
 
 
-def _shares(
+def token_shares(
     states: Float[Tensor, "batch tokens width"],
     queries: Float[Tensor, "members heads width"],
     parts: Sequence[PooledTokens],
-) -> Iterator[Float[Tensor, "batch tokens members heads"]]:
-    scores = F.linear(states, queries.flatten(0, 1))  # undivided: at usual rates queries would else hardly move
+) -> Iterator[Float[Tensor, "batch members heads tokens"]]:
+    """How much the queries take of each token of each part; they sum to 1 over tokens, and are 0 for an empty part."""
+    scores = queries.flatten(0, 1) @ states.mT  # undivided: at usual rates queries would else hardly move
     for others, some in parts:
-        shares = scores.masked_fill(others, torch.finfo(scores.dtype).min).softmax(1)
-        yield (shares * some).unflatten(-1, queries.shape[:2])
+        shares = scores.masked_fill(others, torch.finfo(scores.dtype).min).softmax(-1)
+        yield (shares * some).unflatten(1, queries.shape[:2])
 
 
 def pool_tokens(
@@ -83,8 +74,9 @@ def pool_tokens(
     parts: Sequence[PooledTokens],
 ) -> list[Float[Tensor, "members batch width"]]:
     """Means of states over each part's tokens, slice h weighted as query h says; 0 where a part has no token."""
-    slices = states.unflatten(-1, (queries.shape[1], -1))
-    return [torch.einsum("btmh,bthd->mbhd", shares, slices).flatten(2) for shares in _shares(states, queries, parts)]
+    slices = states.unflatten(-1, (queries.shape[1], -1)).transpose(1, 2)
+    every = token_shares(states, queries, parts)
+    return [(shares.transpose(1, 2) @ slices).permute(2, 0, 1, 3).flatten(2) for shares in every]
 
 
 class PoolingStream(Stream):

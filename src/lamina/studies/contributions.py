@@ -18,7 +18,7 @@ from lamina.fusion.concat import ConcatFusion
 from lamina.fusion.gated import InputWeighted
 from lamina.fusion.layer_view import LayerView
 from lamina.fusion.pooled_layers import PooledLayersFusion
-from lamina.fusion.pooling import token_shares
+from lamina.fusion.pooling import PooledTokens, token_shares
 from lamina.layers.isolation import evaluating
 from lamina.studies.passes import text_inputs
 from lamina.studies.provenance import library_versions, model_facts
@@ -146,5 +146,6 @@ def _weights(fusion: InputWeighted, states: Sequence[Tensor]) -> Tensor:
 def _pooled(fusion: PooledLayersFusion, index: int, state: Tensor) -> Tensor:
     """The share of a layer, over the tokens as its queries divide it."""
     queries, mask = fusion.queries[index].unsqueeze(0), _every(state)
-    shares = token_shares(LayerView(state, mask).normed.to(queries.dtype), queries, mask)
-    return fusion.importance()[index].float() * shares[0, :, 0].float().mean(-1)
+    normed = LayerView(state, mask).normed.to(queries.dtype)
+    (shares,) = token_shares(normed, queries, [PooledTokens.of(mask)])
+    return fusion.importance()[index].float() * shares[0, 0].float().mean(0)
