@@ -204,6 +204,20 @@ def test_answers_are_the_same_where_passes_run_at_once(make: Callable[..., Engin
     assert engine.unanswered == 0
 
 
+def test_looks_at_the_model_take_turns_with_passes_that_run_at_once(make: Callable[..., Engine]):
+    engine = make(max_concurrent_passes=3)
+    futures: list[Future[list[Any]]] = []
+    for number in range(24):
+        futures.append(engine.ask([TEXTS[number % 3]]))
+        if number % 4 == 0:
+            futures.append(engine.explain(TEXTS[number % 3]))
+        if number % 8 == 0:
+            with preserve_model(engine.bank.model):
+                pass
+    assert all(len(future.result(30)) == 1 for future in futures)
+    assert engine.unanswered == 0
+
+
 def test_pairs_share_no_pass_with_single_texts(make: Callable[..., Engine]):
     told: list[int] = []
     engine = make()
