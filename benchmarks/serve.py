@@ -62,7 +62,7 @@ def main() -> None:
         texts = texts_of(Path(folder))
         bulk = Predictor(bank, FitOptions.of_call({}, "bench", eval_batch_size=args.clients, progress=False))
         bulk(texts[: args.clients])
-        own = pass_seconds(bank, MAX_WORDS)
+        own = pass_seconds(bank)
         for passes in PASSES:
             with serving(Path(folder) / "bank", passes) as address:
                 asyncio.run(closed(address, texts, args.clients, 2.0))  # to warm up
@@ -119,7 +119,7 @@ def texts_of(folder: Path) -> list[str]:
 
 
 @contextmanager
-def serving(bank: Path, passes: int = 1) -> Iterator[tuple[str, int]]:
+def serving(bank: Path, passes: int) -> Iterator[tuple[str, int]]:
     """Host and port of a server in a process of its own."""
     command = [sys.executable, "-c", "from lamina.cli import main; main()", "serve", str(bank), "--port", "0"]
     command += ["--max-concurrent-passes", str(passes)]
@@ -143,13 +143,13 @@ def rate_of(bulk: Predictor, texts: list[str], seconds: float) -> float:
     return done / (time.perf_counter() - start)
 
 
-def pass_seconds(bank: ReaderBank, words: int, repeats: int = 30) -> float:
-    """The median time of a pass of the bank over one text of so many words, tokenised and answered."""
+def pass_seconds(bank: ReaderBank, repeats: int = 30) -> float:
+    """The median time of a pass of the bank over one text of 64 words, tokenised and answered."""
     predictor = Predictor(bank, FitOptions.of_call({}, "bench", progress=False))
     taken: list[float] = []
     for _ in range(repeats):
         start = time.perf_counter()
-        predictor(["word " * words])
+        predictor(["word " * MAX_WORDS])
         taken.append(time.perf_counter() - start)
     return statistics.median(taken)
 

@@ -44,7 +44,7 @@ class ClosedError(LaminaError):
 class Timing:
     """A batch: seconds that each part took, and how much was in it."""
 
-    queue: Sequence[float]  # of each request
+    queue: Sequence[float]  # of each request, until its pass began, but for what follows
     read: float  # tokenising
     run: float  # passes, and making answers of them
     requests: int
@@ -296,7 +296,7 @@ class Engine:
         return [job for job in jobs if job.start()]
 
     def _run(self, jobs: Sequence[Job], turn: _Turn) -> None:
-        start, work = time.perf_counter(), jobs[0].work
+        work = jobs[0].work
         try:
             prepared, read = self._read(jobs)
             still = self._still_asked(jobs, prepared, turn)
@@ -316,7 +316,7 @@ class Engine:
             return
         end = time.perf_counter()
         if self._tell is not None:  # first, so that who has an answer finds it counted
-            queue, texts = [start - job.since for job in jobs], sum(len(job.texts) for job in jobs)
+            queue, texts = [begin - read - job.since for job in jobs], sum(len(job.texts) for job in jobs)
             self._tell(work, Timing(queue, read, end - begin, len(jobs), texts, prepared.tokens))
         for job in jobs:
             own = [next(answers) for _ in job.texts]

@@ -118,11 +118,13 @@ def test_what_is_worth_a_pass_is_read_while_another_runs(make: Callable[..., Eng
     slow, ask = held(engine)
     waiting = [ask(f"{LONG}{number}") for number in range(3)]
     until(lambda: slow.read_at_once == [1, 3])
+    time.sleep(0.2)
     slow.go.set()
     assert [future.result(10) for future in waiting] == [[f"{LONG}{number}"] for number in range(3)]
     assert slow.read_at_once == [1, 3]
     assert [timing.requests for timing in told] == [1, 3]
     assert told[1].read > 0
+    assert min(told[1].queue) >= 0.2  # until its pass began, not until it was read
 
 
 def test_what_was_read_is_read_again_if_less_waits_by_then(make: Callable[..., Engine]):
