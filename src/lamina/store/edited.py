@@ -129,19 +129,32 @@ def listed_names(folder: Path) -> list[str]:
 
 def read_record(name: str, revision: str | None = None) -> tuple[str, list[Edit]]:
     """The class of a model that was saved, and its edits; "" and none if there is no record of them."""
-    import huggingface_hub
-    from huggingface_hub.errors import EntryNotFoundError
-
     source = source_of(name, revision)
-    path = Path(source) / RECORD if is_dir(source) else None
-    if path is None:
-        with suppress(OSError, ValueError, EntryNotFoundError):  # no such repository: whoever loads the model says so
-            path = Path(cast("Any", huggingface_hub).hf_hub_download(source, RECORD, revision=revision))
+    path = Path(source) / RECORD if is_dir(source) else _fetched(source, revision)
     if path is None or not os.path.lexists(path):
         return "", []
     saved = EditsRecord.read(path)
     with foreign_errors(lambda reason: damaged(path, f"holds an edit that cannot be understood ({reason})")):
         return saved.architecture, [Edit.from_dict(edit) for edit in saved.edits]
+
+
+def _fetched(repo: str, revision: str | None) -> Path | None:
+    """The record that a repository holds, or None; where the hub is out of reach, that of its copy.
+
+    Asked for a file that a copy lacks, the download by itself would try for 23 seconds to reach the hub.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
+
+    hub, cached = cast("Any", huggingface_hub), False
+    try:
+        if not hub.HfApi().file_exists(repo, RECORD, revision=revision):
+            return None
+    except Exception:  # the hub's and the connection's errors have no kind in common
+        cached = True
+    with suppress(OSError, ValueError, EntryNotFoundError):  # no such repository: whoever loads the model says so
+        return Path(hub.hf_hub_download(repo, RECORD, revision=revision, local_files_only=cached))
+    return None
 
 
 def with_inserts(plain: type[Any], record: Sequence[Edit]) -> Any:

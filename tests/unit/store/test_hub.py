@@ -9,17 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub import HfApi, ModelCard
+from huggingface_hub import HfApi, ModelCard, constants, hf_hub_download
 from huggingface_hub.errors import LocalEntryNotFoundError
-from tests.support.hub import Hub, hub
+from tests.support.hub import Hub, Repo, hub
 from tests.support.stored import logits, save_base, tiny_bank, tiny_model, tiny_tokenizer
 
 import lamina
 from lamina.bank import Reader, ReaderBank
+from lamina.editing.record import edits
 from lamina.errors import BaseMismatchError, StoreError, UnknownNameError
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.store import load, load_bank, push_bank
+from lamina.store.edited import read_record
+from lamina.store.manifest import RECORD
 
 FILES = {f"readers/{name}/{file}" for name in ("mood", "who") for file in ("reader.json", "model.safetensors")}
 
@@ -291,3 +294,30 @@ def test_offline_a_copy_that_was_fetched_is_loaded(server: Hub, monkeypatch: pyt
     server.asked.clear()
     assert list(load_bank("me/bank", tiny_model())) == ["mood", "who"]
     assert server.asked == []
+
+
+def test_without_the_hub_the_record_of_edits_is_that_of_the_copy(server: Hub, tmp_path: Path):
+    model, _ = load(save_base(tmp_path / "base"))
+    lamina.truncate_(model, keep=1)
+    lamina.save(model, tmp_path / "edited")
+    server.repos["me/edited"] = Repo()
+    server.repos["me/edited"].commit("main", {RECORD: (tmp_path / "edited" / RECORD).read_bytes()})
+    architecture, found = read_record("me/edited")
+    assert (architecture, found) == (type(model).__name__, edits(model))
+    server.cut = "resolve"
+    assert read_record("me/edited") == (architecture, found)
+
+
+def test_without_the_hub_nobody_waits_for_a_record_that_the_copy_lacks(server: Hub, monkeypatch: pytest.MonkeyPatch):
+    """The hub's own download waits five times for the hub to come back."""
+    server.repos["me/plain"] = Repo()
+    server.repos["me/plain"].commit("main", {"config.json": b"{}"})
+    assert read_record("me/plain") == ("", [])
+    hf_hub_download("me/plain", "config.json")
+    waits: list[float] = []
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
+    for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):
+        there = getattr(constants, name)
+        monkeypatch.setattr(constants, name, there.replace(server.endpoint, "http://127.0.0.1:9"))
+    assert read_record("me/plain") == ("", [])
+    assert waits == []
