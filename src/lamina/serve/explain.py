@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from lamina.data.batches import tokenizer_of
+from lamina.errors import NotFiniteError
 from lamina.fusion.gated import InputWeighted
 from lamina.layers.isolation import evaluating
 from lamina.serve.jobs import Work, predictor_of
@@ -74,6 +75,8 @@ class ExplainWork(Work):
         """
         reader = self.bank[name]
         learned = {} if isinstance(reader.fusion, InputWeighted) else reader.importance()
+        if amounts is not None and not bool(amounts.isfinite().all()):
+            raise NotFiniteError(f"serve: what reader '{name}' takes from the layers is NaN or infinite.", name=name)
         shares = None if amounts is None or tokens is None else _rounded((amounts / amounts.sum()).tolist())
         return {
             "layers": list(reader.layers),

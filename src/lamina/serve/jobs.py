@@ -11,7 +11,7 @@ import torch
 from lamina.data.arrow import encodable
 from lamina.data.batches import length_batches, padding_of, tokenizer_of
 from lamina.data.encode import encode, length_limit
-from lamina.errors import LaminaError
+from lamina.errors import LaminaError, NotFiniteError
 from lamina.layers.discovery import pick_stack
 from lamina.layers.isolation import evaluating
 from lamina.layers.selectors import select
@@ -128,9 +128,14 @@ class EmbedWork(Work):
         return encoded.batch(rows, padding_of(self.bank.processor))
 
     def _pooled(self, state: Float[Tensor, "batch tokens width"], batch: dict[str, Tensor]) -> list[list[float]]:
-        mask = batch["attention_mask"].unsqueeze(-1).to(state.dtype)
-        mean = (state * mask).sum(1) / mask.sum(1)
-        return (torch.nn.functional.normalize(mean, dim=-1) if self._normalize else mean).float().tolist()
+        counted = batch["attention_mask"].bool().unsqueeze(-1)
+        mean = state.float().masked_fill(~counted, 0.0).sum(1) / counted.sum(1)  # half precision could not hold the sum
+        if not bool(mean.isfinite().all()):
+            name = f"layer {self._layer}"
+            raise NotFiniteError(
+                f"serve: {name} of a text is NaN or infinite; a vector is of finite numbers.", name=name
+            )
+        return (torch.nn.functional.normalize(mean, dim=-1) if self._normalize else mean).tolist()
 
     @property
     def max_length(self) -> int:

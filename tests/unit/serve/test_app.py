@@ -126,6 +126,30 @@ def test_embeddings_of_texts_of_unlike_lengths_are_those_of_each_alone(client: T
     assert asked(client, "/embed", {"inputs": texts}) == [pytest.approx(vector, abs=1e-5) for vector in alone]
 
 
+def loud(bias: float) -> ReaderBank:
+    """A bank of half precision, whose embeddings are about as large as `bias`."""
+    bank = tiny_bank()
+    torch.nn.init.constant_(bank.model.get_parameter("embeddings.LayerNorm.bias"), bias)
+    bank.model.half()
+    return bank
+
+
+def test_embeddings_in_half_precision_are_means_of_any_number_of_tokens():
+    """Twenty times four thousand is more than a number of half precision can be."""
+    with TestClient(create_app(loud(4000.0), Settings.of())) as client:
+        (found,) = asked(client, "/embed", {"inputs": "good " * 18, "layer": 0, "normalize": False})
+    assert found == pytest.approx([4000.0] * len(found), abs=8)
+
+
+@pytest.mark.parametrize(
+    ("path", "what"), [("/embed", "layer 0 of a text is NaN"), ("/explain", "takes from the layers is NaN")]
+)
+def test_states_that_are_not_finite_are_no_answer(path: str, what: str):
+    with TestClient(create_app(loud(float("inf")), Settings.of())) as client:
+        body = {"inputs": TEXT} | ({"layer": 0} if path == "/embed" else {})
+        assert what in asked(client, path, body, 424)["error"]
+
+
 def moderating() -> ReaderBank:
     bank = tiny_bank()
     bank.add("toxic", Reader(Mean(), SequenceClassification(("no", "yes"))))
