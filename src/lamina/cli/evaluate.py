@@ -51,7 +51,7 @@ def evaluate(  # noqa: PLR0913
 
     target = options.open_on(bank_or_model, base=model, device=device)
     part, columns = split or "validation", {"text": text, "text_pair": pair, "label": label}
-    columns = {key: int(name) if name.lstrip("-").isdigit() else name for key, name in columns.items() if name}
+    columns = {key: int(name) if name.removeprefix("-").isdecimal() else name for key, name in columns.items() if name}
     tasks: dict[str, Task] = {}
     for name, source in sources.items():
         asked: Any = target[name].config.head if isinstance(target, ReaderBank) else task_of(target)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, final
 
+from lamina.errors import DataError
 from lamina.report.figures import drawn_ends
 from lamina.train.results import half_interval
 from lamina.utils import counted
@@ -49,19 +50,17 @@ class Drawing:
 
 
 def drawing_of(study: Study, name: str) -> Drawing:
-    """What a study's figure draws.
+    """What a study's figure draws; rows that have no place in it are left out, and counted in the remark.
 
     Raises:
         UnknownNameError: If it is drawn from a column that the table does not have.
+        DataError: If its values are no numbers.
     """
     figure, rows = study.figures[name], study.rows(name)
     parts = {"x": figure.x, "y": figure.y, "colour": figure.colour, "facet": figure.facet}
     parts |= {"label": figure.label, "x_label": figure.x_label}
     columns = {part: column for part, column in parts.items() if column is not None}
-    values = rows[figure.value].astype("float64")
-    drawn = rows.loc[values.notna() & values.abs().lt(float("inf"))]
-    left_out, are = len(rows) - len(drawn), "is" if len(rows) - len(drawn) == 1 else "are"
-    remarks = [f"{counted(left_out, 'value')} that {are} not finite {are} left out"] if left_out else []
+    drawn, remarks = _drawn(rows, figure, columns, name)
     if figure.kind == "scatter":
         points, said = _scattered(drawn, figure, columns)
     else:
@@ -74,6 +73,31 @@ def drawing_of(study: Study, name: str) -> Drawing:
     titles |= {"value": figure.value_title or _value_title(rows, figure)}
     titles |= {"x": figure.x_title} if figure.x_title else {}
     return Drawing(figure.kind, points, figure.title or name, titles, figure.note, remark[:1].upper() + remark[1:])
+
+
+def _drawn(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -> tuple[Frame, list[str]]:
+    """The rows that have a value and a place (of a line, not along the bottom), and what is said of the others."""
+    try:
+        values = rows[figure.value].astype("float64")
+    except (TypeError, ValueError):
+        what = f"column '{figure.value}' of figure '{name}' holds what is no number"
+        raise DataError(f"report: {what}; a figure draws numbers.", column=figure.value) from None
+    finite = values.abs().lt(math.inf)
+    kept, remarks = rows.loc[finite], _left_out(~finite, "value", "that {are} not finite")
+    for part in ("x", "y", "colour", "facet"):
+        if part in columns:
+            column = kept[columns[part]]
+            placed = column.notna() | (part == "x" and figure.kind == "line")
+            if part == "x" and figure.kind in ("line", "scatter"):
+                placed &= ~column.isin([math.inf, -math.inf])
+            remarks += _left_out(~placed, "row", f"without a {'finite ' * (part == 'x')}{columns[part]}")
+            kept = kept.loc[placed]
+    return kept, remarks
+
+
+def _left_out(missing: Any, noun: str, reason: str) -> list[str]:
+    count, are = int(missing.sum()), "is" if missing.sum() == 1 else "are"
+    return [f"{counted(count, noun)} {reason.format(are=are)} {are} left out"] if count else []
 
 
 def with_interval(rows: Frame, keys: Sequence[str], value: str) -> Frame:
@@ -166,6 +190,8 @@ def _counts(rows: Frame, settings: Any) -> list[str]:
     for name, what in COUNTS.items():
         if name in rows and len(rows):
             counts = _whole(rows[name])
+            if not counts:
+                continue
             return [f"n = {_span(counts)} {what}{'s' * (counts != [1])}"]
     for name, what in COUNTS.items():
         if isinstance(settings.get(name), int):
@@ -178,7 +204,7 @@ def _whole(column: Any) -> list[int]:
 
 
 def _span(counts: list[int]) -> str:
-    return " to ".join(f"{count:,}" for count in dict.fromkeys([*counts[:1], *counts[-1:]])) or "unknown"
+    return " to ".join(f"{count:,}" for count in dict.fromkeys([*counts[:1], *counts[-1:]]))
 
 
 def _title(column: str) -> str:

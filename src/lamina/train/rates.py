@@ -76,7 +76,7 @@ def _named_rates(model: PreTrainedModel, options: FitOptions) -> dict[tuple[str,
     for key, rate in options.layer_rates.items():
         if key in (HEAD, INSERTED):
             continue
-        selector = int(key) if str(key).removeprefix("-").isdigit() else key
+        selector = int(key) if str(key).removeprefix("-").isdecimal() else key
         select(selector, deepest.layers, op=_OP)
         for stack in stacks(model).values():
             with suppress(LayerIndexError):  # a number that only a deeper stack has

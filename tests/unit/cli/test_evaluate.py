@@ -194,6 +194,13 @@ def test_a_missing_column_is_named(lamina, bank_folder: Path, moods: Path):
     assert "no column 'label'; its columns are: text, mood" in ran.err
 
 
+@pytest.mark.parametrize("name", ["²", "--5"])
+def test_a_column_whose_name_is_nearly_a_number(lamina, bank_folder: Path, moods: Path, name: str):
+    ran = lamina("evaluate", bank_folder, "--task", f"mood={moods}", f"--text={name}", "--label", "mood")
+    assert (ran.code, ran.out) == (2, "")
+    assert f"no column '{name}'; its columns are: text, mood" in ran.err
+
+
 def test_a_label_that_the_reader_does_not_have_is_named(lamina, bank_folder: Path, moods: Path):
     moods.write_text(MOODS.replace("very good\tgood", "very good\tgreat"))
     ran = lamina("evaluate", bank_folder, "--task", f"mood={moods}", "--text", "text", "--label", "mood")

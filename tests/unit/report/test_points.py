@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 import pytest
 from scipy import stats
 from tests.support.studied import probe
 
-from lamina.errors import UnknownNameError
+from lamina.errors import DataError, UnknownNameError
 from lamina.report.points import drawing_of, plain, with_interval
 from lamina.studies.study import Figure, Study
 
@@ -76,6 +78,31 @@ def test_values_that_are_not_finite_are_left_out_and_counted():
     drawing = drawing_of(of(Figure("line", x="layer"), layer=[0, 1], score=[float("inf"), 1.0], rows=[1, 1]), "it")
     assert "1 value that is not finite is left out" in drawing.remark
     assert "n = 1 row;" in drawing.remark
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"), [("line", "colour"), ("line", "facet"), ("heat", "y"), ("bar", "x"), ("scatter", "x")]
+)
+def test_rows_without_a_place_are_left_out_and_counted(kind, part: str):
+    parts: dict[str, Any] = {"x": "layer", **({"y": "layer"} if kind == "heat" else {}), part: "task"}
+    columns = {"layer": [0, 1, 2], "task": [1.0, None, 2.0], "score": [0.1, 0.2, 0.3], "rows": [None] * 3}
+    drawing = drawing_of(of(Figure(kind, **parts), **columns), "it")
+    assert [row[part] for row in drawing.rows] == [1.0, 2.0]
+    assert f"1 row without a {'finite ' * (part == 'x')}task is left out" in drawing.remark
+    assert "n =" not in drawing.remark
+
+
+def test_a_point_that_is_infinitely_far_along_is_left_out():
+    drawing = drawing_of(of(Figure("scatter", x="nu"), nu=[1.0, float("inf")], score=[0.1, 0.2]), "it")
+    assert [row["x"] for row in drawing.rows] == [1.0]
+    assert "1 row without a finite nu is left out" in drawing.remark
+
+
+def test_values_that_are_no_numbers_are_refused():
+    with pytest.raises(
+        DataError, match="column 'score' of figure 'it' holds what is no number; a figure draws numbers"
+    ):
+        drawing_of(of(Figure("line", x="layer"), layer=[1], score=["a"]), "it")
 
 
 def test_a_large_scatter_shows_a_sample_and_says_so():
