@@ -83,29 +83,27 @@ def gated(fusion: Any, states: Tensor, _mask: Tensor) -> Tensor:
 
 def pooled_layers(fusion: Any, states: Tensor, mask: Tensor) -> Tensor:
     """Text by text, layer by layer and head by head, over the real tokens alone; all of them are of the first text."""
-    heads, size = fusion.config.heads, fusion.width // fusion.config.heads
     shares = fusion.scores.exp() / fusion.scores.exp().sum()
     rows = []
     for row in range(mask.shape[0]):
         total = torch.zeros(fusion.dim)
         for i in range(len(states)):
-            z = layer_norm(states[i, row, mask[row]])
-            slices = []
-            for h in range(heads):
-                weights = (z @ fusion.queries[i, h]).exp()
-                slices.append(weights / weights.sum() @ z[:, h * size : (h + 1) * size])
-            total = total + shares[i] * gelu(layer_norm(fusion.projection[i] @ torch.cat(slices)))
+            pooled = torch.cat(_pooled(fusion, i, layer_norm(states[i, row, mask[row]])))
+            total = total + shares[i] * gelu(layer_norm(fusion.projection[i] @ pooled))
         rows.append(total)
     return torch.stack(rows).unsqueeze(1).expand(-1, mask.shape[1], -1)
 
 
-def _pooled(fusion: Any, i: int, z: Tensor) -> Tensor:
-    """A layer's normed states of some tokens, each head's slice averaged as its query says; 0 of none."""
-    size, slices = fusion.width // fusion.config.heads, []
-    for h in range(fusion.config.heads):
-        weights = (z @ fusion.queries[i, h]).exp()
-        slices.append(weights / weights.sum().clamp(min=1e-30) @ z[:, h * size : (h + 1) * size])
-    return torch.cat(slices)
+def _pooled(fusion: Any, i: int, z: Tensor) -> list[Tensor]:
+    """For each query a layer's normed states of some tokens, each head's slice averaged as it says; 0 of none."""
+    heads, size, pooled = fusion.config.heads, fusion.width // fusion.config.heads, []
+    for query in range(fusion.config.queries):
+        slices = []
+        for h in range(heads):
+            weights = (z @ fusion.queries[i, query * heads + h]).exp()
+            slices.append(weights / weights.sum().clamp(min=1e-30) @ z[:, h * size : (h + 1) * size])
+        pooled.append(torch.cat(slices))
+    return pooled
 
 
 def _matches(first: Tensor, second: Tensor) -> Tensor:
@@ -132,8 +130,8 @@ def paired_layers(fusion: Any, states: Tensor, mask: Tensor, segments: Tensor | 
         for i in range(len(states)):
             z = layer_norm(states[i, row])
             first, second = (z[mask[row] & (segments[row] == side)] for side in (1, 2))
-            one, two = _pooled(fusion, i, first), _pooled(fusion, i, second)
-            seen = torch.cat([_pooled(fusion, i, z[mask[row]]), (one - two).abs(), one * two])
+            pooled = zip(*(_pooled(fusion, i, part) for part in (z[mask[row]], first, second)), strict=True)
+            seen = torch.cat([torch.cat([both, (one - two).abs(), one * two]) for both, one, two in pooled])
             total = total + shares[i] * gelu(layer_norm(fusion.projection[i] @ seen))
             matched = matched + fusion.matching[i] @ _matches(first, second).to(states)
         rows.append(total + gelu(matched))
@@ -228,8 +226,12 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "scalar_mix": [{}, {"layers": "top:2", "layer_dropout": 0.3}],
     "elementwise": [{}, {"layers": "1-"}],
     "gated": [{}, {"hidden": 5, "layers": "top:2"}],
-    "pooled_layers": [{"dim": 16, "heads": 4}, {"dim": 8, "heads": 2, "layers": "1-", "over": "second"}],
-    "paired_layers": [{"dim": 16, "heads": 4}, {"dim": 8, "heads": 2, "layers": "1-"}],
+    "pooled_layers": [
+        {"dim": 16, "heads": 4},
+        {"dim": 8, "heads": 2, "layers": "1-", "over": "second"},
+        {"dim": 8, "heads": 2, "queries": 3},
+    ],
+    "paired_layers": [{"dim": 16, "heads": 4}, {"dim": 8, "heads": 2, "layers": "1-", "queries": 2}],
     "concat": [{}, {"dim": 16, "bias": True, "layers": "all"}],
     "dwatt": [{}, {"bottleneck": 5, "position_dim": 7, "layers": "all"}],
     "depth_lstm": [{}, {"dim": 16, "layers": "all"}],

@@ -37,9 +37,10 @@ class PairedLayers(PoolingConfig):
 
     Args:
         dim: Size of the features.
-        heads: Queries per layer, each for its own slice of the state; must divide the width of the model.
+        heads: Parts of a query, each for its own slice of the state; must divide the width of the model.
         layers: Which layers.
         dropout: Probability, on each layer's features.
+        queries: Per layer; what each makes of the tokens stands side by side before `W_i`.
 
     Source:
         None; the features of two sentence vectors are those of InferSent (Conneau et al. 2017, arXiv:1705.02364),
@@ -65,9 +66,9 @@ class _PairedStream(PoolingStream):
     def pooled(
         self,
         state: Float[Tensor, "batch tokens width"],
-        queries: Float[Tensor, "members heads width"],
+        queries: Float[Tensor, "queries heads width"],
         parts: Sequence[PooledTokens],
-    ) -> Float[Tensor, "members batch three_widths"]:
+    ) -> Float[Tensor, "queries batch three_widths"]:
         whole, one, two = pool_tokens(state, queries, parts)
         return torch.cat([whole, (one - two).abs(), one * two], dim=-1)
 
@@ -82,7 +83,7 @@ class _PairedStream(PoolingStream):
 
 @final
 class PairedLayersFusion(PoolingFusion, config=PairedLayers):
-    """The module of `PairedLayers`: that of `PooledLayers` with a projection `[layers, dim, 3 * width]`.
+    """The module of `PairedLayers`: that of `PooledLayers` with a projection `[layers, dim, queries * 3 * width]`.
 
     Beside it are `matching [layers, dim, 8]` and `bias [dim]`, weights that `importance` does not count.
     """

@@ -27,16 +27,17 @@ class PooledLayers(PoolingConfig):
     With `over="second"` the tokens of a pair's second text alone are pooled, say of the reply to a prompt, which the
     base still reads in the light of the first; of what has no second text, all.
 
-    `F = sum_i softmax(scores)_i dropout(gelu(LayerNorm(W_i p_i)))`, where slice h of `p_i` is slice h of the mean of
-    the states `LayerNorm(z_i)` over the real tokens, weighted by `softmax_t(Q_ih . LayerNorm(z_it))`.
+    `F = sum_i softmax(scores)_i dropout(gelu(LayerNorm(W_i [p_i1; ...; p_iq])))`, where slice h of `p_ij` is slice h of
+    the mean of the states `LayerNorm(z_i)` over the real tokens, weighted by `softmax_t(Q_ijh . LayerNorm(z_it))`.
     Every token carries the same features, so the head is `SequenceClassification(labels, pooling="first")`. Nothing is
     projected per token, which makes this the cheapest fusion that learns what to take from every layer.
 
     Args:
         dim: Size of the features.
-        heads: Queries per layer, each for its own slice of the state; must divide the width of the model.
+        heads: Parts of a query, each for its own slice of the state; must divide the width of the model.
         layers: Which layers.
         dropout: Probability, on each layer's features.
+        queries: Per layer, each with a mean of the whole state of its own.
         over: Which tokens are pooled: "all", or those of the "second" text of a pair, which is told by what the bank's
             tokenizer puts between two texts.
 
@@ -68,7 +69,10 @@ class _PooledStream(PoolingStream):
 
 @final
 class PooledLayersFusion(PoolingFusion, config=PooledLayers):
-    """The module of `PooledLayers`: `queries [layers, heads, width]`, `projection [layers, dim, width]`, `scores`."""
+    """The module of `PooledLayers`: `queries [layers, queries * heads, width]`, `scores`.
+
+    And `projection [layers, dim, queries * width]`.
+    """
 
     stream_of: ClassVar = _PooledStream
 

@@ -36,11 +36,13 @@ class PoolingConfig(FusionConfig):
     heads: int = 1
     layers: Selector = "all"
     dropout: float = 0.1
+    queries: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self.op, "dim", self.dim, 1)
         check_range(self.op, "heads", self.heads, 1)
+        check_range(self.op, "queries", self.queries, 1)
         check_range(self.op, "dropout", self.dropout, 0, 1, open_high=True)
 
 
@@ -58,9 +60,9 @@ class PooledTokens(NamedTuple):
 
 def token_shares(
     states: Float[Tensor, "batch tokens width"],
-    queries: Float[Tensor, "members heads width"],
+    queries: Float[Tensor, "queries heads width"],
     parts: Sequence[PooledTokens],
-) -> Iterator[Float[Tensor, "batch members heads tokens"]]:
+) -> Iterator[Float[Tensor, "batch queries heads tokens"]]:
     """How much the queries take of each token of each part; they sum to 1 over tokens, and are 0 for an empty part."""
     scores = queries.flatten(0, 1) @ states.mT  # undivided: at usual rates queries would else hardly move
     for others, some in parts:
@@ -70,9 +72,9 @@ def token_shares(
 
 def pool_tokens(
     states: Float[Tensor, "batch tokens width"],
-    queries: Float[Tensor, "members heads width"],
+    queries: Float[Tensor, "queries heads width"],
     parts: Sequence[PooledTokens],
-) -> list[Float[Tensor, "members batch width"]]:
+) -> list[Float[Tensor, "queries batch width"]]:
     """Means of states over each part's tokens, slice h weighted as query h says; 0 where a part has no token."""
     slices = states.unflatten(-1, (queries.shape[1], -1)).transpose(1, 2)
     every = token_shares(states, queries, parts)
@@ -89,7 +91,8 @@ class PoolingStream(Stream):
         self._members, self._config = members, members[0].config
         self._p = self._config.dropout if members[0].training else 0.0
         self._weights = torch.stack([member.scores for member in members], dim=-1).softmax(0)
-        self._queries = torch.stack([member.queries for member in members], dim=1).unbind(0)
+        queries = torch.stack([member.queries for member in members], dim=1)
+        self._queries = queries.unflatten(2, (-1, self._config.heads)).flatten(1, 2).unbind(0)
         self._parts: Sequence[PooledTokens] = ()
         self._waiting: list[Tensor] = []
         self._done = 0  # layers that were projected
@@ -102,17 +105,18 @@ class PoolingStream(Stream):
     def pooled(
         self,
         state: Float[Tensor, "batch tokens width"],
-        queries: Float[Tensor, "members heads width"],
+        queries: Float[Tensor, "queries heads width"],
         parts: Sequence[PooledTokens],
-    ) -> Float[Tensor, "members batch parts"]:
-        """What is projected of one layer, from its normed state."""
+    ) -> Float[Tensor, "queries batch parts"]:
+        """What is projected of one layer, from its normed state, by the queries of all members."""
         return pool_tokens(state, queries, parts)[0]
 
     def step(self, index: int, view: LayerView) -> None:
         """Pool one layer's tokens."""
         self._parts = self._parts or [PooledTokens.of(mask) for mask in self.masks(view)]
         queries = self._queries[index]
-        self._waiting.append(self.pooled(view.normed.to(queries.dtype), queries, self._parts))
+        pooled = self.pooled(view.normed.to(queries.dtype), queries, self._parts)
+        self._waiting.append(pooled.unflatten(0, (len(self._members), -1)).transpose(1, 2).flatten(2))
         if len(self._waiting) == _TOGETHER:
             self._project()
 
@@ -143,7 +147,10 @@ class PoolingStream(Stream):
 
 
 class PoolingFusion(Fusion):
-    """`queries [layers, heads, width]`, `projection [layers, dim, parts * width]`; subclasses add `scores [layers]`."""
+    """`queries [layers, queries * heads, width]`, `projection [layers, dim, queries * parts * width]`.
+
+    Subclasses add `scores [layers]`.
+    """
 
     scores: nn.Parameter  # of the layers, the last of the parameters
 
@@ -152,14 +159,15 @@ class PoolingFusion(Fusion):
         if width % config.heads:
             came = f"{config.heads} heads for states of width {width}"
             raise ConfigError(f"{config.op}: {came}; they must divide it.")
-        self.queries = nn.Parameter(torch.zeros(layers, config.heads, width))  # at the start a plain mean
-        self.projection = nn.Parameter(torch.empty(layers, config.dim, parts * width))
+        # At the start each gives the plain mean; their parts of the projection draw them apart.
+        self.queries = nn.Parameter(torch.zeros(layers, config.queries * config.heads, width))
+        self.projection = nn.Parameter(torch.empty(layers, config.dim, config.queries * parts * width))
         for weight in self.projection:
             nn.init.kaiming_uniform_(weight, a=math.sqrt(5))  # what nn.Linear starts from
 
     def group(self) -> Hashable:
         """Same shapes, same settings, same place."""
-        return (super().group(), self.training, self.config.dropout, self.config.heads)
+        return (super().group(), self.training, self.config.dropout, self.config.heads, self.config.queries)
 
     def importance(self) -> Float[Tensor, " layers"]:
         """Share of each layer in the pooled features; sums to 1."""

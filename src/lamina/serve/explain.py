@@ -69,10 +69,7 @@ class ExplainWork(Work):
         return [tokenizer.decode([number]) for number in batch["input_ids"][0].tolist()]
 
     def _task(self, name: str, tokens: list[str] | None, amounts: Tensor | None) -> dict[str, Any]:
-        """Layers with the "importance" that was learned, and "contributions" `[layers][tokens]`; None if it has none.
-
-        Both are shares, whose sum is 1.
-        """
+        """Layers with learned "importance" and "contributions" `[layers][tokens]`: shares of 1, None if it has none."""
         reader = self.bank[name]
         learned = {} if isinstance(reader.fusion, InputWeighted) else reader.importance()
         if amounts is not None and not bool(amounts.isfinite().all()):

@@ -131,9 +131,10 @@ class PlainReader(nn.Module):
         every = zip(states, self._rows("queries"), self._rows("projection"), self._rows("weights"), strict=True)
         for state, queries, own, weight in every:
             normed = F.layer_norm(state, state.shape[-1:]).to(own.dtype)
-            shares = F.linear(normed, queries).softmax(0)  # [tokens, heads]
-            slices = normed.view(len(normed), len(queries), -1)
-            pooled = torch.einsum("th,thd->hd", shares, slices).flatten()
+            shares = F.linear(normed, queries).softmax(0)
+            shares = shares.view(len(normed), own.shape[1] // state.shape[1], -1)  # [tokens, queries, heads]
+            slices = normed.view(len(normed), shares.shape[2], -1)
+            pooled = torch.einsum("tqh,thd->qhd", shares, slices).flatten()
             parts.append(weight * F.gelu(F.layer_norm(F.linear(pooled, own), own.shape[:1])))
         return torch.stack(parts).sum(0, keepdim=True)
 

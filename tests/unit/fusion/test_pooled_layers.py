@@ -18,6 +18,20 @@ def test_parameter_counts():
     assert sum(parameter.numel() for parameter in fusion.parameters()) == 25 * (1 + 64) * 1024 + 25
 
 
+def test_every_query_has_its_part_of_the_projection():
+    fusion = PooledLayers(dim=4, heads=2, queries=3).build(5, 8)
+    assert fusion.queries.shape == (5, 3 * 2, 8)
+    assert fusion.projection.shape == (5, 4, 3 * 8)
+    assert fusion.group() != PooledLayers(dim=4, heads=2).build(5, 8).group()
+
+
+def test_queries_that_begin_alike_draw_apart():
+    fusion = PooledLayers(dim=4, queries=2, dropout=0.0).build(2, 8)
+    fusion(torch.randn(2, 3, 5, 8)).square().sum().backward()
+    assert fusion.queries.grad is not None
+    assert not torch.allclose(fusion.queries.grad[:, 0], fusion.queries.grad[:, 1])
+
+
 def test_what_is_dropped_otherwise_runs_apart():
     one = PooledLayers(dim=4, heads=2, dropout=0.1).build(3, 8)
     assert one.group() == PooledLayers(dim=4, heads=2, dropout=0.1).build(3, 8).group()
@@ -83,7 +97,8 @@ def test_a_head_that_labels_tokens_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("settings", "name"), [({"dim": 0}, "dim"), ({"heads": 0}, "heads"), ({"dropout": 1}, "dropout")]
+    ("settings", "name"),
+    [({"dim": 0}, "dim"), ({"heads": 0}, "heads"), ({"queries": 0}, "queries"), ({"dropout": 1}, "dropout")],
 )
 def test_settings_out_of_range(settings: dict[str, int], name: str):
     with pytest.raises(ConfigError, match=f"pooled_layers: {name} is"):

@@ -60,6 +60,7 @@ TEXTS: dict[str, tuple[Any, Any]] = {
     "query": (AdaLayers(dim=4), SequenceClassification(TWO, pooling="query")),
     "pooled": (PooledLayers(dim=8, heads=4), SequenceClassification(("x", "y", "z"), pooling="first")),
     "pooled, attention": (PooledLayers(dim=8), SequenceClassification(TWO)),
+    "pooled, queries": (PooledLayers(dim=8, heads=2, queries=3), SequenceClassification(TWO, pooling="first")),
     "encoder": (Concat(dim=8, layers="all"), TokenClassification(TWO, feedforward=16, attention_heads=2)),
     "encoders": (Mean(), TokenClassification(TWO, encoder_layers=2, feedforward=16, attention_heads=4)),
     "number": (Mean(), SequenceClassification(("score",), problem_type="regression", attention_heads=4)),

@@ -154,7 +154,7 @@ def test_contributions_of_states_side_by_side_are_the_lengths_of_what_is_added()
 def test_contributions_of_pooled_layers_are_what_is_taken_of_each_token():
     bank = ReaderBank(tiny_model(), tiny_tokenizer())
     head = SequenceClassification(("no", "yes"), pooling="first")
-    fusion = bank.add("pooled", Reader(PooledLayers(8, heads=2), head)).fusion
+    fusion = bank.add("pooled", Reader(PooledLayers(8, heads=2, queries=3), head)).fusion
     fusion.queries.normal_(generator=torch.Generator().manual_seed(1))
     fusion.scores.normal_(generator=torch.Generator().manual_seed(2))
     batch = bank.processor(TEXTS[0], return_tensors="pt")
