@@ -18,8 +18,8 @@ _OUTPUT = "Folder for the bank, the picture and the corpus."
 
 def demo(
     output: Annotated[Path, Option("--output", "-o", help=_OUTPUT)] = Path("out/demo"),
-    rows: Annotated[int, Option(min=48, help="Sentences in the corpus.")] = 26_000,
-    epochs: Annotated[int, Option(min=1, help="Times through the training part.")] = 3,
+    rows: Annotated[int, Option(min=48, help="Sentences in the corpus.")] = 20_000,
+    epochs: Annotated[int, Option(min=1, help="Times through the training part.")] = 4,
     seed: Annotated[int, Option(min=0, help="Of corpus, readers and order.")] = 0,
     progress: Annotated[bool, Option(help="Show a progress bar.")] = True,
     as_json: JsonOption = False,

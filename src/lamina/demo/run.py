@@ -64,7 +64,7 @@ class Demo:
     folder: Path
 
 
-def run_demo(folder: str | Path, *, rows: int = 26_000, epochs: int = 3, seed: int = 0, progress: bool = True) -> Demo:
+def run_demo(folder: str | Path, *, rows: int = 20_000, epochs: int = 4, seed: int = 0, progress: bool = True) -> Demo:
     """Make a corpus, train three readers and their baselines in one pass, compare, save, and load again.
 
     Args:
