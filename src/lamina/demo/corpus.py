@@ -1,4 +1,4 @@
-"""The demo corpus: sentences with three labels each, some written by hand and some made from templates.
+"""The demo corpus: sentences with three labels each, some written one by one and some made from templates.
 
 Every sentence carries a sentiment, a judgement of its grammar and the entities in it, so that
 three readers can be trained over the same texts. Names, organisations and places of the test
@@ -7,7 +7,7 @@ has only learnt words by heart fails there. Which sense a word has is left to th
 Jordan and Washington are people and places, Amazon a company and a river, and `not bad` is positive.
 
 A sentence is unacceptable because its grammar is broken in one place; an odd meaning is no fault.
-What was written by hand comes in pairs, an acceptable sentence and its broken twin, in one part.
+What was written one by one comes in pairs, an acceptable sentence and its broken twin, in one part.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TAGS = ("O", "B-LOC", "I-LOC", "B-MISC", "I-MISC", "B-ORG", "I-ORG", "B-PER", "I
 
 MIN_ROWS = 48
 MOST_HELD_OUT = 1000  # rows of validation and of test, at most
-WRITTEN_SHARE = 0.8  # of each part, while there are sentences written by hand
+WRITTEN_SHARE = 0.8  # of each part, while there are sentences written one by one
 
 
 def corpus(seed: int = 0, rows: int = 3000) -> dict[str, list[dict[str, Any]]]:
@@ -86,7 +86,7 @@ def _write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def _part(part: str, size: int, seed: int, written: list[dict[str, Any]], seen: set[str]) -> list[dict[str, Any]]:
-    """What was written by hand, and as many sentences from templates as make up the size."""
+    """What was written one by one, and as many sentences from templates as make up the size."""
     rng = random.Random(f"{seed}/{part}")
     writer = Writer(rng, part)
     labels = [(sentiment, judgement) for sentiment in SENTIMENTS for judgement in ACCEPTABILITY]

@@ -1,4 +1,4 @@
-"""Sentences written by hand, each with a twin that one fault breaks, its sentiment, and the names in it."""
+"""Sentences written one by one, each with a twin that one fault breaks, its sentiment, and the names in it."""
 
 from __future__ import annotations
 

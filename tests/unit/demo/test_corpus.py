@@ -54,7 +54,7 @@ def parts() -> dict[str, list[dict]]:
 
 @pytest.fixture(scope="module")
 def templated() -> dict[str, list[dict]]:
-    """Without what was written by hand."""
+    """From templates alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "WRITTEN_SHARE", 0)
         return demo.corpus()

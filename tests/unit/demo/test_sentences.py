@@ -1,4 +1,4 @@
-"""What was written by hand: well formed, in pairs, and not the list of plain sentences."""
+"""What was written one by one: well formed, in pairs, and not the list of plain sentences."""
 
 from __future__ import annotations
 
