@@ -11,10 +11,11 @@ from importlib import resources
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from lamina.demo.templates import words_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Set
 
-_WORD = re.compile(r"[^\W\d_]+")
 _MARK = re.compile(r"[.,!?;:](?=[\s.,!?;:]|$)")  # of punctuation, at the end of a word
 
 
@@ -84,11 +85,6 @@ def split(seed: int, sizes: Mapping[str, int], *, elsewhere: Set[str], kept_back
         parts[part] += [unnamed.pop() for _ in range(min(sizes[part] - with_names, len(unnamed)))]
     held_out = {pair for part in parts.values() for pair in part}
     return {"train": [pair for pair in some if pair not in held_out][: sizes["train"]], **parts}
-
-
-def words_of(text: str) -> set[str]:
-    """The words of a text, in small letters."""
-    return set(_WORD.findall(text.lower()))
 
 
 def _pair(good: str, broken: str, fault: str, sentiment: str, names: str) -> Pair:

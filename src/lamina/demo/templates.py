@@ -69,18 +69,22 @@ def data() -> dict[str, Any]:
     return json.loads(resources.files("lamina.demo").joinpath("words.json").read_text(encoding="utf-8"))
 
 
+def words_of(text: str) -> set[str]:
+    """The words of a text, in small letters."""
+    return set(re.findall(r"[^\W\d_]+", text.lower()))
+
+
 @cache
 def words() -> set[str]:
     """Every word that a sentence may have, in small letters."""
-    return set(re.findall(r"[^\W\d_]+", json.dumps(data(), ensure_ascii=False).lower()))
+    return words_of(json.dumps(data(), ensure_ascii=False))
 
 
 @cache
 def held_out_names() -> set[str]:
     """The words of names that the training part does not have, in small letters."""
     named = [data()["words"][name] for name in ("first", "surname", *ENTITIES)]
-    parts = {part: " ".join(name for groups in named for name in groups[part]).lower() for part in named[0]}
-    shown = {part: set(re.findall(r"[^\W\d_]+", names)) for part, names in parts.items()}
+    shown = {part: words_of(" ".join(name for groups in named for name in groups[part])) for part in named[0]}
     return (shown["validation"] | shown["test"]) - shown["train"]
 
 
