@@ -220,17 +220,17 @@ def test_a_grid_of_tokens_that_goes_on_fades_until_its_end(page: Any):
     resize(page, 360, 800)
     ask(page, " ".join([TEXT] * 4))
     wait(lambda: is_answered(page))
-    fades = """const box = document.querySelector(".heat");
-        const faded = () => parseFloat(getComputedStyle(box).getPropertyValue("--fade"));
-        const frames = (f) => requestAnimationFrame(() => requestAnimationFrame(f)), done = arguments[0], found = [];
-        found.push(box.scrollWidth > box.clientWidth, faded());
-        box.scrollLeft = box.scrollWidth;
-        frames(() => {
-          found.push(faded());
-          box.querySelectorAll("th[scope=col], tbody td").forEach((cell) => cell.remove());
-          frames(() => done([...found, faded()]));
-        });"""
-    assert page.execute_async_script(fades) == [True, 40, 0, 0]
+    box = page.find_element("css selector", ".heat")
+    assert page.execute_script("return arguments[0].scrollWidth > arguments[0].clientWidth", box)
+    fade = "return parseFloat(getComputedStyle(arguments[0]).getPropertyValue('--fade'))"
+    wait(lambda: page.execute_script(fade, box) == 40)  # a timeline of scrolling is looked at once a frame
+    page.execute_script("arguments[0].scrollLeft = arguments[0].scrollWidth", box)
+    wait(lambda: page.execute_script(fade, box) == 0)
+    page.execute_script("arguments[0].scrollLeft = 0", box)
+    wait(lambda: page.execute_script(fade, box) == 40)
+    cells = "arguments[0].querySelectorAll('th[scope=col], tbody td').forEach((cell) => cell.remove())"
+    page.execute_script(cells, box)
+    wait(lambda: page.execute_script(fade, box) == 0)
 
 
 def test_an_image_is_shown_and_answered(browser: Any, tmp_path: Path):
