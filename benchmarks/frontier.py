@@ -8,7 +8,7 @@ Whole texts (CoLA, SST-2, IMDB), pairs (MRPC, RTE, STS-B, QNLI) and tags (CoNLL-
 score is that on the published validation part. Each task, method and seed is written when it ends; the same
 command goes on where it was ended. Three tables: the scores, mean over seeds and half the width of the 95 % interval;
 the share of the way from "last layer" to "fine-tuning" that each method closes, none where fine-tuning is behind; and
-what it takes, of the median task:
+what it takes, of the median task (of LoRA's mixed batch, a copy of the batch per adapter in one pass, the time alone):
 
     trained          parameters that learn, classifier included; `MB` is what is stored for the task, in float32
     train s          of the chosen variant alone; readers' states of the frozen model are cached
@@ -39,8 +39,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import torch
 from common import report, tokens
+from rivals import MIXED, embedded, fine_tuned, lora, lora_passes
 from rivals import RATES as RIVAL_RATES
-from rivals import embedded, fine_tuned, lora, lora_passes
 
 import lamina
 from lamina import Reader, SequenceClassification, Task, TokenClassification
@@ -353,16 +353,21 @@ def _summed(table: Any, answering: dict[str, float]) -> list[dict[str, Any]]:
     for method, some in shares.items() if table["task"].nunique() > 1 else ():
         mean = {"method": method, "closed": statistics.fmean(some), "answer": answering.get(str(method), "")}
         rows.append({**dict.fromkeys(rows[0], ""), "task": f"mean of {len(some)}", **mean})
+    if MIXED in answering:
+        rows.append({**dict.fromkeys(rows[0], ""), "method": MIXED, "answer": answering[MIXED]})
     return rows
 
 
 def _tables(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Scores and shares with a row per method and a column per task; and what a method takes."""
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    tasks = list(dict.fromkeys(row["task"] for row in rows if row["task"]))
     tables: list[list[dict[str, Any]]] = [[], [], []]
     for method in dict.fromkeys(row["method"] for row in rows):
         own = {row["task"]: row for row in rows if row["method"] == method}
         scored = {task: row for task, row in own.items() if row["score"] != ""}
+        if not scored:  # only timed
+            tables[2].append({**dict.fromkeys(tables[2][0], ""), "method": method, "answer": own[""]["answer"]})
+            continue
         tables[0].append({"method": method} | {task: _said(scored.get(task)) for task in tasks if task in TASKS})
         tables[1].append({"method": method} | {task: own[task]["closed"] if task in own else "" for task in tasks})
         cost = {key: statistics.median(row[key] for row in scored.values()) for key in ("trained", "MB", "train s")}

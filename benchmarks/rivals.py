@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 RATES = {"lora": (3e-4, 1e-3, 3e-3, 1e-2), "fine-tuning": (3e-5, 1e-4, 3e-4)}
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
+MIXED = "LoRA, one mixed batch"  # all tasks' adapters in one pass over the batch, once per task
 
 
 def fine_tuned(task: Task, *, seed: int, max_length: int, epochs: int, only: str | None) -> dict[str, Any]:
@@ -120,7 +121,7 @@ def lora_passes(inputs: Mapping[str, Tensor], *, tasks: int) -> dict[str, Callab
     count = len(inputs["input_ids"])
     mixed = {key: value.repeat(tasks, 1) for key, value in inputs.items()}
     who = [name for name in names for _ in range(count)]
-    return {"LoRA": in_turn, "LoRA, one mixed batch": partial(adapted, **mixed, adapter_names=who)}
+    return {"LoRA": in_turn, MIXED: partial(adapted, **mixed, adapter_names=who)}
 
 
 def _with_head(task: Task) -> tuple[Any, Any]:
