@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 RATES = {"lora": (3e-4, 1e-3, 3e-3, 1e-2), "fine-tuning": (3e-5, 1e-4, 3e-4)}
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
-MIXED = "LoRA, one mixed batch"  # all tasks' adapters in one pass over the batch, once per task
+MIXED = "LoRA, one mixed batch"  # a copy of the batch per task, each with its adapter, in one pass
 
 
 def fine_tuned(task: Task, *, seed: int, max_length: int, epochs: int, only: str | None) -> dict[str, Any]:
