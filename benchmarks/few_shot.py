@@ -160,7 +160,7 @@ def _setfit(texts: list[str], labels: np.ndarray, *, seed: int, length: int) -> 
 
 METHODS: dict[str, Callable[..., Learnt]] = {
     "LaminaClassifier()": _reader,
-    "reader=LastLayer()": partial(_reader, reader=lamina.LastLayer()),
+    "reader=LastLayer()": partial(_reader, reader=lamina.fusion.LastLayer()),
     "embedding + regression": _embedding,
     "SetFit": _setfit,
 }

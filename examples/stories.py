@@ -46,7 +46,7 @@ def main() -> None:
     )
     for name, task in tasks.items():
         monitor = lamina.Monitor(name, "yes", aggregate=LastScore())
-        rates: Any = lamina.calibrate(bank, monitor, task, false_positive_rate=args.rate).calibration
+        rates: Any = lamina.monitors.calibrate(bank, monitor, task, false_positive_rate=args.rate).calibration
         low, high = rates.recall_interval
         recall = f"{rates.recall:.2f} ({low:.2f} to {high:.2f}) of the {rates.positives} with"
         print(f"{name}: flags {rates.false_positive_rate:.2f} of {rates.negatives} stories without, {recall}")

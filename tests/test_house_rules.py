@@ -6,7 +6,6 @@ import ast
 import importlib
 import importlib.util
 import re
-import statistics
 import subprocess
 import sys
 from functools import cache
@@ -80,10 +79,9 @@ def count_lines(function: Function) -> int:
 # Sizes
 
 
-def test_modules_have_at_most_400_lines_and_half_of_them_at_most_120():
+def test_modules_have_at_most_600_lines():
     counted = [*MODULES, *sorted((ROOT / "benchmarks").rglob("*.py"))]
-    assert {name_of(path): lines_of(path) for path in counted if lines_of(path) > 400} == {}
-    assert statistics.median(lines_of(path) for path in MODULES) <= 120
+    assert {name_of(path): lines_of(path) for path in counted if lines_of(path) > 600} == {}
 
 
 def test_no_function_has_more_than_40_statements():
@@ -269,9 +267,9 @@ def documented_names() -> list[str]:
     return re.findall(r"^(?:::: |      heading: )lamina\.(\w+)$", text, flags=re.MULTILINE)
 
 
-def test_public_names_are_the_documented_ones_and_at_most_50():
+def test_public_names_are_the_documented_ones_and_at_most_45():
     assert sorted(public_names()) == sorted(documented_names())
-    assert len(public_names()) <= 50
+    assert len(public_names()) <= 45
 
 
 @pytest.mark.parametrize("room", ["monitors", "studies"])

@@ -1,27 +1,83 @@
-"""Lamina: read, edit and study the layers of a pretrained transformer.
+"""Read, edit and study the layers of a pretrained transformer.
 
-The public names, listed in the stub beside this file, load when first used: importing the package is quick and needs no
-torch.
+Each public name loads when it is first used, so importing the package is quick and needs no torch.
 """
 
-import ast
+import warnings
 from importlib import import_module
-from pathlib import Path
 
-_STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-_WHERE = {
-    name.name: node.module or "" for node in _STUB.body if isinstance(node, ast.ImportFrom) for name in node.names
+# Public name -> the module that defines it. `__init__.pyi` repeats the names for type checkers.
+_MODULES = {
+    "fusion": "lamina",
+    "monitors": "lamina",
+    "studies": "lamina",
+    "Reader": "lamina.bank",
+    "ReaderBank": "lamina.bank",
+    "freeze_": "lamina.editing.freeze",
+    "insert_": "lamina.editing.insert",
+    "merge_": "lamina.editing.merge",
+    "Edit": "lamina.editing.record",
+    "edits": "lamina.editing.record",
+    "reinit_": "lamina.editing.reinit",
+    "truncate_": "lamina.editing.truncate",
+    "LaminaError": "lamina.errors",
+    "LaminaClassifier": "lamina.estimators.classifier",
+    "LaminaRegressor": "lamina.estimators.regressor",
+    "LaminaTagger": "lamina.estimators.tagger",
+    "LaminaTransformer": "lamina.estimators.transformer",
+    "AdaLayers": "lamina.fusion.ada_layers",
+    "Concat": "lamina.fusion.concat",
+    "DWAtt": "lamina.fusion.dwatt",
+    "PairedLayers": "lamina.fusion.paired_layers",
+    "PooledLayers": "lamina.fusion.pooled_layers",
+    "ScalarMix": "lamina.fusion.scalar_mix",
+    "SingleLayer": "lamina.fusion.single_layer",
+    "CausalLM": "lamina.heads.causal_lm",
+    "MaskedLM": "lamina.heads.masked_lm",
+    "AudioClassification": "lamina.heads.sequence_classification",
+    "ImageClassification": "lamina.heads.sequence_classification",
+    "SequenceClassification": "lamina.heads.sequence_classification",
+    "TokenClassification": "lamina.heads.token_classification",
+    "stacks": "lamina.layers",
+    "tap": "lamina.layers",
+    "Monitor": "lamina.monitors.monitor",
+    "save": "lamina.store.edited",
+    "load": "lamina.store.loading",
+    "Task": "lamina.tasks.task",
+    "evaluate": "lamina.train",
+    "finetune": "lamina.train",
+    "fit": "lamina.train",
+    "predict": "lamina.train",
+    "predict_file": "lamina.train",
 }
 
-__all__ = list(_WHERE)  # pyright: ignore[reportUnsupportedDunderAll]
+# Names that were public here until 0.1.0 -> where they are now. They go in 0.2.0.
+_MOVED = {
+    "DepthLSTM": "lamina.fusion",
+    "Elementwise": "lamina.fusion",
+    "ExtraLayers": "lamina.fusion",
+    "Gated": "lamina.fusion",
+    "Head2Toe": "lamina.fusion",
+    "LastLayer": "lamina.fusion",
+    "Mean": "lamina.fusion",
+    "Routing": "lamina.fusion",
+    "calibrate": "lamina.monitors",
+    "export_reader": "lamina.store.export",
+}
+
+__all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _WHERE:
+    if name in _MOVED:
+        new = f"{_MOVED[name]}.{name}"
+        warnings.warn(f"lamina.{name} is now {new}; the old name goes in 0.2.0.", DeprecationWarning, stacklevel=2)
+        return getattr(import_module(_MOVED[name]), name)
+    if name not in _MODULES:
         raise AttributeError(f"module 'lamina' has no attribute '{name}'; it has {', '.join(__all__)}")
-    if _WHERE[name] == __name__:  # a room of its own, as `lamina.studies`
+    if _MODULES[name] == __name__:  # a room of its own, such as `lamina.studies`
         return import_module(f"{__name__}.{name}")
-    return getattr(import_module(_WHERE[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

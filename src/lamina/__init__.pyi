@@ -1,5 +1,6 @@
-"""The public names of Lamina, and where they are: what type checkers read, and what loads them."""
+"""The public names of Lamina, as type checkers read them. `lamina/__init__.py` loads them; a test compares the two."""
 
+from lamina import fusion as fusion
 from lamina import monitors as monitors
 from lamina import studies as studies
 from lamina.bank import Reader as Reader
@@ -18,17 +19,9 @@ from lamina.estimators.tagger import LaminaTagger as LaminaTagger
 from lamina.estimators.transformer import LaminaTransformer as LaminaTransformer
 from lamina.fusion.ada_layers import AdaLayers as AdaLayers
 from lamina.fusion.concat import Concat as Concat
-from lamina.fusion.depth_lstm import DepthLSTM as DepthLSTM
 from lamina.fusion.dwatt import DWAtt as DWAtt
-from lamina.fusion.elementwise import Elementwise as Elementwise
-from lamina.fusion.extra_layers import ExtraLayers as ExtraLayers
-from lamina.fusion.gated import Gated as Gated
-from lamina.fusion.head2toe import Head2Toe as Head2Toe
-from lamina.fusion.last_layer import LastLayer as LastLayer
-from lamina.fusion.mean import Mean as Mean
 from lamina.fusion.paired_layers import PairedLayers as PairedLayers
 from lamina.fusion.pooled_layers import PooledLayers as PooledLayers
-from lamina.fusion.routing import Routing as Routing
 from lamina.fusion.scalar_mix import ScalarMix as ScalarMix
 from lamina.fusion.single_layer import SingleLayer as SingleLayer
 from lamina.heads.causal_lm import CausalLM as CausalLM
@@ -41,10 +34,8 @@ from lamina.layers import stacks as stacks
 from lamina.layers import tap as tap
 from lamina.monitors.monitor import Monitor as Monitor
 from lamina.store.edited import save as save
-from lamina.store.export import export_reader as export_reader
 from lamina.store.loading import load as load
 from lamina.tasks.task import Task as Task
-from lamina.train import calibrate as calibrate
 from lamina.train import evaluate as evaluate
 from lamina.train import finetune as finetune
 from lamina.train import fit as fit

@@ -35,10 +35,14 @@ class Registry:
                 self._rows.setdefault(point.name, point.value)
         return tuple(self._rows)
 
+    def target(self, name: str) -> str:
+        """Return the "package.module:Class" that `name` is registered as, without importing it."""
+        check_known(self.what, [name], self.names())
+        return self._rows[name]
+
     def get(self, name: str) -> type[Any]:
         """The config class of a name; UnknownNameError if there is none, ConfigError if it cannot be imported."""
-        check_known(self.what, [name], self.names())
-        row = self._rows[name]
+        row = self.target(name)
         told = f"{self.what}: '{name}' is registered as {row}, which cannot be imported"
         with foreign_errors(lambda reason: ConfigError(f"{told} ({reason}).")):
             return EntryPoint(name, row, f"lamina.{self.what}").load()

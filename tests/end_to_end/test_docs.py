@@ -84,7 +84,7 @@ def editing() -> Names:
 def concepts() -> Names:
     names = with_bank()
     head = lamina.SequenceClassification(("no", "yes"), pooling="first", linear=False)
-    names["bank"].add("mood", lamina.Reader(lamina.Routing(dim=2), head))
+    names["bank"].add("mood", lamina.Reader(lamina.fusion.Routing(dim=2), head))
     return {**names, "torch": torch, "batch": tiny_tokenizer()(["the film"], return_tensors="pt")}
 
 

@@ -179,7 +179,7 @@ def test_a_base_that_got_adapters_is_refused_before_training(tmp_path: Path):
     bank = ReaderBank(tiny_model(), words(), train_base=True)
     add_adapter(bank.model)
     task = yes_no(train=8, validation=4)
-    bank.add("mood", lamina.Reader(lamina.Mean(), lamina.SequenceClassification(task.labels)))
+    bank.add("mood", lamina.Reader(lamina.fusion.Mean(), lamina.SequenceClassification(task.labels)))
     with pytest.raises(ConfigError, match="save: the model carries adapters"):
         lamina.fit(bank, {"mood": task}, epochs=1, output=tmp_path / "out", progress=False)
     assert list(tmp_path.iterdir()) == []

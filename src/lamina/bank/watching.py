@@ -300,7 +300,7 @@ def checked_monitors(
             check_reader(op, reader, readers[reader])
         monitors[name] = monitor
     if not monitors:
-        raise ConfigError(f"{op}: there is no monitor. Give monitors=[lamina.Monitor(...)], or lamina.calibrate one.")
+        raise ConfigError(f"{op}: there is no monitor. Give monitors=[lamina.Monitor(...)].")
     return monitors
 
 

@@ -1,6 +1,18 @@
 """Fusions: from the hidden states of several layers to one feature vector per token."""
 
+from typing import TYPE_CHECKING
+
 from lamina.registry import Registry
+
+if TYPE_CHECKING:
+    from lamina.fusion.depth_lstm import DepthLSTM as DepthLSTM
+    from lamina.fusion.elementwise import Elementwise as Elementwise
+    from lamina.fusion.extra_layers import ExtraLayers as ExtraLayers
+    from lamina.fusion.gated import Gated as Gated
+    from lamina.fusion.head2toe import Head2Toe as Head2Toe
+    from lamina.fusion.last_layer import LastLayer as LastLayer
+    from lamina.fusion.mean import Mean as Mean
+    from lamina.fusion.routing import Routing as Routing
 
 FUSIONS = Registry(
     "fusion",
@@ -22,3 +34,11 @@ FUSIONS = Registry(
         "paired_layers": "lamina.fusion.paired_layers:PairedLayers",
     },
 )
+
+
+def __getattr__(name: str) -> object:
+    """Return the config class `name`, as in `lamina.fusion.Mean`; importing this package loads no torch."""
+    for row in FUSIONS.names():
+        if FUSIONS.target(row).rpartition(":")[2] == name:
+            return FUSIONS.get(row)
+    raise AttributeError(f"module 'lamina.fusion' has no attribute '{name}'")

@@ -1,5 +1,8 @@
 """Monitors: what readers say of a text while it is written, as one score that may flag it."""
 
+from importlib import import_module
+from typing import Any
+
 from lamina.monitors.attention_mean import AttentionMean
 from lamina.monitors.base import AGGREGATIONS, Aggregation
 from lamina.monitors.calibration import Calibration
@@ -25,4 +28,12 @@ __all__ = [
     "MultiMax",
     "RollingMax",
     "SoftmaxMean",
+    "calibrate",  # pyright: ignore[reportUnsupportedDunderAll]
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load `calibrate` when it is first used: it runs a bank over a task, so its code lies in a later room."""
+    if name == "calibrate":
+        return import_module("lamina.train.calibrate").calibrate
+    raise AttributeError(f"module 'lamina.monitors' has no attribute '{name}'")

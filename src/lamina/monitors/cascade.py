@@ -34,8 +34,8 @@ class Cascade:
 
     Args:
         first: The cheap one, such as a `SingleLayer` or a fusion of few layers; its threshold should let all through
-            that may have to be flagged (`lamina.calibrate` it for a high rate of false positives).
-        second: The larger one; `lamina.calibrate` of the cascade chooses its threshold.
+            that may have to be flagged (`lamina.monitors.calibrate` it for a high rate of false positives).
+        second: The larger one; `lamina.monitors.calibrate` of the cascade chooses its threshold.
         sure: The score of the first from which on the second is not asked; None: it is always asked.
         name: What it is called; None: as the second.
 

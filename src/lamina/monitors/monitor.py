@@ -41,7 +41,7 @@ class Watching(ABC):
 class Monitor:
     """Watches a text while it is written: a reader's label, the score of the text so far, and a threshold.
 
-    `lamina.calibrate` chooses the threshold for a rate of false alarms and keeps the monitor with the bank;
+    `lamina.monitors.calibrate` chooses the threshold for a rate of false alarms and keeps the monitor with the bank;
     `bank.stream` and `bank.watch` run it.
 
     Args:
@@ -55,7 +55,7 @@ class Monitor:
         scale: Of a token's score: "probability", or "log_odds", its logarithm over that of all other labels. Of a
             regression it is the value either way.
         name: What it is called; None: as the reader.
-        calibration: How the threshold was chosen, if by `lamina.calibrate`.
+        calibration: How the threshold was chosen, if by `lamina.monitors.calibrate`.
     """
 
     reader: str

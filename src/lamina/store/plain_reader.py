@@ -1,7 +1,7 @@
 """A reader that Lamina has exported: it reads hidden states with torch and safetensors alone.
 
-`lamina.export_reader` copies this file, as `lamina_reader.py`, beside the weights that it loads. It imports nothing of
-Lamina, so its errors are Python's own.
+`lamina.store.export.export_reader` copies this file, as `lamina_reader.py`, beside the weights that it loads.
+It imports nothing of Lamina, so its errors are Python's own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PlainReader(nn.Module):
 
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> PlainReader:
-        """Load a folder that `lamina.export_reader` wrote."""
+        """Load a folder that `lamina.store.export.export_reader` wrote."""
         settings = json.loads((Path(folder) / "reader.json").read_text(encoding="utf-8"))
         return cls(settings, load((Path(folder) / "model.safetensors").read_bytes())).to(device).eval()
 

@@ -19,7 +19,7 @@ from lamina.estimators.tagger import LaminaTagger
 from lamina.estimators.transformer import LaminaTransformer
 
 FAST = {"epochs": 2, "options": {"cache": "off"}}
-READER = lamina.Reader(lamina.Mean(layers=(1, 3)), lamina.SequenceClassification(("x",), attention_heads=2))
+READER = lamina.Reader(lamina.fusion.Mean(layers=(1, 3)), lamina.SequenceClassification(("x",), attention_heads=2))
 
 
 def fitted(base: Any, texts: list[str], **more: Any) -> list[Any]:

@@ -18,7 +18,7 @@ READER = lamina.PooledLayers(layers=0, dim=64, heads=4, dropout=0.0)  # the sum 
 ESTIMATORS = [
     numbers.ClassifierOfNumbers(BASE, reader=READER, epochs=4, learning_rate=0.1),
     numbers.RegressorOfNumbers(BASE, reader=READER, epochs=7, learning_rate=0.1),
-    numbers.TaggerOfNumbers(BASE, reader=lamina.LastLayer(), epochs=1, options={"cache": "off"}),
+    numbers.TaggerOfNumbers(BASE, reader=lamina.fusion.LastLayer(), epochs=1, options={"cache": "off"}),
     numbers.TransformerOfNumbers(BASE),
 ]
 ROW_BY_ROW = (

@@ -70,17 +70,17 @@ def test_texts_of_any_list(base: str, texts: list[str], mood: list[str], kind: t
 
 def test_which_reader(base: str, texts: list[str], mood: list[str]):
     head = lamina.SequenceClassification(("x",), attention_heads=2, dropout=0.3)
-    readers = [None, lamina.ScalarMix(), lamina.Reader(lamina.Mean(), head, seed=9)]
+    readers = [None, lamina.ScalarMix(), lamina.Reader(lamina.fusion.Mean(), head, seed=9)]
     made = [LaminaClassifier(base, reader=reader, epochs=1, random_state=4).fit(texts, mood) for reader in readers]
     configs = [fitted.bank_["reader"].config for fitted in made]
-    assert [type(config.fusion) for config in configs] == [lamina.PooledLayers, lamina.ScalarMix, lamina.Mean]
+    assert [type(config.fusion) for config in configs] == [lamina.PooledLayers, lamina.ScalarMix, lamina.fusion.Mean]
     assert [config.head.pooling for config in configs] == ["first", "mean", "attention"]
     assert [config.head.labels for config in configs] == [("bad", "good")] * 3
     assert [config.seed for config in configs] == [4, 4, 4]
     assert configs[2].head.dropout == 0.3
 
 
-@pytest.mark.parametrize("reader", ["mean", lamina.Reader(lamina.Mean(), lamina.TokenClassification(("a",)))])
+@pytest.mark.parametrize("reader", ["mean", lamina.Reader(lamina.fusion.Mean(), lamina.TokenClassification(("a",)))])
 def test_another_reader_is_refused(base: str, texts: list[str], mood: list[str], reader: object):
     with pytest.raises(ConfigError, match=r"LaminaClassifier.fit: reader is .*a lamina.Reader with a SequenceClassif"):
         LaminaClassifier(base, reader=reader).fit(texts, mood)

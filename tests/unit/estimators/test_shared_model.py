@@ -33,7 +33,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_search_loads_its_model_once(base: str, texts: list[str], mood: list[str], loads: list[str]):
-    readers = [None, lamina.LastLayer(), lamina.Mean()]
+    readers = [None, lamina.fusion.LastLayer(), lamina.fusion.Mean()]
     search = GridSearchCV(LaminaClassifier(base, **FAST), {"reader": readers}, cv=2).fit(texts, mood)
     assert loads == [base]
     assert search.best_estimator_.bank_.model is model_of(base, None, "op")[0]
@@ -63,7 +63,7 @@ def test_a_model_without_a_tokenizer(texts: list[str], mood: list[str]):
 
 def test_a_model_that_is_given_is_used_as_it_is_and_by_clones_too(texts: list[str], mood: list[str]):
     model, tokenizer = tiny_model(), tiny_tokenizer()
-    estimator = LaminaClassifier(model, processor=tokenizer, reader=lamina.Mean(), **FAST)
+    estimator = LaminaClassifier(model, processor=tokenizer, reader=lamina.fusion.Mean(), **FAST)
     copied = clone(estimator)
     assert copied.model is model
     assert copied.processor is tokenizer

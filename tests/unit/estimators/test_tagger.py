@@ -13,7 +13,7 @@ from lamina.estimators.tagger import LaminaTagger
 
 WORDS = [["anna", "went", "to", "paris"], ["ben", "saw", "rome", "and", "oslo"], ["the", "film"], []] * 2
 TAGS = [["B-PER", "O", "O", "B-LOC"], ["B-PER", "O", "B-LOC", "O", "B-LOC"], ["O", "O"], []] * 2
-LINEAR = lamina.Reader(lamina.Mean(), lamina.TokenClassification(("x",), encoder_layers=0, dropout=0.0))
+LINEAR = lamina.Reader(lamina.fusion.Mean(), lamina.TokenClassification(("x",), encoder_layers=0, dropout=0.0))
 FAST: dict[str, Any] = {"learning_rate": 0.1, "epochs": 20, "batch_size": 4, "options": {"cache": "off"}}
 FAST |= {"reader": LINEAR}
 
@@ -51,7 +51,7 @@ def test_in_a_search(base: str):
 
 
 def test_a_fusion_has_the_usual_head(base: str):
-    head = LaminaTagger(base, reader=lamina.LastLayer(), epochs=1).fit(WORDS, TAGS).bank_["reader"].config.head
+    head = LaminaTagger(base, reader=lamina.fusion.LastLayer(), epochs=1).fit(WORDS, TAGS).bank_["reader"].config.head
     assert (head.encoder_layers, head.labels) == (1, ("B-LOC", "B-PER", "O"))
     with pytest.raises(ConfigError, match="attention_heads is 8 for features of size 20"):
         LaminaTagger(base, reader=lamina.Concat(dim=20)).fit(WORDS, TAGS)

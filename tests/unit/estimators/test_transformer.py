@@ -67,7 +67,7 @@ def test_a_fusion_learns_from_classes_numbers_or_several_labels(base: str, texts
 
 
 def test_a_fusion_without_weights_needs_no_labels(base: str, texts: list[str]):
-    mean = LaminaTransformer(base, fusion=lamina.Mean()).fit_transform(texts)
+    mean = LaminaTransformer(base, fusion=lamina.fusion.Mean()).fit_transform(texts)
     np.testing.assert_allclose(mean[0], torch.stack(states(base, texts[0])).mean((0, 1)), atol=1e-5)
     with pytest.raises(DataError, match="the fusion ScalarMix has weights to learn, but y is None"):
         LaminaTransformer(base, fusion=lamina.ScalarMix()).fit(texts)

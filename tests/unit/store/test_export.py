@@ -38,6 +38,7 @@ from lamina.heads.masked_lm import MaskedLM
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.store import plain_reader
+from lamina.store.export import export_reader
 from lamina.store.plain_reader import Answer, PlainReader
 
 TWO = ("a", "b")
@@ -100,7 +101,7 @@ def test_the_exported_module_says_what_the_bank_says(key: str, tmp_path: Path):
     model = family.known()
     inputs = family.inputs(model, batch=3)
     bank = bank_on(model, TOKENS | TEXTS)
-    lamina.export_reader(bank, name, tmp_path)
+    export_reader(bank, name, tmp_path)
     reader, expected = PlainReader.load(tmp_path), bank(**inputs, readers=[name])[name].logits
     states = states_of(model, inputs, [0, 1, 2])
     assert sorted(reader.layers) == [bank[name].layers[index] for index in bank[name].fusion.active_layers()]
@@ -132,7 +133,7 @@ def test_half_precision_is_read_as_the_bank_does(dtype: torch.dtype, tmp_path: P
     inputs = family.inputs(model, batch=1)
     bank = bank_on(model, {"ada": TOKENS["ada"], "pooled": TEXTS["pooled"]})
     for name in bank:
-        lamina.export_reader(bank, name, tmp_path / name)
+        export_reader(bank, name, tmp_path / name)
         said = PlainReader.load(tmp_path / name)(states_of(model, inputs, [0]))
         expected = bank(**inputs)[name].logits[0]
         torch.testing.assert_close(said.squeeze(0), expected, rtol=0, atol=1e-5)
@@ -146,7 +147,7 @@ def test_readers_of_either_stack(stack: str, tmp_path: Path):
     inputs = family.inputs(model, batch=1)
     inputs["decoder_attention_mask"] = torch.ones_like(inputs["decoder_input_ids"])
     bank = bank_on(model, {"ada": TOKENS["ada"]}, stack)
-    lamina.export_reader(bank, "ada", tmp_path)
+    export_reader(bank, "ada", tmp_path)
     said = PlainReader.load(tmp_path)(states_of(model, inputs, [0], stack))
     torch.testing.assert_close(said, bank(**inputs)["ada"].logits[0], rtol=0, atol=1e-5)
 
@@ -156,13 +157,13 @@ def test_a_saved_bank_is_not_written_into(tmp_path: Path):
     bank.save_pretrained(tmp_path)
     before = (tmp_path / "readers" / "ada" / "reader.json").read_bytes()
     with pytest.raises(StoreError, match=r"holds reader\.json, .*made by something else"):
-        lamina.export_reader(bank, "ada", tmp_path / "readers" / "ada")
+        export_reader(bank, "ada", tmp_path / "readers" / "ada")
     assert (tmp_path / "readers" / "ada" / "reader.json").read_bytes() == before
 
 
 def test_it_needs_torch_and_safetensors_alone(tmp_path: Path):
     bank = bank_on(FAMILIES["bert"].known(), {"ada": TOKENS["ada"]})
-    lamina.export_reader(bank, "ada", tmp_path / "ada")
+    export_reader(bank, "ada", tmp_path / "ada")
     assert sorted(path.name for path in (tmp_path / "ada").iterdir()) == [
         "lamina_reader.py",
         "model.safetensors",
@@ -198,9 +199,9 @@ print(tuple(reader({layer: torch.zeros(5, 32) for layer in reader.layers}).shape
 def test_other_readers_are_refused(parts: tuple[Any, Any], told: str, tmp_path: Path):
     bank = bank_on(FAMILIES["roberta-MaskedLM"].known(), {"r": parts})
     with pytest.raises(ConfigError, match=f"export_reader: .*{told}"):
-        lamina.export_reader(bank, "r", tmp_path / "out")
+        export_reader(bank, "r", tmp_path / "out")
     with pytest.raises(UnknownNameError, match="unknown reader 's'"):
-        lamina.export_reader(bank, "s", tmp_path / "out")
+        export_reader(bank, "s", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -208,18 +209,18 @@ def test_a_folder_is_replaced_if_it_is_a_reader(tmp_path: Path):
     bank = bank_on(FAMILIES["bert"].known(), {"mean": TOKENS["mean"], "ada": TOKENS["ada"]})
     (tmp_path / "notes.txt").write_text("mine")
     for name in ("mean", "ada"):
-        lamina.export_reader(bank, name, tmp_path)
+        export_reader(bank, name, tmp_path)
         assert json.loads((tmp_path / "reader.json").read_text())["name"] == name
     assert (tmp_path / "notes.txt").read_text() == "mine"
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "model.safetensors").write_text("of something else")
     with pytest.raises(StoreError, match=r"holds model\.safetensors but no lamina_reader\.py"):
-        lamina.export_reader(bank, "ada", tmp_path / "other")
+        export_reader(bank, "ada", tmp_path / "other")
 
 
 def test_states_that_do_not_fit_are_refused(tmp_path: Path):
     bank = bank_on(FAMILIES["bert"].known(), {"ada": TOKENS["ada"]})
-    lamina.export_reader(bank, "ada", tmp_path)
+    export_reader(bank, "ada", tmp_path)
     reader = PlainReader.load(tmp_path)
     states = {layer: torch.zeros(5, 32) for layer in (1, 3)}
     with pytest.raises(ValueError, match=r"no states of layer 2; this reader needs the layers \[1, 2, 3\]"):
@@ -369,7 +370,7 @@ def test_a_reader_takes_part_in_the_passes_of_vllm(backbone: bool, tmp_path: Pat
     whole = [model.model(text[None]).last_hidden_state[0] for text in texts]
     torch.testing.assert_close(expected, torch.cat(whole), rtol=0, atol=1e-5)  # the stand-in runs the model
     for name in bank:
-        lamina.export_reader(bank, name, tmp_path / name)
+        export_reader(bank, name, tmp_path / name)
         (paths,) = engine.apply_model(partial(plain_reader.attach, folder=tmp_path / name))
         assert (
             paths
@@ -411,7 +412,7 @@ def test_a_reader_takes_part_in_the_passes_of_sglang(sink: str | None, tmp_path:
     served = Served(model, object())  # the forward batch
     expected = served(texts)
     for name in bank:
-        lamina.export_reader(bank, name, tmp_path / name)
+        export_reader(bank, name, tmp_path / name)
     monkeypatch.syspath_prepend(str(tmp_path / "ada"))
     (tmp_path / "ada" / "sinks.py").write_text("HEARD = []\ndef take(answer):\n    HEARD.append(answer)\n")
     module = importlib.import_module("lamina_reader")
@@ -435,7 +436,7 @@ def test_hooks_that_would_give_wrong_states_are_refused(tmp_path: Path):
     model = llama()
     bank = bank_on(model, {**SERVED, "pooled": TEXTS["pooled"]})
     for name in bank:
-        lamina.export_reader(bank, name, tmp_path / name)
+        export_reader(bank, name, tmp_path / name)
     served = Served(model)
     with pytest.raises(ValueError, match="this reader reads whole texts"):
         plain_reader.attach(served, tmp_path / "pooled")
@@ -455,7 +456,7 @@ def test_states_that_vllm_has_written_are_read(tmp_path: Path):
     """`extract_hidden_states`: `[tokens, layers, width]` of one request; its id i is our layer i, below the last."""
     model, text = llama(), texts_of(7)[0]
     bank = bank_on(model, {"pooled": (PooledLayers(dim=8, layers=(0, 1, 2)), TEXTS["pooled"][1])})
-    lamina.export_reader(bank, "pooled", tmp_path)
+    export_reader(bank, "pooled", tmp_path)
     with lamina.tap(model, [0, 1, 2]) as states:
         model(text[None])
     hidden, ids = torch.stack([states[layer][0] for layer in (0, 1, 2)], dim=1), [0, 1, 2]

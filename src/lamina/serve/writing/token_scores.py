@@ -135,7 +135,9 @@ def _stopping(saved: dict[str, AnyMonitor], stop: bool | Sequence[str]) -> list[
         able = [name for name in stop if name in able]
     if not able or (not isinstance(stop, bool) and len(able) < len(stop)):
         rule = "a text is flagged by a monitor that is saved with a reader of these tasks and has a threshold"
-        raise ConfigError(f"serve: stop_on_flag is {stop}, and no flag would come; {rule}. See lamina.calibrate.")
+        raise ConfigError(
+            f"serve: stop_on_flag is {stop}, but no monitor can raise a flag; {rule}. See lamina.monitors.calibrate."
+        )
     return able
 
 
