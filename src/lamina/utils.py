@@ -7,13 +7,17 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeAlias
 
 from lamina.errors import ConfigError, StoreError, foreign_errors
+
+# What a JSON file can hold, and one row of a table: column -> value.
+JSON: TypeAlias = bool | int | float | str | Sequence[Any] | Mapping[str, Any] | None
+Row: TypeAlias = Mapping[str, JSON]
 
 
 def check_range(
