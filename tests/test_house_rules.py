@@ -221,7 +221,7 @@ def test_no_files_import_each_other_in_a_circle():
         ("fusion", "from lamina.heads import registry", ["1: heads"]),
         ("bank", "from lamina.store import save", ["1: store"]),
         ("data", "import lamina", ["1: lamina"]),
-        ("bank", "from lamina.bank.streaming import StackPass", []),
+        ("bank", "from lamina.bank.stack_pass import StackPass", []),
         ("heads", "from lamina import bank", ["1: bank"]),
         ("bank", "def save():\n    from lamina.store import save", []),
         ("bank", "from lamina.fusion import AdaLayers\nfrom ..layers import tap\nimport torch", []),

@@ -15,7 +15,7 @@ from tests.support.tiny import FAMILIES
 from torch import Tensor
 
 from lamina.bank import BankOutput, Reader, ReaderBank
-from lamina.bank.transcript import Transcript
+from lamina.bank.generation_states import GenerationStates
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.dwatt import DWAtt
 from lamina.fusion.gated import Gated
@@ -285,17 +285,17 @@ def test_the_next_text_is_heard_after_a_clear():
 def test_a_token_wise_reader_holds_features_and_the_states_of_a_few_tokens():
     bank, inputs = bank_of("gpt2"), prompt_of("gpt2")
     held: list[tuple[int, int]] = []
-    texts: list[Transcript] = []
-    begin = Transcript.start
+    texts: list[GenerationStates] = []
+    begin = GenerationStates.start
 
-    def start(text: Transcript, *given: Any) -> None:
+    def start(text: GenerationStates, *given: Any) -> None:
         texts.append(text)
         waiting, features = list(text._waiting.values()), text._features["tokens"]
         held.append((max([0, *map(len, waiting)]), sum(part.shape[1] for part in features)))
         begin(text, *given)
 
     with pytest.MonkeyPatch.context() as patch, bank.listen(["tokens", "text"], over="both") as heard:
-        patch.setattr(Transcript, "start", start)
+        patch.setattr(GenerationStates, "start", start)
         generate("gpt2", inputs, max_new_tokens=50, eos_token_id=98)
     assert heard["tokens"].mask.shape[1] == 57
     assert len(set(texts)) == 1

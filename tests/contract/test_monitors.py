@@ -16,7 +16,7 @@ from tests.support.tiny import FAMILIES, model_of
 from torch import Tensor
 
 from lamina.bank import Reader, ReaderBank
-from lamina.bank.streaming import StackPass
+from lamina.bank.stack_pass import StackPass
 from lamina.bank.watching import read_tokens
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.gated import Gated

@@ -29,8 +29,7 @@ from lamina.editing.truncate import truncate_
 from lamina.errors import StoreError
 from lamina.recipes.run import run_recipe
 from lamina.report import importance
-from lamina.store import bank as store_bank
-from lamina.store import load, load_bank, loading, save, save_bank
+from lamina.store import bank_folder, load, load_bank, load_model, save, save_bank
 from lamina.store.files import claimed, read_steady, settle
 from lamina.train.bulk import Partial
 from lamina.train.learner import Learner
@@ -339,7 +338,7 @@ def test_a_bank_that_is_replaced_while_it_is_read(times: int, tmp_path: Path, mo
     for parameter in banks[1].parameters():
         parameter.data.zero_()
     save_bank(banks[0], tmp_path)
-    plain = store_bank.read_tensors
+    plain = bank_folder.read_tensors
 
     def replaced(*given: Any) -> Any:
         tensors = plain(*given)
@@ -347,7 +346,7 @@ def test_a_bank_that_is_replaced_while_it_is_read(times: int, tmp_path: Path, mo
             save_bank(banks[left.pop() % 2 ^ 1], tmp_path)
         return tensors
 
-    monkeypatch.setattr(store_bank, "read_tensors", replaced)
+    monkeypatch.setattr(bank_folder, "read_tensors", replaced)
     if times > 1:
         with pytest.raises(StoreError, match=r"is replaced again and again by another run"):
             load_bank(tmp_path, model)
@@ -356,7 +355,7 @@ def test_a_bank_that_is_replaced_while_it_is_read(times: int, tmp_path: Path, mo
 
 
 def test_a_model_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    cut, plain, left = tiny_model(), loading.read_record, [1]
+    cut, plain, left = tiny_model(), load_model.read_record, [1]
     save(tiny_model(1), tmp_path)
     truncate_(cut, 1)
 
@@ -367,7 +366,7 @@ def test_a_model_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypatch: 
             save(cut, tmp_path)
         return record
 
-    monkeypatch.setattr(loading, "read_record", replaced)
+    monkeypatch.setattr(load_model, "read_record", replaced)
     model, _ = load(tmp_path)
     assert ([edit.kind for edit in edits(model)], model.config.num_hidden_layers) == (["truncate"], 1)
 

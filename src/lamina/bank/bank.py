@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Self, cast, final
 import torch
 from torch import Tensor, nn
 
+from lamina.bank.generation_states import Over
 from lamina.bank.listening import check_over, listening, unheard
 from lamina.bank.monitoring import Monitoring, monitor_names
 from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
 from lamina.bank.saving import Saving
-from lamina.bank.streaming import StackPass, States, attach, recording
-from lamina.bank.transcript import Over
+from lamina.bank.stack_pass import StackPass, States, attach, recording
 from lamina.errors import ConfigError, NotFiniteError, UnknownNameError
 from lamina.heads.base import ReadTask
 from lamina.layers import LayerStack, stacks

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, final, get_args
 from torch import Tensor, nn
 
 from lamina.bank.generation import GenerateCall, following
+from lamina.bank.generation_states import Follower, GenerationStates, Over, inputs_of
 from lamina.bank.reader import BankOutput
-from lamina.bank.streaming import StackPass, past_tokens
-from lamina.bank.transcript import Follower, Over, Transcript, inputs_of
+from lamina.bank.stack_pass import StackPass, past_tokens
 from lamina.errors import ConfigError, check_known
 from lamina.layers.hooks import ContextHooks, arguments
 from lamina.layers.wrappers import uncompiled
@@ -79,7 +79,7 @@ class _Listener:
         # the present pass of each stack, none where its readers have heard one already
         self._running: dict[tuple[int, StackPass], StackPass] = {}
         # the text that each decoder stack reads, while `generate` runs; None where its readers have heard one already
-        self._texts: dict[tuple[int, StackPass], Transcript | None] = {}
+        self._texts: dict[tuple[int, StackPass], GenerationStates | None] = {}
         for template in passes:
             self._miss(template, f"no pass of the stack '{template.stack.name}' ran while the bank listened")
 
@@ -137,6 +137,9 @@ class _Listener:
         elif begun := self._running.pop(key, None):
             begun.finish()  # tells which layer is missing
 
+    def _new_text(self, template: StackPass, call: GenerateCall, follower: Follower | None) -> GenerationStates:
+        return GenerationStates(template, call, self.over, follower)
+
     @contextmanager
     def follow(self, call: GenerateCall) -> Iterator[Callable[[Tensor, Tensor | None], None]]:
         """Around a call of `generate`: read the steps of each decoder stack whose readers have heard no text yet."""
@@ -148,7 +151,9 @@ class _Listener:
         if waiting:
             call.check()
         follower = self._begin(call) if waiting and self._begin is not None else None
-        texts = {(thread, t): Transcript(t, call, self.over, follower) if t in waiting else None for t in decoders}
+        texts = {
+            (thread, t): GenerationStates(t, call, self.over, follower) if t in waiting else None for t in decoders
+        }
         self._texts.update(texts)
 
         def hear(sequences: Tensor, rows: Tensor | None) -> None:

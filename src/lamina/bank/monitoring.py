@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.bank.listening import check_over, decodes, listening, unheard
-from lamina.bank.streaming import attach
+from lamina.bank.stack_pass import attach
 from lamina.bank.watching import Leaving, Step, Watch, checked_monitors, token_logits
 from lamina.errors import ConfigError, UnknownNameError, foreign_errors
 from lamina.layers.causality import is_causal
@@ -27,7 +27,7 @@ from lamina.utils import check_range
 if TYPE_CHECKING:
     from lamina.bank.bank import ReaderBank
     from lamina.bank.reader import ReaderModule
-    from lamina.bank.streaming import StackPass
+    from lamina.bank.stack_pass import StackPass
 
 KEY = "monitors"  # in a reader's `info`, with which they are saved; training it anew takes them away
 Watched = Literal["output", "both"]

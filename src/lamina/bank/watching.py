@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import StoppingCriteria
 
 from lamina.bank.generation import GenerateCall
+from lamina.bank.generation_states import Columns, Follower
 from lamina.bank.reader import ReaderModule
-from lamina.bank.streaming import StackPass, run_heads
-from lamina.bank.transcript import Columns, Follower
+from lamina.bank.stack_pass import StackPass, run_heads
 from lamina.errors import ConfigError, check_known
 from lamina.monitors.cascade import AnyMonitor, Cascade, start
 

@@ -10,10 +10,10 @@ from lamina.data.cache_files import cache_folder, entries
 from lamina.errors import CacheError, ConfigError, noted
 from lamina.recipes.model_size import Sizes
 from lamina.store import load_config, load_processor
-from lamina.store.bank import claimed_output
-from lamina.store.edited import read_record
+from lamina.store.bank_folder import claimed_output
 from lamina.store.files import claimed
 from lamina.store.models import check_weights
+from lamina.store.replay import read_record
 from lamina.tasks import kind_of
 from lamina.train.engine import check_device
 from lamina.train.options import FitOptions

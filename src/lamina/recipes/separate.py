@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from lamina.errors import StoreError
 from lamina.recipes.schema import slug
 from lamina.store import load, save
-from lamina.store.bank import saved_bytes
-from lamina.store.edited import discard, move
+from lamina.store.bank_folder import saved_bytes
 from lamina.store.files import check_room
+from lamina.store.save_model import discard, move
 from lamina.train.cells import Shelf
 from lamina.train.checkpoint import Checkpoints
 from lamina.train.identity import data_digests, reader_settings, starting_weights

@@ -1,12 +1,12 @@
 """Saving and loading: models, edited models, banks of readers, and the fingerprints that tell one base from another."""
 
 from lamina.layers.fingerprints import fingerprint
-from lamina.store.bank import load_bank, save_bank
+from lamina.store.bank_folder import load_bank, save_bank
 from lamina.store.card import model_card
-from lamina.store.edited import save
 from lamina.store.hub import push_bank
-from lamina.store.loading import load, outline
+from lamina.store.load_model import load, outline
 from lamina.store.models import empty_model, load_config, load_processor, saved_class
+from lamina.store.save_model import save
 
 __all__ = ["empty_model", "fingerprint", "load", "load_bank", "load_config", "load_processor", "model_card", "outline"]
 __all__ += ["push_bank", "save", "save_bank", "saved_class"]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lamina.bank import ReaderBank
 from lamina.bank.listening import unheard
 from lamina.bank.segments import separators_of
-from lamina.bank.streaming import StackPass, attach
+from lamina.bank.stack_pass import StackPass, attach
 from lamina.errors import ConfigError, LaminaError, MissingExtraError, StoreError, UnsupportedModelError, first_line
 from lamina.fusion.base import Fusion
 from lamina.layers.probe_input import probe_input

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from lamina.errors import ConfigError
-from lamina.store.bank import load_bank
-from lamina.store.edited import read_record
-from lamina.store.loading import load
+from lamina.store.bank_folder import load_bank
+from lamina.store.load_model import load
 from lamina.store.manifest import MANIFEST, RECORD
 from lamina.store.models import source_of, writing_class
+from lamina.store.replay import read_record
 from lamina.utils import is_file
 
 if TYPE_CHECKING:

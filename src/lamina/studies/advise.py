@@ -19,8 +19,8 @@ from lamina.errors import ConfigError
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.layers.isolation import evaluating
 from lamina.recipes.schema import slug
-from lamina.store.bank import save_bank
-from lamina.store.edited import save
+from lamina.store.bank_folder import save_bank
+from lamina.store.save_model import save
 from lamina.studies.advice import Proposal, proposals, sentence
 from lamina.studies.lens import perplexity
 from lamina.studies.runner import Cell, run_cells

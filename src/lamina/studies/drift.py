@@ -16,7 +16,7 @@ from lamina.layers import default_stack, select
 from lamina.layers.adapters import check_plain
 from lamina.layers.roles import family_of
 from lamina.layers.wrappers import unwrapped
-from lamina.store.loading import load
+from lamina.store.load_model import load
 from lamina.studies.provenance import library_versions, model_facts
 from lamina.studies.study import Figure, Study
 from lamina.studies.weight_maps import weight_maps

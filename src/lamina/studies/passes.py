@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.bank.streaming import real_tokens
+from lamina.bank.stack_pass import real_tokens
 from lamina.data.batches import length_batches
 from lamina.data.encode import encode, length_limit
 from lamina.errors import ConfigError, UnsupportedModelError

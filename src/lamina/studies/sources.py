@@ -12,7 +12,7 @@ from lamina.editing.checks import chosen_blocks
 from lamina.errors import ConfigError
 from lamina.heads import HEADS
 from lamina.recipes.schema import ReaderRecipe
-from lamina.store.loading import load
+from lamina.store.load_model import load
 from lamina.store.models import load_processor, saved_class
 from lamina.studies.provenance import library_versions, model_facts
 from lamina.studies.study import Study

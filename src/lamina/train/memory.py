@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lamina.bank.streaming import StackPass
+from lamina.bank.stack_pass import StackPass
 from lamina.layers.isolation import MetaValues, evaluating, main_device, preserve_randomness
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from lamina.bank import ReaderBank, ReaderModule
 from lamina.editing.record import note_place
 from lamina.errors import ConfigError
 from lamina.layers.wrappers import unwrapped
-from lamina.store.bank import claimed_output, save_bank, saved_bytes
-from lamina.store.edited import save
+from lamina.store.bank_folder import claimed_output, save_bank, saved_bytes
 from lamina.store.files import check_room
+from lamina.store.save_model import save
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.metrics import LOWER

@@ -21,8 +21,8 @@ from lamina.errors import BaseMismatchError, StoreError, UnknownNameError
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.store import load, load_bank, push_bank
-from lamina.store.edited import read_record
 from lamina.store.manifest import RECORD
+from lamina.store.replay import read_record
 
 FILES = {f"readers/{name}/{file}" for name in ("mood", "who") for file in ("reader.json", "model.safetensors")}
 

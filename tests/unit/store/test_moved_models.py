@@ -10,7 +10,7 @@ from tests.support.stored import tiny_model, tiny_tokenizer
 
 from lamina.errors import StoreError
 from lamina.store import load, save
-from lamina.store.edited import discard, move
+from lamina.store.save_model import discard, move
 
 
 def same(folder: Path, seed: int) -> bool:

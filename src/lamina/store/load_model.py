@@ -14,9 +14,9 @@ from lamina.errors import ConfigError, StoreError, foreign_errors
 from lamina.heads.base import label_names
 from lamina.layers.finite import first_not_finite
 from lamina.store import models
-from lamina.store.edited import check_head, check_weights, read_record, replay_inserts, restore_edits, with_inserts
 from lamina.store.files import damaged, read_steady
 from lamina.store.manifest import RECORD
+from lamina.store.replay import check_head, check_weights, read_record, replay_inserts, restore_edits, with_inserts
 from lamina.utils import is_dir
 
 if TYPE_CHECKING:

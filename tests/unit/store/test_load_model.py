@@ -29,7 +29,7 @@ from lamina.errors import ConfigError, ModelNotFoundError, StoreError, UnknownNa
 from lamina.registry import KINDS
 from lamina.store import load, load_config
 from lamina.store import models as module
-from lamina.store.edited import RECORD, save
+from lamina.store.save_model import RECORD, save
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 

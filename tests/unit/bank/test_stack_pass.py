@@ -10,7 +10,7 @@ from tests.support.tiny import FAMILIES
 from torch import nn
 
 from lamina.bank import Reader, ReaderBank
-from lamina.bank.streaming import StackPass
+from lamina.bank.stack_pass import StackPass
 from lamina.errors import ConfigError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.dwatt import DWAtt

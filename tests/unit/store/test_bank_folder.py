@@ -252,7 +252,7 @@ class TestBase:
         model.config._commit_hash = "0123abc"
         save_bank(tiny_bank(model), tmp_path / "bank")
         monkeypatch.setattr(
-            "lamina.store.bank.load", lambda name, head=None, **given: asked.append(given) or load(name)
+            "lamina.store.bank_folder.load", lambda name, head=None, **given: asked.append(given) or load(name)
         )
         load_bank(tmp_path / "bank")
         assert [given.get("revision") for given in asked] == ["0123abc"]

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from lamina.bank.generation import GenerateCall
 from lamina.bank.reader import ReaderOutput
-from lamina.bank.streaming import StackPass, check_taken, past_tokens, refuse_pairs, run_heads
+from lamina.bank.stack_pass import StackPass, check_taken, past_tokens, refuse_pairs, run_heads
 from lamina.errors import ConfigError
 from lamina.layers.hooks import arguments, is_token_mask, token_mask
 
@@ -49,7 +49,7 @@ class Follower(ABC):
 
 
 @final
-class Transcript:
+class GenerationStates:
     """The states of one call of `generate` over one stack, handed to the readers as they come.
 
     A text has positions, and each pass reads one or more of them: the whole prompt, a piece of it, the next token, or

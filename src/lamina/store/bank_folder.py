@@ -33,7 +33,6 @@ from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.store import manifest as facts
 from lamina.store.card import model_card
-from lamina.store.edited import listed_names, save, saved_names
 from lamina.store.files import (
     check_finite,
     claimed,
@@ -45,8 +44,9 @@ from lamina.store.files import (
     write_tensors,
 )
 from lamina.store.hub import local_folder
-from lamina.store.loading import load
+from lamina.store.load_model import load
 from lamina.store.models import load_processor, saved_class, writing_class
+from lamina.store.save_model import listed_names, save, saved_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -26,7 +26,7 @@ from lamina.editing.truncate import truncate_
 from lamina.errors import ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
 from lamina.layers import stacks
 from lamina.store import load, outline, save
-from lamina.store.edited import RECORD, move
+from lamina.store.save_model import RECORD, move
 
 
 @torch.no_grad()
