@@ -33,8 +33,8 @@ from lamina.heads.token_classification import TokenClassification as TokenClassi
 from lamina.layers import stacks as stacks
 from lamina.layers import tap as tap
 from lamina.monitors.monitor import Monitor as Monitor
-from lamina.store.edited import save as save
-from lamina.store.loading import load as load
+from lamina.store.load_model import load as load
+from lamina.store.save_model import save as save
 from lamina.tasks.task import Task as Task
 from lamina.train import evaluate as evaluate
 from lamina.train import finetune as finetune
