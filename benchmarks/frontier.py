@@ -154,7 +154,7 @@ def limited(data: Path, name: str, *, rows: int | None, scored: int | None) -> T
     published = task.split("test")
     if scored and scored < len(published):
         some = sorted(random.Random(0).sample(range(len(published)), scored))
-        task = replace(task, splits={**task.splits, "test": published.take(some)})
+        task = replace(task, splits={**task.splits, "test": published.select_rows(some)})
     return task
 
 

@@ -156,7 +156,7 @@ def memory_errors(op: str) -> Generator[None]:
 
 
 @contextmanager
-def noted(note: str, op: str = "") -> Generator[None]:
+def error_context(note: str, op: str = "") -> Generator[None]:
     """Add a note to errors of Lamina's; with `op`, what Python itself refuses becomes a ConfigError."""
     try:
         yield
@@ -170,7 +170,7 @@ def noted(note: str, op: str = "") -> Generator[None]:
 
 
 @contextmanager
-def foreign_errors(to_error: Callable[[str], LaminaError], kind: type[Exception] = Exception) -> Generator[None]:
+def convert_errors(to_error: Callable[[str], LaminaError], kind: type[Exception] = Exception) -> Generator[None]:
     """Raise what `to_error` makes of the reason in place of any error of that kind by a library or the system.
 
     Reading, writing and loading go through here; by default it takes all, which come in too many kinds to list.

@@ -6,7 +6,7 @@ from dataclasses import MISSING, asdict, fields
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from lamina.errors import ConfigError, check_known, foreign_errors
+from lamina.errors import ConfigError, check_known, convert_errors
 
 
 class Registry:
@@ -44,7 +44,7 @@ class Registry:
         """The config class of a name; UnknownNameError if there is none, ConfigError if it cannot be imported."""
         row = self.target(name)
         told = f"{self.what}: '{name}' is registered as {row}, which cannot be imported"
-        with foreign_errors(lambda reason: ConfigError(f"{told} ({reason}).")):
+        with convert_errors(lambda reason: ConfigError(f"{told} ({reason}).")):
             return EntryPoint(name, row, f"lamina.{self.what}").load()
 
     def name_of(self, config: object) -> str:
@@ -68,7 +68,7 @@ class Registry:
             UnknownNameError: If the name or one of the keys does not exist.
             ConfigError: If the name or a required key is missing, or the config refuses a value.
         """
-        rest = tuples(given)
+        rest = lists_to_tuples(given)
         name = rest.pop("name", None)
         if not isinstance(name, str):
             raise ConfigError(f"{self.what}: no 'name' among {sorted(given)}; known: {', '.join(self.names())}.")
@@ -81,11 +81,11 @@ class Registry:
         return kind(**rest)
 
 
-def tuples(value: Any) -> Any:
+def lists_to_tuples(value: Any) -> Any:
     """A value with tuples in place of lists, at every depth."""
     if isinstance(value, dict):
-        return {key: tuples(item) for key, item in value.items()}
-    return tuple(map(tuples, value)) if isinstance(value, list) else value
+        return {key: lists_to_tuples(item) for key, item in value.items()}
+    return tuple(map(lists_to_tuples, value)) if isinstance(value, list) else value
 
 
 KINDS = Registry(

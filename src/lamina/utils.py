@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any, TypeAlias
 
-from lamina.errors import ConfigError, StoreError, foreign_errors
+from lamina.errors import ConfigError, StoreError, convert_errors
 
 # What a JSON file can hold, and one row of a table: column -> value.
 JSON: TypeAlias = bool | int | float | str | Sequence[Any] | Mapping[str, Any] | None
@@ -30,7 +30,7 @@ def check_range(
     raise ConfigError(f"{op}: {name} is {value}; it must be at least {low}{top}.")
 
 
-MOST_BYTES = 1 << 26  # of a file of settings, and of a line of a file of examples
+MAX_BYTES = 1 << 26  # of a file of settings, and of a line of a file of examples
 _DEPTH = 100  # of lists and mappings within each other
 
 
@@ -57,7 +57,7 @@ def parse_json(text: str) -> Any:
     raise ValueError(f"it is nested more than {_DEPTH} deep")
 
 
-def counted(count: int, what: str) -> str:
+def pluralize(count: int, what: str) -> str:
     """How many, and of what: "1 run", "1,200 runs"."""
     return f"{count:,} {what}{'s' * (count != 1)}"
 
@@ -73,7 +73,7 @@ def is_file(path: str | Path) -> bool:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Yields a temporary name beside a file; what is written there takes the file's place once it is whole.
 
     The folder is made if it is not there.
@@ -82,26 +82,26 @@ def replacing(path: Path) -> Iterator[Path]:
         StoreError: If it cannot be written.
     """
     hint = "Check the rights and the space there."
-    with foreign_errors(lambda reason: StoreError(f"save: {path} cannot be written ({reason}). {hint}")):
+    with convert_errors(lambda reason: StoreError(f"save: {path} cannot be written ({reason}). {hint}")):
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.{os.getpid()}{get_ident()}")
         try:
             yield beside
-            sync(beside)
+            fsync(beside)
             beside.replace(path)
         finally:
             with suppress(OSError):
                 beside.unlink()
 
 
-def sync(path: Path) -> None:
+def fsync(path: Path) -> None:
     """Have a file on the disk, where it outlasts a loss of power."""
     with path.open("r+b") as file:
         os.fsync(file.fileno())
 
 
-def sweep(path: Path) -> None:
-    """Remove what processes that died left of a file that they were `replacing`; whoever may write it holds a lock."""
+def remove_leftovers(path: Path) -> None:
+    """Remove temporary files of `atomic_write` that dead processes left beside `path`; the caller holds its lock."""
     for beside in path.parent.glob(f".{glob.escape(path.name)}.*"):
         if beside.stem == f".{path.name}" and beside.suffix[1:].isdecimal():
             beside.unlink()
@@ -109,7 +109,7 @@ def sweep(path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text to a file that is replaced whole or not at all."""
-    with replacing(path) as beside:
+    with atomic_write(path) as beside:
         beside.write_text(text, encoding="utf-8")
 
 

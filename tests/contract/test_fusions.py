@@ -17,7 +17,7 @@ from tests.support.tiny import FAMILIES, model_of
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError
 from lamina.fusion import FUSIONS
-from lamina.fusion.layer_view import LayerView
+from lamina.fusion.base import LayerView
 from lamina.heads.base import Head
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification

@@ -30,7 +30,7 @@ from tests.support.finetuned import (
 from tests.support.training import largest_difference, length_of_text, names, same, several, tiny_tokenizer, yes_no
 
 import lamina
-from lamina.editing.inserted import InsertedLayer
+from lamina.editing.inserted_layer import InsertedLayer
 from lamina.tasks.split import Split
 
 ROOT = Path(__file__).parents[2]

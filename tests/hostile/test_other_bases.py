@@ -18,7 +18,7 @@ from lamina import ReaderBank, edits, insert_, merge_, tap, truncate_
 from lamina.errors import BaseMismatchError, ConfigError, UnsupportedModelError
 from lamina.layers import stacks
 from lamina.layers.fingerprints import fingerprint
-from lamina.layers.guard import is_held
+from lamina.layers.layer_guard import is_read_by_bank
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
 
@@ -221,7 +221,7 @@ def test_a_copy_of_a_bank_is_as_guarded(way: Callable[[Any], Any], tmp_path: Pat
         module.training for module in bank.model.modules()
     ]
     assert not any(parameter.requires_grad for parameter in copied.model.parameters())
-    assert is_held(copied.model)
+    assert is_read_by_bank(copied.model)
     assert all(torch.equal(value, expected[name]) for name, value in logits(copied).items())
     copied.save_pretrained(tmp_path)
     with pytest.raises(BaseMismatchError, match="fingerprint was"):

@@ -111,7 +111,9 @@ CHANGES: dict[str, tuple[Callable[[Job], Any], str]] = {
         "other texts in the validation part of 'one'",
     ),
     "fewer rows": (
-        set_task("one", replace(TASK, splits={**TASK.splits, "validation": TASK.split("validation").take(range(7))})),
+        set_task(
+            "one", replace(TASK, splits={**TASK.splits, "validation": TASK.split("validation").select_rows(range(7))})
+        ),
         "rows 8 in the validation part of 'one', here 7",
     ),
     "metric": (set_task("two", replace(TASK, metric="mcc")), "metric accuracy in 'two', here mcc"),

@@ -12,7 +12,7 @@ from tests.support.formulas import FORMULAS, stir_
 
 from lamina.fusion import FUSIONS
 from lamina.fusion.ada_layers import AdaLayers
-from lamina.fusion.layer_view import LayerView
+from lamina.fusion.base import LayerView
 from lamina.heads.sequence_classification import SequenceClassification
 
 FEW = settings(deadline=None, max_examples=40, database=None)  # torch's first call is slow

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lamina.fusion.layer_view import LayerView
+from lamina.fusion.base import LayerView
 
 
 def gelu(x: Tensor) -> Tensor:

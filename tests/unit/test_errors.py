@@ -22,7 +22,7 @@ from lamina.errors import (
     StoreError,
     UnknownNameError,
     UnsupportedModelError,
-    foreign_errors,
+    convert_errors,
     memory_errors,
 )
 
@@ -163,7 +163,7 @@ def test_errors_of_others_become_one_of_ours(error: BaseException, reason: str):
 
 
 def foreign(ours: type[LaminaError], *kinds: type[Exception]):
-    return foreign_errors(lambda reason: ours(f"load: x ({reason})"), *kinds)
+    return convert_errors(lambda reason: ours(f"load: x ({reason})"), *kinds)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt("x"), ConfigError("x"), ValueError("x")])

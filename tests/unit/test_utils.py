@@ -7,7 +7,7 @@ from threading import Barrier, Thread
 
 import torch
 
-from lamina.utils import counted, replacing, seed_torch, sweep
+from lamina.utils import atomic_write, pluralize, remove_leftovers, seed_torch
 
 
 def test_seeding_gives_the_numbers_of_torch():
@@ -19,14 +19,14 @@ def test_seeding_gives_the_numbers_of_torch():
 
 
 def test_one_is_no_plural():
-    assert [counted(count, "run") for count in (0, 1, 2, 1200)] == ["0 runs", "1 run", "2 runs", "1,200 runs"]
+    assert [pluralize(count, "run") for count in (0, 1, 2, 1200)] == ["0 runs", "1 run", "2 runs", "1,200 runs"]
 
 
 def test_two_threads_replace_a_file_each_whole(tmp_path: Path):
     path, meet, met = tmp_path / "a.txt", Barrier(2), []
 
     def write(text: str) -> None:
-        with replacing(path) as beside:
+        with atomic_write(path) as beside:
             beside.write_text(text)
             meet.wait(10)
             met.append(beside)
@@ -44,5 +44,5 @@ def test_two_threads_replace_a_file_each_whole(tmp_path: Path):
 def test_only_what_is_left_of_a_file_itself_is_swept(tmp_path: Path):
     for name in ("a.txt", ".a.txt.12", ".a.txt.b.12", ".a.txt.swp"):
         (tmp_path / name).touch()
-    sweep(tmp_path / "a.txt")
+    remove_leftovers(tmp_path / "a.txt")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".a.txt.b.12", ".a.txt.swp", "a.txt"]

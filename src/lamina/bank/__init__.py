@@ -2,6 +2,6 @@
 
 from lamina.bank.bank import NAME, ReaderBank
 from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
-from lamina.layers.guard import is_held
+from lamina.layers.layer_guard import is_read_by_bank
 
-__all__ = ["NAME", "BankOutput", "Reader", "ReaderBank", "ReaderModule", "ReaderOutput", "is_held"]
+__all__ = ["NAME", "BankOutput", "Reader", "ReaderBank", "ReaderModule", "ReaderOutput", "is_read_by_bank"]

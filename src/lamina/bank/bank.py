@@ -19,12 +19,13 @@ from lamina.bank.stack_pass import StackPass, States, attach, recording
 from lamina.errors import ConfigError, NotFiniteError, UnknownNameError
 from lamina.heads.base import ReadTask
 from lamina.layers import LayerStack, stacks
-from lamina.layers.adapters import check_plain
+from lamina.layers.adapters import check_no_adapters
+from lamina.layers.devices import main_device
 from lamina.layers.discovery import pick_stack
-from lamina.layers.finite import first_not_finite
-from lamina.layers.guard import LayerGuard, hold
 from lamina.layers.hooks import StopForward
-from lamina.layers.isolation import evaluating, main_device
+from lamina.layers.layer_guard import LayerGuard, mark_as_read
+from lamina.layers.nan_checks import first_non_finite
+from lamina.layers.preserve import evaluating
 from lamina.layers.towers import run_stacks, tower_for
 from lamina.layers.wrappers import is_compiled, uncompiled, unwrapped
 
@@ -56,11 +57,11 @@ class ReaderBank(nn.Module, Monitoring, Saving):
         if train_base and not any(parameter.requires_grad for parameter in model.parameters()):
             came = "train_base is set, but every parameter of the model is frozen"
             raise ConfigError(f"bank: {came}; some must be trainable. Call model.requires_grad_(True) first.")
-        if weight := first_not_finite(model.named_parameters()):
+        if weight := first_non_finite(model.named_parameters()):
             what = f"the model's weight '{weight}' holds NaN or infinity; what is read off it would be no number"
             raise NotFiniteError(f"bank: {what}.", name=weight)
         if train_base:
-            check_plain(model, "bank: train_base is set")
+            check_no_adapters(model, "bank: train_base is set")
         model = model.eval() if train_base else model.eval().requires_grad_(False)
         self._model = (model,)  # in a tuple, so that nn.Module does not register it
         self.train_base = self.own_base = train_base  # a base of its own is saved with the bank
@@ -68,11 +69,11 @@ class ReaderBank(nn.Module, Monitoring, Saving):
         self.readers = nn.ModuleDict()
         self.info: dict[str, Any] = {}
         self._found: tuple[dict[str, LayerStack], LayerGuard] | None = None
-        hold(model, self)
+        mark_as_read(model, self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        hold(self.model, self)
+        mark_as_read(self.model, self)
 
     def extra_repr(self) -> str:
         """What is read, for the print of its modules."""
@@ -267,7 +268,7 @@ class ReaderBank(nn.Module, Monitoring, Saving):
                     came = f"no state of layer {layer} of the stack '{stack.name}' came"
                     needed = ", ".join(map(str, stack_pass.layers))
                     raise ConfigError(f"bank.read_states: {came}; the readers need the layers {needed}.")
-                stack_pass.take(layer, given[layer])
+                stack_pass.on_state(layer, given[layer])
         return self._finish(passes, labels, readers)
 
     def record_states(self, layers: Mapping[str, Sequence[int]], batch: Mapping[str, Any]) -> States:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from lamina.bank.generation import GenerateCall
 from lamina.bank.reader import ReaderOutput
-from lamina.bank.stack_pass import StackPass, check_taken, past_tokens, refuse_pairs, run_heads
+from lamina.bank.stack_pass import StackPass, check_layers_seen, past_tokens, refuse_pairs, run_heads
 from lamina.errors import ConfigError
 from lamina.layers.hooks import arguments, is_token_mask, token_mask
 
@@ -74,22 +74,22 @@ class GenerationStates:
         self._features: dict[str, list[Tensor]] = defaultdict(list)  # reader -> [rows, columns, dim]
         self._states: dict[int, list[Tensor]] = defaultdict(list)  # layer -> states, for readers of whole texts
         self._given: tuple[Mapping[str, Any], tuple[object, ...], Mapping[str, object]] = {}, (), {}
-        self._taken: list[int] = []
+        self._seen: list[int] = []
         self._fresh = 0  # columns that the present pass adds
         self._prompt = 0  # positions of the prompt, as far as is known
 
     def start(self, batch: Mapping[str, Any], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """A pass begins; `batch` is what the modules around the stack were called with, the rest what the stack was."""
-        self._taken, self._given = [], (batch, args, kwargs)
+        self._seen, self._given = [], (batch, args, kwargs)
         if self.call.assisted or not self._read:  # before the first block adds to the cache
             self._past = past_tokens(inputs_of(self._template, batch, args, kwargs))
 
-    def take(self, layer: int, state: Tensor) -> None:
+    def on_state(self, layer: int, state: Tensor) -> None:
         """Take one state `[rows, tokens, width]` of the present pass."""
-        if not self._taken:
+        if not self._seen:
             self._place(state)
-        self._taken.append(layer)
-        check_taken("bank", self._template.stack, self._template.layers[: len(self._taken)], self._taken)
+        self._seen.append(layer)
+        check_layers_seen("bank", self._template.stack, self._template.layers[: len(self._seen)], self._seen)
         if self._fresh:
             self._waiting[layer].append(state[:, state.shape[1] - self._fresh :])
         waiting = sum(part.shape[1] for part in self._waiting[layer]) if layer == self._template.layers[-1] else 0
@@ -98,7 +98,7 @@ class GenerationStates:
 
     def end(self) -> None:
         """A pass ends; ConfigError if a layer did not run."""
-        check_taken("bank", self._template.stack, self._template.layers, self._taken)
+        check_layers_seen("bank", self._template.stack, self._template.layers, self._seen)
 
     def _place(self, state: Tensor) -> None:
         """Find the positions that a pass reads, and note their tokens."""
@@ -152,7 +152,7 @@ class GenerationStates:
         if self._token_wise:
             stack_pass = self._template.again(self._token_wise)
             for layer in stack_pass.layers:
-                stack_pass.take(layer, columns[layer])
+                stack_pass.on_state(layer, columns[layer])
             for name, features in stack_pass.features().items():
                 self._features[name].append(features)
         for layer in {layer for reader in self._whole.values() for layer in reader.layers} & columns.keys():
@@ -218,7 +218,7 @@ class GenerationStates:
             key = "decoder_" if stack_pass.stack.name == "decoder" else ""
             stack_pass.begin({f"{key}attention_mask": mask, f"{key}input_ids": tokens})
             for layer in stack_pass.layers:
-                stack_pass.take(layer, gather(self._states.pop(layer)))
+                stack_pass.on_state(layer, gather(self._states.pop(layer)))
             features |= stack_pass.features()
         outputs = run_heads(self._template.readers, features, mask, {}, grad=False)
         for output in outputs.values():

@@ -37,8 +37,8 @@ def listening(
     listener = _Listener(model, passes, over, begin)
     with uncompiled(), _alone(listener), following(model, listener.follow), ContextHooks() as hooks:
         for stack_pass in passes:
-            take, start = partial(listener.take, stack_pass), partial(listener.start, stack_pass)
-            hooks.enter_context(stack_pass.hooked(take, start))
+            on_state, start = partial(listener.on_state, stack_pass), partial(listener.start, stack_pass)
+            hooks.enter_context(stack_pass.hooked(on_state, start))
             hooks.add(stack_pass.stack.scope.register_forward_hook, partial(listener.end, stack_pass))
         paths = [stack_pass.stack.scope_path.split(".") for stack_pass in passes]
         for around in dict.fromkeys(".".join(path[:count]) for path in paths for count in range(len(path))):
@@ -119,13 +119,13 @@ class _Listener:
         self._running[thread, template] = begun = template.again()
         begun.begin(batch, args, kwargs)
 
-    def take(self, template: StackPass, layer: int, state: Tensor) -> None:
+    def on_state(self, template: StackPass, layer: int, state: Tensor) -> None:
         key = get_ident(), template
         if _own_pass.get():
             return
         if text := self._texts.get(key):
-            text.take(layer, state)
-        elif (begun := self._running.get(key)) is not None and begun.take(layer, state):
+            text.on_state(layer, state)
+        elif (begun := self._running.get(key)) is not None and begun.on_state(layer, state):
             self.heard.readers.update(self._running.pop(key).finish() | self.heard.readers)
 
     def end(self, template: StackPass, *_: object) -> None:

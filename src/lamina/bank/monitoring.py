@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from lamina.bank.listening import check_over, decodes, listening, unheard
 from lamina.bank.stack_pass import attach
 from lamina.bank.watching import Leaving, Step, Watch, checked_monitors, token_logits
-from lamina.errors import ConfigError, UnknownNameError, foreign_errors
+from lamina.errors import ConfigError, UnknownNameError, convert_errors
 from lamina.layers.causality import is_causal
 from lamina.layers.hooks import StopForward, run_until_stopped
-from lamina.layers.isolation import evaluating
+from lamina.layers.preserve import evaluating
 from lamina.layers.wrappers import uncompiled, unwrapped
 from lamina.monitors.cascade import AnyMonitor, Cascade, start
 from lamina.monitors.monitor import Monitor
@@ -55,7 +55,7 @@ class Monitoring:
         monitors: dict[str, AnyMonitor] = {}
         for reader, module in self._readers.items():
             what = f"what is saved as the monitors of reader '{reader}' cannot be understood"
-            with foreign_errors(
+            with convert_errors(
                 lambda reason, what=what: ConfigError(f"bank: {what} ({reason}). Calibrate them anew.")
             ):
                 for name, value in module.info.get(KEY, {}).items():

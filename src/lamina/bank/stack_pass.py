@@ -15,11 +15,10 @@ from torch import Tensor
 from lamina.bank.reader import ReaderModule, ReaderOutput
 from lamina.bank.segments import segments_of, separators_of
 from lamina.errors import ConfigError
-from lamina.fusion.base import Stream, fed
-from lamina.fusion.layer_view import LayerView
+from lamina.fusion.base import LayerView, Stream, fed
 from lamina.layers import LayerStack, Site, at_site, select
 from lamina.layers.hooks import OnStart, OnState, arguments, token_mask, watch
-from lamina.layers.towers import own_inputs
+from lamina.layers.towers import tower_inputs
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -67,7 +66,7 @@ class StackPass:
         sites: set[Site] = {site for takers in self._takers.values() for site in takers if site != "output"}
         self._sites: dict[Site, LayerStack] = {site: at_site(model, stack, site) for site in sites}
         self.layers = sorted(self._takers)  # that are needed
-        self._taken: list[int] = []
+        self._seen: list[int] = []
         self._inside: dict[tuple[Site, int], Tensor] = {}  # what was read within the block that runs
 
     def again(self, readers: Mapping[str, ReaderModule] | None = None) -> StackPass:
@@ -85,7 +84,7 @@ class StackPass:
         Raises:
             ConfigError: If that cannot be told.
         """
-        batch = own_inputs(self.stack, batch)
+        batch = tower_inputs(self.stack, batch)
         self.mask, own = token_mask(self.stack, batch, args, kwargs), arguments(self.stack.scope, args, kwargs or {})
         if self.mask is not None and self.stack.name != "encoder":  # of a pass that goes on from a cache, it is of both
             self.mask = self.mask[:, past_tokens(batch) or past_tokens(own) :]
@@ -111,10 +110,10 @@ class StackPass:
     def _note(self, site: Site, layer: int, state: Tensor) -> None:
         self._inside[site, layer] = state
 
-    def take(self, layer: int, state: Tensor) -> bool:
-        """Hand one state on; True once the last layer that anyone needs was taken."""
-        self._taken.append(layer)
-        check_taken("bank", self.stack, self.layers[: len(self._taken)], self._taken)
+    def on_state(self, layer: int, state: Tensor) -> bool:
+        """Hand one state on; True once the last layer that anyone needs was seen."""
+        self._seen.append(layer)
+        check_layers_seen("bank", self.stack, self.layers[: len(self._seen)], self._seen)
         if self._real is None:
             self._real = real_tokens(self.mask, state, self.model)
             if self._ids is not None:
@@ -126,11 +125,11 @@ class StackPass:
                 view = LayerView(seen, self._real, segments)
                 for stream, index in takers:
                     stream.step(index, view)
-        return len(self._taken) == len(self.layers)
+        return len(self._seen) == len(self.layers)
 
     def features(self) -> dict[str, Tensor]:
-        """What each reader's fusion makes of the states that were taken, by name."""
-        check_taken("bank", self.stack, self.layers, self._taken)
+        """What each reader's fusion makes of the states that were seen, by name."""
+        check_layers_seen("bank", self.stack, self.layers, self._seen)
         features: dict[str, Tensor] = {}
         with torch.set_grad_enabled(self._grad):
             for names, stream in self._streams:
@@ -216,9 +215,9 @@ def attach(passes: Sequence[StackPass], batch: Mapping[str, Any], stop: BaseExce
     """Let passes over several stacks take part in a run of the model on `batch`; after all last states raise `stop`."""
     left = len(passes)
 
-    def take(stack_pass: StackPass, layer: int, state: Tensor) -> None:
+    def on_state(stack_pass: StackPass, layer: int, state: Tensor) -> None:
         nonlocal left
-        if stack_pass.take(layer, state):
+        if stack_pass.on_state(layer, state):
             left -= 1
             if left == 0 and stop is not None:
                 raise stop
@@ -228,7 +227,7 @@ def attach(passes: Sequence[StackPass], batch: Mapping[str, Any], stop: BaseExce
 
     with ExitStack() as hooks:
         for stack_pass in passes:
-            hooks.enter_context(stack_pass.hooked(partial(take, stack_pass), partial(start, stack_pass)))
+            hooks.enter_context(stack_pass.hooked(partial(on_state, stack_pass), partial(start, stack_pass)))
         yield
 
 
@@ -238,23 +237,23 @@ def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -
     wanted = [(stack, select(list(chosen), stack.layers, op="bank.record_states")) for stack, chosen in layers.items()]
     states: States = {stack.name: {} for stack, _ in wanted}
 
-    def take(name: str, layer: int, state: Tensor) -> None:
+    def on_state(name: str, layer: int, state: Tensor) -> None:
         states[name][layer] = state
         if all(len(states[stack.name]) == len(chosen) for stack, chosen in wanted):
             raise stop
 
     with ExitStack() as hooks:
         for stack, chosen in wanted:
-            hooks.enter_context(watch(stack, chosen, partial(take, stack.name)))
+            hooks.enter_context(watch(stack, chosen, partial(on_state, stack.name)))
         yield states
     for stack, chosen in wanted:
-        check_taken("bank.record_states", stack, chosen, list(states[stack.name]))
+        check_layers_seen("bank.record_states", stack, chosen, list(states[stack.name]))
 
 
-def check_taken(op: str, stack: LayerStack, needed: Sequence[int], taken: Sequence[int]) -> None:
+def check_layers_seen(op: str, stack: LayerStack, needed: Sequence[int], seen: Sequence[int]) -> None:
     """Raise ConfigError unless the layers that a pass came to are those that are needed, in their order."""
-    if list(needed) != list(taken):
-        layer = next(at if layer is None else layer for layer, at in zip_longest(needed, taken) if layer != at)
+    if list(needed) != list(seen):
+        layer = next(at if layer is None else layer for layer, at in zip_longest(needed, seen) if layer != at)
         came = f"layer {layer} of the stack '{stack.name}' did not run in its turn"
         raise ConfigError(f"{op}: {came}; it is needed. Run the whole model, with the blocks that were found in it.")
 

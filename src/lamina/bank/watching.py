@@ -246,7 +246,7 @@ def read_tokens(template: StackPass, names: Sequence[str], states: Mapping[int, 
     """
     stack_pass = template.again({name: template.readers[name] for name in names})
     for layer in stack_pass.layers:
-        stack_pass.take(layer, states[layer])
+        stack_pass.on_state(layer, states[layer])
     return token_logits(stack_pass)
 
 

@@ -66,7 +66,7 @@ def edit(  # noqa: PLR0913
     import torch
 
     from lamina.editing.insert import INITS, PLACEMENTS, POSITIONS
-    from lamina.editing.inserted import ACTIVATIONS
+    from lamina.editing.inserted_layer import ACTIVATIONS
     from lamina.editing.reinit import SCOPES
     from lamina.recipes.edits import EDITS
 
@@ -173,7 +173,7 @@ def _facts(model: PreTrainedModel) -> dict[str, Any]:
 
 def _layers(model: PreTrainedModel) -> dict[str, int]:
     """How many layers each stack has; a convolutional network has those that its row of convolutions says."""
-    from lamina.editing.convolutions import convolution_blocks
+    from lamina.editing.editable import convolution_blocks
     from lamina.layers import stacks
     from lamina.layers.roles import CONVOLUTIONS, family_of
 
@@ -188,7 +188,7 @@ def _layers(model: PreTrainedModel) -> dict[str, int]:
 
 def _outputs(model: PreTrainedModel) -> dict[str, Tensor]:
     """The tensors that a model returns on a small random batch; if its head refuses that, those of its backbone."""
-    from lamina.layers.isolation import preserve_model
+    from lamina.layers.preserve import preserve_model
     from lamina.layers.probe_input import probe_input
 
     base: PreTrainedModel = getattr(model, "base_model", model)

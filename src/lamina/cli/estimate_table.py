@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.cli.output import print_table
 from lamina.recipes.estimate import readable
-from lamina.utils import counted
+from lamina.utils import pluralize
 
 if TYPE_CHECKING:
     from lamina.recipes.estimate import Estimate
@@ -25,14 +25,14 @@ def print_estimate(cost: Estimate) -> None:
     tasks = [{**row, "tokens": f"{row['tokens']} + {row['target']}"} if row["target"] else row for row in cost.tasks]
     print_table("Tasks", [name.replace("_", " ") for name in names], [[row[name] for name in names] for row in tasks])
     shared = f", {readable(flops['base'])} of them in the model that readers share" if flops["base"] else ""
-    steps = counted(sum(row["steps"] for row in tasks), "step")
+    steps = pluralize(sum(row["steps"] for row in tasks), "step")
     print(
         f"At most {steps}, about {readable(flops['total'])}FLOPs{shared}: "
         f"2 x parameters x tokens, 3 times that with gradients; {flops['total'] / 3.6e15:.2g} h at 1 TFLOP/s."
     )
     cache = f"; a cache of the states would take {readable(cost.cache_bytes)}B" if cost.cache_bytes else ""
     print(f"Weights, gradients and the optimizer's moments take up to {readable(cost.memory_bytes)}B{cache}.")
-    batch = f"a batch of {counted(cost.kept_rows, 'row')}"
+    batch = f"a batch of {pluralize(cost.kept_rows, 'row')}"
     kept = f"readers keep up to {readable(cost.kept_bytes)}B for the gradients of {batch}"
     for note in [*([kept] if cost.kept_rows else []), *cost.notes]:
         print(f"({note})")

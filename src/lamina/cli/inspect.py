@@ -11,8 +11,8 @@ from typer import Option
 from lamina.cli.draw_inserted import draw_inserted
 from lamina.cli.options import JsonOption, ModelArgument
 from lamina.cli.output import print_json, print_table, text
-from lamina.errors import ConfigError, noted
-from lamina.utils import counted
+from lamina.errors import ConfigError, error_context
+from lamina.utils import pluralize
 
 if TYPE_CHECKING:
     from lamina.layers import LayerStack
@@ -54,8 +54,8 @@ def inspect(  # noqa: PLR0913
     kind = f"{facts['architecture']}, family {facts['model_type']}"
     print(f"{facts['model']}: {kind}, {text(facts['parameters'])} parameters")
     for name, own in facts["stacks"].items():
-        blocks = f"{own['depth']} x {own['block']}" if own["block"] else counted(own["depth"], "block")
-        title = f"\n{name}: {counted(own['layers'], 'layer')} of width {own['width']}, {blocks}"
+        blocks = f"{own['depth']} x {own['block']}" if own["block"] else pluralize(own["depth"], "block")
+        title = f"\n{name}: {pluralize(own['layers'], 'layer')} of width {own['width']}, {blocks}"
         print_table(title, ("layer", "read at", "side", "made by", "parameters"), [_row(tap) for tap in own["taps"]])
         if "fingerprint" in own:
             print(f"fingerprint {own['fingerprint']}")
@@ -72,7 +72,7 @@ def describe(name: str, *, weights: bool = False) -> dict[str, Any]:
     from lamina.store import fingerprint, load, outline
 
     model = load(name)[0] if weights else outline(name)
-    with nullcontext() if weights else noted("tried without weights; --weights looks closer"):
+    with nullcontext() if weights else error_context("tried without weights; --weights looks closer"):
         by_name = stacks(model)
     facts = {stack_name: _stack(stack) for stack_name, stack in by_name.items()}
     for stack_name in facts if weights else ():

@@ -10,8 +10,8 @@ from typer import Argument, Option
 
 from lamina.cli import options
 from lamina.cli.output import print_json, print_table
-from lamina.errors import ConfigError, DataError, foreign_errors
-from lamina.utils import counted
+from lamina.errors import ConfigError, DataError, convert_errors
+from lamina.utils import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +74,7 @@ def predict(  # noqa: PLR0913
         columns: Any = {"text": text, "text_pair": pair, "skip_bad": skip_bad, "resume": resume}
         spread: Any = {"ray": ray, "workers": workers, "progress": sys.stderr.isatty()}
         result = train.predict_file(target, file, output, **columns, **shared, **spread)
-        line = f"{counted(result.rows, 'row')} in {result.output}, {result.skipped:,} skipped"
+        line = f"{pluralize(result.rows, 'row')} in {result.output}, {result.skipped:,} skipped"
         print_json(result) if as_json else print(line)
         return
     progress = sys.stderr.isatty() and len(examples) > batch_size
@@ -90,7 +90,7 @@ def from_stdin() -> list[str]:
     """One text per line of standard input, unless that is a terminal; empty lines are empty texts."""
     if sys.stdin is None or sys.stdin.isatty():  # None: it is closed
         raise ConfigError("predict: there is no text; texts are arguments, --file or standard input.")
-    with foreign_errors(lambda reason: DataError(f"read: standard input cannot be read ({reason}).")):
+    with convert_errors(lambda reason: DataError(f"read: standard input cannot be read ({reason}).")):
         data = sys.stdin.buffer.read()
     try:
         lines = data.decode("utf-8").removeprefix("\ufeff").split("\n")

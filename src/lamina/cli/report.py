@@ -11,7 +11,7 @@ from typer import Argument, Option
 from lamina.cli.options import JsonOption
 from lamina.cli.output import print_json, print_table
 from lamina.errors import ConfigError, MissingExtraError
-from lamina.utils import counted, is_file
+from lamina.utils import is_file, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,8 +69,8 @@ def _write_page(runs: Sequence[Path], output: Path, title: str | None, *, files:
     if as_json:
         print_json(page)
         return
-    beside = f"; {counted(len(page.files), 'file')} in {page.files[0].parent}" if page.files else ""
-    print(f"{page.path}: {counted(page.charts, 'chart')} of {counted(len(page.runs), 'run')}{beside}")
+    beside = f"; {pluralize(len(page.files), 'file')} in {page.files[0].parent}" if page.files else ""
+    print(f"{page.path}: {pluralize(page.charts, 'chart')} of {pluralize(len(page.runs), 'run')}{beside}")
 
 
 def write(folder: Path, formats: list[str], beside: Sequence[Path] = ()) -> Report:

@@ -10,7 +10,7 @@ from typer import Argument, Option
 from lamina.cli.options import DataOption, JsonOption, RayOption
 from lamina.cli.output import end_if_failed, print_json, print_table
 from lamina.registry import STUDIES
-from lamina.utils import counted
+from lamina.utils import pluralize
 
 if TYPE_CHECKING:
     from lamina.studies.study import Study
@@ -64,7 +64,7 @@ def _show(found: Study, folder: Path, *, as_json: bool) -> None:
     rows = shown.where(shown.notna(), None).to_numpy().tolist()
     print_table(f"Study: {found.name}", list(found.table.columns), rows)
     if (left := len(found.table) - SHOWN) > 0:
-        print(f"and {counted(left, 'more row')}, in {folder / 'table.csv'}")
+        print(f"and {pluralize(left, 'more row')}, in {folder / 'table.csv'}")
     for sentence in found.conclusions:
         print(f"- {sentence}")
     print(f"saved in {folder}; lamina report {folder} -o page.html shows it")
@@ -97,5 +97,5 @@ def _show_plan(plan: dict[str, Any], *, as_json: bool) -> None:
         (name, ", ".join(f"{part}: {count:,}" for part, count in own.items())) for name, own in plan["tasks"].items()
     ]
     print_table("Tasks", ("task", "rows"), rows)
-    print(counted(plan["texts"], "text"))
+    print(pluralize(plan["texts"], "text"))
     print_table("Options", ("option", "value"), [(key, str(value)) for key, value in plan["options"].items()])

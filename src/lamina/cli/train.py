@@ -11,7 +11,7 @@ from typer import Argument, Option
 from lamina.cli.options import DataOption, JsonOption, RayOption
 from lamina.cli.output import end_if_failed, print_json, print_table
 from lamina.cli.report import write as write_report
-from lamina.utils import counted
+from lamina.utils import pluralize
 
 if TYPE_CHECKING:
     from lamina.recipes.run import Run
@@ -72,7 +72,7 @@ def train(  # noqa: PLR0913
     else:
         _show(run, folder)
         saved = ", ".join([str(folder), *drawn])
-        took = f"{counted(run.steps, 'step')} in {run.seconds:.0f} s"
+        took = f"{pluralize(run.steps, 'step')} in {run.seconds:.0f} s"
         print(f"{took}; saved in {saved}; lamina report {folder} -o page.html shows it")
     end_if_failed(failures)
 
@@ -88,7 +88,7 @@ def _show(run: Run, folder: Path) -> None:
     title = "Best validation scores" + ("; ± is half a 95 % interval" if repeated else "")
     print_table(title, (*columns, "best epoch"), shown)
     if left := len(run.table) - len(rows):
-        print(f"and {counted(left, 'more row')}, in {folder / 'table.md'}")
+        print(f"and {pluralize(left, 'more row')}, in {folder / 'table.md'}")
     for name, count in run.truncated.items():
         if count:
             print(f"{name}: {count} training texts were longer than the model reads; their ends were not seen")

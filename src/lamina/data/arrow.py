@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import pyarrow as pa
 
-from lamina.errors import DataError, foreign_errors
+from lamina.errors import DataError, convert_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -63,7 +63,7 @@ def _on_disk(tables: Iterator[pa.Table]) -> datasets.Dataset:
     holder, first = _TemporaryFile(), next(tables)
     said, hint = f"data: {holder.path} cannot be written", "TMPDIR names another folder."
     with (
-        foreign_errors(lambda reason: DataError(f"{said} ({reason}); {hint}")),
+        convert_errors(lambda reason: DataError(f"{said} ({reason}); {hint}")),
         pa.OSFile(holder.path, "wb") as file,
         pa.ipc.new_stream(file, first.schema) as writer,
     ):
@@ -125,10 +125,10 @@ class Column(Sequence[Any]):
 
     def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):
-            return self.take(range(*row.indices(len(self))))
-        return self.take([row])[0]
+            return self.read_rows(range(*row.indices(len(self))))
+        return self.read_rows([row])[0]
 
-    def take(self, rows: Sequence[int]) -> tuple[Any, ...]:
+    def read_rows(self, rows: Sequence[int]) -> tuple[Any, ...]:
         """The items of some rows."""
         if not len(rows):
             return ()
@@ -143,7 +143,7 @@ class Column(Sequence[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), CHUNK):
-            yield from self.take(range(start, min(start + CHUNK, len(self))))
+            yield from self.read_rows(range(start, min(start + CHUNK, len(self))))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):
@@ -151,7 +151,7 @@ class Column(Sequence[Any]):
         return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
 
     def __repr__(self) -> str:
-        shown = ", ".join(map(repr, self.take(range(min(3, len(self))))))
+        shown = ", ".join(map(repr, self.read_rows(range(min(3, len(self))))))
         return f"Column([{shown}{', ...' if len(self) > 3 else ''}], {len(self)} rows)"
 
 

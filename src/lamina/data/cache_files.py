@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, final
 from filelock import FileLock, Timeout
 from rich.filesize import decimal
 
-from lamina.errors import CacheError, ConfigError, UnknownNameError, foreign_errors
-from lamina.utils import is_dir, sync
+from lamina.errors import CacheError, ConfigError, UnknownNameError, convert_errors
+from lamina.utils import fsync, is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -70,7 +70,7 @@ class Entry:
 
 def entries(folder: Path) -> list[Entry]:
     """Every whole entry, newest first; what else lies in the folder, if there is one, is left out."""
-    with foreign_errors(lambda reason: CacheError(f"cache: {folder} cannot be read ({reason})."), OSError):
+    with convert_errors(lambda reason: CacheError(f"cache: {folder} cannot be read ({reason})."), OSError):
         paths = sorted(folder.iterdir()) if os.path.lexists(folder) else []
         own = [path for path in paths if _KEY.fullmatch(path.name) and _is_own(path)]
     whole = [entry for path in own if (entry := read_entry(path))]
@@ -211,7 +211,7 @@ def publish(path: Path, facts: Mapping[str, Any]) -> None:
     index = {"key": entry.name, **facts, **own}
     (path / INDEX).write_text(json.dumps({**index, _CHECKSUM: _hash(index)}, indent=1), encoding="utf-8")
     for name in (*sizes, INDEX):
-        sync(path / name)
+        fsync(path / name)
     _remove(entry)  # one that could not be used
     path.replace(entry)
 
@@ -220,7 +220,7 @@ def publish(path: Path, facts: Mapping[str, Any]) -> None:
 def disk_errors(folder: Path) -> Iterator[None]:
     """Raise CacheError, which names the cache's folder, where the system does not let us write to it."""
     hint = "Choose another folder with cache_dir or LAMINA_CACHE."
-    with foreign_errors(lambda reason: CacheError(f"cache: {folder} cannot be written ({reason}). {hint}"), OSError):
+    with convert_errors(lambda reason: CacheError(f"cache: {folder} cannot be written ({reason}). {hint}"), OSError):
         yield
 
 

@@ -17,8 +17,8 @@ from typing import IO, TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lamina.errors import DataError, foreign_errors
-from lamina.utils import MOST_BYTES, parse_json
+from lamina.errors import DataError, convert_errors
+from lamina.utils import MAX_BYTES, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -55,7 +55,7 @@ def read_lines(path: Path) -> Lines:
     start = 0
     said = f"read: {path} cannot be read"
     with (
-        foreign_errors(lambda reason: DataError(f"{said} ({reason}).", path=str(path)), OSError),
+        convert_errors(lambda reason: DataError(f"{said} ({reason}).", path=str(path)), OSError),
         path.open("rb") as file,
     ):
         for number, data in enumerate(_limited(file), start=1):
@@ -64,8 +64,8 @@ def read_lines(path: Path) -> Lines:
             except UnicodeDecodeError as error:
                 what = f"is not UTF-8 at byte {start + error.start} (row {number}); convert it, for example with iconv"
                 line = DataError(f"read: {path} {what}.", path=str(path), row=number)
-            if len(data) > MOST_BYTES:
-                line = _bad_row(path, number, f"has more than {MOST_BYTES:,} bytes; it is too long to be an example")
+            if len(data) > MAX_BYTES:
+                line = _bad_row(path, number, f"has more than {MAX_BYTES:,} bytes; it is too long to be an example")
             if number == 1 and isinstance(line, str):
                 line = line.removeprefix("\ufeff")
             if line:
@@ -75,10 +75,10 @@ def read_lines(path: Path) -> Lines:
 
 def _limited(file: IO[bytes]) -> Iterator[bytes]:
     """The lines of a file; of one that is too long what is one byte too long."""
-    while data := file.readline(MOST_BYTES + 1):
+    while data := file.readline(MAX_BYTES + 1):
         yield data
-        while len(data) > MOST_BYTES and not data.endswith(b"\n"):
-            data = file.readline(MOST_BYTES + 1) or b"\n"
+        while len(data) > MAX_BYTES and not data.endswith(b"\n"):
+            data = file.readline(MAX_BYTES + 1) or b"\n"
 
 
 def _per_line(lines: Lines, parse: Callable[[int, str], Any]) -> Iterator[tuple[int, Any]]:
@@ -100,8 +100,8 @@ def _csv(path: Path, lines: Lines) -> Grid:
             if isinstance(item[1], DataError):
                 raise item[1]
             size += len(item[1])
-            if size > MOST_BYTES:
-                raise csv.Error(f"a quote that is not closed within {MOST_BYTES:,} characters")
+            if size > MAX_BYTES:
+                raise csv.Error(f"a quote that is not closed within {MAX_BYTES:,} characters")
             yield item[1]
 
     while True:
@@ -213,7 +213,7 @@ def _records(path: Path, batch: pa.RecordBatch, start: int) -> Records:
 def parquet_errors(path: Path) -> Iterator[None]:
     """Raise DataError, which names the file, where it cannot be read as Parquet."""
     said = f"read: {path} is not a Parquet file"
-    with foreign_errors(lambda reason: DataError(f"{said} ({reason}); it may be cut off.", path=str(path))):
+    with convert_errors(lambda reason: DataError(f"{said} ({reason}); it may be cut off.", path=str(path))):
         yield
 
 

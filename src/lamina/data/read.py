@@ -66,7 +66,7 @@ class Table:
             raise formats.no_column(self.path, str(name), self.columns)
         return cells
 
-    def take(self, rows: Sequence[int]) -> Table:
+    def select_rows(self, rows: Sequence[int]) -> Table:
         """The rows at these places, in that order."""
         columns = {
             name: cells.select(rows) if isinstance(cells, Column) else [cells[row] for row in rows]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
-from lamina.editing.checks import check_editable, check_shared
-from lamina.editing.inserted import is_inserted
+from lamina.editing.editable import check_editable, check_shared
+from lamina.editing.inserted_layer import is_inserted
 from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.layers import default_stack, select, stacks

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Literal, final
 import torch
 from torch import Tensor, nn
 
-from lamina.editing.checks import check_editable, chosen_blocks, plain_weight
-from lamina.editing.convolutions import chosen_convolutions
-from lamina.editing.inserted import ACTIVATIONS, InsertedLayer, attach, mark_content_of
+from lamina.editing.editable import check_editable, chosen_blocks, chosen_convolutions, plain_weight
+from lamina.editing.inserted_layer import ACTIVATIONS, InsertedLayer, attach, mark_content_of
 from lamina.editing.record import Edit, draw_seed, record
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.layers.discovery import default_stack, stacks

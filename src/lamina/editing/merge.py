@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from lamina.editing.checks import check_editable, plain_weight
-from lamina.editing.inserted import InsertedLayer, all_inserted, detach, inserted_in
+from lamina.editing.editable import check_editable, plain_weight
+from lamina.editing.inserted_layer import InsertedLayer, all_inserted, detach, inserted_in
 from lamina.editing.record import Edit, edits, record
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers.roles import family_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from lamina.errors import StoreError
-from lamina.layers.guard import EDITS
+from lamina.layers.layer_guard import EDITS
 from lamina.utils import is_dir
 
 if TYPE_CHECKING:

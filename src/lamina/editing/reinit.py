@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from lamina.editing.checks import check_editable, check_weights, chosen_blocks
-from lamina.editing.inserted import InsertedLayer
+from lamina.editing.editable import check_editable, check_weights, chosen_blocks
+from lamina.editing.inserted_layer import InsertedLayer
 from lamina.editing.record import Edit, draw_seed, record
 from lamina.errors import ConfigError, UnknownNameError
-from lamina.layers.isolation import preserve_model
+from lamina.layers.preserve import preserve_model
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence, Set

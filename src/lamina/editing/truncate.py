@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from lamina.editing.checks import check_editable, check_shared, chosen_blocks
+from lamina.editing.editable import check_editable, check_shared, chosen_blocks
 from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError, first_line
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from lamina.bank import Reader, ReaderBank
-from lamina.errors import StoreError, foreign_errors, noted
+from lamina.errors import StoreError, convert_errors, error_context
 from lamina.fusion import FUSIONS
 from lamina.fusion.base import FusionConfig
 from lamina.heads import HEADS
@@ -67,7 +67,7 @@ def read_estimator(folder: Path, kind: type[T]) -> tuple[T, str | None]:
         raise StoreError(f"load: {path} {what}. Use the version that saved it, or a newer one.")
     if facts.get("estimator") != kind.__name__:
         raise StoreError(f"load: {folder} was saved by a {facts.get('estimator')}; it is no {kind.__name__}.")
-    with noted(f"in {path}"), foreign_errors(lambda reason: damaged(path, f"cannot be understood ({reason})")):
+    with error_context(f"in {path}"), convert_errors(lambda reason: damaged(path, f"cannot be understood ({reason})")):
         params, learnt = ({key: _value(cell) for key, cell in facts[part].items()} for part in ("params", "learnt"))
         estimator = kind(**params)
         vars(estimator).update(learnt)

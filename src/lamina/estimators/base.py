@@ -88,7 +88,7 @@ class LaminaEstimator(BaseEstimator):
                 how: dict[str, Any] = {"test_size": self.validation_fraction, "random_state": seed % 2**32}
                 how["stratify"] = targets.stratify
                 train, validation = train_test_split(range(len(split)), **how)
-            parts = {"train": split.take(sorted(train)), "validation": split.take(sorted(validation))}
+            parts = {"train": split.select_rows(sorted(train)), "validation": split.select_rows(sorted(validation))}
         metrics = kind_of(self.kind).metrics(targets.problem_type, targets.labels)
         problem, name = targets.problem_type, type(self).__name__
         return Task(self.kind, problem, targets.labels, metrics[0], metrics, parts, name)

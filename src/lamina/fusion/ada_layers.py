@@ -3,19 +3,159 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from lamina.errors import ConfigError
-from lamina.fusion.projected import ProjectedConfig, ProjectedFusion
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
+from lamina.fusion.dropout import draw, drop, dropout
 from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
+
+
+class ProjectedConfig(FusionConfig):
+    """Settings of what happens to each state and to the sum; fusions that share them can run as one."""
+
+    dim: int
+    dropout: float  # on each layer's features and (with positions) on the sum
+    positions: bool
+    output_activation: bool
+
+    def check(self, op: str) -> None:
+        """Raise ConfigError if a value cannot be."""
+        check_range(op, "dim", self.dim, 1, 1 << 20)
+        check_range(op, "dropout", self.dropout, 0, 1, open_high=True)
+
+
+class _ProjectedStream(Stream):
+    """One matrix product per layer and one accumulator for all members together."""
+
+    def __init__(self, members: Sequence[ProjectedFusion]) -> None:
+        self._members = members
+        self._config = members[0].config
+        self._p = self._config.dropout if members[0].training else 0.0
+        self._weights = torch.stack([member.weights() for member in members])
+        self._zero = self._zeros()
+        self._kernels: Sequence[Tensor] | None = None
+        if torch.is_grad_enabled():  # [projections][members, dim, width]; a slice's own gradient would be whole
+            self._kernels = torch.stack([member.projection for member in members], dim=1).unbind(0)
+        self._total: Tensor | None = None
+
+    def step(self, index: int, view: LayerView) -> None:
+        rows = [row for row, zero in enumerate(self._zero) if not zero[index]]
+        if not rows:
+            return
+        kernel, weights = self._kernel(rows, index), self._weights[rows, index]
+        state = view.gelu.to(kernel.dtype)
+        bits, every = None, len(rows) == len(self._members)
+        if self._p > 0:
+            shape = torch.Size((*state.shape[:2], len(rows), self._config.dim))
+            bits = draw(shape, [self._members[row].generator for row in rows], state.device, axis=2)
+        given = (state, kernel, self._p, bits)
+        if torch.is_grad_enabled():  # keeps only what goes in, most of it shared by all members; the rest is run again
+            done = checkpoint(_weighted, weights, *given, use_reentrant=False, preserve_rng_state=False)
+            part = cast("Tensor", done)
+        elif every and self._total is not None:
+            self._total.addcmul_(_features(*given), weights.unsqueeze(-1))
+            return
+        else:
+            part = _weighted(weights, *given)
+        if every:
+            self._total = part if self._total is None else self._total + part
+            return
+        if self._total is None:
+            self._total = part.new_zeros(*part.shape[:2], len(self._members), self._config.dim)
+        self._total = self._total.index_add(2, torch.tensor(rows, device=part.device), part)
+
+    def _zeros(self) -> list[list[bool]]:
+        """Where a member's weight is 0; members that are exported say it themselves, since tensors hold no numbers."""
+        if not torch.compiler.is_exporting():
+            return [list(map(bool, row)) for row in (self._weights == 0).tolist()]  # of tensors without data: 0.0
+        return [[layer not in member.active_layers() for layer in range(member.layers)] for member in self._members]
+
+    def _kernel(self, rows: list[int], index: int) -> Float[Tensor, "members dim width"]:
+        """W_i of some of the members, for one state."""
+        place = index if len(self._members[0].projection) > 1 else 0  # SingleLayer has but one
+        if self._kernels is not None:
+            return self._kernels[place] if len(rows) == len(self._members) else self._kernels[place][rows]
+        if len(rows) == 1:
+            return self._members[rows[0]].projection[place : place + 1]
+        return torch.stack([self._members[row].projection[place] for row in rows])
+
+    def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
+        total = fed(self._total)
+        if self._config.output_activation:
+            total = F.gelu(total)
+        if self._config.positions:
+            total = total + sinusoids(mask, self._config.dim).to(total.dtype).unsqueeze(2)
+            total = dropout(total, self._p, [member.generator for member in self._members], axis=2)
+        return list(total.movedim(2, 0).contiguous().unbind(0))  # one copy here saves each head its own
+
+
+class ProjectedFusion(Fusion):
+    """Sum over layers of `weight_i * dropout(LayerNorm(W_i gelu(z_i)))`; the weights are the subclass's.
+
+    `projection` is `[projections, dim, width]`, without bias; the norm has no affine part, eps 1e-5.
+    """
+
+    stream_of: ClassVar = _ProjectedStream
+
+    def __init__(self, config: ProjectedConfig, *, layers: int, width: int, projections: int) -> None:
+        super().__init__(config, layers=layers, width=width, dim=config.dim)
+        self.projection = nn.Parameter(torch.empty(projections, config.dim, width))
+        for weight in self.projection:
+            nn.init.kaiming_uniform_(weight, a=math.sqrt(5))  # what nn.Linear starts from
+
+    @abstractmethod
+    def weights(self) -> Float[Tensor, " layers"]:
+        """Weight of each layer in the sum."""
+
+    def group(self) -> Hashable:
+        """Same shapes, same settings, same place."""
+        config = self.config
+        return (super().group(), self.training, config.dropout, config.positions, config.output_activation)
+
+    def is_token_wise(self) -> bool:
+        """Not with positions, which are counted over the text."""
+        return not self.config.positions
+
+    def active_layers(self) -> tuple[int, ...]:
+        """Layers whose weight is not zero."""
+        return tuple(self.weights().detach().nonzero().flatten().tolist())
+
+
+def _weighted(weights: Tensor, *given: Any) -> Tensor:
+    return _features(*given) * weights.unsqueeze(-1)
+
+
+def _features(
+    state: Float[Tensor, "batch tokens width"],
+    kernel: Float[Tensor, "members dim width"],
+    p: float,
+    bits: Tensor | None,
+) -> Float[Tensor, "batch tokens members dim"]:
+    """`dropout(LayerNorm(kernel[i] state))` for every member i."""
+    projected = F.linear(state, kernel.flatten(0, 1)).unflatten(-1, kernel.shape[:2])
+    features = F.layer_norm(projected, kernel.shape[1:2])
+    return features if bits is None else drop(features, p, bits)
+
+
+def sinusoids(mask: Bool[Tensor, "batch tokens"], dim: int) -> Float[Tensor, "batch tokens dim"]:
+    """Fixed sinusoids (Vaswani et al. 2017, arXiv:1706.03762, section 3.5), counted over real tokens only."""
+    place = (mask.cumsum(1) - 1).clamp(min=0).unsqueeze(-1).float()
+    even = torch.arange(0, dim, 2, device=mask.device, dtype=torch.float32)
+    angle = place * torch.exp(even * (-math.log(10000.0) / dim))
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[..., :dim]
 
 
 @final

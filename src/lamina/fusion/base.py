@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property
+from threading import Lock
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lamina.errors import ConfigError
-from lamina.fusion.layer_view import LayerView
 from lamina.layers.selectors import Selector
 from lamina.layers.sites import Site
 from lamina.layers.stack import LayerStack
@@ -49,6 +51,55 @@ class FusionConfig:
     def build_on(self, model: PreTrainedModel, stack: LayerStack, layers: int) -> Fusion:
         """Make the module for a stack of a model that is at hand; most fusions need only its width."""
         return self.build(layers, stack.width)
+
+
+class LayerView:
+    """One layer's hidden state, its mask (True at real tokens), and the work that several fusions share, done once."""
+
+    def __init__(
+        self,
+        state: Float[Tensor, "batch tokens width"],
+        mask: Bool[Tensor, "batch tokens"],
+        segments: Int[Tensor, "batch tokens"] | None = None,
+    ) -> None:
+        self.state, self.mask = state, mask
+        self.segments = mask.int() if segments is None else segments  # 1: of the first text, 2: of the second, 0: none
+
+    @cached_property
+    def gelu(self) -> Float[Tensor, "batch tokens width"]:
+        """The exact GELU of the state."""
+        return F.gelu(self.state)
+
+    @cached_property
+    def normed(self) -> Float[Tensor, "batch tokens width"]:
+        """The state layer-normed, without affine part."""
+        return F.layer_norm(self.state, self.state.shape[-1:])
+
+    @cached_property
+    def matches(self) -> Float[Tensor, "batch 8"]:
+        """How two texts match, in numbers around 0; see `PairedLayers`."""
+        first, second = (self.segments == 1) & self.mask, (self.segments == 2) & self.mask
+        directions = F.normalize(self.normed.float(), dim=-1)
+        cosines = directions @ directions.mT
+        means = [(directions * side.unsqueeze(-1)).sum(1) for side in (first, second)]
+        sizes = [side.sum(1) for side in (first, second)]
+        one, two = (_best_matches(cosines, side, other) for side, other in ((first, second), (second, first)))
+        apart = (sizes[0] - sizes[1]) / (sizes[0] + sizes[1]).clamp(min=1)
+        return 4 * (torch.stack([*one, *two, F.cosine_similarity(*means, dim=-1), apart], dim=1) - 0.5)
+
+
+def _best_matches(
+    cosines: Float[Tensor, "batch tokens tokens"],
+    side: Bool[Tensor, "batch tokens"],
+    other: Bool[Tensor, "batch tokens"],
+) -> list[Float[Tensor, " batch"]]:
+    """Mean, least and standard deviation of the highest cosine of each token of a side with the other side's."""
+    best = cosines.masked_fill(~other.unsqueeze(1), -1).amax(2)
+    count = side.sum(1).clamp(min=1)
+    mean = (best * side).sum(1) / count
+    least = best.masked_fill(~side, 1).amin(1)
+    variance = ((best - mean.unsqueeze(1)).square() * side).sum(1) / count
+    return [mean, least, (variance + 1e-6).sqrt()]
 
 
 class Stream(ABC):
@@ -194,3 +245,39 @@ class WeightedSum(Stream):
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
         """The sums."""
         return list(fed(self._total).unbind(0))
+
+
+class InputWeighted(Fusion):
+    """A fusion that weighs its layers anew for each token, and keeps count of what each layer got."""
+
+    amounts: Tensor  # [layers]; not saved, since it tells what was read, not what was learned
+    _counting: ClassVar = Lock()  # held for one addition, so that no thread's count is lost
+
+    def __init__(self, config: Any, *, layers: int, width: int, dim: int | None = None) -> None:
+        super().__init__(config, layers=layers, width=width, dim=dim)
+        self.register_buffer("amounts", torch.zeros(layers), persistent=False)
+
+    def observe(self, weights: Float[Tensor, "layers batch tokens"], mask: Bool[Tensor, "batch tokens"]) -> None:
+        """Count the size of the weights of real tokens; a graph that is exported counts nothing."""
+        if torch.compiler.is_exporting():
+            return
+        seen = weights.detach().float().abs().masked_fill(~mask, 0).sum((1, 2))
+        with self._counting:
+            self.amounts = self.amounts.to(seen) + seen
+
+    def train(self, mode: bool = True) -> Self:
+        """As in torch; a change of mode starts a new count."""
+        if mode != self.training:
+            self.amounts = torch.zeros_like(self.amounts)
+        return super().train(mode)
+
+    def importance(self) -> Float[Tensor, " layers"]:
+        """Each layer's part of the absolute weights of real tokens since the mode last changed; equal before any."""
+        return shares(self.amounts)
+
+
+def shares(amounts: Float[Tensor, " layers"]) -> Float[Tensor, " layers"]:
+    """Amounts of at least 0, divided by their sum; equal shares where all are 0."""
+    total = amounts.sum()
+    equal = torch.full_like(amounts, 1 / len(amounts))
+    return torch.where(total > 0, amounts / total.clamp(min=torch.finfo(amounts.dtype).tiny), equal)

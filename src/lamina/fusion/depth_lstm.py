@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from lamina.fusion.base import Fusion, FusionConfig, Stream, fed
-from lamina.fusion.layer_view import LayerView
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
 from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 

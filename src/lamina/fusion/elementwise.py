@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 import torch
 from torch import nn
 
-from lamina.fusion.base import Fusion, FusionConfig, WeightedSum
+from lamina.fusion.base import Fusion, FusionConfig, WeightedSum, shares
 from lamina.layers.selectors import Selector
 
 if TYPE_CHECKING:
@@ -52,10 +52,3 @@ class ElementwiseFusion(Fusion, config=Elementwise):
     def importance(self) -> Float[Tensor, " layers"]:
         """Each layer's part of the scales' absolute values; sums to 1."""
         return shares(self.scales.detach().abs().mean(1))
-
-
-def shares(amounts: Float[Tensor, " layers"]) -> Float[Tensor, " layers"]:
-    """Amounts of at least 0, divided by their sum; equal shares where all are 0."""
-    total = amounts.sum()
-    equal = torch.full_like(amounts, 1 / len(amounts))
-    return torch.where(total > 0, amounts / total.clamp(min=torch.finfo(amounts.dtype).tiny), equal)

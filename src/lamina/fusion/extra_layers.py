@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from lamina.errors import ConfigError, first_line
-from lamina.fusion.base import Fusion, FusionConfig, Stream, fed
-from lamina.fusion.layer_view import LayerView
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
+from lamina.layers.devices import main_device
 from lamina.layers.hooks import ContextHooks, watch
-from lamina.layers.isolation import main_device, preserve_model
+from lamina.layers.preserve import preserve_model
 from lamina.layers.probe_input import probe_input
 from lamina.layers.stack import LayerStack, alike, swapped
 from lamina.utils import check_range, seed_torch

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from threading import Lock
-from typing import TYPE_CHECKING, Any, ClassVar, Self, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import Fusion, FusionConfig, WeightedSum
-from lamina.fusion.elementwise import shares
-from lamina.fusion.layer_view import LayerView
+from lamina.fusion.base import FusionConfig, InputWeighted, LayerView, WeightedSum
 from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
@@ -42,35 +39,6 @@ class Gated(FusionConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("gated", "hidden", self.hidden, 1, 1 << 20)
-
-
-class InputWeighted(Fusion):
-    """A fusion that weighs its layers anew for each token, and keeps count of what each layer got."""
-
-    amounts: Tensor  # [layers]; not saved, since it tells what was read, not what was learned
-    _counting: ClassVar = Lock()  # held for one addition, so that no thread's count is lost
-
-    def __init__(self, config: Any, *, layers: int, width: int, dim: int | None = None) -> None:
-        super().__init__(config, layers=layers, width=width, dim=dim)
-        self.register_buffer("amounts", torch.zeros(layers), persistent=False)
-
-    def observe(self, weights: Float[Tensor, "layers batch tokens"], mask: Bool[Tensor, "batch tokens"]) -> None:
-        """Count the size of the weights of real tokens; a graph that is exported counts nothing."""
-        if torch.compiler.is_exporting():
-            return
-        seen = weights.detach().float().abs().masked_fill(~mask, 0).sum((1, 2))
-        with self._counting:
-            self.amounts = self.amounts.to(seen) + seen
-
-    def train(self, mode: bool = True) -> Self:
-        """As in torch; a change of mode starts a new count."""
-        if mode != self.training:
-            self.amounts = torch.zeros_like(self.amounts)
-        return super().train(mode)
-
-    def importance(self) -> Float[Tensor, " layers"]:
-        """Each layer's part of the absolute weights of real tokens since the mode last changed; equal before any."""
-        return shares(self.amounts)
 
 
 class _GatedStream(WeightedSum):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.layer_view import LayerView
-from lamina.fusion.pooling import PooledTokens, PoolingConfig, PoolingFusion, PoolingStream, pool_tokens
+from lamina.fusion.base import LayerView
+from lamina.fusion.pooled_layers import PooledTokens, PoolingConfig, PoolingFusion, PoolingStream, pool_tokens
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import FusionConfig
-from lamina.fusion.gated import InputWeighted
+from lamina.fusion.base import FusionConfig, InputWeighted
 from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 

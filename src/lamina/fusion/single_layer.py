@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
-from lamina.fusion.projected import ProjectedConfig, ProjectedFusion
+from lamina.fusion.ada_layers import ProjectedConfig, ProjectedFusion
 from lamina.layers import select
 
 if TYPE_CHECKING:

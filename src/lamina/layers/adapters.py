@@ -31,7 +31,7 @@ def backbone(model: nn.Module) -> nn.Module:
     return getattr(inside, "base_model", inside)
 
 
-def live_adapters(layer: Any) -> tuple[str, ...]:
+def active_adapters(layer: Any) -> tuple[str, ...]:
     """The adapters a layer computes with, in their order; one that is merged into its weight is part of that."""
     return () if layer.disable_adapters or getattr(layer, "merged", False) else tuple(layer.active_adapters)
 
@@ -45,7 +45,7 @@ def adapter_modules(layer: Any) -> Iterator[nn.Module]:
 
 def adapter_state(layer: Any) -> Iterator[tuple[str, object]]:
     """What the adapters a layer computes with consist of, as name and tensor or plain setting."""
-    for adapter in live_adapters(layer):
+    for adapter in active_adapters(layer):
         for name in (*layer.other_param_names, *layer.adapter_layer_names):
             mapping = getattr(layer, name, {})
             if not hasattr(mapping, "keys") or adapter not in mapping.keys():  # noqa: SIM118 not all iterate over keys
@@ -57,7 +57,7 @@ def adapter_state(layer: Any) -> Iterator[tuple[str, object]]:
                 yield name, value
 
 
-def check_plain(model: nn.Module, op: str) -> None:
+def check_no_adapters(model: nn.Module, op: str) -> None:
     """Raise ConfigError if adapters were added to a model."""
     if hasattr(model, "peft_config") or adapted_layers(model):
         raise ConfigError(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lamina.layers.adapters import backbone
 from lamina.layers.hooks import watch
-from lamina.layers.isolation import preserve_model
+from lamina.layers.preserve import preserve_model
 from lamina.layers.probe_input import NoInputError, probe_input
 from lamina.layers.stack import LayerStack, alike
 
@@ -53,10 +53,10 @@ def _states(model: nn.Module, stack: LayerStack, inputs: dict[str, Tensor]) -> d
     """Layer -> the states of the tokens that stay as they are."""
     states: dict[int, Tensor] = {}
 
-    def take(layer: int, state: Tensor) -> None:
+    def on_state(layer: int, state: Tensor) -> None:
         states[layer] = state[:, :_KEPT].clone()
 
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
-    with watch(stack, range(stack.layers), take):
+    with watch(stack, range(stack.layers), on_state):
         cast("Any", model)(**inputs)
     return states

@@ -15,16 +15,17 @@ from torch import Tensor, nn
 
 from lamina.errors import ConfigError, UnsupportedModelError, check_known, first_line
 from lamina.layers.adapters import adapted_layers, backbone
+from lamina.layers.call_trace import Event, Trace, trace_calls
+from lamina.layers.devices import MetaValues, main_device
 from lamina.layers.hooks import watch
-from lamina.layers.isolation import MetaValues, main_device, preserve_model
 from lamina.layers.matching import find_blocks, find_run, find_scope, places
+from lamina.layers.preserve import preserve_model
 from lamina.layers.probe_input import NoInputError, Probe, probe_input
 from lamina.layers.roles import family_of
 from lamina.layers.selectors import Selector, select
 from lamina.layers.sites import Site, at_site
 from lamina.layers.stack import LayerStack, TapPoint, alike, by_path
 from lamina.layers.towers import towers_of
-from lamina.layers.trace import Event, Trace, traced
 from lamina.layers.wrappers import is_bitsandbytes, uncompiled, unwrapped
 
 _FIRST, _SECOND = 7, 11  # lengths of the two probe inputs: odd and different
@@ -125,11 +126,11 @@ def tap(
         latest[:] = [get_ident()]
         states.clear()
 
-    def take(layer: int, state: Tensor) -> None:
+    def on_state(layer: int, state: Tensor) -> None:
         if latest == [get_ident()]:
             states[layer] = state
 
-    with uncompiled(), watch(source, chosen, take, start):
+    with uncompiled(), watch(source, chosen, on_state, start):
         yield states
 
 
@@ -254,7 +255,7 @@ def _first_run(model: nn.Module, probes: Sequence[Probe]) -> tuple[Trace, nn.Mod
     targets = dict.fromkeys((model, backbone(model)))
     for target, probe in product(targets, probes):
         try:
-            with traced(model) as trace:
+            with trace_calls(model) as trace:
                 return trace, target, _run_for_states(target, probe)
         except _UnreadableError as error:
             failures.append(error)

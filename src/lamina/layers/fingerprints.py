@@ -12,8 +12,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lamina.errors import ConfigError
 from lamina.layers.adapters import adapter_modules, adapter_state, has_adapters
+from lamina.layers.devices import weights_in_place
 from lamina.layers.discovery import default_stack
-from lamina.layers.isolation import weights_in_place
 from lamina.layers.stack import LayerStack, own_state
 
 

@@ -6,8 +6,9 @@ from collections.abc import Collection
 
 from torch import nn
 
+from lamina.layers.devices import MetaValues
 from lamina.layers.discovery import stacks
-from lamina.layers.isolation import MetaValues, preserve_model
+from lamina.layers.preserve import preserve_model
 from lamina.layers.probe_input import probe_input
 from lamina.layers.stack import LayerStack
 

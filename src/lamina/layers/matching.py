@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import Tensor, nn
 
 from lamina.layers.adapters import has_adapters
+from lamina.layers.call_trace import Call, Event, Seen, Trace
 from lamina.layers.stack import own_state
-from lamina.layers.trace import Call, Event, Seen, Trace
 
 MOST = 6  # how many places are tried for one layer; one or two are the rule
 

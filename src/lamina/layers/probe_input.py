@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lamina.layers.isolation import main_device
+from lamina.layers.devices import main_device
 
 PADDED = 3  # how many tokens of the second row are padding: models that drop padding inside show it
 

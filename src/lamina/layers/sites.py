@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from lamina.errors import UnsupportedModelError
 from lamina.layers.adapters import backbone
-from lamina.layers.isolation import main_device, preserve_model
+from lamina.layers.call_trace import Call, Event, Key, Trace, key_of, trace_calls
+from lamina.layers.devices import main_device
+from lamina.layers.preserve import preserve_model
 from lamina.layers.probe_input import probe_input
 from lamina.layers.roles import family_of
 from lamina.layers.stack import LayerStack, TapPoint
-from lamina.layers.trace import Call, Event, Key, Trace, key_of, traced
 
 Site = Literal["output", "attention", "ffn"]
 _LENGTHS = 7, 11  # of the two inputs
@@ -86,7 +87,7 @@ def _run(model: nn.Module, length: int) -> Trace:
     inputs = probe_input(model, length, seed=length).inputs
     for target in dict.fromkeys((model, backbone(model))):
         try:
-            with traced(model, keep=True) as trace:
+            with trace_calls(model, keep=True) as trace:
                 torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
                 target(**inputs)
         except Exception:  # a head may refuse the input, where the backbone does not

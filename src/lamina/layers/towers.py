@@ -35,7 +35,7 @@ def tower_for(stacks: Mapping[str, LayerStack], inputs: Iterable[str]) -> str | 
     return next((name for known in inputs for name, own in towers.items() if own == known), None)
 
 
-def own_inputs(stack: LayerStack, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+def tower_inputs(stack: LayerStack, batch: Mapping[str, Any]) -> Mapping[str, Any]:
     """Of what a model is called with, what the tower of a stack takes; all of it where the model has no towers."""
     if stack.tower is None:
         return batch
@@ -61,7 +61,7 @@ def run_stacks(model: nn.Module, stacks: Iterable[LayerStack], batch: Mapping[st
             came = f"the batch has no '{name}', only {', '.join(batch)}; the stack '{stack.name}' reads it"
             raise ConfigError(f"bank: {came}. Name the readers that are to run: readers=[...].")
     for stack in stacks:
-        run_until_stopped(stack.tower or model, own_inputs(stack, batch), stop)
+        run_until_stopped(stack.tower or model, tower_inputs(stack, batch), stop)
     return None
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lamina.data.cache_files import cache_folder, entries
-from lamina.errors import CacheError, ConfigError, noted
+from lamina.errors import CacheError, ConfigError, error_context
 from lamina.recipes.model_size import Sizes
 from lamina.store import load_config, load_processor
 from lamina.store.bank_folder import claimed_output
@@ -95,10 +95,10 @@ def check_model(
     different = {repr((spec.task, spec.options, id(models[name]))): name for name, spec in specs.items()}
     for name in different.values():
         spec, subject, options = specs[name], _Subject(models[name], processor), FitOptions.of(specs[name].options)
-        with noted(f"run {name}"):
+        with error_context(f"run {name}"):
             if recipe.methods or recipe.train_base:
                 parameter_groups(models[name], options, 1.0, "fit")
             for task in tasks.get(spec.task, ())[:1]:
                 part = task.split("train")
-                few = replace(task, splits={"train": part.take(range(min(len(part), _ROWS)))})
+                few = replace(task, splits={"train": part.select_rows(range(min(len(part), _ROWS)))})
                 groups_of(subject, {spec.task: few}, "train", options)  # pyright: ignore[reportArgumentType]

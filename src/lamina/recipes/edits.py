@@ -15,7 +15,7 @@ from lamina.editing.insert import insert_
 from lamina.editing.merge import merge_
 from lamina.editing.reinit import reinit_
 from lamina.editing.truncate import truncate_
-from lamina.errors import ConfigError, LaminaError, LayerIndexError, check_known, foreign_errors
+from lamina.errors import ConfigError, LaminaError, LayerIndexError, check_known, convert_errors
 from lamina.layers import select
 from lamina.recipes.located import Strict, checked
 from lamina.utils import derive_seed
@@ -49,7 +49,7 @@ def config_of(architecture: Mapping[str, Any]) -> PretrainedConfig:
         raise ConfigError(f"transformers has no family '{family}'; model_type names one.") from error
     known = [*default.to_dict(), *default.attribute_map, *_MORE_KEYS.get(family, ())]
     check_known("recipe", settings, known, "key")
-    with foreign_errors(lambda reason: ConfigError(reason)):
+    with convert_errors(lambda reason: ConfigError(reason)):
         return AutoConfig.for_model(family, **settings)
 
 

@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lamina.errors import ModelNotFoundError, noted
+from lamina.errors import ModelNotFoundError, error_context
 from lamina.recipes.checks import check_machine, check_model, check_output
 from lamina.recipes.edits import config_of
 from lamina.recipes.expand import expand_recipe, grid_of
@@ -114,7 +114,7 @@ class _Planned:
     def __init__(self, recipe: Recipe, spec: RunSpec, task: TaskOutline, sizes: Sizes) -> None:
         self.recipe, self.spec, self.task = recipe, spec, task
         self.options, kind = FitOptions.of(spec.options), kind_of(task.kind)
-        with noted(f"run {spec.name}"):
+        with error_context(f"run {spec.name}"):
             if spec.reader is None:
                 self.model = sizes.model(kind.auto_class, task.labels if kind.has_classes else ())
                 self.edits = self.model.edited(spec.edits, where=f"recipe, methods.{spec.settings['method']}")

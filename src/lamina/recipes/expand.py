@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lamina.errors import ConfigError, DataError, check_known, noted
+from lamina.errors import ConfigError, DataError, check_known, error_context
 from lamina.recipes.edits import is_made
 from lamina.recipes.located import parse_yaml
 from lamina.recipes.schema import MethodRecipe, check_options, parse_recipe, slug
@@ -42,7 +42,9 @@ def expand_recipe(
         own = task.model_dump(include={"epochs", "learning_rate"}, exclude_none=True)
         for method, body in (recipe.methods or task.readers).items():
             template = RunSpec(f"{slug(name)}-{slug(method)}", name, options={**options, **own})
-            with noted(f"recipe, methods.{method}" if recipe.methods else f"recipe, tasks.{name}.readers.{method}"):
+            with error_context(
+                f"recipe, methods.{method}" if recipe.methods else f"recipe, tasks.{name}.readers.{method}"
+            ):
                 of_method = isinstance(body, MethodRecipe)
                 settings = _of_method(body, template) if of_method else _of_reader(body, known, template)
                 for spec in _repeated(recipe, method, settings):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import FiniteFloat, StringConstraints, TypeAdapter
 
-from lamina.errors import StoreError, foreign_errors
+from lamina.errors import StoreError, convert_errors
 from lamina.store.files import damaged, read_json
 from lamina.utils import is_file, write_text
 
@@ -107,7 +107,7 @@ def read_report_file(folder: Path) -> Report:
     fields = read_json(path)
     if (version := fields.get("format")) != FORMAT:
         raise damaged(path, f"is in format {str(version)[:40]}; this version of lamina reads format {FORMAT}")
-    with foreign_errors(lambda reason: damaged(path, f"does not hold a report ({reason})")):
+    with convert_errors(lambda reason: damaged(path, f"does not hold a report ({reason})")):
         return _ADAPTER.validate_python(fields)
 
 

@@ -18,7 +18,7 @@ from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_b
 from transformers.utils import logging as bars
 
 from lamina.bank import ReaderBank
-from lamina.errors import ConfigError, StoreError, noted
+from lamina.errors import ConfigError, StoreError, error_context
 from lamina.recipes.checks import check_edits
 from lamina.recipes.edits import apply_edits
 from lamina.recipes.expand import expand_recipe
@@ -289,7 +289,7 @@ class _Session:
         model, processor = load(recipe.model, base, revision=recipe.revision)
         bank = ReaderBank(model, processor, train_base=recipe.train_base)
         for name, spec in specs.items():
-            with noted(f"reader {name}"):
+            with error_context(f"reader {name}"):
                 bank.add(name, spec.reader)  # pyright: ignore[reportArgumentType]
         return bank, processor
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError, DataError, MissingExtraError
 from lamina.tasks.metrics import BOUNDS
-from lamina.utils import replacing
+from lamina.utils import atomic_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -216,6 +216,6 @@ def save_chart(chart: Any, path: Path) -> Path:
     """Write the whole file or none."""
     kind = path.suffix.lower()[1:]
     options = {"png": {"scale_factor": PIXELS}, "html": {"inline": True}}.get(kind, {})
-    with replacing(path) as beside:
+    with atomic_write(path) as beside:
         chart.save(beside, format=kind, **options)
     return path

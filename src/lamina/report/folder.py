@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lamina.errors import ConfigError, check_known, foreign_errors
+from lamina.errors import ConfigError, check_known, convert_errors
 from lamina.recipes.report_file import LATEX, MARKDOWN, REPORT, read_report_file, write_report_file
 from lamina.report.curves import draw
 from lamina.report.importance_figures import draw_importances
@@ -91,9 +91,9 @@ def read_importances(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str,
     rows, table = folder / "importances.parquet", folder / "table.json"
     if not (rows.exists() and table.exists()):
         return [], []
-    with foreign_errors(lambda reason: damaged(rows, f"cannot be read ({reason})")):
+    with convert_errors(lambda reason: damaged(rows, f"cannot be read ({reason})")):
         importances = parquet.read_table(rows).to_pylist()
-    with foreign_errors(lambda reason: damaged(table, f"cannot be read ({reason})")):
+    with convert_errors(lambda reason: damaged(table, f"cannot be read ({reason})")):
         return importances, json.loads(table.read_text(encoding="utf-8"))
 
 

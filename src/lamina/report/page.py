@@ -21,7 +21,7 @@ from lamina.report.themes import theme
 from lamina.store.files import read_json, settle, staged
 from lamina.studies.provenance import library_versions
 from lamina.studies.study import STUDY, Study
-from lamina.utils import counted, is_dir, is_file, write_text
+from lamina.utils import is_dir, is_file, pluralize, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -180,7 +180,7 @@ def _rendered(title: str, sections: Sequence[Section], charts: Sequence[_Chart])
         "themes": {"light": theme(dark=False), "dark": theme(dark=True)},
     }
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["counted"] = counted
+    environment.filters["counted"] = pluralize
     environment.filters["combined"] = lambda first, second: {**first, **second}
     return environment.from_string(read["page.html.j2"]).render(
         title=title,

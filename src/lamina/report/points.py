@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from lamina.errors import DataError
 from lamina.report.figures import drawn_ends
 from lamina.train.results import half_interval
-from lamina.utils import counted
+from lamina.utils import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,7 +97,7 @@ def _drawn(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -> t
 
 def _left_out(missing: Any, noun: str, reason: str) -> list[str]:
     count, are = int(missing.sum()), "is" if missing.sum() == 1 else "are"
-    return [f"{counted(count, noun)} {reason.format(are=are)} {are} left out"] if count else []
+    return [f"{pluralize(count, noun)} {reason.format(are=are)} {are} left out"] if count else []
 
 
 def with_interval(rows: Frame, keys: Sequence[str], value: str) -> Frame:
@@ -195,7 +195,7 @@ def _counts(rows: Frame, settings: Any) -> list[str]:
             return [f"n = {_span(counts)} {what}{'s' * (counts != [1])}"]
     for name, what in COUNTS.items():
         if isinstance(settings.get(name), int):
-            return [f"n = {counted(settings[name], what)}"]
+            return [f"n = {pluralize(settings[name], what)}"]
     return []
 
 

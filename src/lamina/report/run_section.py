@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from lamina.errors import foreign_errors
+from lamina.errors import convert_errors
 from lamina.recipes.report_file import read_report_file
 from lamina.recipes.summary import plus_minus
 from lamina.report.curves import rows_of
@@ -19,7 +19,7 @@ from lamina.report.tables import PAPER, chosen, grid, heads, remarks
 from lamina.store.files import damaged, read_json
 from lamina.train.cells import FAILURES
 from lamina.train.results import sort_key, summarise
-from lamina.utils import counted
+from lamina.utils import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ def _table(folder: Path) -> list[dict[str, Any]]:
     """A row per task, method and setting; none where a run wrote none."""
     if not (path := folder / TABLE).exists():
         return []
-    with foreign_errors(lambda reason: damaged(path, f"cannot be read ({reason})")):
+    with convert_errors(lambda reason: damaged(path, f"cannot be read ({reason})")):
         return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -65,7 +65,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     facts = read_json(path) if (path := folder / "lamina.json").exists() else {}
     settings = {key: facts[key] for key in ("base", "info", "lamina") if facts.get(key)}
     if (path := folder / FAILURES).exists():
-        with foreign_errors(lambda reason: damaged(path, f"cannot be read ({reason})")):
+        with convert_errors(lambda reason: damaged(path, f"cannot be read ({reason})")):
             failures = json.loads(path.read_text(encoding="utf-8"))
             settings |= {f"failed: {failure['key']['run']}": failure["error"] for failure in failures}
     return settings
@@ -89,7 +89,7 @@ def _conclusion(task: str, ranked: Rows) -> str:
     """What may be said of the two best, from the differences of their runs with one seed."""
     first = ranked[0]
     if len(ranked) == 1:
-        runs = counted(len(first["runs"]), "run")
+        runs = pluralize(len(first["runs"]), "run")
         return f"{task}: {_name(first)} reaches {first['metric']} {plus_minus(first)} over {runs}."
     second = ranked[1]
     scores = [{(run.get("seed"), run.get("repeat")): run["score"] for run in row["runs"]} for row in (first, second)]
@@ -113,7 +113,7 @@ def _name(row: Mapping[str, Any]) -> str:
 
 def _runs(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     one, two = (len(row["runs"]) for row in (first, second))
-    return f"{counted(one, 'run')} each" if one == two else f"{one} and {counted(two, 'run')}"
+    return f"{pluralize(one, 'run')} each" if one == two else f"{one} and {pluralize(two, 'run')}"
 
 
 def _curves(curves: Curves) -> Drawing:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lamina.editing.convolutions import convolution_blocks
+from lamina.editing.editable import convolution_blocks
 from lamina.editing.insert import inserted_at_start
-from lamina.editing.inserted import PREFIX
+from lamina.editing.inserted_layer import PREFIX
 from lamina.editing.record import edits
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.layers import stacks

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 from lamina.data.arrow import spills
 from lamina.data.batches import Budget
 from lamina.errors import ConfigError, LaminaError
-from lamina.layers.turns import take_turns
+from lamina.layers.pass_lock import pass_lock
 from lamina.serve.batching import Job, next_batch
 from lamina.serve.explain import ExplainWork
 from lamina.serve.jobs import AnswerWork, Work
@@ -92,7 +92,7 @@ class Engine:
             raise ConfigError("serve: the bank has no reader; at least one is needed.")
         self.served, self.settings = Served(bank.eval(), 1, dict.fromkeys(bank, 1)), settings
         self._tell = tell
-        self.turns = take_turns(bank.model)  # with threads that write, and those that look at the model
+        self.turns = pass_lock(bank.model)  # with threads that write, and those that look at the model
         self.reading = Lock()  # how a tokenizer cuts is a state of it, set before each text
         overhead = _OVERHEAD["cpu" if bank.device.type == "cpu" else "accelerator"]
         self._budget = Budget(settings.max_batch_tokens, overhead)

@@ -10,8 +10,8 @@ import torch
 
 from lamina.data.batches import tokenizer_of
 from lamina.errors import NotFiniteError
-from lamina.fusion.gated import InputWeighted
-from lamina.layers.isolation import evaluating
+from lamina.fusion.base import InputWeighted
+from lamina.layers.preserve import evaluating
 from lamina.serve.jobs import Work, predictor_of
 from lamina.serve.uploads import plain
 from lamina.studies.contributions import layer_amounts

@@ -13,7 +13,7 @@ from lamina.data.batches import length_batches, padding_of, tokenizer_of
 from lamina.data.encode import encode, length_limit
 from lamina.errors import LaminaError, NotFiniteError
 from lamina.layers.discovery import pick_stack
-from lamina.layers.isolation import evaluating
+from lamina.layers.preserve import evaluating
 from lamina.layers.selectors import select
 from lamina.serve.uploads import Upload, plain
 from lamina.tasks.inputs import check_tokenizer

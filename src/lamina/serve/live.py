@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, LaminaError, NotFiniteError, UnknownNameError
-from lamina.layers.finite import first_not_finite
+from lamina.layers.nan_checks import first_non_finite
 from lamina.serve.engine import Engine, Served
 from lamina.serve.guard import ADMIN
 from lamina.serve.shapes import ReadersChanged, ReadersRequest
@@ -97,7 +97,7 @@ class Live:
         for name, source in {**kept, **new}.items():
             bank.update(source, [name])
         for name in new:
-            if weight := first_not_finite(bank[name].named_parameters()):
+            if weight := first_non_finite(bank[name].named_parameters()):
                 raise NotFiniteError(f"serve: weight '{weight}' of reader '{name}' is not finite.", name=weight)
         counts = {name: self._counts.get(name, 0) + 1 for name in new}
         versions = {name: counts.get(name) or old.versions[name] for name in bank}

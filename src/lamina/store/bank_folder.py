@@ -22,13 +22,13 @@ from lamina.errors import (
     ModelNotFoundError,
     StoreError,
     check_known,
-    foreign_errors,
-    noted,
+    convert_errors,
+    error_context,
 )
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.layers import select, stacks
-from lamina.layers.adapters import check_plain
+from lamina.layers.adapters import check_no_adapters
 from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.store import manifest as facts
@@ -102,7 +102,7 @@ def claimed_output(
     if isinstance(target, dict):
         return claimed(folder, [*_names(target), *files])
     if not isinstance(target, ReaderBank) or target.own_base:
-        check_plain(target.model if isinstance(target, ReaderBank) else target, "save")
+        check_no_adapters(target.model if isinstance(target, ReaderBank) else target, "save")
     names = _names(target) if isinstance(target, ReaderBank) else saved_names(folder)
     return claimed(folder, [*names, *files])
 
@@ -144,7 +144,7 @@ def load_bank(
 
     So has one with monitors, which watch what is written.
     """
-    with foreign_errors(lambda reason: damaged(folder, f"cannot be loaded ({reason})")):
+    with convert_errors(lambda reason: damaged(folder, f"cannot be loaded ({reason})")):
         path = local_folder(folder, revision, readers, base=model is None)
         load_from = partial(_load_bank, path, model, processor, readers, writes=writes)
         return read_steady(path, facts.MANIFEST, load_from)
@@ -268,7 +268,10 @@ def _borrowed(reader: ReaderModule) -> str | None:
 
 def _load_reader(bank: ReaderBank, name: str, folder: Path, saved: facts.ReaderFacts) -> None:
     path = folder / facts.READER
-    with noted(f"in {path}"), foreign_errors(lambda reason: damaged(path, f"has settings that do not fit ({reason})")):
+    with (
+        error_context(f"in {path}"),
+        convert_errors(lambda reason: damaged(path, f"has settings that do not fit ({reason})")),
+    ):
         fusion, head = _config(FUSIONS, saved.fusion), _config(HEADS, saved.head)
         stack = _same_stack(bank.stacks, saved.stack)
         config = Reader(fusion, head, stack=stack.name if stack else saved.stack, seed=saved.seed)

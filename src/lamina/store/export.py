@@ -11,13 +11,13 @@ import torch
 
 from lamina.bank import ReaderBank, ReaderModule
 from lamina.errors import ConfigError
+from lamina.fusion.ada_layers import ProjectedFusion
 from lamina.fusion.base import Fusion
 from lamina.fusion.concat import ConcatFusion
 from lamina.fusion.elementwise import ElementwiseFusion
 from lamina.fusion.last_layer import LastLayerFusion
 from lamina.fusion.mean import MeanFusion
 from lamina.fusion.pooled_layers import PooledLayersFusion
-from lamina.fusion.projected import ProjectedFusion
 from lamina.fusion.scalar_mix import ScalarMixFusion
 from lamina.heads.base import PassThrough
 from lamina.heads.sequence_classification import PooledClassificationHead

@@ -15,9 +15,9 @@ from rich.filesize import decimal
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as dump_safetensors
 
-from lamina.errors import NotFiniteError, StoreError, foreign_errors
-from lamina.layers.finite import first_not_finite
-from lamina.utils import MOST_BYTES, is_file, parse_json, read_bytes, sync, write_text
+from lamina.errors import NotFiniteError, StoreError, convert_errors
+from lamina.layers.nan_checks import first_non_finite
+from lamina.utils import MAX_BYTES, fsync, is_file, parse_json, read_bytes, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -159,7 +159,7 @@ def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, fo
             (usual := folder / WORK / "usual").touch()
             for name in new:
                 shutil.copymode(usual, stage / name)  # safetensors gives weights to their owner alone
-                sync(stage / name)
+                fsync(stage / name)
             write_text(folder / WORK / PLAN, json.dumps([old, new]))
             _move(old, folder, folder / WORK / "old")
             _move(reversed(new), stage, folder)
@@ -177,7 +177,7 @@ def _check_names(folder: Path, names: Sequence[str], *, force: bool) -> None:
 
 def _disk_errors(folder: Path) -> AbstractContextManager[None]:
     what, hint = "cannot be written ({}); nothing in it was changed", "Check the rights and the space there."
-    return foreign_errors(lambda reason: StoreError(f"save: {folder} {what.format(reason)}. {hint}"))
+    return convert_errors(lambda reason: StoreError(f"save: {folder} {what.format(reason)}. {hint}"))
 
 
 def _recover(folder: Path) -> None:
@@ -214,26 +214,26 @@ def write_json(path: Path, fields: Mapping[str, Any]) -> None:
     NaN and infinity are written as Python's `json` does, which reads them again.
     """
     holds = "`info` can hold text, numbers, lists and mappings"
-    with foreign_errors(lambda reason: StoreError(f"save: {path.name} cannot be written ({reason}); {holds}.")):
+    with convert_errors(lambda reason: StoreError(f"save: {path.name} cannot be written ({reason}); {holds}.")):
         text = json.dumps(fields, indent=2, ensure_ascii=False).encode()
     path.write_bytes(text + b"\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object; StoreError if it is missing, damaged, or holds something else."""
-    fields: object = _read(path, lambda content: parse_json(content.decode()), "JSON", MOST_BYTES)
+    fields: object = _read(path, lambda content: parse_json(content.decode()), "JSON", MAX_BYTES)
     if not isinstance(fields, dict):
         raise damaged(path, "holds no JSON object")
     return cast("dict[str, Any]", fields)
 
 
 def _read(path: Path, parse: Callable[[bytes], Any], form: str, most: int | None = None) -> Any:
-    with foreign_errors(lambda reason: StoreError(f"load: {path} cannot be read ({reason}).")):
+    with convert_errors(lambda reason: StoreError(f"load: {path} cannot be read ({reason}).")):
         try:
             content = path.read_bytes() if most is None else read_bytes(path, most)
         except FileNotFoundError:
             raise damaged(path, "is not there; the folder is incomplete") from None
-    with foreign_errors(lambda reason: damaged(path, f"is not {form} ({reason}); the file is damaged or cut off")):
+    with convert_errors(lambda reason: damaged(path, f"is not {form} ({reason}); the file is damaged or cut off")):
         return parse(content)
 
 
@@ -245,7 +245,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def check_finite(what: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Raise NotFiniteError if a tensor that is to be saved holds NaN or infinity."""
-    if name := first_not_finite(tensors):
+    if name := first_non_finite(tensors):
         raise NotFiniteError(f"save: {what} holds NaN or infinity in '{name}'; such weights are not saved.", name=name)
 
 
@@ -266,6 +266,6 @@ def read_tensors(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise damaged(path, f"does not fit the reader that the folder describes: {wrong[0]}{more}")
-    if name := first_not_finite(tensors.items()):
+    if name := first_non_finite(tensors.items()):
         raise damaged(path, f"holds NaN or infinity in '{name}'")
     return tensors

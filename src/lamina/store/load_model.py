@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lamina.editing.inserted import is_inserted
-from lamina.errors import ConfigError, StoreError, foreign_errors
+from lamina.editing.inserted_layer import is_inserted
+from lamina.errors import ConfigError, StoreError, convert_errors
 from lamina.heads.base import label_names
-from lamina.layers.finite import first_not_finite
+from lamina.layers.nan_checks import first_non_finite
 from lamina.store import models
 from lamina.store.files import damaged, read_steady
 from lamina.store.manifest import RECORD
@@ -63,7 +63,7 @@ def load(
     if dtype != "auto" and not (isinstance(wanted, torch.dtype) and wanted.is_floating_point):
         raise ConfigError(f"load: dtype is {dtype!r}; it must be 'auto' or a float type of torch, such as 'bfloat16'.")
     read = partial(_load, name, kind, labels, revision, dtype, new_weights=new_weights)
-    with foreign_errors(lambda reason: damaged(name, f"cannot be loaded ({reason})")):
+    with convert_errors(lambda reason: damaged(name, f"cannot be loaded ({reason})")):
         source = Path(models.source_of(name, revision))
         return read_steady(source, RECORD, read) if is_dir(source) else read()
 
@@ -97,7 +97,7 @@ def _load(
     except Exception as error:  # transformers raises many unrelated kinds
         raise models.model_error(name, config.model_type, error) from error
     new = _check_report(model, name, report, new_head=labels is not None)
-    if weight := first_not_finite(model.named_parameters()):
+    if weight := first_non_finite(model.named_parameters()):
         raise damaged(f"the weights of {name}", f"hold NaN or infinity in '{weight}'")
     if not new_weights:
         check_head(model, name, new)
@@ -134,7 +134,7 @@ def outline(name: str | Path, head: str | None = None) -> PreTrainedModel:
     name = str(name)
     model = models.empty_model(models.load_config(name), models.model_class(head))
     _, edits = read_record(name)
-    with foreign_errors(lambda reason: damaged(name, f"has edits that do not fit its config.json ({reason})")):
+    with convert_errors(lambda reason: damaged(name, f"has edits that do not fit its config.json ({reason})")):
         replay_inserts(model, edits)
         restore_edits(model, name, edits)
     return model

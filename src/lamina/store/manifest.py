@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lamina.errors import StoreError, UnknownNameError, foreign_errors
+from lamina.errors import StoreError, UnknownNameError, convert_errors
 from lamina.store.files import damaged, read_json
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class SavedFacts(BaseModel):
         if "format" in cls.model_fields and fields.get("format") != FORMAT:
             what = f"has format {fields.get('format')}; this version of lamina reads format {FORMAT}"
             raise StoreError(f"load: {path} {what}. Use the version that saved it, or a newer one.")
-        with foreign_errors(lambda reason: damaged(path, f"cannot be understood ({reason})")):
+        with convert_errors(lambda reason: damaged(path, f"cannot be understood ({reason})")):
             return cls._checked(path, fields)
 
     @classmethod

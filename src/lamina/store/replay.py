@@ -12,9 +12,9 @@ import torch
 
 from lamina.editing.freeze import is_trained
 from lamina.editing.insert import replay_insert
-from lamina.editing.inserted import is_inserted
+from lamina.editing.inserted_layer import is_inserted
 from lamina.editing.record import Edit, restore
-from lamina.errors import StoreError, UnsupportedModelError, foreign_errors
+from lamina.errors import StoreError, UnsupportedModelError, convert_errors
 from lamina.layers import select, stacks
 from lamina.store.files import damaged
 from lamina.store.manifest import RECORD, EditsRecord
@@ -34,7 +34,7 @@ def read_record(name: str, revision: str | None = None) -> tuple[str, list[Edit]
     if path is None or not os.path.lexists(path):
         return "", []
     saved = EditsRecord.read(path)
-    with foreign_errors(lambda reason: damaged(path, f"holds an edit that cannot be understood ({reason})")):
+    with convert_errors(lambda reason: damaged(path, f"holds an edit that cannot be understood ({reason})")):
         return saved.architecture, [Edit.from_dict(edit) for edit in saved.edits]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lamina.editing.record import edits, note_place
 from lamina.errors import ConfigError, LaminaError
-from lamina.layers.adapters import check_plain
+from lamina.layers.adapters import check_no_adapters
 from lamina.layers.wrappers import unwrapped
 from lamina.store.files import check_finite, staged, write_json
 from lamina.store.manifest import FORMAT, RECORD, EditsRecord
@@ -54,7 +54,7 @@ def save(
     if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
         what = "a transformers model is needed; a bank has save_pretrained of its own"
         raise ConfigError(f"save: got a {type(model).__name__}; {what}.")
-    check_plain(model, "save")
+    check_no_adapters(model, "save")
     check_finite("the model", model.named_parameters())
     with staged(folder, names := [*saved_names(folder), *(files or {})], names, force=force) as stage:
         cast("Any", model).save_pretrained(stage)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from lamina.tasks.metrics import LOWER
 from lamina.train.results import summarise
-from lamina.utils import counted
+from lamina.utils import pluralize
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -46,7 +46,7 @@ def sentence(task: str, proposal: Proposal, depth: int, table: Any, metric: str,
     if proposal.keep == depth:
         return f"{task}: keep all {depth} blocks; no lower layer comes within {tolerance:g} of the best {metric}."
     own = table[table["task"] == task]
-    what = f"{task}: read at {_and(proposal.read)}; keep {proposal.keep} of {counted(depth, 'block')}"
+    what = f"{task}: read at {_and(proposal.read)}; keep {proposal.keep} of {pluralize(depth, 'block')}"
     sides = [own[(own["measure"] == metric) & (own["phase"] == phase)] for phase in ("whole", "cut")]
     whole, cut = (side.dropna(subset=["seed"]).set_index("seed")["score"].to_dict() for side in sides)
     changes = [cut[seed] - whole[seed] for seed in cut if seed in whole]

@@ -13,11 +13,11 @@ import pandas as pd
 import torch
 
 from lamina.bank import Reader, ReaderBank
-from lamina.editing.checks import chosen_blocks
+from lamina.editing.editable import chosen_blocks
 from lamina.editing.truncate import truncate_
 from lamina.errors import ConfigError
 from lamina.fusion.scalar_mix import ScalarMix
-from lamina.layers.isolation import evaluating
+from lamina.layers.preserve import evaluating
 from lamina.recipes.schema import slug
 from lamina.store.bank_folder import save_bank
 from lamina.store.save_model import save
@@ -243,7 +243,7 @@ def _costs(
     options = EncodeOptions(part="predict", max_length=kind.length_limit(whole, reader, max_length))
     part = task.split("validation")
     count = min(len(part), _TIMED_ROWS)
-    inputs = kind.encode(part.take(range(count)), reader, options)
+    inputs = kind.encode(part.select_rows(range(count)), reader, options)
     batch = {key: value for key, value in inputs.batch(list(range(count))).items() if key != "labels"}
     ratios = []
     for _ in range(_TIMES):

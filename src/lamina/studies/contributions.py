@@ -13,13 +13,10 @@ from torch.nn import functional as F
 
 from lamina.data.batches import tokenizer_of
 from lamina.errors import ConfigError
-from lamina.fusion.base import Fusion, WeightedSum
+from lamina.fusion.base import Fusion, InputWeighted, LayerView, WeightedSum
 from lamina.fusion.concat import ConcatFusion
-from lamina.fusion.gated import InputWeighted
-from lamina.fusion.layer_view import LayerView
-from lamina.fusion.pooled_layers import PooledLayersFusion
-from lamina.fusion.pooling import PooledTokens, token_shares
-from lamina.layers.isolation import evaluating
+from lamina.fusion.pooled_layers import PooledLayersFusion, PooledTokens, token_shares
+from lamina.layers.preserve import evaluating
 from lamina.studies.passes import text_inputs
 from lamina.studies.provenance import library_versions, model_facts
 from lamina.studies.study import Figure, Study

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lamina.errors import ConfigError, UnsupportedModelError, check_known
 from lamina.layers import default_stack, select
-from lamina.layers.adapters import check_plain
+from lamina.layers.adapters import check_no_adapters
 from lamina.layers.roles import family_of
 from lamina.layers.wrappers import unwrapped
 from lamina.store.load_model import load
@@ -134,7 +134,7 @@ class _Blocks:
     """The linear weights of some blocks of a model, by layer and role."""
 
     def __init__(self, model: PreTrainedModel, layers: Selector, stack: str | None, roles: str | Sequence[str]) -> None:
-        check_plain(model, _OP)
+        check_no_adapters(model, _OP)
         self.model, self.stack = model, default_stack(model, stack, op=_OP)
         self.layers = select(layers, self.stack.layers, op=_OP)
         if self.layers[0] == 0:

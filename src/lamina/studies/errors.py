@@ -21,7 +21,7 @@ from lamina.studies.sources import own_processor
 from lamina.studies.study import Figure, Study
 from lamina.tasks import kind_of
 from lamina.train.options import FitOptions
-from lamina.utils import check_range, counted
+from lamina.utils import check_range, pluralize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -192,7 +192,7 @@ class _Errors:
         said = [f"layer {best} answers fewest rows wrongly, {int(wrong[best].sum())} of {total}."]
         if len(wrong) > 1:
             are = "is" if everywhere == 1 else "are"
-            said.append(f"{counted(everywhere, 'row')} {are} answered wrongly at all of {len(wrong)} layers.")
+            said.append(f"{pluralize(everywhere, 'row')} {are} answered wrongly at all of {len(wrong)} layers.")
         return said
 
     @property

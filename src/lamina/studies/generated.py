@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lamina.data.encode import length_limit
 from lamina.errors import DataError
-from lamina.layers.isolation import evaluating
+from lamina.layers.preserve import evaluating
 from lamina.studies.passes import text_inputs
 from lamina.studies.vectors import own_tokens
 from lamina.utils import check_range

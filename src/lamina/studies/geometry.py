@@ -25,7 +25,9 @@ class LayerMeasure(ABC):
         self._sums = torch.zeros(len(self.names), layers, dtype=torch.float64)
         self._counts = torch.zeros(layers, dtype=torch.float64)
 
-    def take(self, index: int, state: Float[Tensor, "batch tokens width"], real: Bool[Tensor, "batch tokens"]) -> None:
+    def on_state(
+        self, index: int, state: Float[Tensor, "batch tokens width"], real: Bool[Tensor, "batch tokens"]
+    ) -> None:
         """Take in a state; `index` counts the layers that are read from 0, ascending within a pass."""
         values = self.values(index, state.float(), real)
         self._sums[:, index] += values.double().sum(1).cpu()

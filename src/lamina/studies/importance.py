@@ -11,7 +11,7 @@ import torch
 
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError
-from lamina.fusion.gated import InputWeighted
+from lamina.fusion.base import InputWeighted
 from lamina.studies.passes import group_batches, text_inputs
 from lamina.studies.provenance import library_versions, model_facts
 from lamina.studies.statistics import mean_and_interval

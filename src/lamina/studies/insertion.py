@@ -12,7 +12,7 @@ from lamina.studies.finetuned import block_counts, compared, finetuned, trained_
 from lamina.studies.runner import Cell, run_cells
 from lamina.studies.sources import cell_settings, edited_stack, finished, named_tasks
 from lamina.studies.study import Figure
-from lamina.utils import counted
+from lamina.utils import pluralize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -123,7 +123,7 @@ def _most(ways: Sequence[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
 
 def _sentence(table: Any, task: str, metric: str, way: tuple[str, str, int]) -> str:
     end, start, count = way
-    what = f"{task}: {metric} with layers in the {end} {counted(count, 'block')}, {start} start, against none"
+    what = f"{task}: {metric} with layers in the {end} {pluralize(count, 'block')}, {start} start, against none"
     scores = trained_scores(table, task, metric, end=end, start=start, inserted=count)
     return compared(what, scores, trained_scores(table, task, metric, inserted=0))
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from lamina.data.batches import tokenizer_of
 from lamina.errors import ConfigError, DataError
-from lamina.layers.isolation import evaluating
+from lamina.layers.preserve import evaluating
 from lamina.studies.output_head import OutputHead, asked_states, in_parts, logits_in_parts
 from lamina.studies.passes import LayerReader, group_batches, text_inputs
 from lamina.studies.provenance import library_versions, model_facts
 from lamina.studies.study import Figure, Study
 from lamina.studies.vectors import own_tokens
-from lamina.utils import check_range, counted, derive_seed, progress_bar
+from lamina.utils import check_range, derive_seed, pluralize, progress_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -150,7 +150,7 @@ def _conclusions(rows: Sequence[Mapping[str, Any]], depth: int) -> Iterator[str]
     elif top > 0:
         yield (
             f"Layer {early} is the first whose accuracy is {_MOST:.0%} of the model's own or more "
-            f"({right[early]:.1%} of {counted(rows[0]['tokens'], 'token')}; the model {top:.1%})."
+            f"({right[early]:.1%} of {pluralize(rows[0]['tokens'], 'token')}; the model {top:.1%})."
         )
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 
 from lamina.data.batches import tokenizer_of
-from lamina.layers.isolation import evaluating
+from lamina.layers.preserve import evaluating
 from lamina.studies.output_head import OutputHead, asked_states, logits_in_parts
 from lamina.studies.passes import LayerReader, text_inputs
 from lamina.studies.provenance import library_versions, model_facts

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers import default_stack
-from lamina.layers.isolation import preserve_model
+from lamina.layers.preserve import preserve_model
 from lamina.layers.probe_input import probe_input
 from lamina.layers.roles import family_of
 from lamina.layers.stack import alike, swapped

@@ -15,9 +15,9 @@ from lamina.data.encode import encode, length_limit
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers import default_stack, select, watch
 from lamina.layers.hooks import StopForward, token_mask
-from lamina.layers.isolation import evaluating
+from lamina.layers.preserve import evaluating
 from lamina.layers.roles import family_of
-from lamina.layers.towers import own_inputs, run_stacks
+from lamina.layers.towers import run_stacks, tower_inputs
 from lamina.layers.wrappers import uncompiled, unwrapped
 from lamina.studies.sources import own_processor
 from lamina.tasks.inputs import TextInputs, check_tokenizer
@@ -45,12 +45,12 @@ class LayerReader:
         self.layers = select(layers, self.stack.layers, op=op)
 
     @torch.no_grad()
-    def read(self, batch: Batch, take: OnLayer) -> None:
+    def read(self, batch: Batch, on_state: OnLayer) -> None:
         """Run the model, in eval mode, up to the last chosen layer.
 
         Args:
             batch: What the model is called with.
-            take: Called with each chosen layer, its state `[batch, tokens, width]` and the mask of its real tokens
+            on_state: Called with each chosen layer, its state `[batch, tokens, width]` and the mask of its real tokens
                 `[batch, tokens]`, layers ascending.
 
         Raises:
@@ -62,15 +62,15 @@ class LayerReader:
         taken: list[int] = []
 
         def start(args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-            given[:] = [token_mask(self.stack, own_inputs(self.stack, batch), args, kwargs)]
+            given[:] = [token_mask(self.stack, tower_inputs(self.stack, batch), args, kwargs)]
 
-        def on_state(layer: int, state: Tensor) -> None:
+        def pass_on(layer: int, state: Tensor) -> None:
             taken.append(layer)
-            take(layer, state, real_tokens(given[0], state, self.model))
+            on_state(layer, state, real_tokens(given[0], state, self.model))
             if taken == self.layers:
                 raise stop
 
-        with uncompiled(), evaluating(self.model), watch(self.stack, self.layers, on_state, start):
+        with uncompiled(), evaluating(self.model), watch(self.stack, self.layers, pass_on, start):
             run_stacks(self.model, [self.stack], batch, stop)
         if taken != self.layers:
             reason = f"a pass came to the layers {taken} of its stack '{self.stack.name}', not to {self.layers}"

@@ -14,7 +14,7 @@ from lamina.heads.base import HeadConfig, ProblemType
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.layers import Site
-from lamina.layers.isolation import evaluating
+from lamina.layers.preserve import evaluating
 from lamina.layers.wrappers import unwrapped
 from lamina.store import load
 from lamina.studies.controls import LabelBits, code_blocks, code_length, control_task, only_rows
@@ -204,7 +204,7 @@ def _without_scores(tasks: Mapping[str, Task], split: str) -> dict[str, Task]:
     """The tasks with one row to validate on: nothing is chosen by scores, and they are taken once, at the end."""
     first = next(iter(tasks.values())).split(split)
     row = next((row for row, label in enumerate(first.labels) if label != ()), 0)
-    one = first.take([row])
+    one = first.select_rows([row])
     own = {"label_all_tokens": False}
     return {
         name: replace(task, splits={"train": task.split("train"), "validation": one}, metrics=(task.metric,), **own)

@@ -11,7 +11,7 @@ import numpy as np
 from lamina.studies.probe_cell import Place
 from lamina.studies.row_scores import row_counts
 from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap
-from lamina.utils import counted
+from lamina.utils import pluralize
 
 if TYPE_CHECKING:
     from lamina.layers import Site
@@ -107,8 +107,8 @@ def conclusions(task: str, found: Compared) -> list[str]:
         return []
     best = found.scores[found.best]
     over = f", 95 % over {len(best)} seeds" if len(best) > 1 else ""
-    score = f"{found.metric} {mean_and_interval(best)}{over}, n = {counted(found.rows_scored, 'row')}"
-    said = [f"{task}: {title(found.best)} has the best score of {counted(len(found.scores), 'probe')}: {score}."]
+    score = f"{found.metric} {mean_and_interval(best)}{over}, n = {pluralize(found.rows_scored, 'row')}"
+    said = [f"{task}: {title(found.best)} has the best score of {pluralize(len(found.scores), 'probe')}: {score}."]
     if found.baseline is not None:
         name, value = found.baseline
         against = f"the best baseline that reads the text alone, {name} ({found.metric} {value:.3f})"

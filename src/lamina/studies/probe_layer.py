@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.base import Fusion, FusionConfig, Stream, fed
-from lamina.fusion.layer_view import LayerView
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
 from lamina.layers.sites import Site
 from lamina.utils import check_range
 

@@ -11,7 +11,7 @@ from lamina.studies.finetuned import block_counts, compared, finetuned, trained_
 from lamina.studies.runner import Cell, run_cells
 from lamina.studies.sources import cell_settings, edited_stack, finished, named_tasks
 from lamina.studies.study import Figure
-from lamina.utils import check_range, counted
+from lamina.utils import check_range, pluralize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -132,6 +132,6 @@ def _sentence(table: Any, task: str, metric: str, fraction: float) -> str:
     reached = table[(table["task"] == task) & (table["fraction"] == fraction)]["reinitialised"]
     most = int(reached.max()) if len(reached) else 0
     scores, none = (trained_scores(table, task, metric, fraction=fraction, reinitialised=count) for count in (most, 0))
-    top = f"the top {counted(most, 'block')} re-initialised"
+    top = f"the top {pluralize(most, 'block')} re-initialised"
     what = f"{task}, {fraction:.0%} of the rows: {metric} with {top}, against none"
     return compared(what, scores, none)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lamina.bank import ReaderBank
 from lamina.bank.listening import generates
 from lamina.data.batches import tokenizer_of
-from lamina.editing.checks import chosen_blocks
+from lamina.editing.editable import chosen_blocks
 from lamina.errors import ConfigError
 from lamina.studies.generated import continuations, prompt_ids, same_share
 from lamina.studies.lens import perplexity
@@ -211,7 +211,7 @@ def _proxies(base: Any, task: Task) -> list[Row]:
     kind = kind_of(task.kind)
     limit = kind.length_limit(cell.model, cell.processor, cell.max_length)
     part = task.split("validation")
-    part = part.take(range(min(len(part), _PROXY_ROWS)))
+    part = part.select_rows(range(min(len(part), _PROXY_ROWS)))
     inputs = kind.encode(part, cell.processor, EncodeOptions(part="predict", max_length=limit))
     rows = cell.proxies(inputs, len(part))
     if kind.single_label(task.problem_type):

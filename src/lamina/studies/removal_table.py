@@ -10,7 +10,7 @@ import pandas as pd
 from lamina.studies.statistics import rank_correlation
 from lamina.tasks.metrics import LOWER
 from lamina.train.results import summarise
-from lamina.utils import counted
+from lamina.utils import pluralize
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -64,7 +64,7 @@ def _drops(measured: Any) -> Any:
 
 
 def _sentence(task: str, proxy: str, found: dict[str, Any]) -> str:
-    name, n = proxy.replace("_", " "), f"n = {counted(found['n'], 'run')} of blocks"
+    name, n = proxy.replace("_", " "), f"n = {pluralize(found['n'], 'run')} of blocks"
     if math.isnan(found["score"]):
         return f"{task}: whether {name} foretells the measured drop cannot be said ({n})."
     facts = f"rank correlation {found['score']:.2f}, p = {found['p']:.2g}, {n}"

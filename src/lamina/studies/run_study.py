@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.data.read import read_chunks
-from lamina.errors import ConfigError, noted
+from lamina.errors import ConfigError, error_context
 from lamina.recipes.loading import load_task, repeats
 from lamina.registry import STUDIES
 from lamina.store import load, load_bank
@@ -125,7 +125,7 @@ def _opened(name: str, options: dict[str, Any], data: str | Path | None) -> dict
         if value is None or not any(kind in annotation for kind in ("PreTrainedModel", "ReaderBank", "Checkpoint")):
             continue
 
-        with noted(f"studies.{name}.{key}"):
+        with error_context(f"studies.{name}.{key}"):
             if isinstance(value, dict):
                 opened[key] = {own: _open(where, annotation, data) for own, where in value.items()}
             elif isinstance(value, list):

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lamina.editing.checks import chosen_blocks
+from lamina.editing.editable import chosen_blocks
 from lamina.errors import ConfigError
 from lamina.heads import HEADS
 from lamina.recipes.schema import ReaderRecipe

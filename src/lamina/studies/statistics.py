@@ -12,7 +12,7 @@ import numpy as np
 
 from lamina.errors import ConfigError
 from lamina.train.results import summarise
-from lamina.utils import check_range, counted
+from lamina.utils import check_range, pluralize
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Metric = Callable[[Array], Array]
@@ -56,7 +56,7 @@ class Difference:
 
     def __str__(self) -> str:
         """What may be concluded, as a sentence."""
-        n = f"n = {counted(self.rows, 'row')}"
+        n = f"n = {pluralize(self.rows, 'row')}"
         if self.seeds < 2:
             side = f"{_number(abs(self.value))} {'above' if self.value >= 0 else 'below'}"
             return f"{self.first} is {side} {self.second} ({n}); with one seed no interval is claimed."

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from lamina.errors import ConfigError, StoreError, check_known, foreign_errors
+from lamina.errors import ConfigError, StoreError, check_known, convert_errors
 from lamina.store.files import damaged, read_steady, staged, write_json
 from lamina.store.manifest import FORMAT, SavedFacts
 from lamina.studies.provenance import library_versions
-from lamina.utils import counted
+from lamina.utils import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,12 +101,12 @@ class Study:
 
     def __post_init__(self) -> None:
         own = "settings hold text, numbers, lists and mappings"
-        with foreign_errors(lambda reason: ConfigError(f"study {self.name}: {reason}; {own}.")):
+        with convert_errors(lambda reason: ConfigError(f"study {self.name}: {reason}; {own}.")):
             object.__setattr__(self, "settings", json.loads(json.dumps(self.settings)))
 
     def __repr__(self) -> str:
         """Its conclusions, and how much there is to look at."""
-        size = f"{counted(len(self.table), 'row')}, figures: {', '.join(self.figures) or 'none'}"
+        size = f"{pluralize(len(self.table), 'row')}, figures: {', '.join(self.figures) or 'none'}"
         return "\n".join([f"Study('{self.name}', {size})", *(f"- {sentence}" for sentence in self.conclusions)])
 
     def rows(self, figure: str) -> DataFrame:
@@ -156,7 +156,7 @@ class Study:
             UnknownNameError: If its settings file has a key that no study has.
         """
         folder = Path(folder)
-        with foreign_errors(lambda reason: damaged(folder, f"cannot be loaded ({reason})")):
+        with convert_errors(lambda reason: damaged(folder, f"cannot be loaded ({reason})")):
             return read_steady(folder, STUDY, partial(_load, folder))
 
 
@@ -170,6 +170,6 @@ def _load(folder: Path) -> Study:
         raise damaged(path, "is not there; the folder is incomplete")
     if hashlib.sha256(path.read_bytes()).hexdigest() != facts.table:
         raise damaged(path, f"is not the table that {STUDY} was saved with")
-    with foreign_errors(lambda reason: damaged(folder / STUDY, f"has a figure that cannot be understood ({reason})")):
+    with convert_errors(lambda reason: damaged(folder / STUDY, f"has a figure that cannot be understood ({reason})")):
         figures = {name: Figure(**figure) for name, figure in facts.figures.items()}
     return Study(facts.name, pd.read_parquet(path), facts.settings, figures, tuple(facts.conclusions))

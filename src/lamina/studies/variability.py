@@ -23,7 +23,7 @@ from lamina.studies.study import Figure, Study
 from lamina.studies.vectors import mean_state, own_tokens
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
-from lamina.utils import counted, progress_bar
+from lamina.utils import pluralize, progress_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -161,7 +161,7 @@ def _beside(
 
 def _compared(row: Mapping[str, Any]) -> str:
     """What the rank correlation allows to say."""
-    n = f"n = {counted(row['n'], 'layer')}"
+    n = f"n = {pluralize(row['n'], 'layer')}"
     if math.isnan(row["score"]):
         return f"{row['task']}: whether nu tells which layer a probe reads best cannot be said ({n})."
     facts = f"rank correlation {row['score']:.2f}, p = {row['p']:.2g}, {n}"
@@ -176,7 +176,7 @@ def _conclusions(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         least = min((row for row in rows if row["task"] == task), key=lambda row: row["score"])
         if not math.isfinite(least["score"]):
             continue
-        rows_read = counted(least["rows"], "row")
+        rows_read = pluralize(least["rows"], "row")
         said = f"{task}: layer {least['layer']} has the lowest nu, {least['score']:.3g} over {rows_read}"
         yield f"{said}; it is the first to try a reader at. One measurement, so no interval is claimed."
 
@@ -209,10 +209,10 @@ def _read(
                 own = own.roll(1, dims=1)  # the decoder reads its input shifted right, behind a start token
                 own[:, 0] = False
 
-            def take(layer: int, state: Tensor, real: Tensor, own: Any = own, classes: Tensor = classes) -> None:
-                counted = real if own is None else real & own.to(real.device)
-                counted = torch.where(counted.any(1, keepdim=True), counted, real)
-                scatter[reader.layers.index(layer)].add(mean_state(state, counted), classes)
+            def on_state(layer: int, state: Tensor, real: Tensor, own: Any = own, classes: Tensor = classes) -> None:
+                pluralize = real if own is None else real & own.to(real.device)
+                pluralize = torch.where(pluralize.any(1, keepdim=True), pluralize, real)
+                scatter[reader.layers.index(layer)].add(mean_state(state, pluralize), classes)
 
-            reader.read(batch, take)
+            reader.read(batch, on_state)
     return scatter

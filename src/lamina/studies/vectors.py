@@ -42,7 +42,7 @@ class RowVectors:
         for numbers, batch in group:
             drawn: list[tuple[Tensor, Tensor]] = []
 
-            def take(
+            def on_state(
                 layer: int,
                 state: Tensor,
                 real: Tensor,
@@ -51,13 +51,13 @@ class RowVectors:
             ) -> None:
                 index = self.reader.layers.index(layer)
                 for measure in self.measures:
-                    measure.take(index, state, real)
+                    measure.on_state(index, state, real)
                 if self._per == "token" and not drawn:
                     drawn.append(draw_tokens(real, numbers, self._seed))
                     self.tokens += int(real.sum())
                 parts[index].append(state[drawn[0]].float() if drawn else mean_state(state, real))
 
-            self.reader.read(batch, take)
+            self.reader.read(batch, on_state)
             order += numbers
         sort = torch.tensor(np.argsort(order)) if self._per == "text" else slice(None)
         return [torch.cat(vectors)[sort] for vectors in parts]

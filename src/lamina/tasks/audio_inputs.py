@@ -108,7 +108,7 @@ class AudioInputs:
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Some clips, as `input_values` `[batch, samples]` or `input_features`, perhaps with their mask."""
-        clips: Sequence[LazyAudio] = self._split.texts.take(rows)
+        clips: Sequence[LazyAudio] = self._split.texts.read_rows(rows)
         sounds = [clip.open(self.rate, self._samples[int(row)]) for clip, row in zip(clips, rows, strict=True)]
         sounds = [np.pad(sound, (0, max(0, self._shortest - len(sound)))) for sound in sounds]
         padding: dict[str, Any] = {}

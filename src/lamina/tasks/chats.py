@@ -11,7 +11,7 @@ from typing import Any, final
 from lamina.data.arrow import derived
 from lamina.data.batches import tokenizer_of
 from lamina.data.read import Table
-from lamina.errors import ConfigError, foreign_errors
+from lamina.errors import ConfigError, convert_errors
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec
 from lamina.tasks.split import Split
@@ -91,7 +91,7 @@ def render(chat: Chat, processor: Any, *, prompt: bool = False, op: str = "causa
         came = f"{type(tokenizer).__name__} has no chat template, which makes a text of a chat"
         hint = "Set tokenizer.chat_template, or name the columns of prompts and replies: text=..., text_pair=..."
         raise ConfigError(f"causal_lm: {came}. {hint}")
-    with foreign_errors(lambda reason: ConfigError(f"{op}: the chat template fails on {messages[0]} ... ({reason}).")):
+    with convert_errors(lambda reason: ConfigError(f"{op}: the chat template fails on {messages[0]} ... ({reason}).")):
         if prompt:
             return _text(tokenizer, messages, prompt=True), []
         template = tokenizer.get_chat_template()

@@ -93,7 +93,7 @@ class ImageInputs:
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Some images as `pixel_values`, float32 `[batch, channels, height, width]`."""
-        lazy = self._split.texts.take(rows)
+        lazy = self._split.texts.read_rows(rows)
         images = [self._pixels(image, row, epoch) for image, row in zip(lazy, rows, strict=True)]
         values = self._processor(images, return_tensors="pt", **self._settings)["pixel_values"]
         return {"pixel_values": values.to(torch.float32)}

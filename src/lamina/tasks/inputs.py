@@ -17,7 +17,7 @@ from lamina.data.batches import pad, padding_of, tokenizer_of
 from lamina.data.encode import encode
 from lamina.data.windows import IGNORED, Encoded
 from lamina.errors import ConfigError
-from lamina.layers.finite import first_bad_row
+from lamina.layers.nan_checks import first_invalid_row
 from lamina.tasks import metrics as score
 from lamina.tasks.base import EncodeOptions, GenerationOptions, Inputs, Kind, LabelledTask, Results, Targets, TaskLike
 from lamina.tasks.error_examples import error_rows, wrong_answers
@@ -152,7 +152,7 @@ class ClassResults(Results):
 
     def first_not_finite(self) -> int | None:
         """The first example without probabilities."""
-        return first_bad_row(self._logits)
+        return first_invalid_row(self._logits)
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
         """Metric -> score."""

@@ -49,7 +49,7 @@ def _labelled(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
         rows = ", ".join(map(str, without[:_SHOWN])) + ", ..." * (len(without) > _SHOWN)
         what = "%s: %d of %d rows have no label in column '%s' and are left out (%s)"
         logger.warning(f"task: {what}", table.path, len(without), len(table), column, rows)
-    return table.take(kept) if without else table
+    return table.select_rows(kept) if without else table
 
 
 def _is_missing(cell: object, labels: Sequence[str], *, texts: bool) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError, check_known
-from lamina.layers.finite import first_bad_row
+from lamina.layers.nan_checks import first_invalid_row
 from lamina.tasks.base import Results
 from lamina.tasks.tags import marks_spans
 
@@ -217,7 +217,7 @@ class TokenSums(Results):
         hidden = labels != IGNORED
         logits, labels = outputs if outputs.ndim == 2 else outputs[hidden], labels[hidden]
         loss = float(torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum"))
-        if self.bad is None and not math.isfinite(loss) and (token := first_bad_row(logits)) is not None:
+        if self.bad is None and not math.isfinite(loss) and (token := first_invalid_row(logits)) is not None:
             self.bad = int(rows[int(hidden.nonzero()[token, 0])])
         self.loss += loss
         self.right += int((logits.argmax(-1) == labels).sum())

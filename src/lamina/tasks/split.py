@@ -105,7 +105,7 @@ class Split:
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
-    def take(self, rows: Sequence[int]) -> Split:
+    def select_rows(self, rows: Sequence[int]) -> Split:
         """The rows named, in the order named."""
         labels = None if self._labels is self.rows else derived(self._labels.select(rows), self._labels)
         return Split(derived(self.rows.select(rows), self.rows), self._open_text, labels)
@@ -167,7 +167,7 @@ def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit"
     check_range("task", option, limit, 1)
     if limit is None or limit >= len(split):
         return split
-    return split.take(sorted(random.Random(seed).sample(range(len(split)), limit)))
+    return split.select_rows(sorted(random.Random(seed).sample(range(len(split)), limit)))
 
 
 def held_out(split: Split, *, stratify: bool, seed: int, last: bool = False) -> tuple[Split, Split]:
@@ -180,7 +180,7 @@ def held_out(split: Split, *, stratify: bool, seed: int, last: bool = False) -> 
         raise DataError(f"task: the train part has {count} rows; two are needed to set one aside for validation.")
     tenth = max(1, round(HELD_OUT * count))
     if last:
-        return split.take(range(count - tenth)), split.take(range(count - tenth, count))
+        return split.select_rows(range(count - tenth)), split.select_rows(range(count - tenth, count))
     rng = random.Random(seed)
     groups: dict[Any, list[int]] = defaultdict(list)
     for row, label in enumerate(split.labels if stratify else itertools.repeat(None, count)):
@@ -188,7 +188,7 @@ def held_out(split: Split, *, stratify: bool, seed: int, last: bool = False) -> 
     aside: set[int] = set()
     for group, share in zip(groups.values(), shares([len(g) for g in groups.values()], tenth), strict=True):
         aside.update(rng.sample(group, share))
-    return split.take([row for row in range(count) if row not in aside]), split.take(sorted(aside))
+    return split.select_rows([row for row in range(count) if row not in aside]), split.select_rows(sorted(aside))
 
 
 def shares(sizes: list[int], total: int) -> list[int]:

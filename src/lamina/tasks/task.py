@@ -112,7 +112,7 @@ class Task:
         facts = {**size.given(), "of": len(train), "stratified": stratified, "seed": seed}
         if self.subsampled is not None:
             facts["before"] = self.subsampled
-        return replace(self, splits={**self.splits, "train": train.take(chosen)}, subsampled=facts)
+        return replace(self, splits={**self.splits, "train": train.select_rows(chosen)}, subsampled=facts)
 
     def masked_lm(self, *, rows: bool = False) -> Task:
         """The texts that are read (no blank ones) as a task of masked language modelling, "<name>-mlm".

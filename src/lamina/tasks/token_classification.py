@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lamina.data.read import Table
 from lamina.data.windows import IGNORED, word_labels, word_places
-from lamina.layers.finite import first_bad_row
+from lamina.layers.nan_checks import first_invalid_row
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, LabelledTask, Results, TaskLike, checked_texts
 from lamina.tasks.error_examples import error_rows, wrong_spans
@@ -117,7 +117,7 @@ class _TagResults(Results):
             self._logits[word] = outputs.float().cpu()[at, position]
 
     def first_not_finite(self) -> int | None:
-        word = first_bad_row(self._logits)
+        word = first_invalid_row(self._logits)
         return None if word is None else bisect_right(list(accumulate(self._counts)), word)
 
     def _per_text(self, values: Tensor) -> list[Tensor]:

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.data.read import existing, read_chunks
-from lamina.errors import ConfigError, DataError, StoreError, foreign_errors
+from lamina.errors import ConfigError, DataError, StoreError, convert_errors
 from lamina.store.files import locked
 from lamina.train.answering import Answered, Answering, Chunk
 from lamina.train.options import FitOptions
 from lamina.train.predict import Predictor
 from lamina.train.ray_tasks import in_order
-from lamina.utils import check_range, is_file, sweep, sync, write_text
+from lamina.utils import check_range, fsync, is_file, remove_leftovers, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -237,7 +237,7 @@ class Partial:
                 partial._go_on(json.loads(partial.note.read_text(encoding="utf-8")))
             else:
                 partial.note.unlink(missing_ok=True)  # before the rows that it speaks of
-            sweep(partial.note)
+            remove_leftovers(partial.note)
             with beside.open("ab") as file:
                 file.truncate(partial.size)
             held = stack.pop_all()
@@ -267,7 +267,7 @@ class Partial:
         """Turn what the system says into one sentence."""
         left = f"{self.rows} rows are kept there. Make room and start again to go on."
         where = f"predict: {self.lines.parent} cannot be written"
-        with foreign_errors(lambda reason: StoreError(f"{where} ({reason}); {left}")):
+        with convert_errors(lambda reason: StoreError(f"{where} ({reason}); {left}")):
             yield
 
     def add(self, rows: Sequence[dict[str, Any]], *, read: int) -> None:
@@ -278,7 +278,7 @@ class Partial:
             with self.lines.open("ab") as file:
                 file.truncate(self.size)
                 file.write(data)
-            sync(self.lines)
+            fsync(self.lines)
             write_text(self.note, json.dumps({"same": self.same, **dict(zip(_STATE, state, strict=True))}))
         self.size, self.rows, self.read, self.skipped, self.bad = state
 
@@ -291,7 +291,7 @@ class Partial:
                 beside = output.with_name(f".{output.name}.whole")
                 try:
                     (_to_csv if output.suffix.lower() == ".csv" else _to_parquet)(self._flat_rows(), beside)
-                    sync(beside)
+                    fsync(beside)
                     beside.replace(output)
                 finally:
                     beside.unlink(missing_ok=True)

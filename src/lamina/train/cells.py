@@ -17,7 +17,7 @@ from lamina.errors import ConfigError, LaminaError, StoreError, memory_errors
 from lamina.train.identity import difference
 from lamina.train.ray_tasks import as_ray_tasks
 from lamina.train.sealed import seal, unseal
-from lamina.utils import derive_seed, progress_bar, seed_torch, sweep, world_size, write_text
+from lamina.utils import derive_seed, progress_bar, remove_leftovers, seed_torch, world_size, write_text
 
 FAILURES = "failures.json"
 Value = str | int | float | bool | None
@@ -177,7 +177,7 @@ class Shelf:
     def write(self, cell: Cell, state: State) -> None:
         """Keep what a cell gave."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        sweep(self.path(cell))
+        remove_leftovers(self.path(cell))
         write_text(self.path(cell), seal(self._run(cell), state))
 
 

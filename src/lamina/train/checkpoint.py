@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 from safetensors.torch import load_file, save_file
 
-from lamina.errors import ConfigError, StoreError, foreign_errors
+from lamina.errors import ConfigError, StoreError, convert_errors
 from lamina.train.identity import difference
 from lamina.train.sealed import seal, unseal
 from lamina.utils import barrier, rank
@@ -106,7 +106,7 @@ class Checkpoints:
         place, beside = self.folder / f"checkpoint-{step}", self.folder / f".checkpoint-{step}"
         said = f"{self.op}: a checkpoint cannot be written to {self.folder}"
         hint = "those before are whole. Make room there and resume."
-        with foreign_errors(lambda reason: StoreError(f"{said} ({reason}); {hint}")):
+        with convert_errors(lambda reason: StoreError(f"{said} ({reason}); {hint}")):
             try:
                 _remove(place)
                 _remove(beside)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lamina.errors import NotFiniteError
-from lamina.layers.finite import first_not_finite
+from lamina.layers.nan_checks import first_non_finite
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -63,7 +63,7 @@ class DivergenceGuard:
         """The same for the weights that are trained, before they are kept; here a step means: there or before."""
         self.check()
         for learner in learners:
-            if weight := first_not_finite((str(number), own) for number, own in enumerate(learner.parameters)):
+            if weight := first_non_finite((str(number), own) for number, own in enumerate(learner.parameters)):
                 names = {id(own): key for key, own in learner.module.named_parameters()}
                 weight = names[id(learner.parameters[int(weight)])]
                 what = f"the weight '{weight}' of {self._subject.title(learner.name)} is NaN or infinite"

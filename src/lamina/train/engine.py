@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 
 from lamina.errors import ConfigError, MissingExtraError
-from lamina.layers.isolation import evaluating, preserve_randomness
+from lamina.layers.preserve import evaluating, preserve_randomness
 from lamina.tasks.metrics import LOWER
 from lamina.train.divergence import DivergenceGuard
 from lamina.train.learner import BASE

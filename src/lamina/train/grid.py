@@ -11,10 +11,10 @@ from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from lamina.bank import Reader, ReaderBank
-from lamina.errors import ConfigError, LaminaError, UnknownNameError, check_known, noted
+from lamina.errors import ConfigError, LaminaError, UnknownNameError, check_known, error_context
 from lamina.fusion import FUSIONS
 from lamina.fusion.base import FusionConfig
-from lamina.registry import tuples
+from lamina.registry import lists_to_tuples
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _method(value: Any, op: str) -> Any:
     if isinstance(value, str):
         value = {"name": value}
     if isinstance(value, Mapping):
-        with noted(f"fusion {dict(value)}", op):
+        with error_context(f"fusion {dict(value)}", op):
             return FUSIONS.from_dict(dict(value))
     if not isinstance(value, FusionConfig):
         raise ConfigError(f"{op}: fusion is {value!r}; it must be a name, fields with a name, or a config.")
@@ -151,11 +151,11 @@ def _method(value: Any, op: str) -> Any:
 def _spec(reader: Reader, settings: dict[str, Any], name: str, template: str) -> RunSpec:
     shown = {key: _shown(value) for key, value in settings.items()}
     spec = RunSpec(name, template, reader, shown, **{key: settings[key] for key in RUN if key in settings})
-    with noted(spec.title, f"grid of '{template}'"):
+    with error_context(spec.title, f"grid of '{template}'"):
         for key, value in settings.items():
             part, _, option = key.partition(".")
             if option:
-                reader = replace(reader, **{part: replace(getattr(reader, part), **{option: tuples(value)})})
+                reader = replace(reader, **{part: replace(getattr(reader, part), **{option: lists_to_tuples(value)})})
             elif key not in RUN:
                 reader = replace(reader, **{key: value})
         FitOptions.of({key: value for key, value in settings.items() if key in ("seed", *RUN)})
@@ -202,7 +202,7 @@ def _add(bank: ReaderBank, specs: Sequence[RunSpec]) -> None:
     added: list[str] = []
     try:
         for spec in specs:
-            with noted(spec.title, f"grid of '{spec.task}'"):
+            with error_context(spec.title, f"grid of '{spec.task}'"):
                 bank.add(spec.name, cast("Reader", spec.reader))
             added.append(spec.name)
     except LaminaError:

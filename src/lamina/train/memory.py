@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lamina.bank.stack_pass import StackPass
-from lamina.layers.isolation import MetaValues, evaluating, main_device, preserve_randomness
+from lamina.layers.devices import MetaValues, main_device
+from lamina.layers.preserve import evaluating, preserve_randomness
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -158,7 +159,7 @@ def _run(
         members = {name: module for name, (own, module) in readers.items() if own is stack}
         stack_pass = StackPass(model, stack, members, grad=grad)
         for layer in stack_pass.layers:
-            stack_pass.take(layer, torch.zeros(*shape, stack.width, dtype=model.dtype, device=main_device(model)))
+            stack_pass.on_state(layer, torch.zeros(*shape, stack.width, dtype=model.dtype, device=main_device(model)))
         outputs = stack_pass.finish(given)
         held += outputs.values()
         if grad:

@@ -6,7 +6,7 @@ import heapq
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from lamina.bank import is_held
+from lamina.bank import is_read_by_bank
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, LaminaError, first_line
 from lamina.store.models import load_processor
@@ -72,7 +72,7 @@ class ModelSubject(Subject):
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:  # noqa: ARG002
         """See that the model can be trained on the task, and give its classes the task's names."""
-        if is_held(self.model):
+        if is_read_by_bank(self.model):
             raise ConfigError(
                 f"{self.op}: a bank reads this model and keeps it as it is; fine-tuning changes it. "
                 "Load the model a second time, or train it with the bank: ReaderBank(model, train_base=True)."

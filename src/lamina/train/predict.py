@@ -13,7 +13,7 @@ from torch import nn
 
 from lamina.bank import ReaderBank
 from lamina.data.cache import hash_processor
-from lamina.errors import ConfigError, noted
+from lamina.errors import ConfigError, error_context
 from lamina.layers.fingerprints import fingerprint_of_modules
 from lamina.layers.wrappers import unwrapped
 from lamina.store.opening import opened
@@ -233,7 +233,7 @@ class Predictor:
         splits: dict[str, Split] = {}
         for name, task in self._tasks.items():
             if task.kind not in splits:
-                with noted(f"asked of '{name}'"):
+                with error_context(f"asked of '{name}'"):
                     splits[task.kind] = kind_of(task.kind).examples(examples, self._subject.processor)
         return splits
 

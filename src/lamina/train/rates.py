@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lamina.editing.inserted import InsertedLayer
+from lamina.editing.inserted_layer import InsertedLayer
 from lamina.errors import ConfigError, LayerIndexError
 from lamina.layers import select, stacks
 from lamina.layers.layer_modules import layer_modules

@@ -13,7 +13,7 @@ import torch
 from lamina.data.cache import CacheSettings, obstacle, open_states
 from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
-from lamina.layers.isolation import evaluating
+from lamina.layers.preserve import evaluating
 from lamina.tasks import kind_of
 from lamina.train.identity import reader_settings, starting_weights
 from lamina.train.learner import BASE, Learner, reader_groups

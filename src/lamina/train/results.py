@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError
 from lamina.tasks.metrics import LOWER
-from lamina.utils import replacing
+from lamina.utils import atomic_write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,7 +73,7 @@ def write_parquet(rows: Sequence[Mapping[str, Any]], path: Path, columns: Sequen
 
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys([*columns, *(name for row in flat for name in row)]))
-    with replacing(path) as beside:
+    with atomic_write(path) as beside:
         parquet.write_table(pa.table({name: _alike([row.get(name) for row in flat]) for name in names}), beside)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from lamina.data.batches import length_batches
 from lamina.errors import NotFiniteError
-from lamina.layers.isolation import evaluating
+from lamina.layers.preserve import evaluating
 from lamina.tasks import kind_of
 from lamina.train.plan import batches
 from lamina.utils import progress_bar

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError
-from lamina.layers.isolation import main_device
+from lamina.layers.devices import main_device
 from lamina.tasks.interpolation import size_arguments
 from lamina.train.learner import BASE
 

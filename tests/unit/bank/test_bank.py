@@ -11,7 +11,7 @@ import torch
 from tests.support.formulas import stir_
 from tests.support.tiny import FAMILIES
 
-from lamina.bank import BankOutput, Reader, ReaderBank, is_held
+from lamina.bank import BankOutput, Reader, ReaderBank, is_read_by_bank
 from lamina.editing.freeze import freeze_
 from lamina.editing.insert import insert_
 from lamina.editing.merge import merge_
@@ -25,7 +25,7 @@ from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.layers import stacks
-from lamina.layers.guard import EDITS
+from lamina.layers.layer_guard import EDITS
 
 TWO = SequenceClassification(("a", "b"))
 
@@ -483,27 +483,27 @@ def test_a_copied_reader_goes_on_with_the_same_random_numbers(
 
 def test_a_model_is_held_for_as_long_as_a_bank_lives():
     model = FAMILIES["bert-SequenceClassification"].known()
-    assert not is_held(model)
+    assert not is_read_by_bank(model)
     first, second = ReaderBank(model), ReaderBank(model.base_model)
-    assert is_held(model)
-    assert is_held(model.base_model)
+    assert is_read_by_bank(model)
+    assert is_read_by_bank(model.base_model)
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert not is_held(copied)
+        assert not is_read_by_bank(copied)
     twin = copy.deepcopy(first)
-    assert is_held(twin.model)
+    assert is_read_by_bank(twin.model)
     del second
-    assert is_held(model.base_model)
+    assert is_read_by_bank(model.base_model)
     del first
-    assert not is_held(model)
-    assert is_held(twin.model)
+    assert not is_read_by_bank(model)
+    assert is_read_by_bank(twin.model)
 
 
 def test_a_model_is_held_by_a_bank_on_its_backbone():
     model = FAMILIES["bert-SequenceClassification"].known()
     bank = ReaderBank(model.base_model)
-    assert is_held(model)
+    assert is_read_by_bank(model)
     del bank
-    assert not is_held(model)
+    assert not is_read_by_bank(model)
 
 
 def test_a_model_whose_record_of_edits_was_lost_is_refused(model: Any, batch: dict[str, torch.Tensor]):

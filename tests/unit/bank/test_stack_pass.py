@@ -55,7 +55,7 @@ def test_a_mask_of_another_shape_is_refused(shape: tuple[int, int]):
     one = bank._passes(["r"], grad=False)[0]
     one.mask = torch.ones(shape)
     with pytest.raises(ConfigError, match=r"bank: the attention mask is .*; the states have batch and tokens \(2, 7\)"):
-        one.take(one.layers[0], torch.randn(2, 7, 32))
+        one.on_state(one.layers[0], torch.randn(2, 7, 32))
 
 
 def test_the_mask_of_sound_is_that_of_its_frames():

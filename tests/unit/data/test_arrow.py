@@ -77,10 +77,10 @@ def test_the_file_is_there_as_long_as_something_reads_it(folder: Path):
         lambda split: split,
         copy.copy,
         copy.deepcopy,
-        lambda split: split.take(range(5, 2000)),
-        lambda split: split.take([3, 2, 1]).take([0]),
+        lambda split: split.select_rows(range(5, 2000)),
+        lambda split: split.select_rows([3, 2, 1]).select_rows([0]),
         lambda split: split.texts,
-        lambda split: copy.deepcopy(split.take(range(10))).labels,
+        lambda split: copy.deepcopy(split.select_rows(range(10))).labels,
     ]
     for user in users:
         kept = user(large_split())
@@ -111,7 +111,7 @@ def test_many_images_in_memory_go_to_disk_too(folder: Path):
     split = image_split(images, range(200))
     del images
     assert len(files(folder)) == 1
-    assert split.take([150]).texts[0].open().tobytes() == picture(150).tobytes()
+    assert split.select_rows([150]).texts[0].open().tobytes() == picture(150).tobytes()
     assert pickle.loads(pickle.dumps(split)).texts[7].data == encoded_image(picture(7))
     del split
     assert files(folder) == []
@@ -178,7 +178,7 @@ def test_a_column_is_a_sequence():
     )
     assert Column(rows, ["a"], lambda number: 2 * number) == (2, 4, 6)
     assert Column(rows, ["a"]) != [1, 2]
-    assert Column(rows, ["a"]).take([2, 0]) == (3, 1)
+    assert Column(rows, ["a"]).read_rows([2, 0]) == (3, 1)
     assert (2, "y") in column
     with pytest.raises(IndexError):
         column[3]

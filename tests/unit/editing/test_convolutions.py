@@ -8,10 +8,10 @@ from tests.support.tiny import FAMILIES
 from torch import nn
 from transformers import AutoModel, AutoModelForImageClassification
 
-from lamina.editing.convolutions import convolution_blocks
+from lamina.editing.editable import convolution_blocks
 from lamina.editing.freeze import freeze_
 from lamina.editing.insert import GELU_IS_ONE, Options, insert_, replay_insert
-from lamina.editing.inserted import InsertedLayer, inserted_in
+from lamina.editing.inserted_layer import InsertedLayer, inserted_in
 from lamina.editing.merge import merge_
 from lamina.editing.record import edits
 from lamina.editing.truncate import truncate_

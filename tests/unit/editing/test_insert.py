@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from lamina.editing.insert import insert_, replay_insert
-from lamina.editing.inserted import InsertedLayer, inserted_in
+from lamina.editing.inserted_layer import InsertedLayer, inserted_in
 from lamina.editing.record import Edit, edits
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError, UnsupportedModelError
 from lamina.layers.discovery import same_stacks

@@ -3,7 +3,7 @@ import torch
 from tests.support.tiny import FAMILIES
 
 from lamina.editing.insert import insert_
-from lamina.editing.inserted import apply_inserted
+from lamina.editing.inserted_layer import apply_inserted
 from lamina.editing.merge import merge_
 from lamina.editing.record import edits
 from lamina.errors import ConfigError, UnsupportedModelError

@@ -7,8 +7,7 @@ import torch
 from tests.support.formulas import positions, view_of
 
 from lamina.errors import ConfigError
-from lamina.fusion.ada_layers import AdaLayers
-from lamina.fusion.projected import sinusoids
+from lamina.fusion.ada_layers import AdaLayers, sinusoids
 
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]], dtype=torch.bool)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from lamina.errors import UnknownNameError, UnsupportedModelError
 from lamina.layers import default_stack, stacks, tap
-from lamina.layers.isolation import preserve_model
+from lamina.layers.preserve import preserve_model
 
 SEEN_WITHOUT_WEIGHTS = ["bert", "roberta-MaskedLM", "deberta-v2", "albert", "xlm", "gpt2", "llama"]
 SEEN_WITHOUT_WEIGHTS += ["bart", "t5", "vit", "wav2vec2"]

@@ -15,7 +15,7 @@ import lamina
 from lamina.bank import ReaderBank
 from lamina.data import arrow
 from lamina.errors import LaminaError, UnknownNameError
-from lamina.layers.isolation import preserve_model
+from lamina.layers.preserve import preserve_model
 from lamina.serve import Engine, Settings
 from lamina.serve.engine import ClosedError, OverloadedError, Served, Timing
 from lamina.serve.jobs import TooLongError, Work

@@ -25,7 +25,7 @@ from lamina.fusion.mean import Mean
 from lamina.heads.masked_lm import MaskedLM
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.monitors import LastScore, Monitor
-from lamina.registry import tuples
+from lamina.registry import lists_to_tuples
 from lamina.store import fingerprint, load, load_bank, save, save_bank
 from lamina.train import finetune
 
@@ -425,7 +425,7 @@ class TestCard:
 
 
 def test_lists_become_tuples_at_every_depth():
-    assert tuples({"a": [1, [2, {"b": [3]}]], "c": "x"}) == {"a": (1, (2, {"b": (3,)})), "c": "x"}
+    assert lists_to_tuples({"a": [1, [2, {"b": [3]}]], "c": "x"}) == {"a": (1, (2, {"b": (3,)})), "c": "x"}
 
 
 def test_a_masked_lm_reader_refuses_another_vocabulary(tmp_path: Path):

@@ -17,7 +17,7 @@ from tests.support.pictures import picture_folder
 from tests.support.stored import tiny_model, tiny_tokenizer
 
 import lamina
-from lamina.bank import is_held
+from lamina.bank import is_read_by_bank
 from lamina.errors import ConfigError, DataError, LayerIndexError, UnknownNameError
 from lamina.studies.baselines import baseline_guesses
 from lamina.studies.controls import code_blocks, code_length, control_task, only_rows
@@ -224,7 +224,7 @@ def test_the_model_is_left_as_it_is(tokenizer, mood):
     flags = [parameter.requires_grad for parameter in model.parameters()]
     probe(model, mood, processor=tokenizer, seeds=[0], controls=False, code_length=False, **FAST)
     assert model.training
-    assert not is_held(model)
+    assert not is_read_by_bank(model)
     assert [parameter.requires_grad for parameter in model.parameters()] == flags
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 

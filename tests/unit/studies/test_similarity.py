@@ -95,8 +95,8 @@ def test_the_other_measures_written_out(model, tokenizer):
 def test_steps_from_padding_are_no_part_of_a_path():
     state, real = torch.randn(1, 6, 4), torch.tensor([[False, True, True, True, True, False]])
     padded, alone = Curvature(1), Curvature(1)
-    padded.take(0, state, real)
-    alone.take(0, state[:, 1:5], real[:, 1:5])
+    padded.on_state(0, state, real)
+    alone.on_state(0, state[:, 1:5], real[:, 1:5])
     assert padded.scores()["curvature"] == pytest.approx(alone.scores()["curvature"])
 
 

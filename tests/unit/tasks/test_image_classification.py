@@ -132,7 +132,7 @@ def test_rows_are_all_of_one_length(split: Split):
     pictures = ImageInputs(split, vit())
     assert (pictures.lengths, KIND.truncated(pictures)) == ([1, 1, 1], 0)
     assert pictures.uncacheable == "the inputs are images; only texts are cached"
-    assert pictures.digest == ImageInputs(split, vit()).digest != ImageInputs(split.take([1, 0]), vit()).digest
+    assert pictures.digest == ImageInputs(split, vit()).digest != ImageInputs(split.select_rows([1, 0]), vit()).digest
 
 
 @pytest.mark.parametrize("name", [name for name, (_, target) in PROCESSORS.items() if target.fixed])
@@ -158,7 +158,7 @@ def test_rows_do_not_depend_on_their_batch(split: Split):
 
 
 def test_augmentation_follows_seed_epoch_and_row_alone(split: Split):
-    same = split.take([0, 0])
+    same = split.select_rows([0, 0])
     pictures = ImageInputs(same, vit(), augment=True, seed=3)
     first = pictures.batch([0], epoch=1)["pixel_values"]
     random.seed(99)

@@ -28,7 +28,7 @@ def test_inputs_of_texts_pickle_and_need_a_tokenizer(words: Any, name: str):
     for same in (copy.deepcopy(inputs), pickle.loads(pickle.dumps(inputs))):
         assert same.digest == inputs.digest
         assert all(torch.equal(value, inputs.batch(rows)[key]) for key, value in same.batch(rows).items())
-    assert inputs.digest != kind.encode(split.take([1, 0]), words, OPTIONS).digest
+    assert inputs.digest != kind.encode(split.select_rows([1, 0]), words, OPTIONS).digest
     assert all(len(value) == len(rows) for value in inputs.batch(rows).values())
     for processor, message in [(None, "no processor was given"), (3, "the processor is a int")]:
         with pytest.raises(ConfigError, match=f"task: {message}; texts are read by a tokenizer"):

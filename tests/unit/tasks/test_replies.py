@@ -97,7 +97,7 @@ def test_files_hold_chats(tmp_path: Path):
     path = jsonl(tmp_path / "chats.jsonl", [{"talk": one} for one in CHATS * 10])
     task = Task.from_files("causal_lm", train=path, text="talk")
     assert {part: len(split) for part, split in task.splits.items()} == {"train": 18, "validation": 2}
-    assert isinstance(task.split("train").take([3]).texts[0], Chat)
+    assert isinstance(task.split("train").select_rows([3]).texts[0], Chat)
     assert "is anna good\nvery good" in task.masked_lm().split("train").texts
 
 

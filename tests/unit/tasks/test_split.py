@@ -19,7 +19,7 @@ def rows(labels: list[int]) -> Split:
 
 def test_take_keeps_the_order_asked():
     split = Split.of(("a", "b c", "d"), ((0,), (1, 0), (1,)), (((0, 1),), ((0, 1), (2, 3)), ((0, 1),)))
-    assert split.take([2, 1]) == Split.of(("d", "b c"), ((1,), (1, 0)), (((0, 1),), ((0, 1), (2, 3))))
+    assert split.select_rows([2, 1]) == Split.of(("d", "b c"), ((1,), (1, 0)), (((0, 1),), ((0, 1), (2, 3))))
     assert len(split) == 3
 
 
@@ -127,7 +127,7 @@ def test_columns_come_back(texts: list[Any], labels: list[Any] | None, words: li
     assert split.pairs is bool(texts and isinstance(texts[0], tuple))
     assert split.labelled is bool(labels)
     assert len(split) == len(texts)
-    for same in (copy.deepcopy(split), pickle.loads(pickle.dumps(split)), split.take(range(len(split)))):
+    for same in (copy.deepcopy(split), pickle.loads(pickle.dumps(split)), split.select_rows(range(len(split)))):
         assert same == split
         assert same.key == split.key
 
@@ -138,7 +138,7 @@ def test_many_rows_keep_their_order():
     assert split.texts[-1] == "text 2499"
     assert split.texts[998:1002] == ("text 998", "text 999", "text 1000", "text 1001")
     assert list(split.labels) == [row % 7 for row in range(2500)]
-    assert split.take([2400, 3]).take([1]).texts == ("text 3",)
+    assert split.select_rows([2400, 3]).select_rows([1]).texts == ("text 3",)
 
 
 def test_columns_of_unequal_length_are_refused():
@@ -163,7 +163,7 @@ def test_other_labels_for_the_same_examples():
     changed = split.with_labels([(-100,), (1, 1), (0,)])
     assert changed.labels == ((-100,), (1, 1), (0,))
     assert (changed.texts, changed.words, changed.key) == (split.texts, split.words, split.key)
-    assert changed.take([2, 1]).labels == ((0,), (1, 1))
-    assert changed.with_labels([0, 1, 2]).take([1]).labels == (1,)
+    assert changed.select_rows([2, 1]).labels == ((0,), (1, 1))
+    assert changed.with_labels([0, 1, 2]).select_rows([1]).labels == (1,)
     assert split.labels == ((0,), (1, 0), (1,))
     assert changed.labelled

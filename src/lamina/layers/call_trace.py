@@ -66,7 +66,7 @@ class Trace:
 
 
 @contextmanager
-def traced(model: nn.Module, *, keep: bool = False) -> Generator[Trace]:
+def trace_calls(model: nn.Module, *, keep: bool = False) -> Generator[Trace]:
     """Record every module's calls while the model runs; `keep` copies the values, to be had afterwards."""
     trace, open_calls = Trace(), list[Call]()
     copies: list[Tensor] = trace.copies

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from lamina.layers.isolation import evaluating
+from lamina.layers.preserve import evaluating
 
 
 @pytest.mark.parametrize("training", [True, False])

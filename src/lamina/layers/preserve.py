@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from importlib import import_module
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,9 +13,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from lamina.layers.turns import alone
+from lamina.layers.devices import main_device
+from lamina.layers.pass_lock import exclusive
 from lamina.layers.wrappers import uncompiled
 
 
@@ -39,14 +38,14 @@ def preserve_model(model: nn.Module) -> Generator[None]:
 
     Some models change themselves when run: BigBird replaces its attention on short inputs, position tables grow,
     transformers installs hooks of its own. So modes, parameters, buffers and their values, submodules, hooks and plain
-    attributes come back, and the random number generators. Where threads take turns with the model (`take_turns`), it
+    attributes come back, and the random number generators. Where the model has a `pass_lock`, this
     waits for their passes, and they for it.
     """
     devices = {tensor.device for tensor in model.parameters() if tensor.device.type not in ("cpu", "meta")}
     kind = next(iter(devices)).type if devices else "cuda"
     main = main_device(model).type
     with (
-        alone(model),
+        exclusive(model),
         preserve_randomness(devices=[device.index or 0 for device in devices], device_type=kind),
         torch.inference_mode(False),
         torch.no_grad(),
@@ -112,63 +111,3 @@ def _snapshot(module: nn.Module) -> Callable[[], None]:
 
 
 _CONTAINERS = frozenset[type]((dict, OrderedDict, set, list))
-
-
-def main_device(model: nn.Module) -> torch.device:
-    """Where inputs go: the device of the first parameter; "meta" if there are no weights.
-
-    Without weights some parameters may still be real: old constructors ignore the device. Of offloaded weights only
-    some are in place, or none, and the model runs where accelerate's hooks take its inputs.
-    """
-    devices = {parameter.device: None for parameter in model.parameters()}
-    meta = torch.device("meta")
-    if meta in devices:
-        return next(_execution_devices(model), meta)
-    return next(iter(devices), torch.device("cpu"))
-
-
-def _execution_devices(model: nn.Module) -> Iterator[torch.device]:
-    """Where accelerate's hooks have modules run, outermost first."""
-    for module in model.modules():
-        hook: Any = getattr(module, "_hf_hook", None)
-        for part in getattr(hook, "hooks", (hook,)):
-            if (device := getattr(part, "execution_device", None)) is not None:
-                yield torch.device(device)
-
-
-@contextmanager
-def weights_in_place(module: nn.Module) -> Generator[None]:
-    """Have a module's own weights at hand where accelerate offloads them, to memory or a disk."""
-    if not hasattr(module, "_hf_hook"):
-        yield
-        return
-    utils: Any = import_module("accelerate.utils")  # it has no types
-    with utils.align_module_device(module, torch.device("cpu")):
-        yield
-
-
-class MetaValues(TorchFunctionMode):
-    """Answer questions about values that are not there (on the meta device) with 0, so that models run on.
-
-    Models look at values to warn, or to choose a faster way to the same result.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> object:
-        if func in _QUESTIONS and args[0].is_meta:
-            return _QUESTIONS[func](0)
-        return func(*args, **kwargs or {})
-
-
-_QUESTIONS: dict[Any, type] = {
-    Tensor.__bool__: bool,
-    Tensor.item: int,
-    Tensor.__int__: int,
-    Tensor.__index__: int,
-    Tensor.__float__: float,
-}

@@ -9,7 +9,7 @@ from typing import Any, final
 from torch import nn
 
 from lamina.errors import ConfigError
-from lamina.layers.adapters import has_adapters, live_adapters
+from lamina.layers.adapters import active_adapters, has_adapters
 from lamina.layers.stack import LayerStack, by_path, children_of
 from lamina.layers.wrappers import is_compiled
 
@@ -83,20 +83,20 @@ class LayerGuard:
             )
             self._adapted = next(inside, None)
         layer = self._adapted and children_of(self._adapted[0]).get(self._adapted[1])
-        return live_adapters(layer) if layer is not None and has_adapters(layer) else ()
+        return active_adapters(layer) if layer is not None and has_adapters(layer) else ()
 
 
 _banks: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Module]]] = weakref.WeakKeyDictionary()
 
 
-def hold(model: nn.Module, bank: nn.Module) -> None:
-    """Mark a model as read by a bank, for as long as the bank exists; see `is_held`."""
+def mark_as_read(model: nn.Module, bank: nn.Module) -> None:
+    """Mark a model as read by a bank, for as long as the bank exists; see `is_read_by_bank`."""
     for module in model.modules():
         if hasattr(module, "base_model_prefix"):  # a transformers model, whole or part of one
             holders = _banks.setdefault(module, [])
             holders.append(weakref.ref(bank, holders.remove))
 
 
-def is_held(model: nn.Module) -> bool:
+def is_read_by_bank(model: nn.Module) -> bool:
     """Whether a bank that still exists reads this model, or one around or inside it, and relies on its weights."""
     return any(_banks.get(module) for module in model.modules())

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lamina.errors import ConfigError, UnsupportedModelError
+from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.layers import default_stack, select
-from lamina.layers.adapters import check_plain
-from lamina.layers.roles import convolution_weight, family_of, linear_weight
-from lamina.layers.stack import own_state
+from lamina.layers.adapters import check_no_adapters
+from lamina.layers.roles import convolution_weight, convolutions_of, family_of, linear_weight, modules_at
+from lamina.layers.stack import by_path, own_state
 from lamina.layers.wrappers import is_compiled
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def check_editable(model: PreTrainedModel, op: str) -> None:
     for is_problem, text in problems:
         if is_problem:
             raise ConfigError(f"{op}: {text}")
-    check_plain(model, op)
+    check_no_adapters(model, op)
 
 
 def chosen_blocks(model: PreTrainedModel, layers: object, stack: str | None, op: str) -> tuple[LayerStack, list[int]]:
@@ -54,6 +54,30 @@ def chosen_blocks(model: PreTrainedModel, layers: object, stack: str | None, op:
         raise ConfigError(f"{op}: layer 0 came; it is the embeddings, not a block. Use 1..{edited.depth}, or '1-'.")
     check_shared(edited, chosen, op)
     return edited, chosen
+
+
+def convolution_blocks(model: PreTrainedModel, op: str) -> tuple[str, list[nn.Module]]:
+    """The name of a model's sequence of convolutions, and its blocks: layer i is the i-th, from 1."""
+    row = convolutions_of(model, op=op)
+    return row.stack, modules_at(getattr(model, "base_model", model), row.blocks, family=family_of(model), op=op)
+
+
+def chosen_convolutions(
+    model: PreTrainedModel, layers: object, stack: str | None, op: str
+) -> tuple[str, list[int], dict[str, nn.Module]]:
+    """The convolutions that an edit names: the stack they are in, the layers, ascending, and path -> convolution."""
+    name, blocks = convolution_blocks(model, op)
+    if stack not in (None, "all", name):
+        raise UnknownNameError(op=op, got=str(stack), known=[name], what="stack of convolutions")
+    chosen = select("1-" if layers == "all" else layers, len(blocks) + 1, op=op)
+    if 0 in chosen:
+        raise ConfigError(
+            f"{op}: layer 0 came; the convolutions of the {name} stack are counted from 1. Use 1..{len(blocks)}."
+        )
+    paths = {module: path for path, module in by_path(model).items()}
+    row, family = convolutions_of(model, op=op), family_of(model)
+    groups = (modules_at(blocks[layer - 1], row.convolution, family=family, op=op) for layer in chosen)
+    return name, chosen, {paths[module]: module for group in groups for module in group}
 
 
 def check_shared(stack: LayerStack, chosen: list[int], op: str) -> None:

@@ -4,7 +4,7 @@ from threading import Barrier, Event, Thread
 
 from torch import nn
 
-from lamina.layers.turns import Turns, alone, take_turns
+from lamina.layers.pass_lock import PassLock, exclusive, pass_lock
 
 SOON, LONG = 0.1, 10
 
@@ -16,10 +16,10 @@ def started(work) -> Thread:
 
 
 def test_passes_run_at_once():
-    turns, meet = Turns(), Barrier(2)
+    lock, meet = PassLock(), Barrier(2)
 
     def run() -> None:
-        with turns.shared(), turns.shared():
+        with lock.shared(), lock.shared():
             meet.wait(LONG)
 
     for thread in [started(run), started(run)]:
@@ -28,18 +28,18 @@ def test_passes_run_at_once():
 
 
 def test_who_is_alone_waits_for_passes_and_they_for_it():
-    turns, looked, go, passed = Turns(), Event(), Event(), Event()
+    lock, looked, go, passed = PassLock(), Event(), Event(), Event()
 
     def look() -> None:
-        with turns.alone(), turns.alone():
+        with lock.exclusive(), lock.exclusive():
             looked.set()
             go.wait(LONG)
 
     def run() -> None:
-        with turns.shared():
+        with lock.shared():
             passed.set()
 
-    with turns.shared():
+    with lock.shared():
         looking = started(look)
         assert not looked.wait(SOON)
     assert looked.wait(LONG)
@@ -52,28 +52,28 @@ def test_who_is_alone_waits_for_passes_and_they_for_it():
 
 
 def test_a_thread_gives_way_between_its_passes():
-    turns, looked = Turns(), Event()
+    lock, looked = PassLock(), Event()
 
     def look() -> None:
-        with turns.alone():
+        with lock.exclusive():
             looked.set()
 
-    turns.give_way()  # nothing is held
-    with turns.shared():
+    lock.give_way()  # nothing is held
+    with lock.shared():
         looking = started(look)
         assert not looked.wait(SOON)
-        turns.give_way()
+        lock.give_way()
         assert looked.is_set() or looked.wait(LONG)
     looking.join(LONG)
 
 
 def test_two_threads_may_look_between_passes_of_their_own():
-    turns, meet, done = Turns(), Barrier(2), []
+    lock, meet, done = PassLock(), Barrier(2), []
 
     def run() -> None:
-        with turns.shared():
+        with lock.shared():
             meet.wait(LONG)
-            with turns.alone():
+            with lock.exclusive():
                 done.append(1)
 
     for thread in [started(run), started(run)]:
@@ -83,17 +83,17 @@ def test_two_threads_may_look_between_passes_of_their_own():
 
 def test_parts_of_a_model_take_turns_with_it():
     model, looked = nn.Sequential(nn.Linear(1, 1)), Event()
-    turns = take_turns(model)
-    assert take_turns(model) is turns
+    lock = pass_lock(model)
+    assert pass_lock(model) is lock
 
     def look() -> None:
-        with alone(model[0]):
+        with exclusive(model[0]):
             looked.set()
 
-    with turns.shared():
+    with lock.shared():
         looking = started(look)
         assert not looked.wait(SOON)
     looking.join(LONG)
     assert looked.is_set()
-    with alone(nn.Linear(1, 1)):  # of one that takes no turns
+    with exclusive(nn.Linear(1, 1)):  # a model without a lock
         pass

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+def first_non_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
     """Name of the first floating-point tensor that holds NaN or infinity; None if all numbers are finite.
 
     Tensors without values (on the meta device) and of classes of their own (quantised ones) are left out.
@@ -24,7 +24,7 @@ def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
     return present[int(bad[0])][0] if len(bad) else None
 
 
-def first_bad_row(logits: Tensor) -> int | None:
+def first_invalid_row(logits: Tensor) -> int | None:
     """Number of the first row `[rows, classes]` that gives no probabilities; -inf beside finite numbers is a 0."""
     bad = (~logits.float().logsumexp(-1).isfinite()).nonzero()
     return int(bad[0]) if len(bad) else None

@@ -1,0 +1,99 @@
+"""A lock per model: many threads may run the model at once, but nothing runs it while one looks inside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
+from threading import Condition, get_ident
+from typing import TYPE_CHECKING, final
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from torch import nn
+
+
+@final
+class PassLock:
+    """A readers-writer lock for the forward passes of one model; `pass_lock` makes it.
+
+    Any number of threads hold it `shared` to run the model. A thread that needs the model for itself, such as
+    `preserve_model`, which changes modes and hooks for a while, holds it `exclusive`. A thread that waits for exclusive
+    access goes before threads that begin a pass after it. Both are reentrant within a thread.
+    """
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._running = Counter[int]()  # thread id -> how many of its `shared` or `exclusive` blocks are open
+        self._exclusive = 0  # number of threads that wait for exclusive access or have it
+
+    @contextmanager
+    def shared(self) -> Generator[None]:
+        """Hold the lock while this thread runs the model, once or several times; wait for exclusive holders first."""
+        me = get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._exclusive or me in self._running)
+            self._running[me] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running[me] -= 1
+                self._forget_idle_threads()
+
+    def give_way(self) -> None:
+        """Release this thread's shared hold until no thread waits for exclusive access, then hold it again.
+
+        A thread that keeps the lock over many passes calls this between two of them.
+        """
+        me = get_ident()
+        with self._changed:
+            held = self._running.pop(me, 0)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._exclusive)
+            self._running[me] = held
+            self._running += Counter()
+
+    @contextmanager
+    def exclusive(self) -> Generator[None]:
+        """Hold the lock while no other thread does; a thread that holds it shared may ask for it between its passes."""
+        me = get_ident()
+        with self._changed:
+            held = self._running.pop(me, 0)  # its own shared hold must not keep it waiting
+            self._exclusive += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._running)
+            self._running[me] = held + 1  # so that other threads that ask for exclusive access wait for this one
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._exclusive -= 1
+                self._running[me] = held
+                self._forget_idle_threads()
+
+    def _forget_idle_threads(self) -> None:
+        """Drop threads whose count is 0 and wake those that wait; the caller holds `_changed`."""
+        self._running += Counter()  # adding counters keeps positive counts only
+        self._changed.notify_all()
+
+
+_locks = WeakKeyDictionary["nn.Module", PassLock]()
+
+
+def pass_lock(model: nn.Module) -> PassLock:
+    """Return the lock of a model, made on the first call; from then on `exclusive` waits for passes that hold it.
+
+    All submodules share the lock. Models for which nobody called this function run unlocked.
+    """
+    lock = _locks.get(model) or PassLock()
+    _locks.update(dict.fromkeys(model.modules(), lock))
+    return lock
+
+
+def exclusive(model: nn.Module) -> AbstractContextManager[None]:
+    """Return a context manager that holds the lock of a model exclusively; without a lock it does nothing."""
+    lock = _locks.get(model)
+    return lock.exclusive() if lock is not None else nullcontext()
