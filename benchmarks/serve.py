@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Any
 from common import bank_of, report
 
 from lamina.demo.corpus import write
+from lamina.prediction.predict import Predictor
 from lamina.store import load, save_bank
 from lamina.train.options import FitOptions
-from lamina.train.predict import Predictor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

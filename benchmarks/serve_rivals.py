@@ -48,7 +48,7 @@ import sys
 import litserve
 from lamina.store import load_bank
 from lamina.train.options import FitOptions
-from lamina.train.predict import Predictor
+from lamina.prediction.predict import Predictor
 
 class Api(litserve.LitAPI):
     def setup(self, device):

@@ -30,11 +30,12 @@ ROOMS = (
     ("data",),
     ("tasks",),
     ("train",),
-    ("estimators",),
+    ("prediction",),
+    ("cells",),
     ("recipes",),
     ("studies",),
     ("report",),
-    ("serve", "demo"),
+    ("estimators", "serve", "demo"),
     ("cli",),
 )
 RANK = {name: rank for rank, tier in enumerate(ROOMS) for name in tier}

@@ -44,11 +44,11 @@ _MODULES = {
     "save": "lamina.store.save_model",
     "load": "lamina.store.load_model",
     "Task": "lamina.tasks.task",
-    "evaluate": "lamina.train",
+    "evaluate": "lamina.prediction",
     "finetune": "lamina.train",
     "fit": "lamina.train",
-    "predict": "lamina.train",
-    "predict_file": "lamina.train",
+    "predict": "lamina.prediction",
+    "predict_file": "lamina.prediction",
 }
 
 # Names that were public here until 0.1.0 -> where they are now. They go in 0.2.0.

@@ -33,11 +33,11 @@ from lamina.heads.token_classification import TokenClassification as TokenClassi
 from lamina.layers import stacks as stacks
 from lamina.layers import tap as tap
 from lamina.monitors.monitor import Monitor as Monitor
+from lamina.prediction import evaluate as evaluate
+from lamina.prediction import predict as predict
+from lamina.prediction import predict_file as predict_file
 from lamina.store.load_model import load as load
 from lamina.store.save_model import save as save
 from lamina.tasks.task import Task as Task
-from lamina.train import evaluate as evaluate
 from lamina.train import finetune as finetune
 from lamina.train import fit as fit
-from lamina.train import predict as predict
-from lamina.train import predict_file as predict_file

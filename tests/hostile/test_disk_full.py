@@ -21,9 +21,10 @@ import lamina
 from lamina.cli import main
 from lamina.data.read import read_table
 from lamina.errors import LaminaError
+from lamina.prediction import predict_file
 from lamina.store import load, load_bank, save, save_bank
 from lamina.tasks.task import Task
-from lamina.train import fit, predict_file
+from lamina.train import fit
 from lamina.train.checkpoint import Checkpoints
 from lamina.train.results import write_parquet
 from lamina.utils import write_text

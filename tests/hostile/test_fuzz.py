@@ -30,9 +30,9 @@ from lamina.cli.cache import _facts, _row
 from lamina.data.cache_files import entries, publish
 from lamina.data.read import read_chunks, read_table
 from lamina.errors import LaminaError
+from lamina.prediction.bulk import Partial
 from lamina.recipes.schema import load_recipe
 from lamina.store import load, load_bank, save, save_bank
-from lamina.train.bulk import Partial
 from lamina.train.checkpoint import PROGRESS, TENSORS, Checkpoints
 
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"

@@ -27,13 +27,13 @@ from lamina.data.cache_files import clear, entries
 from lamina.editing.record import edits
 from lamina.editing.truncate import truncate_
 from lamina.errors import StoreError
+from lamina.prediction.bulk import Partial
+from lamina.prediction.predict import Predictor
 from lamina.recipes.run import run_recipe
 from lamina.report import importance
 from lamina.store import bank_folder, load, load_bank, load_model, save, save_bank
 from lamina.store.files import claimed, read_steady, settle
-from lamina.train.bulk import Partial
 from lamina.train.learner import Learner
-from lamina.train.predict import Predictor
 
 full = pytest.mark.full
 TABLES = {"table.json", "table.md", "table.parquet", "importances.parquet", "report.json"}

@@ -15,9 +15,9 @@ from tests.support.training import names, reader, tiny_bank, tiny_model, tiny_to
 
 from lamina.bank import ReaderBank
 from lamina.errors import NotFiniteError, StoreError
+from lamina.prediction import evaluate, predict, predict_file
 from lamina.store import load, save
 from lamina.tasks.inputs import ClassResults
-from lamina.train import evaluate, predict, predict_file
 from lamina.train.engine import Engine
 from lamina.train.learner import Learner
 from lamina.train.readers import BankSubject

@@ -24,7 +24,7 @@ from lamina.fusion.mean import Mean
 from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.layers import tap
-from lamina.train import predict
+from lamina.prediction import predict
 
 THREADS = 8
 TWO = SequenceClassification(("a", "b"))

@@ -46,7 +46,7 @@ def evaluate(  # noqa: PLR0913
     names = {"--text": text, "--pair": pair, "--label": label}
     _check_used(sources, of_files=names, of_presets={"--data": data, "--split": split})
     from lamina.bank import ReaderBank
-    from lamina.train import evaluate as run
+    from lamina.prediction import evaluate as run
     from lamina.train.model import task_of
 
     target = options.open_on(bank_or_model, base=model, device=device)

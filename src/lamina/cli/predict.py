@@ -66,19 +66,19 @@ def predict(  # noqa: PLR0913
     examples: Texts = []
     if output is None:
         examples = texts or (from_stdin() if file is None else from_file(file, text=text, pair=pair))
-    from lamina import train
+    from lamina import prediction
 
     target = options.open_on(bank_or_model, base=model, device=device)
     shared: Any = {"readers": _chosen(target, readers), "batch_size": batch_size}
     if output is not None and file is not None:
         columns: Any = {"text": text, "text_pair": pair, "skip_bad": skip_bad, "resume": resume}
         spread: Any = {"ray": ray, "workers": workers, "progress": sys.stderr.isatty()}
-        result = train.predict_file(target, file, output, **columns, **shared, **spread)
+        result = prediction.predict_file(target, file, output, **columns, **shared, **spread)
         line = f"{pluralize(result.rows, 'row')} in {result.output}, {result.skipped:,} skipped"
         print_json(result) if as_json else print(line)
         return
     progress = sys.stderr.isatty() and len(examples) > batch_size
-    answers = train.predict(target, examples, **shared, progress=progress)
+    answers = prediction.predict(target, examples, **shared, progress=progress)
     if as_json:
         for example, answer in zip(examples, answers, strict=True):
             print_json({"text": example, "readers": answer}, indent=None)
@@ -107,7 +107,7 @@ def from_stdin() -> list[str]:
 
 def from_file(path: Path, *, text: str | None = None, pair: str | None = None) -> Texts:
     """Texts of a file, with a second text of the column `pair`; columns are found as by `predict_file`."""
-    from lamina.train.bulk import read_examples, usual_column
+    from lamina.prediction.bulk import read_examples, usual_column
 
     columns = [text or usual_column(path), *([pair] if pair else [])]
     return [example for _, examples, _ in read_examples(path, columns) for example in examples]

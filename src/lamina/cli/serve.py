@@ -131,8 +131,8 @@ def _on_ray(
     build: Callable[[], FastAPI], settings: Settings, replicas: Replicas, ray: str, address: tuple[str, int]
 ) -> None:
     """Deploy; replicas of a cluster that is started here are held until this process is told to end."""
+    from lamina.prediction.ray_workers import LOCAL
     from lamina.serve.cluster import deployed
-    from lamina.train.ray_tasks import LOCAL
 
     host, port = address
     if port == 0:

@@ -18,11 +18,12 @@ from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
+from lamina.prediction import evaluate, predict
 from lamina.recipes.report_file import Curves, Point
 from lamina.report.curves import draw
 from lamina.store import load
 from lamina.tasks.task import Task
-from lamina.train import evaluate, fit, predict
+from lamina.train import fit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,13 +21,13 @@ from lamina.estimators.bank_files import bank_of, files_of, read_estimator, writ
 from lamina.estimators.examples import as_texts, data_errors
 from lamina.estimators.shared_model import model_of
 from lamina.fusion.base import FusionConfig
+from lamina.prediction.predict import Predictor
 from lamina.store.files import read_steady
 from lamina.store.manifest import MANIFEST
 from lamina.tasks import kind_of
 from lamina.tasks.task import Task
 from lamina.train.fit import fit
 from lamina.train.options import FitOptions
-from lamina.train.predict import Predictor
 
 if TYPE_CHECKING:
     from lamina.estimators.examples import Texts

@@ -35,5 +35,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load `calibrate` when it is first used: it runs a bank over a task, so its code lies in a later room."""
     if name == "calibrate":
-        return import_module("lamina.train.calibrate").calibrate
+        return import_module("lamina.prediction.calibrate").calibrate
     raise AttributeError(f"module 'lamina.monitors' has no attribute '{name}'")

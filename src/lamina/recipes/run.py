@@ -18,6 +18,7 @@ from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_b
 from transformers.utils import logging as bars
 
 from lamina.bank import ReaderBank
+from lamina.cells.run_cells import Cell, Failure, note_failures, run_cells
 from lamina.errors import ConfigError, StoreError, error_context
 from lamina.recipes.checks import check_edits
 from lamina.recipes.edits import apply_edits
@@ -30,7 +31,6 @@ from lamina.recipes.summary import markdown, summaries
 from lamina.store import load
 from lamina.store.files import claimed, staged
 from lamina.tasks import kind_of
-from lamina.train.cells import Cell, Failure, note_failures, run_cells
 from lamina.train.options import FitOptions
 from lamina.train.results import IMPORTANCES, sorted_rows, write_parquet
 from lamina.train.run import RATES, Tables, train
@@ -91,7 +91,7 @@ def run_recipe(
             come from the hub.
         output: Folder for the bank (none of readers trained separately), fine-tuned models (in `models`), checkpoints
             and tables: a row per method, per reader, and per epoch and layer.
-        ray: Where to train separate runs as tasks of Ray; see `lamina.train.cells.run_cells`. None: one by one, here.
+        ray: Where to train separate runs as tasks of Ray; see `lamina.cells.run_cells`. None: one by one, here.
         **options: Of `lamina.fit`, in place of those under the recipe's own `fit`; what a task, reader, method or grid
             says of itself stays. With resume, runs that ended are not repeated, and the one that
             was killed goes on from its checkpoint.

@@ -8,13 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lamina.cells.run_cells import Shelf
 from lamina.errors import StoreError
 from lamina.recipes.schema import slug
 from lamina.store import load, save
 from lamina.store.bank_folder import saved_bytes
 from lamina.store.files import check_room
 from lamina.store.save_model import discard, move
-from lamina.train.cells import Shelf
 from lamina.train.checkpoint import Checkpoints
 from lamina.train.identity import data_digests, reader_settings, starting_weights
 from lamina.train.options import FitOptions
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from lamina.cells.run_cells import Cell
     from lamina.recipes.schema import Recipe
     from lamina.tasks.task import Task
-    from lamina.train.cells import Cell
     from lamina.train.grid import RunSpec
 
 _FREE = {"resume", "progress", "tensorboard", "save_steps", "num_workers", "cache_dir"}  # change nothing that is learnt

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from lamina.cells.run_cells import FAILURES
 from lamina.errors import convert_errors
 from lamina.recipes.report_file import read_report_file
 from lamina.recipes.summary import plus_minus
@@ -17,7 +18,6 @@ from lamina.report.points import LAYER, Drawing
 from lamina.report.sections import Section
 from lamina.report.tables import PAPER, chosen, grid, heads, remarks
 from lamina.store.files import damaged, read_json
-from lamina.train.cells import FAILURES
 from lamina.train.results import sort_key, summarise
 from lamina.utils import pluralize
 

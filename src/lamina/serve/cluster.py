@@ -14,11 +14,11 @@ import torch
 from fastapi import FastAPI
 
 from lamina.errors import ConfigError, MissingExtraError, first_line
+from lamina.prediction.ray_workers import LOCAL, connected
 from lamina.serve.app import create_app
 from lamina.serve.settings import Settings
 from lamina.store import load, load_bank
 from lamina.store.models import writing_class
-from lamina.train.ray_tasks import LOCAL, connected
 from lamina.utils import check_range
 
 APPLICATION = "lamina"  # its name on a cluster; under this name it is replaced, a replica after the other

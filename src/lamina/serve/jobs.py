@@ -15,10 +15,10 @@ from lamina.errors import LaminaError, NotFiniteError
 from lamina.layers.discovery import pick_stack
 from lamina.layers.preserve import evaluating
 from lamina.layers.selectors import select
+from lamina.prediction.predict import Predictor
 from lamina.serve.uploads import Upload, plain
 from lamina.tasks.inputs import check_tokenizer
 from lamina.train.options import FitOptions
-from lamina.train.predict import Predictor
 
 if TYPE_CHECKING:
     from jaxtyping import Float

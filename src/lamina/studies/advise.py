@@ -18,6 +18,7 @@ from lamina.editing.truncate import truncate_
 from lamina.errors import ConfigError
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.layers.preserve import evaluating
+from lamina.prediction.evaluate import evaluate
 from lamina.recipes.schema import slug
 from lamina.store.bank_folder import save_bank
 from lamina.store.save_model import save
@@ -28,7 +29,6 @@ from lamina.studies.sources import cell_settings, edited_stack, finished, linear
 from lamina.studies.study import Figure
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
-from lamina.train.evaluate import evaluate
 from lamina.train.fit import fit
 from lamina.utils import check_range
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from lamina.errors import ConfigError
+from lamina.prediction.evaluate import evaluate
 from lamina.recipes.edits import apply_edits
 from lamina.studies.sources import opened
 from lamina.tasks import kind_of
-from lamina.train.evaluate import evaluate
 from lamina.train.fit import finetune
 from lamina.train.results import summarise
 from lamina.utils import check_range, derive_seed, seed_torch

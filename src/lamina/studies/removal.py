@@ -14,6 +14,7 @@ from lamina.bank.listening import generates
 from lamina.data.batches import tokenizer_of
 from lamina.editing.editable import chosen_blocks
 from lamina.errors import ConfigError
+from lamina.prediction.evaluate import evaluate
 from lamina.studies.generated import continuations, prompt_ids, same_share
 from lamina.studies.lens import perplexity
 from lamina.studies.output_head import OutputHead
@@ -27,7 +28,6 @@ from lamina.studies.study import Figure
 from lamina.studies.variability import variability
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
-from lamina.train.evaluate import evaluate
 from lamina.train.fit import fit
 from lamina.utils import check_range
 
@@ -157,15 +157,17 @@ class _Cell:
     def without(self, measure: Any) -> list[Row]:
         """What `measure` gives of the whole model, and without each run of blocks."""
         rows = [{"layer": 0, "blocks": 0, **row} for row in measure()]
-        said = logging.getLogger("lamina.train")
-        level = said.level
-        said.setLevel(logging.ERROR)  # what there is to warn of was told of the whole model
+        loggers = [logging.getLogger(f"lamina.{room}") for room in ("train", "prediction")]
+        levels = [logger.level for logger in loggers]
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)  # the same warnings were given for the whole model
         try:
             for first, length in self.spans:
                 with skipping(self.model, self.stack, range(first, first + length), op=_OP):
                     rows += [{"layer": first, "blocks": length, **row} for row in measure()]
         finally:
-            said.setLevel(level)
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
         return rows
 
     def proxies(self, inputs: Inputs, count: int) -> list[Row]:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from lamina.cells import run_cells as runner
+from lamina.cells.run_cells import Cell, Failure, Shelf, note_failures
 from lamina.errors import ConfigError
 from lamina.store.files import claimed
 from lamina.studies.provenance import library_versions
-from lamina.train import cells as runner
-from lamina.train.cells import Cell, Failure, Shelf, note_failures
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -34,7 +34,7 @@ def run_cells(
     progress: bool = True,
     ray: str | None = None,
 ) -> tuple[DataFrame, list[Failure]]:
-    """Run all cells as `lamina.train.cells.run_cells` does, and join their rows into a table in the cells' order.
+    """Run all cells as `lamina.cells.run_cells.run_cells` does, and join their rows into a table in the cells' order.
 
     Args:
         cells: Each with a key of its own; their work gives rows: columns, "score" among them, of texts, numbers and

@@ -11,9 +11,9 @@ from lamina.cli.error_tables import marked, print_errors, shortened
 from lamina.cli.evaluate import _show
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
+from lamina.prediction import evaluate
 from lamina.store import load, load_bank, save_bank
 from lamina.tasks.task import Task
-from lamina.train import evaluate
 
 MOODS = "text\tmood\nthe film is good .\tgood\nbad\tbad\nnot good\tbad\nvery good\tgood\n"
 WORDS = "anna B-PER\nwent O\nto O\nparis B-LOC\n\nthe O\nfilm O\n"

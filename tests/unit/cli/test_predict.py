@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.support.stored import TEXTS, save_base
 
-from lamina import train
+from lamina import prediction
 from lamina.cli.predict import _short, summary
 from lamina.store import load
 
@@ -95,7 +95,7 @@ def test_a_whole_model(lamina, model_folder: Path, tmp_path: Path):
     assert (ran.code, ran.err) == (0, "")
     answers = [answer["readers"] for answer in lines(ran.out)]
     model, tokenizer = load(model_folder, "sequence_classification")
-    assert answers == train.predict(model, TEXTS, processor=tokenizer)
+    assert answers == prediction.predict(model, TEXTS, processor=tokenizer)
     assert "sequence_classification" in lamina("predict", model_folder, *TEXTS).out
     (tmp_path / "x.txt").write_text("\n".join(TEXTS))
     ran = lamina("predict", model_folder, "--file", tmp_path / "x.txt", "-o", tmp_path / "out.jsonl")

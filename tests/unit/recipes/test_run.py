@@ -14,6 +14,7 @@ from tests.support.files import jsonl
 from tests.support.stored import save_base
 
 from lamina.errors import ConfigError, StoreError
+from lamina.prediction import evaluate
 from lamina.recipes import run as runner
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.loading import load_task
@@ -23,7 +24,6 @@ from lamina.recipes.summary import markdown, plus_minus, summaries
 from lamina.store import load, load_bank
 from lamina.tasks import kind_of
 from lamina.tasks.task import Task
-from lamina.train import evaluate
 from lamina.train.grid import RunSpec
 from lamina.train.learner import Learner
 from lamina.train.results import summarise

@@ -15,13 +15,13 @@ from tests.support.cells import needs_ray, run_that_dies
 from tests.support.stored import save_base
 from tests.unit.recipes.test_run import LAST, methods, recipe
 
+from lamina.cells import run_cells as cells
 from lamina.editing.insert import insert_
 from lamina.errors import ConfigError, LayerIndexError, NotFiniteError, StoreError
 from lamina.recipes import run as runner
 from lamina.recipes.run import run_recipe
 from lamina.recipes.schema import Recipe
 from lamina.store import load, save
-from lamina.train import cells
 
 BAD = {"fit": {"learning_rate": 1e38}}
 OVER = "fit: the (loss|gradient|weight)"

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from tests.support.cells import cells, needs_ray, runs
 
+from lamina.cells import ray_tasks
 from lamina.errors import ConfigError, MissingExtraError, StoreError
 from lamina.studies.runner import Cell, Failure, run_cells
-from lamina.train import ray_tasks
 
 quiet = partial(run_cells, progress=False)
 

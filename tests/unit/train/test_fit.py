@@ -38,8 +38,9 @@ from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError, StoreError, UnknownNameError
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
+from lamina.prediction import evaluate
 from lamina.tasks.task import Task
-from lamina.train import evaluate, run
+from lamina.train import run
 from lamina.train.checkpoint import Checkpoints
 from lamina.train.engine import Engine
 from lamina.train.learner import Learner

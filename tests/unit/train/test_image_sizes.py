@@ -16,13 +16,14 @@ from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
+from lamina.prediction import evaluate, predict, predict_file
 from lamina.recipes.estimate import estimate
 from lamina.recipes.run import run_recipe
 from lamina.recipes.schema import parse_recipe
 from lamina.store import load, save
 from lamina.tasks.image_size import target_of
 from lamina.tasks.task import Task
-from lamina.train import evaluate, finetune, predict, predict_file
+from lamina.train import finetune
 
 SIZE, BUILT_FOR = 16, 8
 

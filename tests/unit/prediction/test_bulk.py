@@ -18,7 +18,7 @@ from tests.support.training import names, reader, tiny_bank, tiny_tokenizer, yes
 
 from lamina import ReaderBank, predict, predict_file
 from lamina.errors import ConfigError, DataError, StoreError
-from lamina.train import bulk
+from lamina.prediction import bulk
 
 TEXTS = [f"anna was in paris {'and oslo ' * (row % 5)}" for row in range(23)]
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.data.read import existing, read_chunks
 from lamina.errors import ConfigError, DataError, StoreError, convert_errors
+from lamina.prediction.answering import Answered, Answering, Chunk
+from lamina.prediction.predict import Predictor
+from lamina.prediction.ray_workers import in_order
 from lamina.store.files import locked
-from lamina.train.answering import Answered, Answering, Chunk
 from lamina.train.options import FitOptions
-from lamina.train.predict import Predictor
-from lamina.train.ray_tasks import in_order
 from lamina.utils import check_range, fsync, is_file, remove_leftovers, write_text
 
 if TYPE_CHECKING:

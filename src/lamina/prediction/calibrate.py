@@ -14,8 +14,8 @@ from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, NotFiniteError, check_known
 from lamina.monitors import Calibration, Cascade, Monitor
 from lamina.monitors.calibration import check_confidence
+from lamina.prediction.evaluate import scoring_groups
 from lamina.tasks import kind_of
-from lamina.train.evaluate import scoring_groups
 from lamina.train.options import FitOptions
 from lamina.train.readers import BankSubject
 from lamina.train.scoring import autocast

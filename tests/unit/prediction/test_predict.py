@@ -28,9 +28,9 @@ from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.mean import Mean
 from lamina.heads.token_classification import TokenClassification
+from lamina.prediction import evaluate, predict
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.task import Task
-from lamina.train import evaluate, predict
 from lamina.train.plan import group_tasks
 
 STRANGE = {

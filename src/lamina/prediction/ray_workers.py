@@ -1,53 +1,22 @@
-"""Work done by processes of Ray, on this machine or a cluster; what was in hand when one died is done again."""
+"""Connect to Ray, and have its workers process items in order; what a worker had in hand when it died is done again."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from lamina.errors import ConfigError, LaminaError, MissingExtraError, first_line
 
 LOCAL, AUTO = "local", "auto"  # addresses: a cluster of this machine alone, the one that runs here
-RETRIES = 3  # of a cell whose worker died
+RETRIES = 3  # how often Ray restarts a worker that died
 _STORE_BYTES = 1 << 27  # of shared memory, for a cluster that is started here; tables of cells are small
 _ANSWER_S = 10.0  # within which an address must answer; Ray itself waits for many minutes
 C = TypeVar("C")
 R = TypeVar("R")
-
-
-def as_ray_tasks(
-    run: Callable[[C, str], R], died: Callable[[C, str], R], todo: Mapping[int, C], address: str, op: str
-) -> Iterator[tuple[int, R]]:
-    """What `run` gives for each cell and `op`, as they end; or `died`, if its worker died each time that it was tried.
-
-    Where the cluster has GPUs, each cell gets one to itself.
-
-    Raises:
-        ConfigError: If no cluster answers at the address, or a cell cannot be pickled.
-        MissingExtraError: If Ray is not installed.
-    """
-    ray = _imported(op)
-    with connected(ray, address, op):
-        options = {"max_retries": RETRIES, "num_gpus": int(ray.cluster_resources().get("GPU", 0) > 0)}
-        task = ray.remote(**options)(run)
-        try:
-            numbers = {task.remote(cell, op): number for number, cell in todo.items()}
-        except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
-            hint = "Give its work as functools.partial of a function of a module, over plain data."
-            raise ConfigError(f"{op}: a cell cannot be sent to a worker ({first_line(error)}). {hint}") from error
-        while numbers:
-            (ended, *_), _ = ray.wait(list(numbers), num_returns=1)
-            number = numbers.pop(ended)
-            try:
-                outcome = ray.get(ended)
-            except ray.exceptions.RayError as error:
-                outcome = died(todo[number], f"{type(error).__name__}: its worker died {RETRIES + 1} times")
-            yield number, outcome
 
 
 def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str, items: Iterable[C]) -> Iterator[R]:
@@ -58,7 +27,7 @@ def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str,
 
     Args:
         work: Can be sent to another process.
-        address: As of `as_ray_tasks`.
+        address: "local", "auto" or HOST:PORT.
         workers: How many; None: one for each GPU of the cluster, or each core.
         op: Who asks, for errors.
         items: Plain data; what they raise is raised when the items before have been answered.
@@ -68,7 +37,7 @@ def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str,
         LaminaError: If a worker died again and again.
         MissingExtraError: If Ray is not installed.
     """
-    ray = _imported(op)
+    ray = import_ray(op)
     with connected(ray, address, op):
         have = ray.cluster_resources()
         gpus, cores = int(have.get("GPU", 0)), int(have.get("CPU", 0))
@@ -108,7 +77,8 @@ class _Worker:
         return self._work(item)
 
 
-def _imported(op: str) -> Any:
+def import_ray(op: str) -> Any:
+    """Import Ray and return the module; raise MissingExtraError if it is not installed."""
     try:
         import ray
         import ray.exceptions

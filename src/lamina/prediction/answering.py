@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from lamina.train.predict import Predictor
+    from lamina.prediction.predict import Predictor
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from tests.support.stored import TEXTS, tiny_bank
 
 import lamina
 from lamina.errors import ConfigError, DataError, LaminaError
-from lamina.train import ray_tasks
-from lamina.train.ray_tasks import in_order
+from lamina.prediction import ray_workers
+from lamina.prediction.ray_workers import in_order
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,7 +57,7 @@ def test_what_a_worker_that_dies_had_in_hand_is_done_again(tmp_path: Path):
 def test_a_worker_that_dies_again_and_again_is_told_after_the_answers_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(ray_tasks, "RETRIES", 1)
+    monkeypatch.setattr(ray_workers, "RETRIES", 1)
     answers = in_order(functools.partial(dies, tmp_path / "mark", True), "local", 1, "test", range(8))
     assert [next(answers) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(LaminaError, match=r"test: a worker of Ray died .* start again to go on"):

@@ -23,8 +23,9 @@ from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.monitors import EMA, Cascade, LastScore, MeanScore, Monitor, RollingMax
+from lamina.prediction import calibrate
 from lamina.tasks.task import Task
-from lamina.train import calibrate, fit
+from lamina.train import fit
 
 NEUTRAL = ("the", "a", "film", "is", "good", "very", "paris", "anna", "went", "to", "and", "fun")
 

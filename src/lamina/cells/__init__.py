@@ -1,0 +1,1 @@
+"""Cells: independent pieces of work that run here or on Ray, and resume where they were interrupted."""
