@@ -1,20 +1,21 @@
 """Every error that Lamina raises on purpose.
 
     LaminaError
-    ├── ConfigError            an option has a value that cannot be           (ValueError)
-    ├── UnknownNameError       a name that does not exist, with a suggestion  (LookupError)
-    ├── LayerIndexError        a layer that the model does not have           (IndexError)
-    ├── UnsupportedModelError  a model that an operation does not support     (TypeError)
-    ├── ModelNotFoundError     a model that is neither on disk nor on the hub (OSError)
-    ├── DataError              a file, row, column or label that does not fit (ValueError)
-    ├── StoreError             a saved folder that is missing or damaged      (OSError)
-    │   └── BaseMismatchError  a reader that was trained on another base
-    ├── CacheError             states that cannot be cached                   (OSError)
-    ├── NotFiniteError         a loss, weight or score that is NaN or infinite (ArithmeticError)
-    ├── OutOfMemoryError       memory that could not be had                    (MemoryError)
-    └── MissingExtraError      an optional package that is not installed      (ImportError)
+    ├── ConfigError            an option or argument has a value that is not allowed  (ValueError)
+    ├── UnknownNameError       a name that does not exist, with a suggestion          (LookupError)
+    ├── LayerIndexError        a layer that the model does not have                   (IndexError)
+    ├── UnsupportedModelError  a model that an operation does not support             (TypeError)
+    ├── ModelNotFoundError     a model that is neither on disk nor on the hub         (OSError)
+    ├── DataError              a file, row, column or label that does not fit         (ValueError)
+    ├── StoreError             a saved folder that is missing or damaged              (OSError)
+    │   └── BaseMismatchError  readers that were trained on another base model
+    ├── CacheError             hidden states that cannot be cached                    (OSError)
+    ├── NotFiniteError         a loss, weight or score that is NaN or infinite        (ArithmeticError)
+    ├── OutOfMemoryError       memory that could not be allocated                     (MemoryError)
+    └── MissingExtraError      an optional package that is not installed              (ImportError)
 
-A message reads `<operation>: <what came>; <what holds>. <what to do>`.
+A message reads `<operation>: <what came>; <what is allowed>. <what to do>`. The parameter `op` of the classes below is
+that operation, usually the name of a public function ("fit", "tap", "insert_").
 """
 
 from __future__ import annotations
@@ -27,19 +28,30 @@ from typing import Self
 
 
 class LaminaError(Exception):
-    """Root of all errors; catching it catches every error a user can cause."""
+    """Base class of all errors in this module; `except LaminaError` catches every error that a user can cause."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle by state, since keyword-only fields break the default across processes."""
+        """Return what `pickle` needs to rebuild the error in another process.
+
+        The default calls the class with `args`, which fails for classes with keyword-only parameters. Here the
+        attributes are restored instead.
+        """
         return type(self).__new__, (type(self),), {**self.__dict__, "args": self.args}
 
 
 class ConfigError(LaminaError, ValueError):
-    """An option has a value that cannot be."""
+    """Raised when an option or argument has a value that is not allowed, or when options contradict each other."""
 
 
 class UnknownNameError(LaminaError, LookupError):
-    """A name that does not exist; says which do, and which was probably meant."""
+    """Raised when a name does not exist; the message lists the names that do and suggests the closest one.
+
+    Attributes:
+        op: The operation that was called.
+        got: The unknown name.
+        known: The names that exist.
+        what: What the name should refer to, in the singular, such as "fusion" or "column".
+    """
 
     def __init__(self, *, op: str, got: str, known: Iterable[str], what: str = "name") -> None:
         self.op, self.got, self.known, self.what = op, got, tuple(known), what
@@ -49,7 +61,10 @@ class UnknownNameError(LaminaError, LookupError):
 
 
 def check_known(op: str, got: Iterable[str], known: Iterable[str], what: str = "name") -> None:
-    """Raise UnknownNameError for the first name that is not among those known."""
+    """Raise UnknownNameError for the first name in `got` that is not in `known`; return None if all are.
+
+    `op` is the operation and `what` says what the names refer to; both appear in the message.
+    """
     known = tuple(known)
     for name in got:
         if name not in known:
@@ -57,7 +72,13 @@ def check_known(op: str, got: Iterable[str], known: Iterable[str], what: str = "
 
 
 class LayerIndexError(LaminaError, IndexError):
-    """A layer that the model does not have."""
+    """Raised when a layer number is outside the model.
+
+    Attributes:
+        op: The operation that was called.
+        got: The layer number that does not exist.
+        layers: Number of layers that the model has: its blocks and the embeddings (layer 0).
+    """
 
     def __init__(self, *, op: str, got: int, layers: int) -> None:
         self.op, self.got, self.layers = op, got, layers
@@ -66,7 +87,15 @@ class LayerIndexError(LaminaError, IndexError):
 
 
 class UnsupportedModelError(LaminaError, TypeError):
-    """A model that an operation does not support; names the family and the reason."""
+    """Raised when an operation does not support the architecture of a model.
+
+    Attributes:
+        op: The operation that was called.
+        model_type: The architecture's name, `config.model_type`.
+        reason: Why it is not supported; part of a sentence.
+
+    The parameter `hint`, a full sentence, says what to do instead and ends the message.
+    """
 
     def __init__(self, *, op: str, model_type: str, reason: str, hint: str) -> None:
         self.op, self.model_type, self.reason = op, model_type, reason
@@ -74,7 +103,13 @@ class UnsupportedModelError(LaminaError, TypeError):
 
 
 class ModelNotFoundError(LaminaError, OSError):
-    """A model that is neither a folder on disk nor to be had from the hub."""
+    """Raised when a model is neither a folder on disk nor available on the hub.
+
+    Attributes:
+        op: The operation that was called.
+        got: The folder or hub id.
+        reason: Why it could not be loaded, as a library or the system said it.
+    """
 
     def __init__(self, *, op: str, got: str, reason: str) -> None:
         self.op, self.got, self.reason = op, got, reason
@@ -83,7 +118,13 @@ class ModelNotFoundError(LaminaError, OSError):
 
 
 class DataError(LaminaError, ValueError):
-    """A file, row, column or label that does not fit; `path`, `row` and `column` where known."""
+    """Raised when a data file, or a row, column or label in it, cannot be used.
+
+    Attributes:
+        path: The file; None if the data did not come from one.
+        row: The row's number as its reader counts rows (the line for text files); None if no single row is wrong.
+        column: The column's name; None if no single column is wrong.
+    """
 
     def __init__(
         self, message: str, *, path: str | None = None, row: int | None = None, column: str | None = None
@@ -93,21 +134,31 @@ class DataError(LaminaError, ValueError):
 
 
 class StoreError(LaminaError, OSError):
-    """A saved folder that is missing, incomplete or damaged."""
+    """Raised when a saved folder or file is missing, incomplete or damaged, or cannot be written."""
 
 
 class BaseMismatchError(StoreError):
-    """A reader that was trained on another base; `differs` maps a field to (saved, given)."""
+    """Raised when saved readers are loaded onto another base model or tokenizer than they were trained on.
+
+    Attributes:
+        op: The operation that was called.
+        differs: What differs: name of the property -> (its saved value, its value here).
+    """
 
     def __init__(self, *, op: str, differs: dict[str, tuple[object, object]]) -> None:
         self.op, self.differs = op, differs
-        listed = "; ".join(f"{name} was {saved}, here {given}" for name, (saved, given) in differs.items())
+        listed = "; ".join(f"{name} was {saved}, here {here}" for name, (saved, here) in differs.items())
         hint = "Give the base that they were trained on (model=, or --model), or train them again on this one."
         super().__init__(f"{op}: these readers were trained on another base: {listed}. {hint}")
 
 
 class CacheError(LaminaError, OSError):
-    """States that cannot be cached; `needed_bytes` and `free_bytes` where there is no room for them."""
+    """Raised when hidden states cannot be cached on disk.
+
+    Attributes:
+        needed_bytes: Size of the states; None unless the disk is too small for them.
+        free_bytes: Free space on the disk; None unless it is too small.
+    """
 
     def __init__(self, message: str, *, needed_bytes: int | None = None, free_bytes: int | None = None) -> None:
         self.needed_bytes, self.free_bytes = needed_bytes, free_bytes
@@ -115,9 +166,12 @@ class CacheError(LaminaError, OSError):
 
 
 class NotFiniteError(LaminaError, ArithmeticError):
-    """A loss, weight or score that is NaN or infinite.
+    """Raised when a loss, weight or score is NaN or infinite.
 
-    `name` is the reader's or the weight's; `step` (from 1) and `row` (from 0) are given where known.
+    Attributes:
+        name: Name of the reader, or of the parameter.
+        step: The optimizer step in which it happened, from 1; None outside training.
+        row: The example for which it happened, from 0; None if no single example is known.
     """
 
     def __init__(self, message: str, *, name: str, step: int | None = None, row: int | None = None) -> None:
@@ -125,39 +179,56 @@ class NotFiniteError(LaminaError, ArithmeticError):
         super().__init__(message)
 
 
-class OutOfMemoryError(MemoryError, LaminaError):  # in this order: Python makes a MemoryError in a way of its own
-    """Memory that could not be had; `reason` is what the allocator said."""
+class OutOfMemoryError(MemoryError, LaminaError):  # MemoryError first: CPython allocates its instances specially
+    """Raised when memory could not be allocated, on any device.
+
+    Attributes:
+        op: The operation that was called.
+        reason: The allocator's own message; the size that it asked for, if named there, is part of this message.
+    """
 
     def __init__(self, *, op: str, reason: str) -> None:
         self.op, self.reason = op, reason
-        asked = re.search(r"allocate ([\d.]+) (\w+)", reason)
-        amount, unit = asked.groups() if asked else ("", "")
-        size = f"{amount} {unit}" if unit != "bytes" else _binary(int(amount))
-        what = f"{size} more of memory" if asked else "as much memory as this takes"
-        super().__init__(f"{op}: {what} could not be had. Use a smaller batch_size, eval_batch_size or max_length.")
+        request = re.search(r"allocate ([\d.]+) (\w+)", reason)
+        amount, unit = request.groups() if request else ("", "")
+        size = f"{amount} {unit}" if unit != "bytes" else _readable_bytes(int(amount))
+        what = f"{size} more memory" if request else "the memory that this needs"
+        super().__init__(
+            f"{op}: {what} could not be allocated. Use a smaller batch_size, eval_batch_size or max_length."
+        )
 
 
-def _binary(size: int) -> str:
+def _readable_bytes(size: int) -> str:
+    """Return a number of bytes as text, in GiB or MiB."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
 
 
 @contextmanager
 def memory_errors(op: str) -> Generator[None]:
-    """Raise OutOfMemoryError where Python, NumPy or PyTorch, on any device, could not have memory."""
+    """Raise OutOfMemoryError in place of any out-of-memory error that Python, NumPy or PyTorch raises in the block.
+
+    `op` is the operation that the message begins with. Other errors pass through unchanged.
+    """
     try:
         yield
     except LaminaError:
         raise
     except (MemoryError, RuntimeError) as error:
-        said = isinstance(error, RuntimeError) and re.search("(allocate|not enough|out of) memory", str(error))
-        if not said and not isinstance(error, MemoryError) and type(error).__name__ != "OutOfMemoryError":
-            raise  # the last is torch's, which is not loaded for its name
+        is_runtime = isinstance(error, RuntimeError)
+        by_text = is_runtime and re.search("(allocate|not enough|out of) memory", str(error))
+        by_type = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # by name: torch's own
+        if not by_text and not by_type:
+            raise
         raise OutOfMemoryError(op=op, reason=str(error)) from error
 
 
 @contextmanager
 def error_context(note: str, op: str = "") -> Generator[None]:
-    """Add a note to errors of Lamina's; with `op`, what Python itself refuses becomes a ConfigError."""
+    """Add `note` to every LaminaError that the block raises, as `BaseException.add_note` does.
+
+    If `op` is given, a TypeError or ValueError from the block becomes a ConfigError whose message holds `op`, `note` and
+    the original text.
+    """
     try:
         yield
     except LaminaError as error:
@@ -171,31 +242,43 @@ def error_context(note: str, op: str = "") -> Generator[None]:
 
 @contextmanager
 def convert_errors(to_error: Callable[[str], LaminaError], kind: type[Exception] = Exception) -> Generator[None]:
-    """Raise what `to_error` makes of the reason in place of any error of that kind by a library or the system.
+    """Raise `to_error(reason)` in place of any error of type `kind` that a library or the system raises in the block.
 
-    Reading, writing and loading go through here; by default it takes all, which come in too many kinds to list.
+    `reason` is the first line of the original message. A LaminaError passes through unchanged. Code that reads, writes
+    or loads files uses this, because the libraries it calls raise too many types of errors to list.
     """
     try:
         yield
     except LaminaError:
         raise
     except BaseException as error:
-        if not isinstance(error, kind) and type(error).__name__ != "PanicException":  # of a library in Rust
+        # libraries written in Rust raise a PanicException, which is no Exception
+        if not isinstance(error, kind) and type(error).__name__ != "PanicException":
             raise
         raise to_error(first_line(error)) from error
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, as far as a message can quote it: one line, without its full stop."""
+    """Return what an error says as one line of at most 300 characters, without the final full stop.
+
+    The result is meant to be quoted within another message. The type's name comes first where the text alone says
+    little: for an empty message, and for a KeyError, whose message is just the key.
+    """
     lines = [line.strip() for line in str(getattr(error, "strerror", None) or error).splitlines() if line.strip()]
-    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
-    if not said or isinstance(error, LookupError):
-        said = f"{type(error).__name__} {said}"
-    return said[:300].strip().rstrip(".")
+    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    if not text or isinstance(error, LookupError):
+        text = f"{type(error).__name__} {text}"
+    return text[:300].strip().rstrip(".")
 
 
 class MissingExtraError(LaminaError, ImportError):
-    """An optional package that is not installed; names the extra that brings it."""
+    """Raised when an optional package is needed and not installed; the message gives the command that installs it.
+
+    Attributes:
+        op: The operation that was called.
+        package: The missing package.
+        extra: The extra of Lamina that installs it, as in `pip install 'lamina[extra]'`.
+    """
 
     def __init__(self, *, op: str, package: str, extra: str) -> None:
         self.op, self.package, self.extra = op, package, extra
@@ -204,5 +287,5 @@ class MissingExtraError(LaminaError, ImportError):
 
     @classmethod
     def of(cls, error: ImportError, *, op: str, extra: str) -> Self:
-        """Build from the import that failed."""
+        """Return the error for a failed import; the package's name comes from the ImportError."""
         return cls(op=op, package=error.name or "?", extra=extra)

@@ -1,4 +1,4 @@
-"""Tables of methods: one line each, imported when first used, open to third parties."""
+"""Registries: name -> class, one line per method, imported when first used, open to third parties."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from lamina.errors import ConfigError, check_known, convert_errors
 
 
 class Registry:
-    """Maps the name of a method to the frozen config class that builds it, as "package.module:Class".
+    """A table from names to classes or functions, each written as "package.module:Name".
 
-    `what` is what the rows are, in the singular ("fusion"). Third parties call `add`, or ship an entry point in the
-    group `lamina.<what>`.
+    For fusions and heads these are frozen config classes. An entry is imported when `get` is called for it, not before.
+    Third parties add entries with `add`, or by an entry point of their package in the group `lamina.<what>`.
+
+    Args:
+        what: What the entries are, in the singular ("fusion"); error messages begin with it.
+        rows: The entries that Lamina itself brings.
     """
 
     def __init__(self, what: str, rows: dict[str, str]) -> None:
@@ -22,13 +26,13 @@ class Registry:
         self._has_entry_points = False
 
     def add(self, name: str, target: str) -> None:
-        """Register `target` ("package.module:Class") under `name`; ConfigError if the name is taken."""
+        """Register `target` ("package.module:Name") under `name`; raise ConfigError if the name exists already."""
         if name in self._rows:
             raise ConfigError(f"{self.what}: '{name}' is already registered as {self._rows[name]}.")
         self._rows[name] = target
 
     def names(self) -> tuple[str, ...]:
-        """Every registered name, in the order of registration."""
+        """Return every registered name in the order of registration; entry points are looked up on the first call."""
         if not self._has_entry_points:
             self._has_entry_points = True
             for point in entry_points(group=f"lamina.{self.what}"):
@@ -36,53 +40,63 @@ class Registry:
         return tuple(self._rows)
 
     def target(self, name: str) -> str:
-        """Return the "package.module:Class" that `name` is registered as, without importing it."""
+        """Return the "package.module:Name" that `name` is registered as, without importing it.
+
+        Raises:
+            UnknownNameError: If `name` is not registered.
+        """
         check_known(self.what, [name], self.names())
         return self._rows[name]
 
     def get(self, name: str) -> type[Any]:
-        """The config class of a name; UnknownNameError if there is none, ConfigError if it cannot be imported."""
+        """Import and return the class or function that `name` is registered as.
+
+        Raises:
+            UnknownNameError: If `name` is not registered.
+            ConfigError: If it cannot be imported.
+        """
         row = self.target(name)
-        told = f"{self.what}: '{name}' is registered as {row}, which cannot be imported"
-        with convert_errors(lambda reason: ConfigError(f"{told} ({reason}).")):
+        message = f"{self.what}: '{name}' is registered as {row}, which cannot be imported"
+        with convert_errors(lambda reason: ConfigError(f"{message} ({reason}).")):
             return EntryPoint(name, row, f"lamina.{self.what}").load()
 
     def name_of(self, config: object) -> str:
-        """The name under which the class of `config` is registered; ConfigError if it is not."""
-        own, kind = type(config).__module__, type(config).__qualname__
+        """Return the name under which the class of `config` is registered; raise ConfigError if it is not registered."""
+        defined_in, class_name = type(config).__module__, type(config).__qualname__
         for name in self.names():
             module, _, known = self._rows[name].partition(":")
-            if known == kind and (module == own or self.get(name) is type(config)):  # a row may name who imports it
+            # an entry may name a module that only imports the class, so compare the class itself then
+            if known == class_name and (module == defined_in or self.get(name) is type(config)):
                 return name
-        target = f"{own}:{kind}"
+        target = f"{defined_in}:{class_name}"
         raise ConfigError(f"{self.what}: {target} is not registered. Call add(name, '{target}') first.")
 
     def to_dict(self, config: Any) -> dict[str, Any]:
-        """The config as JSON-ready fields, its registered name under "name"."""
+        """Return the fields of a config as a JSON-ready dict, with its registered name under "name"."""
         return {"name": self.name_of(config), **asdict(config)}
 
-    def from_dict(self, given: dict[str, Any]) -> Any:
-        """Build the config that `to_dict` described; lists, which JSON has in place of tuples, become tuples.
+    def from_dict(self, fields_by_name: dict[str, Any]) -> Any:
+        """Build a config from a dict that `to_dict` returned; lists, which JSON has in place of tuples, become tuples.
 
         Raises:
-            UnknownNameError: If the name or one of the keys does not exist.
-            ConfigError: If the name or a required key is missing, or the config refuses a value.
+            UnknownNameError: If the name is not registered, or a key is not a field of the config.
+            ConfigError: If "name" or a required field is missing, or the config does not allow a value.
         """
-        rest = lists_to_tuples(given)
+        rest = lists_to_tuples(fields_by_name)
         name = rest.pop("name", None)
         if not isinstance(name, str):
-            raise ConfigError(f"{self.what}: no 'name' among {sorted(given)}; known: {', '.join(self.names())}.")
-        kind = self.get(name)
-        known = {field.name: field for field in fields(kind) if field.init}
+            raise ConfigError(f"{self.what}: no 'name' among {sorted(fields_by_name)}; known: {', '.join(self.names())}.")
+        config_class = self.get(name)
+        known = {field.name: field for field in fields(config_class) if field.init}
         check_known(f"{self.what} '{name}'", rest, known, "key")
         required = [key for key, field in known.items() if field.default is field.default_factory is MISSING]
         if missing := [key for key in required if key not in rest]:
             raise ConfigError(f"{self.what} '{name}': no {', '.join(missing)} given; it is required.")
-        return kind(**rest)
+        return config_class(**rest)
 
 
 def lists_to_tuples(value: Any) -> Any:
-    """A value with tuples in place of lists, at every depth."""
+    """Return a copy of a JSON value with every list in it, at any depth, replaced by a tuple."""
     if isinstance(value, dict):
         return {key: lists_to_tuples(item) for key, item in value.items()}
     return tuple(map(lists_to_tuples, value)) if isinstance(value, list) else value
@@ -100,7 +114,7 @@ KINDS = Registry(
         "image_classification": "lamina.tasks.image_classification:ImageClassificationKind",
         "audio_classification": "lamina.tasks.audio_classification:AudioClassificationKind",
     },
-)  # here, and not in lamina.tasks, because `lamina.load` takes a kind's name for the head to load
+)  # here and not in lamina.tasks, because `lamina.load` accepts the name of a kind as its `head`
 
 STUDIES = Registry(
     "study",
@@ -119,4 +133,4 @@ STUDIES = Registry(
         "errors": "lamina.studies.errors:errors",
         "advise": "lamina.studies.advise:advise",
     },
-)  # name -> the function; here, and not in lamina.studies, because the help of `lamina study` names them
+)  # here and not in lamina.studies, because the help of `lamina study` lists the names without importing the room

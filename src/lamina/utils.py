@@ -1,4 +1,4 @@
-"""What every room may use: range checks, atomic writes, derived seeds, the processes of a run, progress bars."""
+"""Helpers that the whole package shares: range checks, atomic writes, seeds, ranks of processes, progress bars."""
 
 from __future__ import annotations
 
@@ -11,39 +11,49 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from lamina.errors import ConfigError, StoreError, convert_errors
 
 # What a JSON file can hold, and one row of a table: column -> value.
 JSON: TypeAlias = bool | int | float | str | Sequence[Any] | Mapping[str, Any] | None
 Row: TypeAlias = Mapping[str, JSON]
+T = TypeVar("T")
 
 
 def check_range(
     op: str, name: str, value: float | None, low: float, high: float = math.inf, *, open_high: bool = False
 ) -> None:
-    """Raise ConfigError unless low <= value <= high (or < high); None passes."""
+    """Raise ConfigError unless `low <= value <= high`; None passes.
+
+    Args:
+        op: The operation, for the message.
+        name: The option's name, for the message.
+        value: The option's value.
+        low: Smallest value that is allowed.
+        high: Largest value that is allowed; infinity is then allowed too.
+        open_high: Whether `value` must be smaller than `high` instead.
+    """
     if value is None or (low <= value < high if open_high else low <= value <= high):
         return
     top = f" and {'below' if open_high else 'at most'} {high}" if high < math.inf else " and finite" * open_high
     raise ConfigError(f"{op}: {name} is {value}; it must be at least {low}{top}.")
 
 
-MAX_BYTES = 1 << 26  # of a file of settings, and of a line of a file of examples
-_DEPTH = 100  # of lists and mappings within each other
+MAX_BYTES = 1 << 26  # largest file of settings, and longest line of a data file, that is read
+_DEPTH = 100  # deepest nesting of lists and mappings in JSON that is read
 
 
-def read_bytes(path: Path, most: int) -> bytes:
-    """The bytes of a file; a ValueError if there are more than `most`."""
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a file; raise ValueError if it is larger than `max_bytes`."""
     with path.open("rb") as file:
-        if len(data := file.read(most + 1)) > most:
-            raise ValueError(f"it has more than {most:,} bytes")
+        if len(data := file.read(max_bytes + 1)) > max_bytes:
+            raise ValueError(f"it has more than {max_bytes:,} bytes")
     return data
 
 
 def parse_json(text: str) -> Any:
-    """What a JSON text says; a ValueError if it is none, or is nested more than 100 deep."""
+    """Return the value of a JSON text; raise ValueError if it is not JSON, or is nested more than 100 levels deep."""
     with suppress(RecursionError):
         value = json.loads(text)
         level = [value] if text.count("[") + text.count("{") > _DEPTH else []
@@ -57,34 +67,36 @@ def parse_json(text: str) -> Any:
     raise ValueError(f"it is nested more than {_DEPTH} deep")
 
 
-def pluralize(count: int, what: str) -> str:
-    """How many, and of what: "1 run", "1,200 runs"."""
-    return f"{count:,} {what}{'s' * (count != 1)}"
+def pluralize(count: int, noun: str) -> str:
+    """Return a number with a noun that agrees with it, such as "1 run" or "1,200 runs"."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def is_dir(path: str | Path) -> bool:
-    """Whether there is such a folder; False where pathlib raises an OSError up to Python 3.13, for too long a name."""
+    """Return whether `path` is a folder; False for a name that is too long, for which pathlib raises up to Python 3.13."""
     return os.path.isdir(path)  # noqa: PTH112
 
 
 def is_file(path: str | Path) -> bool:
-    """Whether there is such a file; see `is_dir`."""
+    """Return whether `path` is a file; False for a name that is too long, for which pathlib raises up to Python 3.13."""
     return os.path.isfile(path)  # noqa: PTH113
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yields a temporary name beside a file; what is written there takes the file's place once it is whole.
+    """Yield a temporary path in the folder of `path`; at the end, rename the file written there to `path`.
 
-    The folder is made if it is not there.
+    So `path` holds either its old content or all of the new one, even if the process dies. The file is flushed to disk
+    before it is renamed. If the block raises, the temporary file is removed and `path` stays as it was. Parent folders
+    are created.
 
     Raises:
-        StoreError: If it cannot be written.
+        StoreError: If the file cannot be written.
     """
     hint = "Check the rights and the space there."
     with convert_errors(lambda reason: StoreError(f"save: {path} cannot be written ({reason}). {hint}")):
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}{get_ident()}")
+        beside = path.with_name(f".{path.name}.{os.getpid()}{get_ident()}")  # `remove_leftovers` knows this form
         try:
             yield beside
             fsync(beside)
@@ -95,32 +107,39 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def fsync(path: Path) -> None:
-    """Have a file on the disk, where it outlasts a loss of power."""
+    """Flush a file from the system's buffers to the disk, so that it survives a power failure."""
     with path.open("r+b") as file:
         os.fsync(file.fileno())
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove temporary files of `atomic_write` that dead processes left beside `path`; the caller holds its lock."""
+    """Remove the temporary files that processes left beside `path` when they died in `atomic_write`.
+
+    The caller must hold whatever lock guards `path`: a file that a living process is writing would be removed too.
+    """
     for beside in path.parent.glob(f".{glob.escape(path.name)}.*"):
         if beside.stem == f".{path.name}" and beside.suffix[1:].isdecimal():
             beside.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text to a file that is replaced whole or not at all."""
+    """Write text to `path` in UTF-8, atomically; see `atomic_write` for the guarantee and the errors."""
     with atomic_write(path) as beside:
         beside.write_text(text, encoding="utf-8")
 
 
 def derive_seed(*parts: object) -> int:
-    """A 63-bit seed from any parts, the same in every process."""
+    """Return a 63-bit seed computed from `parts`; equal parts (as text) give the same seed in every process."""
     digest = hashlib.blake2b(":".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def seed_torch(seed: int) -> None:
-    """`torch.manual_seed`, but where there is only a CPU without the traceback that it formats (0.4 ms)."""
+    """Seed torch's global generators as `torch.manual_seed` does.
+
+    On a machine without an accelerator only the CPU generator is seeded, because `torch.manual_seed` also formats a
+    traceback, which costs 0.4 ms.
+    """
     import torch
 
     if torch.accelerator.is_available():
@@ -130,31 +149,35 @@ def seed_torch(seed: int) -> None:
 
 
 def rank() -> int:
-    """The number of this process among those of the run, from 0."""
+    """Return this process's rank among the processes of a distributed run, from 0; 0 in a single process."""
     group = _group()
     return group.get_rank() if group else 0
 
 
 def world_size() -> int:
-    """How many processes share the run."""
+    """Return the number of processes in a distributed run; 1 in a single process."""
     group = _group()
     return group.get_world_size() if group else 1
 
 
 def barrier() -> None:
-    """Wait until every process of the run is here."""
+    """Wait until every process of a distributed run has called this; return at once in a single process."""
     if world_size() > 1:
         _group().barrier()
 
 
 def _group() -> Any:
+    """Return `torch.distributed` if it is initialised, else None."""
     from torch import distributed
 
     return distributed if distributed.is_available() and distributed.is_initialized() else None
 
 
-def progress_bar(batches: Iterable[Any], *, show: bool, **options: Any) -> Any:
-    """The batches, with `tqdm`'s bar on standard error (and its `options`, such as `desc`) if `show`."""
+def progress_bar(batches: Iterable[T], *, show: bool, **options: Any) -> Iterable[T]:
+    """Return an iterable over `batches`; if `show`, it draws tqdm's progress bar on standard error.
+
+    `options` are tqdm's, such as `desc`.
+    """
     if not show:
         return batches
     from tqdm.auto import tqdm

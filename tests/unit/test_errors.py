@@ -78,7 +78,7 @@ EVERY: list[tuple[LaminaError, type[Exception], dict[str, object], str]] = [
         ),
         MemoryError,
         {"op": "train"},
-        "train: 3.0 GiB more of memory could not be had. Use a smaller batch_size, eval_batch_size or max_length.",
+        "train: 3.0 GiB more memory could not be allocated. Use a smaller batch_size, eval_batch_size or max_length.",
     ),
     (
         BaseMismatchError(op="load", differs={"width": (3, 4)}),
@@ -184,19 +184,19 @@ CudaError.__name__ = "OutOfMemoryError"
     [
         (
             RuntimeError("[x.cpp:9] DefaultCPUAllocator: not enough memory: you tried to allocate 1073741824 bytes."),
-            "1.0 GiB more of memory",
+            "1.0 GiB more memory",
         ),
         (
             CudaError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 1 GiB"),
-            "20.00 MiB more of memory",
+            "20.00 MiB more memory",
         ),
-        (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"), "as much memory as this takes"),
-        (MemoryError("Unable to allocate 8.00 PiB for an array"), "8.00 PiB more of memory"),
-        (MemoryError(), "as much memory as this takes"),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"), "the memory that this needs"),
+        (MemoryError("Unable to allocate 8.00 PiB for an array"), "8.00 PiB more memory"),
+        (MemoryError(), "the memory that this needs"),
     ],
 )
 def test_what_memory_could_not_be_had_is_said(error: Exception, said: str):
-    told = rf"^fit: {said} could not be had\. Use a smaller batch_size, eval_batch_size or max_length\.$"
+    told = rf"^fit: {said} could not be allocated\. Use a smaller batch_size, eval_batch_size or max_length\.$"
     with pytest.raises(OutOfMemoryError, match=told) as raised, memory_errors("fit"):
         raise error
     assert raised.value.__cause__ is error

@@ -1,7 +1,7 @@
-"""Where a model's layers are: its stacks, the selectors that name layers, and taps that hand each state on.
+"""The layers of a model: its stacks, selectors that name layers, and taps that collect hidden states.
 
-Layer i is entry i of what the model returns as `hidden_states`: 0 the embeddings, 1..depth the blocks. Nothing here
-knows a family by name; `stacks` runs the model on a tiny input and looks.
+Layer i is entry i of the `hidden_states` that a transformers model returns: 0 is the embeddings, 1..depth the blocks.
+`stacks` finds the layers by running the model on a tiny input, so no table of model families is needed.
 """
 
 from lamina.layers.discovery import default_stack, stacks, tap

@@ -1,4 +1,4 @@
-"""What goes into and comes out of every module during one run of a model."""
+"""Record what goes into and comes out of every module while a model runs."""
 
 from __future__ import annotations
 
@@ -21,53 +21,60 @@ Key = tuple[object, ...]
 
 @dataclass(eq=False)
 class Call:
-    """One call of a module."""
+    """One call of a module in a traced run; events and calls share one clock, which counts 0, 1, 2, ..."""
 
     module: nn.Module
     path: str
-    number: int  # which of the module's calls, from 0
-    started: int  # a count of events
-    ended: int = -1
-    mask: Tensor | None = None  # [batch, tokens], if there is one among the arguments
+    number: int  # which of the module's calls in this run, from 0
+    started: int  # time at which the call began
+    ended: int = -1  # time at which it returned; -1 until then
+    mask: Tensor | None = None  # its argument `attention_mask`, if that is [batch, tokens]
 
 
 @dataclass(eq=False)
 class Event:
-    """A value that entered or left a call."""
+    """A tensor of three axes that was an argument or a result of a call."""
 
     call: Call
     side: Side
-    index: int | str | None
+    index: int | str | None  # position or key among the arguments or results; None if it is the result itself
     time: int
-    key: Key
-    tensor: Callable[[], Tensor | None]
-    version: int
-    swap: Swap | None = None
+    key: Key  # see `key_of`
+    tensor: Callable[[], Tensor | None]  # returns the tensor, or None once it was freed
+    version: int  # the tensor's in-place version when it was seen
+    swap: Swap | None = None  # axes of the tensor that were exchanged before `key` was computed
 
 
-Seen = dict[Event, bool]  # where a state was, and whether as the very same tensor or as one that looks equal
+Seen = dict[Event, bool]  # an event at which a state was seen -> whether it was the same tensor or only an equal one
 
 
 @dataclass(eq=False)
 class Trace:
-    """One run: every call, and every value of three axes that entered or left one, in order."""
+    """One run of a model: every module call and every event, each in the order of time."""
 
     calls: list[Call] = field(default_factory=list[Call])
     events: list[Event] = field(default_factory=list[Event])
     counts: Counter[str] = field(default_factory=Counter[str])  # path -> how often the module was called
-    copies: list[Tensor] = field(default_factory=list[Tensor])  # of what was seen, where it is kept
+    copies: list[Tensor] = field(default_factory=list[Tensor])  # copies of the values, if they are kept
 
     def seen_as(self, state: Tensor) -> Seen:
-        """Find where a state was seen."""
+        """Return the events at which a state was seen, as the same unchanged tensor or as one with equal values.
+
+        Values on the meta device cannot be compared, so there only the same tensor counts.
+        """
         key = key_of(state)
-        like = [event for event in self.events if event.key == key]
-        seen = {event: event.tensor() is state and event.version == state._version for event in like}
+        equal = [event for event in self.events if event.key == key]
+        seen = {event: event.tensor() is state and event.version == state._version for event in equal}
         return {event: is_same for event, is_same in seen.items() if is_same or not state.is_meta}
 
 
 @contextmanager
 def trace_calls(model: nn.Module, *, keep: bool = False) -> Generator[Trace]:
-    """Record every module's calls while the model runs; `keep` copies the values, to be had afterwards."""
+    """Record every module call while the model runs within the `with` block; yield the trace that fills meanwhile.
+
+    With `keep`, every value is copied, so that `Event.tensor` still returns it after the run; otherwise events hold
+    weak references.
+    """
     trace, open_calls = Trace(), list[Call]()
     copies: list[Tensor] = trace.copies
 
@@ -89,15 +96,15 @@ def trace_calls(model: nn.Module, *, keep: bool = False) -> Generator[Trace]:
         trace.calls.append(call)
         open_calls.append(call)
         for index, value in (*enumerate(args), *kwargs.items()):
-            _note(trace, call, "input", index, copied(value), call.started)
+            _record(trace, call, "input", index, copied(value), call.started)
 
     def after(module: nn.Module, _args: tuple[object, ...], output: object) -> None:
         call = open_calls.pop()
-        while call.module is not module:  # a call inside raised and was caught
+        while call.module is not module:  # an inner call raised, so that its hook never ran, and the model went on
             call = open_calls.pop()
         call.ended = next(clock)
         for index, value in _parts(output):
-            _note(trace, call, "output", index, copied(value), call.ended)
+            _record(trace, call, "output", index, copied(value), call.ended)
 
     with ExitStack() as handles:
         for module in paths:
@@ -107,21 +114,24 @@ def trace_calls(model: nn.Module, *, keep: bool = False) -> Generator[Trace]:
 
 
 def _parts(output: object) -> Iterable[tuple[int | str | None, object]]:
+    """Return the values in the output of a module, each with its position or key; (None, output) for a tensor."""
     if isinstance(output, Tensor):
         return [(None, output)]
-    if hasattr(output, "to_tuple"):  # a ModelOutput: positions also hold where a tuple comes instead
+    if hasattr(output, "to_tuple"):  # a ModelOutput: its positions hold for a plain tuple too
         output = cast("Any", output).to_tuple()
     if isinstance(output, Mapping):
         return cast("Mapping[str, object]", output).items()
     return enumerate(cast("tuple[object, ...]", output)) if isinstance(output, (tuple, list)) else ()
 
 
-def _note(trace: Trace, call: Call, side: Side, index: int | str | None, value: object, time: int) -> None:
+def _record(trace: Trace, call: Call, side: Side, index: int | str | None, value: object, time: int) -> None:
+    """Add the events of one argument or result of a call to the trace; values that cannot be states are left out."""
     if not isinstance(value, Tensor) or value.ndim != 3 or not value.is_floating_point():
         return
+    # a tensor without values costs nothing to keep, and has to be kept: it is recognised by identity
     held = (lambda: value) if value.is_meta else weakref.ref(value)
     trace.events.append(Event(call, side, index, time, key_of(value), held, value._version))
-    for swap in () if value.is_meta else _SWAPS:  # some models keep the axes in another order inside
+    for swap in () if value.is_meta else _SWAPS:  # some models order the axes differently inside
         trace.events.append(Event(call, side, index, time, key_of(value.transpose(*swap)), lambda: None, 0, swap))
 
 
@@ -129,10 +139,10 @@ _SWAPS = ((1, 2), (0, 1))
 
 
 def key_of(tensor: Tensor) -> Key:
-    """Shape, type and a sample of the values: tensors that are equal have the same key."""
+    """Return the shape, dtype and a sample of the values of a tensor, hashable; equal tensors have equal keys."""
     kind = (tuple(tensor.shape), tensor.dtype)
     if tensor.is_meta or tensor.ndim != 3:
         return kind
-    steps = [max(1, size // many) for size, many in zip(tensor.shape, (2, 6, 6), strict=True)]
+    steps = [max(1, size // samples) for size, samples in zip(tensor.shape, (2, 6, 6), strict=True)]
     sample = tensor[:: steps[0], :: steps[1], :: steps[2]].to("cpu", torch.float64)
-    return *kind, (sample + 0.0).numpy().tobytes()  # + 0.0: -0.0 equals 0.0
+    return *kind, (sample + 0.0).numpy().tobytes()  # + 0.0 turns -0.0 into 0.0, which equals it but has other bytes

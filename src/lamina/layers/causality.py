@@ -1,4 +1,4 @@
-"""Whether what a stack computes of a token depends on later tokens: found by changing these."""
+"""Find out whether a stack is causal, by changing later tokens and comparing the states of earlier ones."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from lamina.layers.preserve import preserve_model
 from lamina.layers.probe_input import NoInputError, probe_input
 from lamina.layers.stack import LayerStack, alike
 
-_TOKENS, _KEPT = 12, 6
-_CLOSE = {torch.float32: 1e-4, torch.float64: 1e-6}  # relative; kernels may add in another order
-_known: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()  # scope of a stack -> whether it is
+_TOKENS, _UNCHANGED = 12, 6  # length of the inputs; how many of their first tokens are equal
+_CLOSE = {torch.float32: 1e-4, torch.float64: 1e-6}  # relative tolerance: kernels may sum in another order
+# `scope` of a stack -> whether the stack is causal
+_known: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
 
 def is_causal(model: nn.Module, stack: LayerStack) -> bool:
-    """Whether each state of a stack comes of the tokens up to its own alone, as where text is written token by token.
+    """Return whether the state of a token depends only on the tokens up to it, as in a causal language model.
 
-    The first call runs the model twice on a tiny input, of which the second half of the tokens differs, and leaves it
-    as it was. A stack that reads no token ids, such as one of images or sound, is not causal.
+    The first call runs the model twice, on tiny inputs that differ in the second half of their tokens, and leaves it
+    unchanged; the answer is remembered. A stack that reads no token ids, such as one of images or audio, is not causal.
     """
     if stack.scope not in _known:
-        # in a context of its own, so that whoever listens to the model does not hear it
-        base = backbone(model)  # heads may refuse what is put in, as for want of a padding token
-        whole = base if stack.scope in set(base.modules()) else model
-        _known[stack.scope] = Context().run(_look, stack.tower or whole, stack)
+        base = backbone(model)  # without the head, which may refuse the inputs, say for lack of a padding token
+        runnable = base if stack.scope in set(base.modules()) else model
+        # in a new context, so that hooks of banks that listen to this model do not act on these passes
+        _known[stack.scope] = Context().run(_compare_passes, stack.tower or runnable, stack)
     return _known[stack.scope]
 
 
-def _look(model: nn.Module, stack: LayerStack) -> bool:
+def _compare_passes(model: nn.Module, stack: LayerStack) -> bool:
+    """Run the model on two inputs with the same first tokens; return whether the states of these tokens are equal."""
     try:
         inputs, other = (probe_input(model, _TOKENS, seed).inputs for seed in (1, 2))
     except NoInputError:
@@ -43,18 +45,18 @@ def _look(model: nn.Module, stack: LayerStack) -> bool:
     if key not in inputs:
         return False
     inputs |= {name: torch.ones_like(value) for name, value in inputs.items() if name.endswith("attention_mask")}
-    changed = torch.cat([inputs[key][:, :_KEPT], other[key][:, _KEPT:]], dim=1)
+    changed = torch.cat([inputs[key][:, :_UNCHANGED], other[key][:, _UNCHANGED:]], dim=1)
     with preserve_model(model):
         before, after = (_states(model, stack, inputs | {key: ids}) for ids in (inputs[key], changed))
     return all(alike(after[layer], state, _CLOSE.get(state.dtype, 1e-2)) for layer, state in before.items())
 
 
 def _states(model: nn.Module, stack: LayerStack, inputs: dict[str, Tensor]) -> dict[int, Tensor]:
-    """Layer -> the states of the tokens that stay as they are."""
+    """Run the model and return, by layer, the states of the tokens that are equal in both inputs."""
     states: dict[int, Tensor] = {}
 
     def on_state(layer: int, state: Tensor) -> None:
-        states[layer] = state[:, :_KEPT].clone()
+        states[layer] = state[:, :_UNCHANGED].clone()
 
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
     with watch(stack, range(stack.layers), on_state):

@@ -13,10 +13,10 @@ from torch.overrides import TorchFunctionMode
 
 
 def main_device(model: nn.Module) -> torch.device:
-    """Where inputs go: the device of the first parameter; "meta" if there are no weights.
+    """Return the device to which the inputs of a model go: that of its first parameter.
 
-    Without weights some parameters may still be real: old constructors ignore the device. Of offloaded weights only
-    some are in place, or none, and the model runs where accelerate's hooks take its inputs.
+    For a model that accelerate offloads it is the device on which its hooks run the model. For a model without weights
+    it is "meta", even if some parameters have values because an old constructor ignored the device.
     """
     devices = {parameter.device: None for parameter in model.parameters()}
     meta = torch.device("meta")
@@ -26,7 +26,7 @@ def main_device(model: nn.Module) -> torch.device:
 
 
 def _execution_devices(model: nn.Module) -> Iterator[torch.device]:
-    """Where accelerate's hooks have modules run, outermost first."""
+    """Yield the devices on which accelerate's hooks run the modules of a model, outer modules first."""
     for module in model.modules():
         hook: Any = getattr(module, "_hf_hook", None)
         for part in getattr(hook, "hooks", (hook,)):
@@ -36,19 +36,19 @@ def _execution_devices(model: nn.Module) -> Iterator[torch.device]:
 
 @contextmanager
 def weights_in_place(module: nn.Module) -> Generator[None]:
-    """Have a module's own weights at hand where accelerate offloads them, to memory or a disk."""
+    """Load a module's own weights to the CPU for the `with` block if accelerate offloads them to memory or disk."""
     if not hasattr(module, "_hf_hook"):
         yield
         return
-    utils: Any = import_module("accelerate.utils")  # it has no types
+    utils: Any = import_module("accelerate.utils")  # the package has no type stubs
     with utils.align_module_device(module, torch.device("cpu")):
         yield
 
 
 class MetaValues(TorchFunctionMode):
-    """Answer questions about values that are not there (on the meta device) with 0, so that models run on.
+    """Within this context, converting a tensor on the meta device to a Python number gives 0 instead of an error.
 
-    Models look at values to warn, or to choose a faster way to the same result.
+    Models read values to warn, or to choose a faster way to the same result; without values they would stop there.
     """
 
     def __torch_function__(
@@ -58,12 +58,12 @@ class MetaValues(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        if func in _QUESTIONS and args[0].is_meta:
-            return _QUESTIONS[func](0)
+        if func in _CONVERSIONS and args[0].is_meta:
+            return _CONVERSIONS[func](0)
         return func(*args, **kwargs or {})
 
 
-_QUESTIONS: dict[Any, type] = {
+_CONVERSIONS: dict[Any, type] = {
     Tensor.__bool__: bool,
     Tensor.item: int,
     Tensor.__int__: int,

@@ -1,4 +1,4 @@
-"""The stacks of a model: found by running it on tiny inputs and matching the states it returns, once per model."""
+"""Find the stacks of a model: run it on tiny inputs and match the hidden states that it returns to its modules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lamina.layers.adapters import adapted_layers, backbone
 from lamina.layers.call_trace import Event, Trace, trace_calls
 from lamina.layers.devices import MetaValues, main_device
 from lamina.layers.hooks import watch
-from lamina.layers.matching import find_blocks, find_run, find_scope, places
+from lamina.layers.matching import find_blocks, find_run, find_scope, rank_places
 from lamina.layers.preserve import preserve_model
 from lamina.layers.probe_input import NoInputError, Probe, probe_input
 from lamina.layers.roles import family_of
@@ -28,57 +28,63 @@ from lamina.layers.stack import LayerStack, TapPoint, alike, by_path
 from lamina.layers.towers import towers_of
 from lamina.layers.wrappers import is_bitsandbytes, uncompiled, unwrapped
 
-_FIRST, _SECOND = 7, 11  # lengths of the two probe inputs: odd and different
-_CLOSE = 1e-2  # some kernels of accelerators add in another order each time
+_FIRST, _SECOND = 7, 11  # lengths of the two probe inputs: odd and different, so that no other axis has that size
+_CLOSE = 1e-2  # relative tolerance: some kernels of accelerators sum in another order each time
 _HIDDEN = {"main": "hidden_states", "encoder": "encoder_hidden_states", "decoder": "decoder_hidden_states"}
 _ELSEWHERE = "Use a model whose layers all have one shape [batch, tokens, width], or one part of this model."
 _PART = "Give one part of it, such as its text or vision model."
 
-States = dict[str, tuple[Any, ...]]  # tensors, once their shapes are checked
+States = dict[str, tuple[Tensor, ...]]  # name of a stack -> its hidden states
 
 
 def stacks(model: nn.Module) -> dict[str, LayerStack]:
-    """Find a model's stacks and where each of their layers is seen.
+    """Find the stacks of a model, and for each layer the module call that produces its hidden state.
 
-    The first call runs the model on tiny inputs and leaves it as it was; the result is kept until the model's modules
-    change. On the meta device (a config without weights) states are told by identity alone.
+    The first call runs the model on tiny inputs and leaves it unchanged. The result is remembered until the model's
+    modules change. On the meta device (a config without weights) states are matched by identity only, not by value.
 
     Args:
-        model: A transformers model, with or without a head. Of a compiled or DataParallel model it is the one inside.
+        model: A transformers model, with or without a head. Wrappers (torch.compile, DataParallel) are looked through.
 
     Returns:
-        {"main": stack}, or {"encoder": stack, "decoder": stack}; of a model with a tower for each kind of input (CLIP)
-        a stack of each that can be read, {"text": stack, "vision": stack}.
+        Name -> stack: {"main": stack} for a model with one stack, {"encoder": stack, "decoder": stack} for an
+        encoder-decoder. A model with a tower for each kind of input (CLIP) has one stack per tower that can be read:
+        {"text": stack, "vision": stack}.
 
     Raises:
-        UnsupportedModelError: If a layer cannot be found, or cannot be read for certain.
-        ConfigError: If it is no model.
+        UnsupportedModelError: If a layer cannot be matched to a module, or not with certainty.
+        ConfigError: If `model` is not a torch module.
     """
     model = unwrapped(model)
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
-        what = "a transformers model is needed, such as the first of what lamina.load returns"
+        what = "a transformers model is needed, such as the first value that lamina.load returns"
         raise ConfigError(f"stacks: got a {type(model).__name__}; {what}.")
-    if model not in _known or _known[model][0] != _state(model):
+    if model not in _known or _known[model][0] != _signature(model):
         discovered = _discover(model).values()
         paths = {module: path for path, module in by_path(model).items()}
-        _known[model] = (_state(model), [_moved(stack, paths.__getitem__) for stack in discovered])
+        _known[model] = (_signature(model), [_map_modules(stack, paths.__getitem__) for stack in discovered])
     modules = by_path(model)
-    return {stack.name: _moved(stack, modules.__getitem__) for stack in _known[model][1]}
+    return {stack.name: _map_modules(stack, modules.__getitem__) for stack in _known[model][1]}
 
 
 def default_stack(model: nn.Module, name: str | None = None, *, op: str = "stacks") -> LayerStack:
-    """Get a stack by name; None is the only one, or the encoder.
+    """Return one stack of a model.
+
+    Args:
+        model: A transformers model; see `stacks`.
+        name: Name of the stack. None: the only one, or the encoder.
+        op: The operation that error messages begin with.
 
     Raises:
-        UnknownNameError: If there is none of that name.
-        ConfigError: If none is named, and the model has towers.
-        UnsupportedModelError: If the model's layers cannot be read.
+        UnknownNameError: If the model has no stack of that name.
+        ConfigError: If `name` is None and the model has towers, so that no stack is the obvious choice.
+        UnsupportedModelError: If the model's layers cannot be found.
     """
     return pick_stack(stacks(model), name, op=op)
 
 
 def pick_stack(by_name: Mapping[str, LayerStack], name: str | None, *, op: str) -> LayerStack:
-    """Get one of a model's stacks; see `default_stack`."""
+    """Return one of the stacks in `by_name`, chosen by `name` as in `default_stack`, with the same errors."""
     if name is None and all(stack.tower is not None for stack in by_name.values()):
         came = f"the model has a stack for each of {', '.join(by_name)}, and none is named"
         raise ConfigError(f"{op}: {came}. Give stack='{next(iter(by_name))}' or another of these.")
@@ -91,26 +97,26 @@ def pick_stack(by_name: Mapping[str, LayerStack], name: str | None, *, op: str) 
 def tap(
     model: nn.Module, layers: Selector = "all", stack: str | None = None, site: Site = "output"
 ) -> Generator[dict[int, Tensor]]:
-    """Collect states as the model runs.
+    """Collect hidden states while the model runs within the `with` block.
 
     Args:
-        model: The model; what it returns stays the same, bit for bit. Compiled ones run uncompiled meanwhile.
-        layers: Which layers, as a selector.
-        stack: Name of the stack; None is the only one, or the encoder.
-        site: "output", the layers' states; "attention" or "ffn", what that part of block i adds to its state, before
-            the sum (layers 1 and up: the embeddings have neither). It is found by looking; see `layers.sites.at_site`.
+        model: The model. Its outputs stay the same, bit for bit. A compiled model runs uncompiled within the block.
+        layers: Layer selector: which layers to collect.
+        stack: Name of the stack. None: the only one, or the encoder.
+        site: Where in block i to read layer i. "output": its hidden state. "attention" or "ffn": what that part of the
+            block adds to the state, before the sum. The embeddings (layer 0) have neither. See `layers.sites.at_site`.
 
     Yields:
-        Layer -> its state `[batch, tokens, width]`, filled as the model runs and emptied when a new pass over the
-        stack begins, so after `generate` it holds the last pass. States carry gradients if the pass does. To ask for a
-        layer that was not seen is a ConfigError that says why.
+        A dict from layer to state `[batch, tokens, width]`. It fills while the model runs and is emptied when a new
+        pass over the stack begins, so after `generate` it holds the last pass. States carry gradients if the pass does.
+        Looking up a layer that was not collected raises a ConfigError that says why.
 
     Raises:
-        UnsupportedModelError: If the model's layers cannot be read, or not at that site.
-        UnknownNameError: If it has no such stack, or there is no such site.
-        LayerIndexError: If it has no such layer.
-        ConfigError: If `layers` is no selector, or names layer 0 for a site inside the blocks; or the model has towers
-            and no stack is named.
+        UnsupportedModelError: If the model's layers cannot be found, or not at that site.
+        UnknownNameError: If the stack or the site does not exist.
+        LayerIndexError: If a layer does not exist.
+        ConfigError: If `layers` is no selector; if it names layer 0 and `site` is not "output"; if the model has towers
+            and `stack` is None.
     """
     model = unwrapped(model)
     check_known("tap", [site], get_args(Site), "site")
@@ -119,8 +125,8 @@ def tap(
     if site != "output" and 0 in chosen:
         raise ConfigError(f"tap: layer 0 is the embeddings; they have no {site}. Use layers from 1.")
     source = at_site(model, source, site)
-    states = _Tapped(source.name, chosen)
-    latest: list[int] = []  # the thread of the latest pass, for tasks of this context that run the model at once
+    states = _TappedStates(source.name, chosen)
+    latest: list[int] = []  # id of the thread whose pass began last: tasks of one context may run the model in parallel
 
     def start(_args: object, _kwargs: object) -> None:
         latest[:] = [get_ident()]
@@ -134,8 +140,11 @@ def tap(
         yield states
 
 
-class _Tapped(dict[int, Tensor]):
-    """What `tap` yields; says why a layer is not there."""
+class _TappedStates(dict[int, Tensor]):
+    """The dict that `tap` yields, from layer to hidden state; a missing layer is a ConfigError that says why.
+
+    `layers` are the ones that are tapped and `stack` is the name of their stack.
+    """
 
     def __init__(self, stack: str, layers: Sequence[int]) -> None:
         super().__init__()
@@ -150,25 +159,32 @@ class _Tapped(dict[int, Tensor]):
 
 
 def same_stacks(model: nn.Module, copy: nn.Module) -> None:
-    """Take what was found for a model to hold for a copy with the same modules at the same paths."""
+    """Register the stacks of `model` for `copy` too, which must have the same modules at the same paths.
+
+    This spares `stacks(copy)` the search.
+    """
     stacks(model)
-    _known[copy] = (_state(copy), _known[model][1])
+    _known[copy] = (_signature(copy), _known[model][1])
 
 
-def _state(model: nn.Module) -> tuple[object, ...]:
-    """What must stay for the stacks to hold: the modules, whether there are weights, what the config says of layers."""
+def _signature(model: nn.Module) -> tuple[object, ...]:
+    """Return everything that stacks depend on: modules, whether there are weights, and the config's layer counts.
+
+    As long as it is equal, stacks that were found before are still right.
+    """
     config: Any = model.config
     modules = tuple(map(weakref.ref, model.modules()))
     return modules, main_device(model).type == "meta", *(getattr(config, name, None) for name in _SETTINGS)
 
 
 _SETTINGS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers", "tie_last_hidden_states")
-_Known = tuple[tuple[object, ...], list[LayerStack]]  # paths in place of modules, so as not to hold on to the model
+# the signature of a model, and its stacks with paths in place of modules: modules would keep the model alive
+_Known = tuple[tuple[object, ...], list[LayerStack]]
 _known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
 
 
-def _moved(stack: LayerStack, move: Callable[[Any], Any]) -> LayerStack:
-    """The stack with something in place of each of its modules."""
+def _map_modules(stack: LayerStack, move: Callable[[Any], Any]) -> LayerStack:
+    """Return the stack with every module replaced by `move(module)`; also turns paths back into modules."""
     return replace(
         stack,
         blocks=tuple(map(move, stack.blocks)),
@@ -180,18 +196,19 @@ def _moved(stack: LayerStack, move: Callable[[Any], Any]) -> LayerStack:
 
 
 def _discover(model: nn.Module) -> dict[str, LayerStack]:
+    """Return the stacks of a model, or of its towers; raise UnsupportedModelError if neither can be read."""
     try:
         with preserve_model(model):
-            return _find(model)
+            return _find_stacks(model)
     except _UnreadableError as error:
-        if by_tower := _of_towers(model):
+        if by_tower := _tower_stacks(model):
             return by_tower
         family = family_of(model)
         raise UnsupportedModelError(op="stacks", model_type=family, reason=error.reason, hint=error.hint) from error
 
 
-def _of_towers(model: nn.Module) -> dict[str, LayerStack]:
-    """The stacks of the towers that can be read, each named after its tower."""
+def _tower_stacks(model: nn.Module) -> dict[str, LayerStack]:
+    """Return the stacks of those towers of a model whose layers can be found, by the tower's name ("text")."""
     by_name: dict[str, LayerStack] = {}
     paths = {module: path for path, module in by_path(model).items()}
     for name, tower in towers_of(model).items():
@@ -205,13 +222,19 @@ def _of_towers(model: nn.Module) -> dict[str, LayerStack]:
 
 
 class _UnreadableError(Exception):
+    """Raised in this module when layers cannot be found; becomes an UnsupportedModelError with the same hint."""
+
     def __init__(self, reason: str, hint: str = _ELSEWHERE) -> None:
         self.reason, self.hint = reason, hint
         super().__init__(reason)
 
 
-def _find(model: nn.Module) -> dict[str, LayerStack]:
-    """See where each state is, check it on another input, rehearse a plain pass."""
+def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
+    """Run the model to find its stacks, check them on another input, and compare with a pass without hidden states.
+
+    Raises:
+        _UnreadableError: If any of these steps fails.
+    """
     if not hasattr(getattr(model, "config", None), "to_dict"):
         raise _UnreadableError("it is no transformers model: it has no config", "Load it with AutoModel.")
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
@@ -230,27 +253,31 @@ def _find(model: nn.Module) -> dict[str, LayerStack]:
     has_weights = main_device(model).type != "meta"
     with nullcontext() if has_weights else MetaValues():
         trace, target, states = _first_run(model, [first] if has_weights else [first, first.without_mask()])
-    sights = {name: _sight(model, name, entries, trace, first.rows) for name, entries in states.items()}
+    found = {name: _find_places(model, name, entries, trace, first.rows) for name, entries in states.items()}
     if has_weights:
-        chosen, again = _verify(target, second, sights)
-    else:  # states are told by identity alone
-        chosen, again = {name: [events[0] for events in sight.places] for name, sight in sights.items()}, None
-    by_name = {name: _build(model, name, sight, chosen[name], trace) for name, sight in sights.items()}
+        chosen, again = _verify(target, second, found)
+    else:  # states without values can only be matched by identity
+        chosen, again = {name: [events[0] for events in places.by_layer] for name, places in found.items()}, None
+    by_name = {name: _build(model, name, places, chosen[name], trace) for name, places in found.items()}
     if again is not None:
-        _rehearse(target, second, by_name, again)
+        _check_plain_pass(target, second, by_name, again)
     return by_name
 
 
-class _Sight(NamedTuple):
-    """One stack on the first run: a state of it, its blocks, and for each layer the events where it can be read."""
+class _Places(NamedTuple):
+    """Where the layers of one stack may be read, as the first run showed."""
 
-    state: Tensor
+    state: Tensor  # the state of layer 0
     blocks: tuple[nn.Module, ...]
-    places: list[list[Event]]
+    by_layer: list[list[Event]]  # for each layer the events at which its state was seen, best first
 
 
 def _first_run(model: nn.Module, probes: Sequence[Probe]) -> tuple[Trace, nn.Module, States]:
-    """Run the model; if its head refuses the input, the backbone alone."""
+    """Run the model on the first input that it accepts, or its backbone alone if its head accepts none.
+
+    Returns:
+        The trace of the run, the module that ran (model or backbone), and the hidden states that it returned.
+    """
     failures: list[_UnreadableError] = []
     targets = dict.fromkeys((model, backbone(model)))
     for target, probe in product(targets, probes):
@@ -263,15 +290,17 @@ def _first_run(model: nn.Module, probes: Sequence[Probe]) -> tuple[Trace, nn.Mod
 
 
 def _run(target: nn.Module, probe: Probe, **options: bool) -> object:
+    """Return the output of a module for a probe input; an exception in it becomes an _UnreadableError."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
     try:
         return target(**probe.inputs, **options)
     except Exception as error:
         reason = f"it does not run on a small input ({type(error).__name__}: {first_line(error)})"
-        raise _UnreadableError(reason, _way_out(target)) from error
+        raise _UnreadableError(reason, _hint_for(target)) from error
 
 
-def _way_out(target: nn.Module) -> str:
+def _hint_for(target: nn.Module) -> str:
+    """Return a sentence on what to do about a model that does not run on a probe input."""
     if main_device(target).type == "meta":
         return "Load its weights first."
     parts = [f"model.{name}" for name, child in target.named_children() if hasattr(child, "config")]
@@ -279,6 +308,7 @@ def _way_out(target: nn.Module) -> str:
 
 
 def _run_for_states(target: nn.Module, probe: Probe) -> States:
+    """Run a module and return the hidden states in its output, by the name of their stack."""
     output = _run(target, probe, output_hidden_states=True, return_dict=True)
     states = {name: getattr(output, key, None) for name, key in _HIDDEN.items()}
     by_stack: States = {name: tuple(values) for name, values in states.items() if values is not None}
@@ -289,86 +319,99 @@ def _run_for_states(target: nn.Module, probe: Probe) -> States:
     return by_stack
 
 
-def _sight(model: nn.Module, name: str, states: tuple[Any, ...], trace: Trace, rows: int) -> _Sight:
+def _find_places(model: nn.Module, name: str, states: tuple[Tensor, ...], trace: Trace, rows: int) -> _Places:
+    """Find where in a traced run each state of stack `name` was seen; `rows` is the batch size of the run."""
     _check_shapes(name, states, rows)
     seen = [trace.seen_as(state) for state in states]
     for layer, events in enumerate(seen):
         if not events:
             hint = "Load its weights first." if states[layer].is_meta else _ELSEWHERE
-            raise _lost(name, layer, "no module takes or gives it as it is returned; it is changed in between", hint)
+            raise _unmatched(name, layer, "no module gets or returns it as the model returns it", hint)
     calls = find_blocks(model, trace, seen)
-    return _Sight(states[0], tuple(call.module for call in calls), places(seen, calls))
+    return _Places(states[0], tuple(call.module for call in calls), rank_places(seen, calls))
 
 
 def _check_shapes(name: str, states: tuple[object, ...], rows: int) -> None:
+    """Raise _UnreadableError unless all states are finite tensors of one shape `[rows, tokens, width]`."""
     if len(states) < 2:
         raise _UnreadableError(f"its {name} stack returns {len(states)} hidden states; there must be 2 at least")
     shape: tuple[int, ...] | None = None
     for layer, state in enumerate(states):
         if not isinstance(state, Tensor):
-            raise _lost(name, layer, f"it is a {type(state).__name__}, not one tensor")
+            raise _unmatched(name, layer, f"it is a {type(state).__name__}, not one tensor")
         shape = shape or tuple(state.shape)
         if state.ndim != 3 or state.shape[0] != rows:
-            raise _lost(name, layer, f"its shape is {tuple(state.shape)}, which is not [batch, tokens, width]")
+            raise _unmatched(name, layer, f"its shape is {tuple(state.shape)}, which is not [batch, tokens, width]")
         if tuple(state.shape) != shape:
-            raise _lost(name, layer, f"its shape is {tuple(state.shape)}, and that of layer 0 is {shape}")
+            raise _unmatched(name, layer, f"its shape is {tuple(state.shape)}, and that of layer 0 is {shape}")
         if not state.is_meta and bool(state.isnan().any()):
-            raise _lost(name, layer, "it holds NaN on a small input", "Check the weights, or use a wider dtype.")
+            raise _unmatched(name, layer, "it holds NaN on a small input", "Check the weights, or use a wider dtype.")
 
 
-def _lost(name: str, layer: int, why: str, hint: str = _ELSEWHERE) -> _UnreadableError:
+def _unmatched(name: str, layer: int, why: str, hint: str = _ELSEWHERE) -> _UnreadableError:
+    """Return the error for a layer of stack `name` that no module could be found for."""
     return _UnreadableError(f"layer {layer} of its {name} stack cannot be matched to a module: {why}", hint)
 
 
-def _verify(target: nn.Module, probe: Probe, sights: Mapping[str, _Sight]) -> tuple[dict[str, list[Event]], States]:
-    """Run on another input and keep, for each layer, the best place where exactly the returned state is seen."""
-    events = [event for sight in sights.values() for events in sight.places for event in events]
-    heard: dict[Event, tuple[Tensor, Tensor]] = {}
+def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tuple[dict[str, list[Event]], States]:
+    """Run another input and choose, for each layer, the best place at which exactly the returned state is seen.
+
+    Returns:
+        The chosen event of each layer by stack, and the states that this run returned.
+    """
+    events = [event for places in found.values() for events in places.by_layer for event in events]
+    seen: dict[Event, tuple[Tensor, Tensor]] = {}
 
     def on_state(number: int, value: Tensor) -> None:
-        heard[events[number]] = value, value.clone()  # what is changed in place later is no state
+        seen[events[number]] = value, value.clone()  # both must equal the state: a value changed in place later is none
 
     candidates = LayerStack("candidates", 0, (), tuple(map(_point, events)), target, "", ())
     with watch(candidates, range(len(events)), on_state):
         states = _run_for_states(target, probe)
     chosen: dict[str, list[Event]] = {}
-    for name, sight in sights.items():
+    for name, places in found.items():
         _check_shapes(name, states[name], probe.rows)
-        if len(states[name]) != len(sight.places):
+        if len(states[name]) != len(places.by_layer):
             raise _UnreadableError(f"its {name} stack returns another count of hidden states on another input")
         chosen[name] = []
-        for layer, (ranked, state) in enumerate(zip(sight.places, states[name], strict=True)):
+        for layer, (ranked, state) in enumerate(zip(places.by_layer, states[name], strict=True)):
             since = chosen[name][-1].time if chosen[name] else -1
-            later = (event for event in ranked if event.time >= since and event in heard)
-            event = next((event for event in later if all(torch.equal(value, state) for value in heard[event])), None)
+            later = (event for event in ranked if event.time >= since and event in seen)
+            event = next((event for event in later if all(torch.equal(value, state) for value in seen[event])), None)
             if event is None:
-                raise _lost(name, layer, "where it seemed to be, another input shows another value")
+                raise _unmatched(name, layer, "where it was seen for one input, another input shows another value")
             chosen[name].append(event)
     return chosen, states
 
 
 def _point(event: Event) -> TapPoint:
+    """Return the tap point at which the value of an event can be read in later runs."""
     return TapPoint(event.call.module, event.call.path, event.side, event.index, event.call.number, event.swap)
 
 
-def _build(model: nn.Module, name: str, sight: _Sight, events: list[Event], trace: Trace) -> LayerStack:
-    scope = find_scope(trace, events[0], events[-1], sight.state)
+def _build(model: nn.Module, name: str, places: _Places, events: list[Event], trace: Trace) -> LayerStack:
+    """Return stack `name`, whose layer i is read at `events[i]`."""
+    scope = find_scope(trace, events[0], events[-1], places.state)
     base = backbone(model)
     run = find_run(base if scope.module in set(base.modules()) else model, trace, events[-1])
     points = tuple(map(_point, events))
-    return LayerStack(name, sight.state.shape[-1], sight.blocks, points, scope.module, scope.path, run)
+    return LayerStack(name, places.state.shape[-1], places.blocks, points, scope.module, scope.path, run)
 
 
-def _rehearse(target: nn.Module, probe: Probe, by_name: Mapping[str, LayerStack], states: States) -> None:
-    """Run as users do, without asking for hidden states, and compare."""
-    heard: dict[str, dict[int, Tensor]] = {name: {} for name in by_name}
+def _check_plain_pass(target: nn.Module, probe: Probe, by_name: Mapping[str, LayerStack], states: States) -> None:
+    """Run without `output_hidden_states`, as users do, and compare what taps see with `states`.
+
+    Raises:
+        _UnreadableError: If a layer is not seen, or has another value than in `states`.
+    """
+    seen: dict[str, dict[int, Tensor]] = {name: {} for name in by_name}
     with ExitStack() as exits:
         for name, stack in by_name.items():
-            exits.enter_context(watch(stack, range(stack.layers), heard[name].__setitem__))
+            exits.enter_context(watch(stack, range(stack.layers), seen[name].__setitem__))
         _run(target, probe)
     for name, stack in by_name.items():
-        if list(heard[name]) != list(range(stack.layers)):
-            raise _UnreadableError(f"a plain pass shows layers {list(heard[name])} of its {name} stack")
-        for layer, value in heard[name].items():
+        if list(seen[name]) != list(range(stack.layers)):
+            raise _UnreadableError(f"a plain pass shows layers {list(seen[name])} of its {name} stack")
+        for layer, value in seen[name].items():
             if not alike(value, states[name][layer], _CLOSE):
-                raise _lost(name, layer, "a plain pass shows another value there")
+                raise _unmatched(name, layer, "a plain pass shows another value there")

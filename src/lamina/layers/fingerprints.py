@@ -1,4 +1,4 @@
-"""What tells one base from another: a hash of every weight that makes a stack's states."""
+"""Fingerprints: a hash of all weights that a stack's hidden states depend on, which tells base models apart."""
 
 from __future__ import annotations
 
@@ -18,38 +18,44 @@ from lamina.layers.stack import LayerStack, own_state
 
 
 def fingerprint(model: nn.Module, stack_name: str) -> str:
-    """Hash the weights up to a stack's last layer (SHA-256, in hexadecimal); see `fingerprint_of`.
+    """Return the SHA-256 hash, in hexadecimal, of the weights up to a stack's last layer; see `fingerprint_of`.
 
-    Nothing is remembered between calls, since a weight can change without a trace. ConfigError if the model has no
-    weights, UnknownNameError if it has no such stack.
+    It is computed anew on each call, since a weight can change without a trace.
+
+    Raises:
+        ConfigError: If the model has no weights.
+        UnknownNameError: If the model has no stack of that name.
     """
     return fingerprint_of(default_stack(model, stack_name, op="fingerprint"))
 
 
 def fingerprint_of(stack: LayerStack) -> str:
-    """Hash a stack's weights, packed ones and those of the adapters it computes with too, but no counters.
+    """Return the SHA-256 hash of all weights of a stack, in hexadecimal.
 
-    A backbone alone and inside a model with a head agree; so do a model whose adapters are off and one without any,
-    and one whose weights are offloaded.
+    Quantised weights and the weights of active adapters count; buffers that only count something do not. The hash is
+    the same for a backbone alone and inside a model with a head, for a model without adapters and one with disabled
+    adapters, and for weights in memory and offloaded ones. ConfigError if there are no weights (the meta device).
     """
     return fingerprint_of_modules(stack.run)
 
 
 def fingerprint_of_modules(modules: Iterable[nn.Module]) -> str:
-    """Hash the weights that modules themselves have, as `fingerprint_of` does; not those of modules inside them."""
+    """Return the hash, as in `fingerprint_of`, of the weights of the given modules, not of modules inside them."""
     modules = list(modules)
-    apart = {part for layer in filter(has_adapters, modules) for part in adapter_modules(layer)}
-    own = [module for module in modules if module not in apart]
-    state = (item for module in own for part in (_state, _adapters) for item in part(module))
-    return fingerprint_of_tensors(state, tied_by_value=any(parameter.is_meta for parameter in _parameters(own)))
+    in_adapters = {part for layer in filter(has_adapters, modules) for part in adapter_modules(layer)}
+    plain = [module for module in modules if module not in in_adapters]
+    state = (item for module in plain for part in (_state, _adapters) for item in part(module))
+    return fingerprint_of_tensors(state, tied_by_value=any(parameter.is_meta for parameter in _parameters(plain)))
 
 
 def _parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
+    """Return an iterator over the parameters of the given modules, without those of modules inside them."""
     return (parameter for module in modules for parameter in module.parameters(recurse=False))
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, object]]:
-    if facts := getattr(module, "fingerprint_facts", ""):  # of an inserted layer
+    """Yield what a module itself is saved as, by name, without integer counters."""
+    if facts := getattr(module, "fingerprint_facts", ""):  # an inserted layer has settings beside its weight
         yield "facts", str(facts)
     buffers = dict(module.named_buffers(recurse=False))
     with weights_in_place(module):
@@ -60,26 +66,28 @@ def _state(module: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def _adapters(module: nn.Module) -> Iterator[tuple[str, object]]:
+    """Yield the weights and settings of the active adapters of a module, by name; nothing without adapters."""
     if has_adapters(module):
         yield from adapter_state(module)
 
 
 def fingerprint_of_tensors(values: Iterable[tuple[str, object]], *, tied_by_value: bool = False) -> str:
-    """Hash each tensor's name, dtype, shape and bytes, each tensor once; numbers and texts in between too.
+    """Return the SHA-256 hash of named values: of tensors name, dtype, shape and bytes, of plain values their repr.
 
-    With `tied_by_value` matrices that are equal count once: offloaded weights that are tied come as copies.
+    A tensor that comes twice counts once. With `tied_by_value`, matrices with equal content count once too, because
+    tied weights that are offloaded come as copies. ConfigError if a tensor is on the meta device.
     """
     digest = hashlib.sha256()
     seen, contents = WeakIdKeyDictionary(), set[bytes]()
-    for name, value in (plain for item in values for plain in _plain(*item)):
+    for name, value in (plain for item in values for plain in _parts(*item)):
         if not isinstance(value, Tensor):
             digest.update(f"{name} {value!r}\n".encode())
         elif value.is_meta:
             raise ConfigError("fingerprint: the model has no weights, only an architecture. Load it with its weights.")
         elif value not in seen:
             seen[value] = True
-            whole = value.detach().dequantize() if value.is_quantized else value.detach()
-            content: Any = whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            dense = value.detach().dequantize() if value.is_quantized else value.detach()
+            content: Any = dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             if tied_by_value and value.ndim == 2:
                 if (key := hashlib.sha256(content).digest()) in contents:
                     continue
@@ -89,13 +97,13 @@ def fingerprint_of_tensors(values: Iterable[tuple[str, object]], *, tied_by_valu
     return digest.hexdigest()
 
 
-def _plain(name: str, value: object) -> Iterator[tuple[str, object]]:
-    """The tensors that a value is made of, or the value itself where it is a number or text."""
-    if hasattr(type(value), "__tensor_flatten__"):  # a quantised weight that only looks like a tensor
+def _parts(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield the tensors that a quantised weight, tuple or list consists of, by name; or a plain value itself."""
+    if hasattr(type(value), "__tensor_flatten__"):  # a tensor subclass that wraps others, such as a quantised weight
         for part in cast("Any", value).__tensor_flatten__()[0]:
-            yield from _plain(f"{name}.{part}", getattr(value, part))
+            yield from _parts(f"{name}.{part}", getattr(value, part))
     elif isinstance(value, (tuple, list)):
         for number, part in enumerate(cast("tuple[object, ...]", value)):
-            yield from _plain(f"{name}.{number}", part)
+            yield from _parts(f"{name}.{number}", part)
     elif isinstance(value, (Tensor, bool, int, float, str)):
         yield name, value

@@ -1,4 +1,4 @@
-"""Hooks on a running model: hand on each layer's state when it is computed, stop the forward, find the mask."""
+"""Hooks on a running model: receive each layer's state as it is computed, stop the forward early, find the mask."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from lamina.errors import ConfigError
 from lamina.layers.selectors import select
 from lamina.layers.stack import LayerStack, Side, TapPoint, swapped
 
+# called with a layer and its state `[batch, tokens, width]`
 OnState = Callable[[int, Tensor], None]
+# called with the positional and keyword arguments of the module at which a pass begins
 OnStart = Callable[[tuple[object, ...], dict[str, object]], None]
 _open: ContextVar[tuple[object, ...]] = ContextVar("open", default=())
 
 
 @final
 class ContextHooks(ExitStack):
-    """Hooks that act in passes of the context that opened them (`contextvars`), and so not in those of other threads.
+    """A context manager whose hooks act only on passes that run in the context that entered it (`contextvars`).
 
-    A context is that of one thread or asyncio task, and goes on in the tasks and `asyncio.to_thread` calls it starts.
+    Each thread and each asyncio task has its own context; tasks and `asyncio.to_thread` calls inherit the context that
+    starts them. So hooks of one thread do not see the passes of another thread on the same model.
     """
 
     def __init__(self) -> None:
@@ -34,12 +37,19 @@ class ContextHooks(ExitStack):
         _open.set((*_open.get(), self))
 
     def __exit__(self, *error: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self._closed = True  # first: torch calls a hook that another thread is removing, but without its options
+        # set first: torch may still call a hook that this thread is removing, and then without its keyword arguments
+        self._closed = True
         _open.set(tuple(hooks for hooks in _open.get() if hooks is not self))
         super().__exit__(*error)
 
     def add(self, register: Callable[..., Any], hook: Callable[..., object], **options: bool) -> None:
-        """Register a hook by a module's method, until the context manager ends; copies of the module are not heard."""
+        """Register `hook` until the context manager exits.
+
+        Args:
+            register: A module's bound method that registers hooks, such as `module.register_forward_hook`.
+            hook: The hook; it is called for that module only, not for deep copies of it, which inherit its hooks.
+            **options: Keyword arguments of `register`, such as `with_kwargs=True`.
+        """
         owner = cast("Any", register).__self__
 
         def act(*args: object) -> None:
@@ -53,13 +63,18 @@ class ContextHooks(ExitStack):
 def watch(
     stack: LayerStack, layers: Sequence[int], on_state: OnState, on_start: OnStart | None = None
 ) -> Generator[None]:
-    """Call back with each chosen layer's state the moment it exists.
+    """Call `on_state` with the state of each chosen layer at the moment the model computes it, within the `with` block.
 
-    LayerIndexError if there is no such layer, ConfigError if one is named twice.
+    Args:
+        stack: The stack to watch.
+        layers: The layers, as non-negative or negative numbers; may be empty.
+        on_state: Called with a layer and its state `[batch, tokens, width]`, layers ascending within a pass. An
+            exception that it raises ends the pass and propagates out of the model's call.
+        on_start: Called when a pass over the stack begins, with the positional and keyword arguments of `stack.scope`.
 
-    `on_state` gets the layer and its state `[batch, tokens, width]`, layers ascending within a pass; what it raises
-    stops the pass and leaves the model's call. `on_start` gets the positional and keyword arguments of `stack.scope`
-    when a pass over the stack begins, also after one that was stopped.
+    Raises:
+        LayerIndexError: If a layer does not exist.
+        ConfigError: If a layer is named twice.
     """
     watches: dict[tuple[nn.Module, Side], _Watch] = {}
     for layer in select(list(layers), stack.layers, op="watch") if layers else ():
@@ -84,41 +99,49 @@ def watch(
 
 
 class _Watch:
-    """One side of one module; `counts` holds, by thread, how often it was called since the pass there began."""
+    """The hook on the input or the output of one module; it calls `on_state` for the layers that are seen there."""
 
     def __init__(self, on_state: OnState) -> None:
         self.on_state = on_state
-        self.counts: dict[int, int] = {}
-        self.wanted: dict[int, list[tuple[int, TapPoint]]] = {}
+        self.counts: dict[int, int] = {}  # thread id -> calls of the module since its pass over the stack began
+        self.wanted: dict[int, list[tuple[int, TapPoint]]] = {}  # number of a call -> layers that are seen there
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], rest: Any) -> None:
-        """`rest` is what a hook gets last: the keyword arguments before a call, what it returned after it."""
+        """Act as a forward pre-hook (`rest`: keyword arguments) or forward hook (`rest`: the output) of the module."""
         thread = get_ident()
-        count = self.counts.get(thread, -1)  # a recomputation (gradient checkpointing) comes later: it is not wanted
+        # -1 outside a pass. Recomputations of gradient checkpointing run after the pass, with counts nobody wants.
+        count = self.counts.get(thread, -1)
         self.counts[thread] = count + (count >= 0)
         for layer, point in self.wanted.get(count, ()):
             self.on_state(layer, _pick(point, args, rest))
 
 
 def _pick(point: TapPoint, args: tuple[Any, ...], rest: Any) -> Tensor:
+    """Return the state at a tap point from the arguments and the `rest` that a hook got; see `_Watch.__call__`."""
     values: Any = args if point.side == "input" and isinstance(point.index, int) else rest
-    # a ModelOutput takes positions as well as keys, as the tuple that may come in its place
+    # a ModelOutput can be indexed by position too, so the same index works if the module returns a tuple
     return swapped(values if point.index is None else values[point.index], point.swap)
 
 
 @final
 class StopForward(BaseException):
-    """Raised by a hook to end a model's forward; `run_until_stopped` catches it, and nothing in between does."""
+    """Raised by a hook to end a model's forward early; `run_until_stopped` catches it.
+
+    It is a BaseException, so that `except Exception` in the model's code does not catch it.
+    """
 
 
 def run_until_stopped(model: nn.Module, batch: Mapping[str, Any], stop: StopForward) -> Any:
-    """The model's output, or None if a hook raised `stop`; the exceptions of other runs pass through."""
+    """Call `model(**batch)` and return its output, or None if a hook raised the object `stop`.
+
+    Another StopForward object belongs to another run and propagates.
+    """
     try:
         return model(**batch)
     except StopForward as raised:
         if raised is not stop:
             raise
-        stop.__traceback__ = None  # its frames hold the states of the pass, and itself: none of it would be let go
+        stop.__traceback__ = None  # its frames hold the states of the pass and the exception itself, a cycle
         return None
 
 
@@ -131,21 +154,27 @@ def token_mask(
     args: tuple[object, ...] = (),
     kwargs: Mapping[str, object] | None = None,
 ) -> Tensor | None:
-    """Find which tokens of a pass over a stack are real: None if all are; ConfigError if the mask does not say so.
+    """Return the attention mask `[batch, tokens]` of a pass over a stack; None if every token is real.
 
-    It is the mask `[batch, tokens]` in `batch`, what the whole model was called with (empty if that is not known), else
-    the one among `args` and `kwargs`, what the stack's scope was called with.
+    Args:
+        stack: The stack that is read.
+        batch: What the whole model was called with; empty if that is not known. Its mask is used first.
+        args: Positional arguments that `stack.scope` was called with; used if `batch` has no mask.
+        kwargs: Its keyword arguments.
+
+    Raises:
+        ConfigError: If the mask has another form, such as one that is added to attention scores, or another name.
     """
     mask = batch.get("decoder_attention_mask" if stack.name == "decoder" else "attention_mask")
     if stack.name == "decoder" and "input_ids" in batch and all(batch.get(name) is None for name in DECODER_INPUTS):
-        mask = batch.get("attention_mask")  # the model shifts its input right, and as many of its tokens are real
+        mask = batch.get("attention_mask")  # the decoder reads the same tokens, shifted right
     if mask is None:
         mask = arguments(stack.scope, args, kwargs or {}).get("attention_mask")
         if batch and not is_token_mask(mask):
             for name, value in batch.items():
                 if name.removeprefix("decoder_") != "attention_mask" and name.endswith("mask") and is_token_mask(value):
                     raise ConfigError(f"mask: the batch has a '{name}', no 'attention_mask'; readers know only that.")
-            return None  # the model made it for its attention, out of a batch without a mask
+            return None  # the model itself made that mask: the batch had none
     if mask is not None and not is_token_mask(mask):
         form = type(mask).__name__
         if isinstance(mask, Tensor):
@@ -158,9 +187,10 @@ def token_mask(
 
 
 def is_token_mask(mask: object) -> TypeGuard[Tensor]:
-    """Whether a value is a mask `[batch, tokens]` of zeros and ones, not one that is added to attention scores.
+    """Return whether a value is a mask `[batch, tokens]` of zeros and ones, not one that is added to attention scores.
 
-    Integers on an accelerator are taken to be such: to look at them would wait for it.
+    An integer tensor of that shape on an accelerator counts as one without a look at its values, which would have to
+    wait for the device.
     """
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         return False
@@ -171,7 +201,10 @@ def is_token_mask(mask: object) -> TypeGuard[Tensor]:
 
 
 def arguments(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Mapping[str, object]:
-    """The arguments of a module's call by name; a wrapper's `*args` have the names of the module inside it."""
+    """Return the arguments of a module's call by name.
+
+    A wrapper whose `forward` begins with `*args` passes them on, so the first module inside that names them counts.
+    """
     for part in module.modules() if args else ():
         parameters = inspect.signature(part.forward).parameters
         if not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in list(parameters.values())[:1]):

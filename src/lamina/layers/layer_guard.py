@@ -1,4 +1,4 @@
-"""Whether a model's layers are still those that were found, and whether a bank reads it."""
+"""Check that a model's layers have not changed since a bank was made for it, and know which models banks read."""
 
 from __future__ import annotations
 
@@ -13,47 +13,55 @@ from lamina.layers.adapters import active_adapters, has_adapters
 from lamina.layers.stack import LayerStack, by_path, children_of
 from lamina.layers.wrappers import is_compiled
 
-EDITS = "_lamina_edits"  # an attribute of the model object, so that copies of a model carry the record of its edits
-_HARMLESS = ("freeze", "merge")  # edits after which the model computes what it did, up to rounding
+EDITS = "_lamina_edits"  # attribute of the model with the record of its edits, so that copies carry it too
+_HARMLESS = ("freeze", "merge")  # edits that leave what the model computes as it was, up to rounding
 
 
 @final
 class LayerGuard:
-    """Tells whether the layers of a model's stacks are still those that were found; a check takes microseconds."""
+    """Remembers the layers of a model, so that `check` can tell within microseconds whether they have changed.
+
+    A bank makes one for its model.
+
+    Args:
+        model: The model.
+        by_name: Its stacks, from `stacks(model)`.
+    """
 
     def __init__(self, model: nn.Module, by_name: Mapping[str, LayerStack]) -> None:
         paths = {module: path for path, module in by_path(model).items()}
         blocks = {paths[block].rpartition(".")[0] for stack in by_name.values() for block in stack.blocks}
-        self._children: dict[str, dict[str, nn.Module]] = {parent: {} for parent in blocks}
+        self._children: dict[str, dict[str, nn.Module]] = {parent: {} for parent in blocks}  # path -> name -> module
         for stack in by_name.values():
             for module in (*stack.blocks, *(point.module for point in stack.points), stack.scope):
                 parent, _, name = paths[module].rpartition(".")
                 if name:
                     self._children.setdefault(parent, {})[name] = module
-        self._lists = {path: len(children_of(model.get_submodule(path))) for path in blocks}
+        self._block_counts = {path: len(children_of(model.get_submodule(path))) for path in blocks}
         owners = (model, getattr(model, "base_model", model), *(stack.scope for stack in by_name.values()))
         self._edits = {owner: getattr(owner, EDITS, ()) for owner in owners}
         self.compiled = any(map(is_compiled, model.modules()))
         self._adapted: tuple[nn.Module, str] | None = None  # parent and name of the first layer with adapters
-        self._live = self._live_adapters(model)
+        self._active = self._active_adapters(model)
 
     def check(self, model: nn.Module, op: str) -> None:
-        """Raise ConfigError if a block was replaced, added or taken out, the model edited, or other adapters used.
+        """Raise ConfigError if a block was replaced, added or removed, the model edited, or its adapters switched.
 
-        Edits that change nothing of what is computed, as freezing and merging, are let pass.
+        Edits that do not change what the model computes (freezing, merging) are allowed. `op` begins the message.
         """
         change = self._change(model)
         if change is not None:
             raise ConfigError(
-                f"{op}: the model's layers are no longer those that were found: {change}. Its readers were made for "
-                "the layers before; make a new bank for the edited model."
+                f"{op}: the model's layers are no longer those that were found: {change}. The bank's readers were made "
+                "for the old layers; make a new bank for the edited model."
             )
 
     def _change(self, model: nn.Module) -> str | None:
+        """Return the first change as part of a sentence; None if nothing changed."""
         for owner, known in self._edits.items():
-            done: tuple[Any, ...] = getattr(owner, EDITS, ())
-            since = [edit.kind for edit in done[len(known) :] if edit.kind not in _HARMLESS]
-            if since or done[: len(known)] != known:
+            edits: tuple[Any, ...] = getattr(owner, EDITS, ())
+            since = [edit.kind for edit in edits[len(known) :] if edit.kind not in _HARMLESS]
+            if since or edits[: len(known)] != known:
                 return f"it was edited ({', '.join(since) or 'its record is another'})"
         for path, known in self._children.items():
             try:
@@ -63,15 +71,15 @@ class LayerGuard:
             for name, module in known.items():
                 if children.get(name) is not module:
                     return f"'{path}.{name}' is another module".replace("'.", "'")
-            if len(children) != self._lists.get(path, len(children)):
-                return f"'{path}' has {len(children)} blocks, not {self._lists[path]}"
-        if (live := self._live_adapters(model)) != self._live:
-            was, now = (" and ".join(names) or "none" for names in (self._live, live))
+            if len(children) != self._block_counts.get(path, len(children)):
+                return f"'{path}' has {len(children)} blocks, not {self._block_counts[path]}"
+        if (active := self._active_adapters(model)) != self._active:
+            was, now = (" and ".join(names) or "none" for names in (self._active, active))
             return f"it computed with the adapters {was}, and does with {now} now"
         return None
 
-    def _live_adapters(self, model: nn.Module) -> tuple[str, ...]:
-        """The adapters the model computes with; PEFT switches those of all layers together, so one is looked at."""
+    def _active_adapters(self, model: nn.Module) -> tuple[str, ...]:
+        """Return the active adapters of a model; PEFT switches all layers together, so only one layer is read."""
         if not any("peft_config" in vars(owner) for owner in self._edits):
             return ()
         if self._adapted is None:
@@ -90,13 +98,16 @@ _banks: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Module]]] = wea
 
 
 def mark_as_read(model: nn.Module, bank: nn.Module) -> None:
-    """Mark a model as read by a bank, for as long as the bank exists; see `is_read_by_bank`."""
+    """Register that `bank` reads a model, until the bank is garbage-collected; see `is_read_by_bank`."""
     for module in model.modules():
         if hasattr(module, "base_model_prefix"):  # a transformers model, whole or part of one
-            holders = _banks.setdefault(module, [])
-            holders.append(weakref.ref(bank, holders.remove))
+            banks = _banks.setdefault(module, [])
+            banks.append(weakref.ref(bank, banks.remove))
 
 
 def is_read_by_bank(model: nn.Module) -> bool:
-    """Whether a bank that still exists reads this model, or one around or inside it, and relies on its weights."""
+    """Return whether a living bank reads this model, or a model that shares modules with it.
+
+    Such a bank relies on the model's weights staying as they are.
+    """
     return any(_banks.get(module) for module in model.modules())

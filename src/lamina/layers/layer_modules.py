@@ -1,4 +1,4 @@
-"""Which modules, and so which parameters, make up a layer."""
+"""Find the modules, and so the parameters, that make up a layer."""
 
 from __future__ import annotations
 
@@ -12,40 +12,42 @@ from lamina.layers.preserve import preserve_model
 from lamina.layers.probe_input import probe_input
 from lamina.layers.stack import LayerStack
 
-_TOKENS = 7  # of the input that shows what comes before the blocks
+_TOKENS = 7  # length of the input that shows which modules run before the blocks
 
 
 def layer_modules(model: nn.Module, stack: LayerStack, layers: Collection[int]) -> dict[int, set[nn.Module]]:
-    """The modules of some layers of a stack, each with its own parameters.
+    """Return the modules of each of the given layers of a stack; count only the parameters that a module itself has.
 
-    Layer 0 is what the stack computes before its first block (everything, where there is no module per block); layer i
-    is block i; what comes after the last block (a norm) belongs to the last. Poolers and heads belong to none.
+    Layer 0 is everything that the stack computes before its first block, or everything at all if the stack has no
+    module per block. Layer i is block i. What comes after the last block (a norm) belongs to the last layer. Poolers
+    and heads belong to no layer. The model may be run once on a tiny input.
     """
-    around = _around(model, stack)
+    around = _outside_blocks(model, stack)
     by_layer: dict[int, set[nn.Module]] = {
         layer: set(stack.blocks[layer - 1].modules()) if layer and stack.blocks else set() for layer in layers
     }
     if not by_layer.keys() & {0, stack.depth}:
         return by_layer
-    late: set[nn.Module] = _after_blocks(model, stack, around) if stack.blocks else set()
+    after: set[nn.Module] = _after_blocks(model, stack, around) if stack.blocks else set()
     for module in around:
-        layer = stack.depth if module in late else 0
+        layer = stack.depth if module in after else 0
         if layer in by_layer:
             by_layer[layer].add(module)
     return by_layer
 
 
 def stack_modules(model: nn.Module, stack: LayerStack) -> set[nn.Module]:
-    """The modules of all layers of a stack together, each with its own parameters."""
-    return {*_blocks(stack), *_around(model, stack)}
+    """Return the modules of all layers of a stack together; count only the parameters that a module itself has."""
+    return {*_blocks(stack), *_outside_blocks(model, stack)}
 
 
 def _blocks(stack: LayerStack) -> set[nn.Module]:
+    """Return the modules of all blocks of a stack, with the modules inside them."""
     return {module for block in stack.blocks for module in block.modules()}
 
 
-def _around(model: nn.Module, stack: LayerStack) -> list[nn.Module]:
-    """What takes part in a stack's layers without being in a block, nor in the encoder that a decoder looks at."""
+def _outside_blocks(model: nn.Module, stack: LayerStack) -> list[nn.Module]:
+    """Return the modules that a stack's layers depend on and that are in no block, nor in a decoder's encoder."""
     others = _blocks(stack)
     if stack.name == "decoder":
         others |= set(stacks(model)["encoder"].run) - set(stack.scope.modules())
@@ -53,7 +55,7 @@ def _around(model: nn.Module, stack: LayerStack) -> list[nn.Module]:
 
 
 def _after_blocks(model: nn.Module, stack: LayerStack, around: list[nn.Module]) -> set[nn.Module]:
-    """Those modules that are first called after the first block has begun, on a tiny input."""
+    """Run a tiny input and return those modules among `around` that are not called before the first block."""
     base = stack.tower or getattr(model, "base_model", model)
     probe = probe_input(base, _TOKENS, seed=1)
     order: list[nn.Module] = []

@@ -1,4 +1,4 @@
-"""Match the states a model returned to the modules they came out of."""
+"""Match the hidden states that a model returned to the module calls of a traced run."""
 
 from __future__ import annotations
 
@@ -11,37 +11,54 @@ from lamina.layers.adapters import has_adapters
 from lamina.layers.call_trace import Call, Event, Seen, Trace
 from lamina.layers.stack import own_state
 
-MOST = 6  # how many places are tried for one layer; one or two are the rule
+MAX_PLACES = 6  # how many places are tried for one layer; most layers have one or two
 
 
 def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Call]:
-    """Find the call of each block, bottom first: state i - 1 goes in, state i comes out. Empty without such modules.
+    """Find the call of each block in a traced run: a module that gets state i - 1 and returns state i.
 
-    A last block whose output is normalised before it is returned is known by its place beside the others.
+    The last block may be followed by a norm before its state is returned. It is then recognised as the module beside
+    the other blocks that gets the state before it.
+
+    Args:
+        model: The model that ran.
+        trace: The run.
+        seen: For each layer the events at which its state was seen, from `Trace.seen_as`.
+
+    Returns:
+        One call per block, bottom first; an empty list if some layer has no such module.
     """
     blocks: list[Call] = []
     last = len(seen) - 1
     for layer in range(1, last + 1):
         since = blocks[-1].ended if blocks else -1
-        takes = _calls(seen[layer - 1], "input", since)
-        gives = _calls(seen[layer], "output", since)
-        both = [call for call in takes if call in gives]  # the earliest, of those the outermost, in a list if any is
+        receiving = _calls(seen[layer - 1], "input", since)
+        returning = _calls(seen[layer], "output", since)
+        both = [call for call in receiving if call in returning]  # earliest first, outer modules before inner ones
         block = next((call for call in both if _in_list(model, call)), next(iter(both), None))
         if block is None and layer == last:
-            beside = (call for call in takes if blocks and _parent(call.path) == _parent(blocks[-1].path))
-            block = next(beside, None) if blocks else _single(model, trace, takes)
+            beside = (call for call in receiving if blocks and _parent(call.path) == _parent(blocks[-1].path))
+            block = next(beside, None) if blocks else _single_block(model, trace, receiving)
         if block is None:
             return []
         blocks.append(block)
     return blocks if len({_parent(block.path) for block in blocks}) == 1 else []
 
 
-def places(seen: Sequence[Seen], blocks: Sequence[Call]) -> list[list[Event]]:
-    """For each layer, the events at which it can be read, best first.
+def rank_places(seen: Sequence[Seen], blocks: Sequence[Call]) -> list[list[Event]]:
+    """Return, for each layer, up to `MAX_PLACES` events at which its state can be read, best first.
 
-    Where a state was seen as the same tensor, equal ones count only after those. The block comes first. Without one,
-    the last module to pass the state on, since dropout is invisible here but not in training; then the first that
-    takes it in; last the modules around the whole stack, which return only after it, and what a head does with it.
+    An event at which the very same tensor was seen comes before one with an equal value. Then the order is:
+
+    1. the output of the block itself (the input of the first block for layer 0);
+    2. outputs of other modules, the latest first: dropout changes nothing in eval mode, and in training the state is
+       what comes after it;
+    3. inputs of other modules, the earliest first;
+    4. modules that return only after the whole stack has run, and modules of a head.
+
+    Args:
+        seen: For each layer the events at which its state was seen, from `Trace.seen_as`.
+        blocks: The blocks' calls, from `find_blocks`.
     """
     begin = min((event.time for event in seen[0]), default=0)
     ranked: list[list[Event]] = []
@@ -49,11 +66,13 @@ def places(seen: Sequence[Seen], blocks: Sequence[Call]) -> list[list[Event]]:
         block = blocks[max(0, layer - 1)] if blocks else None
         around = [event.time for event in events if event.side == "output" and event.call.started < begin]
         end = min(around) if layer and around else math.inf
-        ranked.append(sorted(events, key=lambda event: (not events[event], *_rank(event, layer, block, end)))[:MOST])
+        best_first = sorted(events, key=lambda event: (not events[event], *_rank(event, layer, block, end)))
+        ranked.append(best_first[:MAX_PLACES])
     return ranked
 
 
 def _rank(event: Event, layer: int, block: Call | None, end: float) -> tuple[int, int]:
+    """Return the sort key of an event, as `rank_places` describes; `end` is the time at which the stack has run."""
     if event.call is block and event.side == ("output" if layer else "input"):
         return 0, 0
     if event.time >= end:
@@ -62,52 +81,63 @@ def _rank(event: Event, layer: int, block: Call | None, end: float) -> tuple[int
 
 
 def find_scope(trace: Trace, first: Event, last: Event, state: Tensor) -> Call:
-    """Find the closest call around all layers that happens once per pass; one with the mask, if any has it."""
-    once = (call for call in reversed(trace.calls) if trace.counts[call.path] == 1)  # calls begin in order
+    """Return the innermost call around all layers whose module is called once per run.
+
+    Its beginning marks the start of a pass over the stack. Calls that get the attention mask are preferred. `first`
+    and `last` are the events of the lowest and the highest layer; `state` is a hidden state, whose shape the mask fits.
+    """
+    once = (call for call in reversed(trace.calls) if trace.counts[call.path] == 1)  # reversed: inner calls first
     around = [call for call in once if call.started < first.time and call.ended >= last.time]
     masked = [call for call in around if call.mask is not None and call.mask.shape == state.shape[:2]]
     return (masked or around)[0]
 
 
 def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...]:
-    """List the modules with weights of their own, or with adapters, that take part up to the last layer.
+    """Return the modules inside `base` that have weights or adapters and that the last layer depends on.
 
-    Modules that are never called count too where they lie inside one that is: their weights are used from outside
-    (DeBERTa's relative positions, the projections of WavLM). The order is that of registration, because the order of
-    calls can depend on the input (experts).
+    A module that is never called counts if it is part of one that is, because other modules may use its weights
+    (DeBERTa's relative positions, the projections of WavLM). The order is that of registration: the order of calls can
+    depend on the input (mixtures of experts). `last` is the event of the highest layer.
     """
     started: dict[nn.Module, int] = {}
     for call in trace.calls:
         started.setdefault(call.module, call.started)
-    return tuple(dict.fromkeys(_taking_part(base, started, last.time)))
+    return tuple(dict.fromkeys(_modules_used(base, started, last.time)))
 
 
-def _taking_part(module: nn.Module, started: Mapping[nn.Module, int], end: int) -> Iterator[nn.Module]:
+def _modules_used(module: nn.Module, started: Mapping[nn.Module, int], end: int) -> Iterator[nn.Module]:
+    """Yield a module and those inside it that have state and were not first called after time `end`."""
     if started.get(module, -1) <= end:
         if own_state(module) or has_adapters(module):
             yield module
         for child in module.children():
-            yield from _taking_part(child, started, end)
+            yield from _modules_used(child, started, end)
 
 
 def _calls(seen: Seen, side: str, since: int) -> list[Call]:
+    """Return the calls that had a state on the given side ("input" or "output") and began after `since`, in order."""
     calls = {event.call for event in seen if event.side == side and event.call.started > since}
     return sorted(calls, key=lambda call: call.started)
 
 
 def _in_list(model: nn.Module, call: Call) -> bool:
+    """Return whether the called module is an entry of a ModuleList, ModuleDict or Sequential."""
     return isinstance(model.get_submodule(_parent(call.path)), (nn.ModuleList, nn.ModuleDict, nn.Sequential))
 
 
 def _parent(path: str) -> str:
+    """Return the path of the module that contains the one at `path`."""
     return path.rpartition(".")[0]
 
 
-def _single(model: nn.Module, trace: Trace, takes: Sequence[Call]) -> Call | None:
-    """The single block of a stack with one: in a list of modules, and another module takes what it gives."""
-    for call in takes:
-        given = {event.key for event in trace.events if event.call is call and event.side == "output"}
-        taken = {event.key for event in trace.events if event.side == "input" and event.time > call.ended}
-        if _in_list(model, call) and given & taken:
+def _single_block(model: nn.Module, trace: Trace, receiving: Sequence[Call]) -> Call | None:
+    """Return the block of a stack that has only one: an entry of a module list whose output another module gets.
+
+    `receiving` are the calls that get the state of layer 0.
+    """
+    for call in receiving:
+        returned = {event.key for event in trace.events if event.call is call and event.side == "output"}
+        received = {event.key for event in trace.events if event.side == "input" and event.time > call.ended}
+        if _in_list(model, call) and returned & received:
             return call
     return None

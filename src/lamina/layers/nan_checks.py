@@ -1,30 +1,35 @@
-"""Where numbers are NaN or infinite."""
+"""Find tensors and rows that hold NaN or infinity."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 
 def first_non_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
-    """Name of the first floating-point tensor that holds NaN or infinity; None if all numbers are finite.
+    """Return the name of the first tensor that holds NaN or infinity; None if all numbers are finite.
 
-    Tensors without values (on the meta device) and of classes of their own (quantised ones) are left out.
+    `tensors` are pairs of a name and a tensor. Integers, tensors without values (on the meta device) and tensor
+    subclasses (quantised weights) are skipped.
     """
-    plain = [(name, tensor.detach()) for name, tensor in tensors]
-    floats = [(name, own) for name, own in plain if type(own) is Tensor and own.is_floating_point() and own.numel()]
-    present = [(name, own.float() if own.dtype.itemsize == 1 else own) for name, own in floats if not own.is_meta]
+    detached = [(name, tensor.detach()) for name, tensor in tensors]
+    floats = [(name, part) for name, part in detached if type(part) is Tensor and part.is_floating_point()]
+    present = [(name, part) for name, part in floats if part.numel() and not part.is_meta]
+    present = [(name, part.float() if part.dtype.itemsize == 1 else part) for name, part in present]
     if not present:
         return None
-    ends: list[Any] = [torch.stack(torch.aminmax(own)).isfinite().all() for _, own in present]  # 1/20 of `isfinite`
-    bad = (~torch.stack([flag.to(ends[0].device) for flag in ends])).nonzero()  # the only wait for a device
+    # the smallest and largest number tell it, in 1/20 of the time that `isfinite` on all of them takes
+    finite = [torch.stack(torch.aminmax(part)).isfinite().all() for _, part in present]
+    bad = (~torch.stack([flag.to(finite[0].device) for flag in finite])).nonzero()  # the only wait for a device
     return present[int(bad[0])][0] if len(bad) else None
 
 
 def first_invalid_row(logits: Tensor) -> int | None:
-    """Number of the first row `[rows, classes]` that gives no probabilities; -inf beside finite numbers is a 0."""
+    """Return the index of the first row of `logits` `[rows, classes]` whose softmax is NaN; None if there is none.
+
+    A -inf beside finite numbers is valid: its probability is 0.
+    """
     bad = (~logits.float().logsumexp(-1).isfinite()).nonzero()
     return int(bad[0]) if len(bad) else None

@@ -1,4 +1,4 @@
-"""Run a model and leave it as it was; run one that has no weights."""
+"""Change a model, its mode or the random generators for a while, and restore them exactly."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from lamina.layers.wrappers import uncompiled
 
 
 @contextmanager
-def preserve_randomness(**devices: Any) -> Generator[None]:
-    """Give every global generator back as it was; `devices` are arguments of torch's `fork_rng`."""
+def preserve_randomness(**fork_options: Any) -> Generator[None]:
+    """Restore the global random generators of Python, NumPy and torch at the end of the `with` block.
+
+    `fork_options` are keyword arguments of `torch.random.fork_rng`, which say for which devices.
+    """
     before = random.getstate(), np.random.get_state()
     fork: Callable[..., AbstractContextManager[None]] = vars(torch.random)["fork_rng"]
     try:
-        with fork(**devices):
+        with fork(**fork_options):
             yield
     finally:
         random.setstate(before[0])
@@ -34,12 +37,12 @@ def preserve_randomness(**devices: Any) -> Generator[None]:
 
 @contextmanager
 def preserve_model(model: nn.Module) -> Generator[None]:
-    """Put the model in eval mode without gradients, and put everything back at the end.
+    """Put a model in eval mode without gradients for the `with` block, and restore everything about it at the end.
 
-    Some models change themselves when run: BigBird replaces its attention on short inputs, position tables grow,
-    transformers installs hooks of its own. So modes, parameters, buffers and their values, submodules, hooks and plain
-    attributes come back, and the random number generators. Where the model has a `pass_lock`, this
-    waits for their passes, and they for it.
+    Some models change themselves when they run: BigBird replaces its attention on short inputs, tables of positions
+    grow, transformers installs hooks. So modes, parameters, buffers and their values, submodules, hooks and plain
+    attributes are restored, and the global random generators too. If the model has a `pass_lock`, it is held
+    exclusively: other threads' passes wait.
     """
     devices = {tensor.device for tensor in model.parameters() if tensor.device.type not in ("cpu", "meta")}
     kind = next(iter(devices)).type if devices else "cuda"
@@ -64,10 +67,13 @@ def preserve_model(model: nn.Module) -> Generator[None]:
 
 @contextmanager
 def evaluating(*modules: nn.Module) -> Generator[None]:
-    """Put modules in eval mode; they get their modes back when the last of these contexts, in any thread, ends."""
+    """Put modules in eval mode for the `with` block.
+
+    Blocks may overlap, in one thread or several. Each module gets its original mode back when the last block ends.
+    """
     every = [part for module in modules for part in module.modules()]
     with _switching:
-        # as they are found, with nobody about to change them back: nothing is noted
+        # already in eval mode, and no other block is open that would restore a mode: there is nothing to remember
         parts = every if _open or any(part.training for part in every) else []
         _open.extend(parts[:1])
         for part in parts:
@@ -80,22 +86,26 @@ def evaluating(*modules: nn.Module) -> Generator[None]:
         with _switching:
             del _open[: len(parts[:1])]
             for part in parts:
-                part.training = _modes[part].pop()  # the last to end takes what the first to begin has found
+                part.training = _modes[part].pop()  # popped last: what the first block to begin pushed
             for part in every if not parts else ():
                 part.training = False
 
 
 _switching, _modes = Lock(), WeakKeyDictionary[nn.Module, list[bool]]()
-_open: list[nn.Module] = []  # one for each context that has modes to give back
+_open: list[nn.Module] = []  # one entry for each open block that has modes to restore
 
 
 def _restore_buffer(buffer: Tensor, version: int, value: Tensor) -> None:
+    """Write `value` back into a buffer, if it was changed in place since it had `version`."""
     if buffer._version != version:
         buffer.copy_(value)
 
 
 def _snapshot(module: nn.Module) -> Callable[[], None]:
-    """What puts a module's attributes back; containers in place, since handles of hooks point at them."""
+    """Return a function that restores the attributes of a module as they are now.
+
+    The contents of dicts, sets and lists are restored in place, because handles of hooks refer to these objects.
+    """
     attributes = dict(module.__dict__)
     contents = {name: value.copy() for name, value in attributes.items() if type(value) in _CONTAINERS}
 

@@ -1,4 +1,4 @@
-"""Tiny inputs that make any model run, from its config alone."""
+"""Make a tiny random input for any model, from its config alone."""
 
 from __future__ import annotations
 
@@ -12,34 +12,37 @@ from torch import Tensor, nn
 
 from lamina.layers.devices import main_device
 
-PADDED = 3  # how many tokens of the second row are padding: models that drop padding inside show it
+PADDED = 3  # padding tokens in the second row, so that a model that removes padding inside is noticed
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A tiny input: keyword arguments of the model, and the size of the batch."""
+    """A tiny input of a model: its keyword arguments, and the batch size `rows`."""
 
     inputs: dict[str, Tensor]
     rows: int
 
     def without_mask(self) -> Probe:
-        """The same for models that, without weights, run only without a mask."""
+        """Return the input without its attention masks; some models without weights run only so."""
         return Probe(
             {key: value for key, value in self.inputs.items() if not key.endswith("attention_mask")}, self.rows
         )
 
 
 class NoInputError(Exception):
-    """It is not known what to feed the model; the text says why."""
+    """Raised when no input can be made for a model; the message, part of a sentence, says why."""
 
 
 def probe_input(model: nn.Module, tokens: int, seed: int) -> Probe:
-    """Make a random input of what the config and `main_input_name` of a model say it reads.
+    """Make a random input of the kind that a model's `main_input_name` and config ask for.
 
-    `tokens` is the length of texts and frames of sound; images have the size the config states.
+    Args:
+        model: A transformers model; token ids, pixels, waveforms and spectrograms are known.
+        tokens: Length of texts, and number of audio frames. Images have the size that the config states.
+        seed: Seed of the random values.
 
     Raises:
-        NoInputError: If the model reads something else.
+        NoInputError: If the model reads another kind of input.
     """
     name = str(getattr(model, "main_input_name", "input_ids"))
     maker = _MAKERS.get(name)
@@ -62,33 +65,38 @@ def probe_input(model: nn.Module, tokens: int, seed: int) -> Probe:
 
 
 def _configs(model: nn.Module) -> list[Any]:
-    """The config and those inside it (`text_config`, `vision_config`, `encoder`, ...), outermost first."""
+    """Return a model's config and the configs inside it (`text_config`, `vision_config`, `encoder`, ...)."""
     config = cast("Any", model.config)
     attributes: dict[str, Any] = config.__dict__
     return [config, *(value for key, value in attributes.items() if hasattr(value, "to_dict") and key[0] != "_")]
 
 
 def _counts(model: nn.Module, name: str) -> list[int]:
-    """A setting that is an int or a list of them, as a list; empty if there is none."""
+    """Return the setting `name` of the config or one inside it, an int or a list of ints, as a list; else []."""
     values = (getattr(config, name, None) for config in _configs(model))
     return next((_ints(value) for value in values if value is not None), list[int]())
 
 
 def _ints(value: object) -> list[int]:
+    """Return the ints in a list or tuple, or a single int as a list."""
     items = cast("Sequence[object]", value) if isinstance(value, (list, tuple)) else (value,)
     return [item for item in items if isinstance(item, int)]
 
 
 def _count(model: nn.Module, name: str, default: int = 0) -> int:
+    """Return the setting `name` of the config or one inside it, or `default`; the first entry of a list."""
     return next(iter(_counts(model, name)), default)
 
 
 def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2, prefix: str = "") -> dict[str, Tensor]:
-    """Random ordinary tokens; each row ends in the end token, which some classifiers look for; row 2 is padded."""
-    whole: Any = model.config
-    config: Any = getattr(whole, "decoder" if prefix else "encoder", None)
+    """Return token ids and a mask: random ordinary tokens, then the end token, which some classifiers look for.
+
+    The second row is padded. `prefix` is "decoder_" for the input of a decoder.
+    """
+    outer: Any = model.config
+    config: Any = getattr(outer, "decoder" if prefix else "encoder", None)
     if not hasattr(config, "to_dict"):
-        config = whole.get_text_config() if hasattr(whole, "get_text_config") else whole
+        config = outer.get_text_config() if hasattr(outer, "get_text_config") else outer
     size = int(getattr(config, "vocab_size", None) or _count(model, "vocab_size"))
     if size < 2:
         raise NoInputError("its config has no vocab_size")
@@ -111,13 +119,14 @@ _SPECIAL = ("_token_id", "_token_index", "_token_ids")
 
 
 def _image(model: nn.Module, _tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
+    """Return one random image, or one clip of several frames, of the size that the config states."""
     size = _counts(model, "image_size") or [224]
     shape = (1, *_counts(model, "num_frames"), _count(model, "num_channels", 3), size[0], size[-1])
     return {"pixel_values": torch.randn(shape, generator=rng)}
 
 
-def _sound(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """A waveform that gives `tokens` frames; or, where the config has mel bins, a spectrogram of full length."""
+def _audio(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
+    """Return two waveforms of `tokens` frames, the second padded; or a full spectrogram if the config has mel bins."""
     kernels, strides = _counts(model, "conv_kernel"), _counts(model, "conv_stride")
     if kernels and strides:
         samples = tokens * _count(model, "squeeze_factor", 1)
@@ -129,10 +138,11 @@ def _sound(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Ten
     bins, length = _count(model, "num_mel_bins"), _count(model, "max_length")
     if bins and length:
         return {"input_values": torch.randn(1, length, bins, generator=rng)}
-    raise NoInputError("it reads sound, and its config has neither conv_kernel and conv_stride nor num_mel_bins")
+    raise NoInputError("it reads audio, and its config has neither conv_kernel and conv_stride nor num_mel_bins")
 
 
 def _spectrogram(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
+    """Return random spectrograms: of full length for Whisper-like configs, else two of `4 * tokens`, one padded."""
     bins = next(filter(None, (_count(model, name) for name in _BINS)), 0)
     if not bins:
         raise NoInputError(f"it reads spectrograms, and its config has none of {', '.join(_BINS)}")
@@ -149,7 +159,7 @@ _BINS = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim
 _MAKERS: dict[str, Callable[[nn.Module, int, torch.Generator], dict[str, Tensor]]] = {
     "input_ids": _text,
     "pixel_values": _image,
-    "input_values": _sound,
+    "input_values": _audio,
     "input_features": _spectrogram,
 }
-MAIN_INPUTS = frozenset(_MAKERS)  # the names of inputs that are known
+MAIN_INPUTS = frozenset(_MAKERS)  # values of `main_input_name` for which an input can be made

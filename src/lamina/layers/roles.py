@@ -1,7 +1,8 @@
-"""What each projection of a block is for, and where convolutions are: rows of paths, checked against the model on use.
+"""Tables that say, per family of models, what each projection of a block is for, and where its convolutions are.
 
-Reading layers needs no table. Changing what happens after the query projection does: the row says where it is.
-To support a family, `add` a row, or put one into roles.yaml; the contract tests run over every row.
+Reading layers needs no table. An edit that acts on, say, the query projection does: the family's row holds its path,
+which is checked against the model on use. To support a family, call `add`, or put a row into roles.yaml; the contract
+tests run over every row.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers.stack import children_of
 
-Row = TypeVar("Row", "Roles", "Convolutions")
+AnyRow = TypeVar("AnyRow", "Roles", "Convolutions")
 
 _STRICT = ConfigDict(extra="forbid")
 
@@ -26,23 +27,35 @@ _STRICT = ConfigDict(extra="forbid")
 @final
 @dataclass(frozen=True, config=_STRICT)
 class Attention:
-    """Where an attention's projections are: dotted paths that start at the block.
+    """Where the projections of an attention are, as dotted paths that start at the block.
 
-    In a path a number counts through a list (-1 is its last), and `*` stands for any text, so that one path may name
-    several modules.
+    A number in a path is an index into a list of modules (-1 is its last). `*` stands for any text, so one path may
+    name several modules.
+
+    Attributes:
+        query: Path of the query projection; equal to `key` or `value` if one projection computes both.
+        key: Path of the key projection.
+        value: Path of the value projection.
+        output: Path of the projection after the heads.
+        head_width: Path of an attribute with the width of one head. Grouped key and value projections have fewer heads.
+        fused: How the output of a projection with several roles is ordered: by "roles" first (all queries, then all
+            keys, ...) or by "heads" first. None: each role has its own projection.
+        positions: Roles whose projections the attention also applies to position embeddings, if every setting of the
+            config in `positions_if` is true.
+        positions_if: See `positions`.
     """
 
-    query: str  # the same as `key` and `value` where one projection gives several
+    query: str
     key: str
     value: str
-    output: str  # the projection after the heads
-    head_width: str  # path of an attribute; a projection gives one or more heads of this width, grouped ones fewer
-    fused: Literal["roles", "heads"] | None = None  # what one projection of several roles is ordered by, outermost
-    positions: tuple[str, ...] = ()  # roles whose projections the attention also calls with position embeddings,
-    positions_if: tuple[str, ...] = ()  # where these settings of the config are all true
+    output: str
+    head_width: str
+    fused: Literal["roles", "heads"] | None = None
+    positions: tuple[str, ...] = ()
+    positions_if: tuple[str, ...] = ()
 
     def projections(self) -> dict[str, tuple[str, ...]]:
-        """Path -> the roles of its projection, each path once."""
+        """Return path -> roles ("query", "key", "value") of the projection there, each path once."""
         paths = {"query": self.query, "key": self.key, "value": self.value}
         return {path: tuple(role for role in paths if paths[role] == path) for path in paths.values()}
 
@@ -50,44 +63,46 @@ class Attention:
 @final
 @dataclass(frozen=True, config=_STRICT)
 class Roles:
-    """What the parts of a family's blocks are for."""
+    """The row of a family: where in a block its attention and its feed-forward network are."""
 
     attention: Attention
-    ffn_in: tuple[str, ...]  # the feed-forward network's first projections; two where one of them is a gate
-    ffn_out: str
-    cross: Attention | None = None  # the attention over the encoder, where blocks have one
+    ffn_in: tuple[str, ...]  # first projections of the feed-forward network; two if one of them is a gate
+    ffn_out: str  # its last projection
+    cross: Attention | None = None  # the attention over the encoder, in decoders that have one
 
 
 @final
 @dataclass(frozen=True, config=_STRICT)
 class Convolutions:
-    """Where a family's convolutions are, and how they are counted."""
+    """The row of a family with convolutions: where they are, and how its layers are numbered."""
 
-    blocks: str  # path, from the backbone, of what they are in; the first of those found is layer 1
-    convolution: str  # path of a block's convolutions, from the block; several where it has a `*`
-    stack: str = "main"  # "main" where its layers are those of `hidden_states`; another where they come before layer 0
+    blocks: str  # path of the blocks, from the backbone; the first module found there is layer 1
+    convolution: str  # path of the convolutions, from a block; `*` names several
+    stack: str = "main"  # "main" if the layers are entries of `hidden_states`; another name if they come before entry 0
 
 
-def _read(kind: type[Row], table: str) -> dict[str, Row]:
+def _read(row_class: type[AnyRow], table: str) -> dict[str, AnyRow]:
+    """Return the rows of one table of roles.yaml by the name of the family."""
     rows = yaml.safe_load(Path(__file__).with_name("roles.yaml").read_text("utf-8"))[table]
-    return {family: kind(**row) for row in rows for family in row.pop("families")}
+    return {family: row_class(**row) for row in rows for family in row.pop("families")}
 
 
 ROLES, CONVOLUTIONS = _read(Roles, "roles"), _read(Convolutions, "convolutions")
 
 
 def roles_of(model: nn.Module, *, op: str) -> Roles:
-    """Get the row of a model's family, or raise UnsupportedModelError."""
+    """Return the row of a model's family; UnsupportedModelError, with `op` in its message, if it has none."""
     missing = "no row of projection roles says what its projections are for"
     return _row(model, op, ROLES, missing, " Readers, taps, freezing and truncating need no row.")
 
 
 def convolutions_of(model: nn.Module, *, op: str) -> Convolutions:
-    """Get the row that says where the convolutions of a model's family are, or raise UnsupportedModelError."""
+    """Return the row that says where a model's convolutions are; UnsupportedModelError if its family has none."""
     return _row(model, op, CONVOLUTIONS, "no row says where its convolutions are")
 
 
-def _row(model: nn.Module, op: str, rows: dict[str, Row], missing: str, more: str = "") -> Row:
+def _row(model: nn.Module, op: str, rows: dict[str, AnyRow], missing: str, more: str = "") -> AnyRow:
+    """Return the family's entry of `rows`, or raise UnsupportedModelError with the reason `missing` and hint `more`."""
     family = family_of(model)
     if family not in rows:
         reason = f"{missing}; rows: {', '.join(sorted(rows))}"
@@ -97,7 +112,11 @@ def _row(model: nn.Module, op: str, rows: dict[str, Row], missing: str, more: st
 
 
 def add(model_type: str, row: Roles | Convolutions) -> None:
-    """Add a family's row; a family may have one of each kind. ConfigError if it has such a row."""
+    """Add a row for a family; a family may have one `Roles` and one `Convolutions`.
+
+    Raises:
+        ConfigError: If the family already has a row of that class.
+    """
     name, known = ("ROLES", ROLES) if isinstance(row, Roles) else ("CONVOLUTIONS", CONVOLUTIONS)
     if model_type in known:
         raise ConfigError(f"roles: '{model_type}' has a row; a row is never replaced. Remove it from {name} first.")
@@ -105,17 +124,21 @@ def add(model_type: str, row: Roles | Convolutions) -> None:
 
 
 def family_of(model: nn.Module) -> str:
-    """The family's name, as in `config.model_type`."""
+    """Return the name of a model's family: `config.model_type`, or the class name without one."""
     return str(getattr(getattr(model, "config", None), "model_type", "") or type(model).__name__)
 
 
 def has_path(block: nn.Module, path: str) -> bool:
-    """Whether a block has the module that owns the projection at `path`."""
+    """Return whether a block has the module that contains the projection at `path`."""
     return not isinstance(_follow([block], path.rpartition(".")[0]), str)
 
 
 def modules_at(block: nn.Module, path: str, *, family: str, op: str) -> list[nn.Module]:
-    """Get the modules at a path of a row; UnsupportedModelError names the part that is missing."""
+    """Return the modules that `path`, from a row of `family`, names in a block.
+
+    Raises:
+        UnsupportedModelError: If a part of the path does not exist; the message names it.
+    """
     modules = _follow([block], path)
     if isinstance(modules, str):
         raise _wrong_row(path, modules, family, op)
@@ -123,7 +146,11 @@ def modules_at(block: nn.Module, path: str, *, family: str, op: str) -> list[nn.
 
 
 def head_width_at(block: nn.Module, path: str, *, family: str, op: str) -> int:
-    """Get the width of one head, from the attribute at a path of a row, or raise UnsupportedModelError."""
+    """Return the width of one head: the int attribute that `path`, from a row of `family`, names in a block.
+
+    Raises:
+        UnsupportedModelError: If there is no such attribute.
+    """
     parent, _, name = path.rpartition(".")
     owner = modules_at(block, parent, family=family, op=op)[0]
     width: object = getattr(owner, name, None)
@@ -133,13 +160,17 @@ def head_width_at(block: nn.Module, path: str, *, family: str, op: str) -> int:
 
 
 def _wrong_row(path: str, problem: str, family: str, op: str) -> UnsupportedModelError:
+    """Return the error for a row whose `path` does not fit the model; `problem` is part of a sentence."""
     reason = f"its row of projection roles names '{path}', but {problem}"
     hint = "Correct the row, or use the version of transformers that it was written for."
     return UnsupportedModelError(op=op, model_type=family, reason=reason, hint=hint)
 
 
 def _follow(modules: list[nn.Module], path: str) -> list[nn.Module] | str:
-    """The modules at a path, or what was missing on the way; the empty path is where they are."""
+    """Return the modules at a path from `modules`, or text that says which part is missing.
+
+    The empty path returns `modules`.
+    """
     for part in path.split(".") if path else ():
         following: list[nn.Module] = []
         for module in modules:
@@ -155,7 +186,10 @@ def _follow(modules: list[nn.Module], path: str) -> list[nn.Module] | str:
 
 
 def linear_weight(module: nn.Module) -> Tensor | None:
-    """The weight of a linear map, `[out, in]` (a view where it is stored the other way); None for anything else."""
+    """Return the weight of a linear map as `[out, in]`; None if the module is no linear map.
+
+    The Conv1D of GPT-2 stores `[in, out]`; the result is then a transposed view.
+    """
     weight: object = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
         return None
@@ -165,7 +199,10 @@ def linear_weight(module: nn.Module) -> Tensor | None:
 
 
 def convolution_weight(module: nn.Module) -> Tensor | None:
-    """The weight of a convolution, `[out, in / groups, kernel...]`; None if it is computed, and for anything else."""
+    """Return the weight of a Conv1d or Conv2d, `[out, in / groups, kernel...]`; None for other modules.
+
+    Also None if the weight is computed from other parameters (weight norm).
+    """
     weight = dict(module.named_parameters(recurse=False)).get("weight")
     plain = type(module) in (nn.Conv1d, nn.Conv2d) and weight is not None and weight.is_floating_point()
     return weight if plain else None

@@ -1,4 +1,4 @@
-"""Layer selectors: the few ways to name layers, the same everywhere."""
+"""Layer selectors: the forms in which layers are named everywhere in Lamina."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ FORMS = "an int (negative counts from the top), a list of ints, 'all', 'bottom:4
 
 
 def select(selector: object, layers: int, *, op: str) -> list[int]:
-    """Turn a selector into layer numbers, ascending, each once.
+    """Return the layer numbers that a selector names, in ascending order.
 
-    `layers` counts those there are, embeddings included. LayerIndexError if a layer does not exist; ConfigError if the
-    selector has none of the `FORMS`, names no layer, or names one twice.
+    Args:
+        selector: One of the forms in `FORMS`.
+        layers: Number of layers that exist, embeddings included.
+        op: The operation that error messages begin with.
+
+    Raises:
+        LayerIndexError: If a layer does not exist.
+        ConfigError: If the selector has another form, names no layer, or names one twice.
     """
     if isinstance(selector, str):
         return _from_text(selector, layers, op)
@@ -35,6 +41,7 @@ def select(selector: object, layers: int, *, op: str) -> list[int]:
 
 
 def _from_text(selector: str, layers: int, op: str) -> list[int]:
+    """Return the layer numbers that a text selector such as "top:4" names; see `select`."""
     text = selector.strip()
     if text == "all":
         return list(range(layers))
@@ -56,13 +63,14 @@ def _from_text(selector: str, layers: int, op: str) -> list[int]:
 
 
 def _index(layer: int, layers: int, op: str) -> int:
+    """Return the non-negative number of a layer that may count from the top; LayerIndexError if it does not exist."""
     if not -layers <= layer < layers:
         raise LayerIndexError(op=op, got=layer, layers=layers)
     return layer % layers
 
 
 def ranges(layers: Sequence[int]) -> str:
-    """Layer numbers with runs joined, as a person reads them: "1-6", "0, 3-5"."""
+    """Return ascending layer numbers as text in which consecutive numbers are joined: "1-6", "0, 3-5"."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and layer == runs[-1][1] + 1:

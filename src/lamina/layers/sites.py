@@ -1,4 +1,4 @@
-"""Where a block's attention and its feed-forward network add to the states, found by looking."""
+"""Find where a block's attention and feed-forward network add to its state, by running the model."""
 
 from __future__ import annotations
 
@@ -21,69 +21,81 @@ from lamina.layers.roles import family_of
 from lamina.layers.stack import LayerStack, TapPoint
 
 Site = Literal["output", "attention", "ffn"]
-_LENGTHS = 7, 11  # of the two inputs
+_LENGTHS = 7, 11  # lengths of the two inputs
 
 
 class _Added(NamedTuple):
-    """What a part of a block adds, and the state that it is added to."""
+    """One addition in a block: the event at which the added value was seen, and the state that it is added to."""
 
     event: Event
     to: Tensor
 
 
 def at_site(model: nn.Module, stack: LayerStack, site: Site) -> LayerStack:
-    """The stack, seen at another place of its blocks: layer i is what block i adds there; layer 0 stays as it is.
+    """Return a stack whose layer i is read at another place of block i.
 
-    A block adds to its state what its attention returns, and then what its feed-forward network does (TransformerLens
-    calls these `attn_out` and `mlp_out`); a norm or dropout that comes before the sum is part of it. The model is run
-    on two tiny inputs, and every output of a module inside a block is tried: added to the state before it, it must
-    give, bit for bit, a value that a later module is given or gives. Of what is added so, attention is the first whose
-    tokens depend on the states of other tokens (a decoder's other attention, over the encoder, does not), and the
-    network is the last whose tokens do not.
+    With `site="attention"` or "ffn", layer i is what block i's attention or feed-forward network adds to the state
+    (`attn_out` and `mlp_out` in TransformerLens). A norm or dropout before the sum is part of it. Layer 0 stays as it
+    is. With "output" the stack itself is returned.
+
+    The first call for a stack runs the model on two tiny inputs and leaves it unchanged. It tries every output of a
+    module in a block: added to the state before it, the output must give, bit for bit, a value that a later module gets
+    or returns. Attention is the first such output whose tokens depend on the states of other tokens; a decoder's
+    attention over the encoder does not. The feed-forward network is the last whose tokens do not.
+
+    Args:
+        model: The model that the stack belongs to.
+        stack: The stack.
+        site: "output", "attention" or "ffn".
 
     Raises:
-        UnsupportedModelError: If no modules' outputs are what a block adds, as where they are scaled in between.
+        UnsupportedModelError: If what a block adds is not the output of a module, say because it is scaled in between.
     """
     if site == "output":
         return stack
     model = stack.tower or model
-    found = _known.setdefault(model, {})
-    if found.get(stack.name, (None, None))[0] != stack.blocks:
+    known = _known.setdefault(model, {})
+    if known.get(stack.name, (None, None))[0] != stack.blocks:
         with preserve_model(model):
-            found[stack.name] = stack.blocks, _find(model, stack)
-    points = found[stack.name][1][site]
+            known[stack.name] = stack.blocks, _find_points(model, stack)
+    points = known[stack.name][1][site]
     return replace(stack, points=(stack.points[0], *points))
 
 
-_Points = dict[str, tuple[TapPoint, ...]]
+_Points = dict[str, tuple[TapPoint, ...]]  # site -> tap point of each block
+# model -> name of a stack -> (its blocks, which must stay the same, and its points)
 _known: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[object, _Points]]] = weakref.WeakKeyDictionary()
 
 
-def _find(model: nn.Module, stack: LayerStack) -> _Points:
+def _find_points(model: nn.Module, stack: LayerStack) -> _Points:
+    """Run the model and return the tap points of the sites "attention" and "ffn"; see `at_site`."""
     if not stack.blocks:
-        raise _refused(model, "it has no module per block")
+        raise _unsupported(model, "it has no module per block")
     if main_device(model).type == "meta":
-        raise _refused(model, "it has no weights, and what is added is told by its values")
-    first, second = (_added_by_block(model, stack, length) for length in _LENGTHS)
+        raise _unsupported(model, "it has no weights, and what is added is found by its values")
+    first, second = (_additions_by_block(model, stack, length) for length in _LENGTHS)
     if [*map(len, first)] != [*map(len, second)] or len({*map(len, first)}) != 1 or len(first[0]) < 2:
-        raise _refused(model, "what its blocks add to the states is returned by no modules of theirs")
-    mixes = [_mixes(model, stack, added) for added in range(len(first[0]))]
+        raise _unsupported(model, "what its blocks add to the states is not the output of modules in them")
+    mixes = [_mixes_tokens(model, stack, number) for number in range(len(first[0]))]
     if True not in mixes or False not in mixes:
-        raise _refused(model, "its blocks have no attention, or nothing beside it")
+        raise _unsupported(model, "its blocks have no attention, or nothing beside it")
     chosen = {"attention": mixes.index(True), "ffn": len(mixes) - 1 - mixes[::-1].index(False)}
     return {site: tuple(_point(added[number].event) for added in first) for site, number in chosen.items()}
 
 
-def _refused(model: nn.Module, reason: str) -> UnsupportedModelError:
+def _unsupported(model: nn.Module, reason: str) -> UnsupportedModelError:
+    """Return the error for a model whose sites cannot be found."""
     hint = "Use site='output'."
     return UnsupportedModelError(op="tap", model_type=family_of(model), reason=reason, hint=hint)
 
 
 def _point(event: Event) -> TapPoint:
+    """Return the tap point at which the value of an event can be read in later runs."""
     return TapPoint(event.call.module, event.call.path, event.side, event.index, event.call.number)
 
 
 def _run(model: nn.Module, length: int) -> Trace:
+    """Run a model on a tiny input of `length` tokens and return the trace, with copies of all values."""
     inputs = probe_input(model, length, seed=length).inputs
     for target in dict.fromkeys((model, backbone(model))):
         try:
@@ -93,71 +105,81 @@ def _run(model: nn.Module, length: int) -> Trace:
         except Exception:  # a head may refuse the input, where the backbone does not
             continue
         return trace
-    raise _refused(model, "it does not run on a small input")
+    raise _unsupported(model, "it does not run on a small input")
 
 
-def _added_by_block(model: nn.Module, stack: LayerStack, length: int) -> list[list[_Added]]:
+def _additions_by_block(model: nn.Module, stack: LayerStack, length: int) -> list[list[_Added]]:
+    """Run a model on a tiny input and return, for each block, what it adds to its state, in order."""
     trace = _run(model, length)
-    return [list(_added(trace, call)) for call in _block_calls(trace, stack)]
+    return [list(_additions(trace, call)) for call in _block_calls(trace, stack)]
 
 
 def _block_calls(trace: Trace, stack: LayerStack) -> list[Call]:
+    """Return the call of each block of a stack in a trace, bottom first."""
     return [call for call in trace.calls if call.module in set(stack.blocks)][: stack.depth]
 
 
-def _added(trace: Trace, block: Call) -> Iterator[_Added]:
-    """What a block adds, in order."""
+def _additions(trace: Trace, block: Call) -> Iterator[_Added]:
+    """Yield what a block adds to its state in a traced run, in order; `block` is its call."""
     inside = [event for event in trace.events if block.started <= event.time <= block.ended and event.swap is None]
     start = next(event for event in inside if event.call is block and event.side == "input")
     shape = _value(start).shape
     inside = [event for event in inside if _value(event).shape == shape]
     outputs = {event.key: event for event in inside if event.side == "output" and event.call is not block}
-    given: dict[Key, list[Event]] = {}
+    by_key: dict[Key, list[Event]] = {}
     for event in inside:
-        given.setdefault(event.key, []).append(event)
+        by_key.setdefault(event.key, []).append(event)
     states, totals = {start.key: _value(start)}, set[Key]()
     for event in sorted(outputs.values(), key=lambda event: event.time):
         for state in reversed(list(states.values())):
             total = state + _value(event)
             key = key_of(total)
-            later = [seen for seen in given.get(key, ()) if seen.time >= event.time]
+            later = [seen for seen in by_key.get(key, ()) if seen.time >= event.time]
             if later and key not in totals and torch.equal(_value(later[0]), total):
-                states |= {**_taking(inside, key), key: total}
+                states |= {**_computed_from(inside, key), key: total}
                 totals.add(key)
                 yield _Added(event, state)
                 break
     if not totals:
-        yield from _side_by_side(list(outputs.values()), start, inside[-1])
+        yield from _added_together(list(outputs.values()), start, inside[-1])
 
 
-def _taking(inside: Sequence[Event], key: Key) -> dict[Key, Tensor]:
-    """What modules make of a value alone: a norm after the addition gives the state that is added to next."""
-    takers = [event.call for event in inside if event.side == "input" and event.key == key]
-    return {event.key: _value(event) for event in inside if event.side == "output" and event.call in takers}
+def _computed_from(inside: Sequence[Event], key: Key) -> dict[Key, Tensor]:
+    """Return the outputs of modules that got the value with `key`, by their keys.
+
+    In a post-norm block the norm after an addition computes the state to which the next part is added.
+    """
+    receivers = [event.call for event in inside if event.side == "input" and event.key == key]
+    return {event.key: _value(event) for event in inside if event.side == "output" and event.call in receivers}
 
 
-def _side_by_side(outputs: Sequence[Event], start: Event, end: Event) -> Iterator[_Added]:
-    """Two that are added in one go, where attention and network read the same state."""
+def _added_together(outputs: Sequence[Event], start: Event, end: Event) -> Iterator[_Added]:
+    """Yield two outputs whose sum with the state at `start` is the value at `end`.
+
+    So it is in blocks whose attention and feed-forward network read the same state.
+    """
     state, result = _value(start), _value(end)
-    for one, other in permutations(sorted(outputs, key=lambda event: event.time), 2):
-        a, b = _value(one), _value(other)
+    for first, second in permutations(sorted(outputs, key=lambda event: event.time), 2):
+        a, b = _value(first), _value(second)
         if torch.equal((a + b) + state, result) or torch.equal((state + a) + b, result):
-            yield from (_Added(event, state) for event in sorted((one, other), key=lambda event: event.time))
+            yield from (_Added(event, state) for event in sorted((first, second), key=lambda event: event.time))
             return
 
 
 def _value(event: Event) -> Tensor:
+    """Return the tensor that an event saw, of a trace that keeps copies."""
     return cast("Tensor", event.tensor())
 
 
-def _mixes(model: nn.Module, stack: LayerStack, number: int) -> bool:
-    """Whether what the first block adds at one place depends, for a token, on the states of other tokens.
+def _mixes_tokens(model: nn.Module, stack: LayerStack, number: int) -> bool:
+    """Return whether addition `number` of the first block makes tokens depend on the states of other tokens.
 
-    The state of the first token is changed for the module that reads it; the others are looked at.
+    The model runs twice. In the second run the state of the first token is changed where a module of the block reads
+    it, and what is added to the other tokens is compared.
     """
     trace = _run(model, _LENGTHS[0])
     block = _block_calls(trace, stack)[0]
-    added = list(_added(trace, block))[number]
+    added = list(_additions(trace, block))[number]
     key = key_of(added.to)
     reader = next(
         event
@@ -184,4 +206,5 @@ def _mixes(model: nn.Module, stack: LayerStack, number: int) -> bool:
 
 
 def _place(event: Event) -> tuple[object, ...]:
+    """Return what identifies an event in another run of the same model."""
     return event.call.path, event.call.number, event.side, event.index, event.swap

@@ -1,4 +1,4 @@
-"""Models with a tower for each kind of input (CLIP: one of texts, one of images), each of which runs by itself."""
+"""Models with towers, one for each kind of input (CLIP: texts and images), each of which can run alone."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ from lamina.layers.stack import LayerStack, children_of
 
 
 def towers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The parts of a model that are models with inputs of their own, by name ("text", "vision"); {} unless several.
+    """Return the towers of a model by name ("text", "vision"): parts that are models and read different inputs.
 
-    The encoder and the decoder of one model are not such parts.
+    Empty unless there are at least two. The encoder and decoder of an encoder-decoder are not towers.
     """
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return {}
     children = {name: child for name, child in children_of(model).items() if hasattr(child, "config")}
     reads = {name: getattr(child, "main_input_name", None) for name, child in children.items()}
-    known = [name for name, own in reads.items() if own in MAIN_INPUTS]
+    known = [name for name, main_input in reads.items() if main_input in MAIN_INPUTS]
     several = len({reads[name] for name in known}) == len(known) > 1
     return {name.removesuffix("_model"): children[name] for name in known} if several else {}
 
 
 def tower_for(stacks: Mapping[str, LayerStack], inputs: Iterable[str]) -> str | None:
-    """The name of the stack whose tower reads one of these inputs; None where the model has no towers, or no such."""
+    """Return the name of the stack whose tower reads one of `inputs` (names of arguments).
+
+    None if the model has no towers, or none that reads any of them.
+    """
     towers = {name: getattr(stack.tower, "main_input_name", None) for name, stack in stacks.items()}
-    return next((name for known in inputs for name, own in towers.items() if own == known), None)
+    return next((name for known in inputs for name, main_input in towers.items() if main_input == known), None)
 
 
 def tower_inputs(stack: LayerStack, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of what a model is called with, what the tower of a stack takes; all of it where the model has no towers."""
+    """Return the part of a batch that the tower of a stack accepts; all of it if the stack has no tower."""
     if stack.tower is None:
         return batch
     accepted = inspect.signature(stack.tower.forward).parameters
@@ -44,13 +47,22 @@ def tower_inputs(stack: LayerStack, batch: Mapping[str, Any]) -> Mapping[str, An
 
 
 def run_stacks(model: nn.Module, stacks: Iterable[LayerStack], batch: Mapping[str, Any], stop: StopForward) -> Any:
-    """Run what stacks need of a model on a batch, until a hook raises `stop`: the model, or their towers one by one.
+    """Run as much of a model as the given stacks need: the model itself, or only their towers, one after the other.
 
-    Returned is what the model gave; None if it was stopped, or towers ran. A decoder that is given no text of its own
-    reads the encoder's, shifted right behind the start token, as BART's does by itself and T5's does not.
+    If the batch has no input for a decoder, it reads the encoder's tokens shifted right behind the start token, as BART
+    does by itself and T5 does not.
+
+    Args:
+        model: The model.
+        stacks: The stacks whose layers are wanted.
+        batch: Keyword arguments of the model.
+        stop: The exception by which a hook ends the run early.
+
+    Returns:
+        The model's output; None if a hook stopped it, or if towers ran.
 
     Raises:
-        ConfigError: If the batch has nothing for a tower.
+        ConfigError: If the batch has no input for one of the towers.
     """
     stacks = list(stacks)
     if not stacks or any(stack.tower is None for stack in stacks):
@@ -66,7 +78,7 @@ def run_stacks(model: nn.Module, stacks: Iterable[LayerStack], batch: Mapping[st
 
 
 def _decoder_inputs(model: nn.Module, stacks: Iterable[LayerStack], batch: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What a decoder among the stacks reads of a batch with texts for the encoder alone."""
+    """Return `decoder_input_ids` made from the encoder's tokens, if a decoder is among the stacks and has no input."""
     ids, start = batch.get("input_ids"), getattr(getattr(model, "config", None), "decoder_start_token_id", None)
     decodes = any(stack.name == "decoder" for stack in stacks)
     if not decodes or ids is None or start is None or any(batch.get(name) is not None for name in DECODER_INPUTS):

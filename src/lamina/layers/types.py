@@ -1,4 +1,4 @@
-"""Types that every room above shares: a model's inputs, and what makes them."""
+"""Types that all rooms share: a model's inputs, and the processor that makes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Models inside wrappers of torch, and compiled ones: their code leaves out hooks that came after it."""
+"""Look inside torch's wrappers of a model, and run compiled models uncompiled while hooks are on them.
+
+Compiled code ignores hooks that were registered after it was compiled.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def unwrapped(model: Any) -> Any:
-    """The model inside of torch's wrappers (compiled, DataParallel, DistributedDataParallel); another as it is."""
+    """Return the model inside torch's wrappers (torch.compile, DataParallel, DistributedDataParallel).
+
+    Anything else is returned unchanged.
+    """
     while True:
         if hasattr(model, "_orig_mod"):
             model = model._orig_mod
@@ -25,8 +31,8 @@ def unwrapped(model: Any) -> Any:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether a module, not those inside it, runs compiled code."""
-    forward = vars(module).get("forward")  # set on the object, as by `model.forward = torch.compile(model.forward)`
+    """Return whether a module itself runs compiled code; modules inside it do not count."""
+    forward = vars(module).get("forward")  # an instance attribute after `model.forward = torch.compile(...)`
     return (
         hasattr(module, "_orig_mod")
         or getattr(module, "_compiled_call_impl", None) is not None
@@ -35,7 +41,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def is_bitsandbytes(model: nn.Module) -> bool:
-    """Whether transformers has packed a model's weights with bitsandbytes."""
+    """Return whether transformers quantised a model's weights with bitsandbytes."""
     config: Any = getattr(getattr(model, "config", None), "quantization_config", None)
     settings = cast("dict[str, Any]", config if isinstance(config, dict) else getattr(config, "__dict__", {}))
     return settings.get("quant_method") == "bitsandbytes"
@@ -43,7 +49,10 @@ def is_bitsandbytes(model: nn.Module) -> bool:
 
 @contextmanager
 def uncompiled() -> Generator[None]:
-    """Run compiled models as plain ones, in all threads, until the last of these contexts ends."""
+    """Run compiled models uncompiled within the `with` block, in all threads.
+
+    The switch is global to torch, so blocks that overlap share it: it is reset when the last block ends.
+    """
     if "torch._dynamo" not in sys.modules:  # nothing is compiled
         yield
         return
@@ -60,4 +69,6 @@ def uncompiled() -> Generator[None]:
                 _stance.pop().__exit__(None, None, None)
 
 
-_lock, _open, _stance = Lock(), list[None](), list[Any]()  # the stance of torch before the first context
+_lock = Lock()  # guards the two lists
+_open = list[None]()  # one entry for each open block
+_stance = list[Any]()  # the context manager that the first block entered, which the last block exits

@@ -112,7 +112,7 @@ def test_a_lack_of_memory_is_one_line_that_says_what_to_do_and_ends_with_2(lamin
     with pytest.raises(RuntimeError) as real:
         torch.empty(1 << 50)
     ran = ends(lamina, monkeypatch, real.value)
-    says = "error: inspect: 4194304.0 GiB more of memory could not be had. Use a smaller batch_size, eval_batch_size or"
+    says = "error: inspect: 4194304.0 GiB more memory could not be allocated. Use a smaller batch_size, eval_batch_size or"
     assert (ran.code, ran.out, ran.err) == (2, "", f"{says} max_length.\n")
 
 

@@ -50,7 +50,7 @@ def test_swapped_axes_are_recorded():
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (toys.Doubled, "layer 2 of its main stack cannot be matched to a module: no module takes or gives it"),
+        (toys.Doubled, "layer 2 of its main stack cannot be matched to a module: no module gets or returns it"),
         (toys.ChangedInPlaceUnseen, "layer 2 of its main stack cannot be matched"),
         (toys.ChangedInPlaceByLength, "layer 2 of its main stack .*another input shows another value"),
         (toys.ByLength, "layer 2 of its main stack cannot be matched .*another input shows another value"),

@@ -39,7 +39,7 @@ def test_no_vocabulary():
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("input_values", "it reads sound, and its"), ("input_features", "it reads spectrograms")]
+    ("name", "reason"), [("input_values", "it reads audio, and its"), ("input_features", "it reads spectrograms")]
 )
 def test_sound_of_unknown_size(name, reason):
     model = toys.Toy()

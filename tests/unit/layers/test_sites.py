@@ -92,7 +92,7 @@ def test_a_site_in_generation_and_with_a_head():
     [
         ("xlm", "it has no module per block"),
         ("xlnet", "its blocks have no attention, or nothing beside it"),
-        ("mobilebert", "what its blocks add to the states is returned by no modules of theirs"),
+        ("mobilebert", "what its blocks add to the states is not the output of modules in them"),
     ],
 )
 def test_blocks_of_another_build_are_refused(name: str, reason: str):

@@ -77,7 +77,7 @@ def test_what_failed_is_run_again_and_nothing_else(folder: Path, tmp_path: Path,
 
     monkeypatch.setattr(runner, "train", train)
     (failure,) = run_recipe(of_two(folder, {}), data=folder, output=tmp_path).failures
-    assert failure.error.startswith("recipe: 8.00 PiB more of memory could not be had. Use a smaller batch_size")
+    assert failure.error.startswith("recipe: 8.00 PiB more memory could not be allocated. Use a smaller batch_size")
     failing.clear()
     whole = run_recipe(of_two(folder, {}), data=folder, output=tmp_path, resume=True)
     assert trained == ["film-plain-0", "film-other-0", "film-cut-0", "film-other-0"]

@@ -149,7 +149,7 @@ def test_sites_that_cannot_be_probed(model, mood: Task, options, error, match):
 
 
 def test_a_model_whose_sites_cannot_be_seen_is_refused_with_the_reason(mood: Task):
-    reason = "what its blocks add to the states is returned by no modules of theirs"
+    reason = "what its blocks add to the states is not the output of modules in them"
     with pytest.raises(UnsupportedModelError, match=rf"^probe: .*{reason}\. Use sites=\['output'\]"):
         probe(model_of("mobilebert"), mood, processor=tiny_tokenizer(), sites=["output", "attention"], **PLAIN)
 

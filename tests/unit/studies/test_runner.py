@@ -54,7 +54,7 @@ def test_a_cell_without_enough_memory_says_what_to_do():
         raise MemoryError("Unable to allocate 8.00 PiB for an array")
 
     _, (failure,) = quiet([Cell({"seed": 0}, greedy)])
-    assert failure.error.startswith("study: 8.00 PiB more of memory could not be had. Use a smaller batch_size")
+    assert failure.error.startswith("study: 8.00 PiB more memory could not be allocated. Use a smaller batch_size")
 
 
 def test_resume_runs_no_cell_twice_and_gives_the_same_table(tmp_path):
