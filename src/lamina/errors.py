@@ -226,8 +226,8 @@ def memory_errors(op: str) -> Generator[None]:
 def error_context(note: str, op: str = "") -> Generator[None]:
     """Add `note` to every LaminaError that the block raises, as `BaseException.add_note` does.
 
-    If `op` is given, a TypeError or ValueError from the block becomes a ConfigError whose message holds `op`, `note` and
-    the original text.
+    If `op` is given, a TypeError or ValueError from the block becomes a ConfigError whose message consists of `op`,
+    `note` and the original text.
     """
     try:
         yield

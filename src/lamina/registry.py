@@ -61,7 +61,7 @@ class Registry:
             return EntryPoint(name, row, f"lamina.{self.what}").load()
 
     def name_of(self, config: object) -> str:
-        """Return the name under which the class of `config` is registered; raise ConfigError if it is not registered."""
+        """Return the name under which the class of `config` is registered; raise ConfigError if it is not."""
         defined_in, class_name = type(config).__module__, type(config).__qualname__
         for name in self.names():
             module, _, known = self._rows[name].partition(":")
@@ -85,7 +85,8 @@ class Registry:
         rest = lists_to_tuples(fields_by_name)
         name = rest.pop("name", None)
         if not isinstance(name, str):
-            raise ConfigError(f"{self.what}: no 'name' among {sorted(fields_by_name)}; known: {', '.join(self.names())}.")
+            known = ", ".join(self.names())
+            raise ConfigError(f"{self.what}: no 'name' among {sorted(fields_by_name)}; known: {known}.")
         config_class = self.get(name)
         known = {field.name: field for field in fields(config_class) if field.init}
         check_known(f"{self.what} '{name}'", rest, known, "key")
