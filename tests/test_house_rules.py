@@ -41,7 +41,6 @@ ROOMS = (
 RANK = {name: rank for rank, tier in enumerate(ROOMS) for name in tier}
 TOP_LEVEL = {"__init__", "__main__", "errors", "registry", "utils"}
 PUBLIC = RANK["report"]  # `import lamina` itself: only what comes after report may go through the public names
-LATE = ("bank", "store")  # the one import that points up, inside the bank's save methods
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -154,20 +153,17 @@ def is_version(node: ast.AST) -> bool:
     return isinstance(node, ast.ImportFrom) and [alias.name for alias in node.names] == ["__version__"]
 
 
-def inside(tree: ast.Module, *, types: bool) -> set[int]:
-    """Statements that run late: within functions, or never (for type checkers)."""
-    holders = [node for node in ast.walk(tree) if guards_types(node) or (not types and isinstance(node, Function))]
-    return {id(inner) for node in holders for inner in ast.walk(node)}
+def for_types(tree: ast.Module) -> set[int]:
+    """The statements that only type checkers read."""
+    return {id(inner) for node in ast.walk(tree) if guards_types(node) for inner in ast.walk(node)}
 
 
 def wrong_imports(tree: ast.Module, *, room: str, package: str) -> list[str]:
     """What a file of `room` imports against the order, as `line: name`."""
-    late = inside(tree, types=False)
     wrong = []
     for node in ast.walk(tree):
         for target in imported_rooms(node, package):
             allowed = target == room or RANK.get(target, PUBLIC) < RANK[room] or is_version(node)
-            allowed = allowed or ((room, target) == LATE and id(node) in late)
             if not allowed:
                 wrong.append(f"{getattr(node, 'lineno', 0)}: {target or 'lamina'}")
     return wrong
@@ -192,11 +188,11 @@ def imports_between_files() -> dict[str, set[str]]:
     known = {module_of(path): path for path in MODULES}
     graph: dict[str, set[str]] = {}
     for module, path in known.items():
-        never = inside(tree_of(path), types=True)
+        never = for_types(tree_of(path))
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
         graph[module] = set()
         for node in ast.walk(tree_of(path)):
-            if id(node) in never or (module.split(".")[1:2], imported_rooms(node, package)) == ([LATE[0]], [LATE[1]]):
+            if id(node) in never:
                 continue
             names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
             for target in imported_modules(node, package):
@@ -224,7 +220,7 @@ def test_no_files_import_each_other_in_a_circle():
         ("data", "import lamina", ["1: lamina"]),
         ("bank", "from lamina.bank.stack_pass import StackPass", []),
         ("heads", "from lamina import bank", ["1: bank"]),
-        ("bank", "def save():\n    from lamina.store import save", []),
+        ("bank", "def save():\n    from lamina.store import save", ["2: store"]),
         ("bank", "from lamina.fusion import AdaLayers\nfrom ..layers import tap\nimport torch", []),
         ("layers", "from .tap import tap\nfrom lamina.errors import LaminaError\nfrom lamina import __version__", []),
         ("cli", "from lamina import fit\nimport lamina.serve", []),

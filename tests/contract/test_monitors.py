@@ -16,8 +16,8 @@ from tests.support.tiny import FAMILIES, model_of
 from torch import Tensor
 
 from lamina.bank import Reader, ReaderBank
+from lamina.bank.monitoring import read_tokens
 from lamina.bank.stack_pass import StackPass
-from lamina.bank.watching import read_tokens
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.gated import Gated
 from lamina.fusion.mean import Mean

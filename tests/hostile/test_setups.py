@@ -493,7 +493,7 @@ def test_a_call_that_never_reached_the_stack_says_so():
     inputs = prompt_of(BART, family.inputs(bank.model))
     with bank.listen() as heard, lamina.tap(bank.model, [1], stack="decoder") as states:
         bank.model.get_encoder()(**inputs)
-    with pytest.raises(ConfigError, match="reader 'text' heard nothing: no pass of the stack 'decoder' ran"):
+    with pytest.raises(ConfigError, match="reader 'text' has no output: no pass of the stack 'decoder' ran"):
         heard["text"]
     with pytest.raises(ConfigError, match="tap: layer 1 was not seen; no pass of the stack 'decoder' came to it"):
         states[1]

@@ -1,212 +1,76 @@
-"""The bank: readers that share one model and so one pass."""
+"""`ReaderBank`: readers that share one model, so that one forward pass serves them all."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Self, cast, final
+from functools import partial
+from os import PathLike
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor, nn
 
+from lamina.bank import monitoring, watching
 from lamina.bank.generation_states import Over
-from lamina.bank.listening import check_over, listening, unheard
-from lamina.bank.monitoring import Monitoring, monitor_names
-from lamina.bank.reader import BankOutput, Reader, ReaderModule, ReaderOutput
-from lamina.bank.saving import Saving
-from lamina.bank.stack_pass import StackPass, States, attach, recording
-from lamina.errors import ConfigError, NotFiniteError, UnknownNameError
-from lamina.heads.base import ReadTask
-from lamina.layers import LayerStack, stacks
-from lamina.layers.adapters import check_no_adapters
-from lamina.layers.devices import main_device
+from lamina.bank.listening import check_over, internal_pass, listening
+from lamina.bank.reader import BankOutput, ReaderOutput
+from lamina.bank.reader_collection import ReaderCollection
+from lamina.bank.stack_pass import Inputs, StackPass, States, attach, recording, stack_passes
+from lamina.bank.storage import storage
+from lamina.bank.watching import Step, Watch, Watched
+from lamina.errors import ConfigError
 from lamina.layers.discovery import pick_stack
 from lamina.layers.hooks import StopForward
-from lamina.layers.layer_guard import LayerGuard, mark_as_read
-from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.preserve import evaluating
-from lamina.layers.towers import run_stacks, tower_for
-from lamina.layers.wrappers import is_compiled, uncompiled, unwrapped
+from lamina.layers.towers import run_stacks
+from lamina.layers.wrappers import is_compiled, uncompiled
+from lamina.monitors.cascade import AnyMonitor
 
 if TYPE_CHECKING:
+    from huggingface_hub import ModelCard
     from transformers import PreTrainedModel
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # a reader's name is also the name of its folder
+    from lamina.layers.types import Processor
 
 
 @final
-class ReaderBank(nn.Module, Monitoring, Saving):
-    """The readers that share one frozen model, trained and run in one pass of it.
+class ReaderBank(ReaderCollection):
+    """Readers that share one model: one forward pass of the model computes the outputs of all of them.
 
-    The model is not a submodule: `bank.parameters()` and `bank.state_dict()` concern the readers only. A copy of a bank
-    (`copy.deepcopy`, pickle) reads a copy of the model.
+    The model stays as it is: it is frozen, runs in eval mode, and gives bit-identical results with and without readers.
+    The model is not a submodule, so `bank.parameters()` and `bank.state_dict()` contain the readers only. A copy of a
+    bank (`copy.deepcopy`, pickle) contains a copy of the model.
+
+    A bank behaves like a mapping: `bank[name]` is the `ReaderModule` of a reader, and iterating yields the names.
+
+    Example:
+        ```python
+        model, tokenizer = lamina.load("minilm")
+        bank = ReaderBank(model, processor=tokenizer)
+        bank.add("sentiment", Reader(AdaLayers(dim=64), SequenceClassification(("negative", "positive"))))
+        batch = tokenizer(["A fine film."], return_tensors="pt")
+        bank(**batch)["sentiment"].logits  # [batch, classes]
+        ```
 
     Args:
-        model: Any `transformers.PreTrainedModel`, head included. It is frozen and put in eval mode. Of a
-            compiled or DataParallel model the one inside is read, uncompiled.
-        processor: Its tokenizer; needed to train on texts and to predict from them.
-        train_base: Fine-tune the model along with the readers: it is not frozen, and follows the bank's mode. The main
-            job then changes; parameters that were frozen before stay so, and ConfigError is raised if all were, or if
-            the model carries adapters (PEFT), which could not be saved with it.
+        model: Any `transformers.PreTrainedModel`, with or without a head. It is frozen and put in eval mode. From a
+            compiled or DataParallel model, the plain model inside is used.
+        processor: The model's tokenizer or processor. Training on texts and predicting from them need it.
+        train_base: Fine-tune the model together with the readers. It is then not frozen and follows the bank's mode,
+            and its own outputs change. Parameters that were frozen before stay frozen.
+        saves_base: Save the model's weights with the bank. None: only if `train_base` is set.
+
+    Attributes:
+        info: JSON-ready facts about the bank, which are saved with it.
+
+    Raises:
+        ConfigError: If `train_base` is set and all parameters are frozen, or the model has adapters (PEFT), which could
+            not be saved.
+        NotFiniteError: If a weight of the model holds NaN or infinity.
     """
 
-    def __init__(self, model: PreTrainedModel, processor: Any = None, *, train_base: bool = False) -> None:
-        super().__init__()
-        model = unwrapped(model)
-        if train_base and not any(parameter.requires_grad for parameter in model.parameters()):
-            came = "train_base is set, but every parameter of the model is frozen"
-            raise ConfigError(f"bank: {came}; some must be trainable. Call model.requires_grad_(True) first.")
-        if weight := first_non_finite(model.named_parameters()):
-            what = f"the model's weight '{weight}' holds NaN or infinity; what is read off it would be no number"
-            raise NotFiniteError(f"bank: {what}.", name=weight)
-        if train_base:
-            check_no_adapters(model, "bank: train_base is set")
-        model = model.eval() if train_base else model.eval().requires_grad_(False)
-        self._model = (model,)  # in a tuple, so that nn.Module does not register it
-        self.train_base = self.own_base = train_base  # a base of its own is saved with the bank
-        self.processor = processor
-        self.readers = nn.ModuleDict()
-        self.info: dict[str, Any] = {}
-        self._found: tuple[dict[str, LayerStack], LayerGuard] | None = None
-        mark_as_read(model, self)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        mark_as_read(self.model, self)
-
-    def extra_repr(self) -> str:
-        """What is read, for the print of its modules."""
-        return f"{type(self.model).__name__} '{self.model.name_or_path}'"
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The model that is read."""
-        return self._model[0]
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model's parameters are; of offloaded ones, where it runs."""
-        return main_device(self.model)
-
-    @property
-    def stacks(self) -> dict[str, LayerStack]:
-        """The model's stacks, found once; ConfigError if its layers were edited since."""
-        if self._found is None:
-            by_name = stacks(self.model)
-            self._found = by_name, LayerGuard(self.model, by_name)
-        self._found[1].check(self.model, "bank")
-        return self._found[0]
-
-    def add(self, name: str, reader: Reader | ReadTask) -> ReaderModule:
-        """Attach a reader; returns the trainable module, which is also at `bank[name]`.
-
-        Args:
-            name: Of letters, digits, `_` and `-`; it is also that of the reader's folder when saved.
-            reader: The reader; of a `lamina.Task` its `Reader.default`.
-
-        Raises:
-            ConfigError: If the name is taken or not allowed, the reader's settings do not fit the model, or nothing
-                was chosen for tasks of that kind.
-        """
-        self._check_new("bank.add", name)
-        if not isinstance(reader, Reader):
-            if not isinstance(reader, ReadTask):
-                what = "a lamina.Reader is needed, or a lamina.Task for its default reader"
-                raise ConfigError(f"bank.add: got {type(reader).__name__}; {what}.")
-            reader = Reader.default(reader)
-        stack = pick_stack(self.stacks, reader.stack or tower_for(self.stacks, reader.head.inputs), op="bank")
-        module = ReaderModule(reader, stack, self.model).to(self.device).train(self.training)
-        self.readers[_key(name)] = module
-        return module
-
-    def _check_new(self, op: str, name: str) -> None:
-        if not isinstance(name, str) or not NAME.fullmatch(name):  # pyright: ignore[reportUnnecessaryIsInstance]
-            form = "letters, digits, '_' and '-', beginning with a letter or digit"
-            raise ConfigError(f"{op}: '{name}' cannot be a reader's name; it is also a folder. Use {form}.")
-        if name in self:
-            raise ConfigError(f"{op}: there is a reader '{name}' already. Remove it first, or choose another name.")
-
-    def update(self, other: ReaderBank, readers: Sequence[str] | None = None) -> None:
-        """Take readers of another bank on the same model, with their weights; those of the same names are replaced.
-
-        The two banks then share these modules, and their monitors, which follow a reader that one of them renames.
-        `ReaderBank.from_pretrained(folder, bank.model)` gives such a bank.
-
-        Args:
-            other: Where they come from.
-            readers: Names of readers of `other`; None: all.
-
-        Raises:
-            UnknownNameError: If `other` has no such reader.
-            ConfigError: If `other` reads another model, or readers that stay and readers that come keep monitors of one
-                name.
-        """
-        names = other._known("bank.update", readers)
-        if other.model is not self.model:
-            rule = "both banks must read one model. Load it with ReaderBank.from_pretrained(folder, bank.model)"
-            raise ConfigError(f"bank.update: the other bank reads a {type(other.model).__name__} of its own; {rule}.")
-        kept = {monitor for name in self if name not in names for monitor in monitor_names(self[name])}
-        for name in names:
-            if both := kept.intersection(monitor_names(other[name])):
-                came = f"reader '{name}' keeps a monitor '{both.pop()}', and so does one that stays"
-                raise ConfigError(f"bank.update: {came}. Drop one of them with bank.drop_monitor.")
-        for name in names:
-            self.readers[_key(name)] = other[name].train(self.training)
-
-    def remove(self, name: str) -> None:
-        """Detach a reader; UnknownNameError if there is none of that name."""
-        self._known("bank.remove", [name])
-        del self.readers[_key(name)]
-
-    def rename(self, name: str, to: str) -> None:
-        """Give a reader another name; UnknownNameError if it is not there, ConfigError if `to` is taken or no name."""
-        self._known("bank.rename", [name])
-        self._check_new("bank.rename", to)
-        self.readers = nn.ModuleDict({_key(to if known == name else known): self[known] for known in self})
-        self._rename_in_monitors(name, to)
-
-    def __getitem__(self, name: str) -> ReaderModule:
-        self._known("bank", [name])
-        return cast("ReaderModule", self.readers[_key(name)])
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and _key(name) in self.readers
-
-    def __iter__(self) -> Iterator[str]:
-        return (key.removesuffix(_APART) for key in self.readers)
-
-    def __len__(self) -> int:
-        return len(self.readers)
-
-    def _known(self, op: str, names: Iterable[str] | None) -> list[str]:
-        """Names of readers, None: of all; UnknownNameError if one is not there."""
-        names = list(self if names is None else names)
-        for name in names:
-            if name not in self:
-                raise UnknownNameError(op=op, got=name, known=self, what="reader")
-        return names
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the readers' mode; the model's too where it is trained, while a frozen one stays in eval mode."""
-        if self.train_base:
-            self.model.train(mode)
-        return super().train(mode)
-
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move the readers, and the model along with them (its dtype is left alone)."""
-        device = torch.empty(0, device=self.device).to(*args, **kwargs).device
-        if device != self.device:
-            self.model.to(device)  # pyright: ignore[reportArgumentType]
-        return super().to(*args, **kwargs)
-
-    def cuda(self, device: int | torch.device | None = None) -> Self:
-        """Move the readers and the model to a GPU, by default the current one."""
-        return self.to(torch.device("cuda", device) if isinstance(device, int) else device or torch.device("cuda"))
-
-    def cpu(self) -> Self:
-        """Move the readers and the model to the CPU."""
-        return self.to(torch.device("cpu"))
+    # One pass
 
     def forward(
         self,
@@ -216,18 +80,24 @@ class ReaderBank(nn.Module, Monitoring, Saving):
         main: bool = False,
         **batch: Any,
     ) -> BankOutput:
-        """Run the model once and every reader on it.
+        """Run the model once on a batch, and every reader on its hidden states.
+
+        The forward of the model ends after the last layer that a reader needs, unless `main` is set. Gradients are kept
+        in training mode only, and through the model only with `train_base`.
 
         Args:
-            labels: Reader name -> labels (see the heads' `loss`); readers without any get no loss.
-            readers: Which readers to run; None: all.
-            main: Whether the model's own output is wanted; if not, its forward ends after the last layer needed.
-            **batch: What the model is called with.
+            labels: Reader name -> labels, shaped as the head's `loss` needs them. Readers without labels get no loss.
+            readers: Names of the readers to run; None: all.
+            main: Run the model to its end and return its own output as `output.main`.
+            **batch: Arguments of the model, such as `input_ids` and `attention_mask`, each `[batch, tokens]`.
+
+        Returns:
+            The outputs by reader name: `output[name].logits` and `.loss`; `output.loss` is the sum of the losses.
 
         Raises:
             UnknownNameError: If a name is not in the bank.
-            ConfigError: If there is no reader to run, labels do not fit, the batch's attention mask does not say which
-                tokens are real, or the model's layers were edited since they were found.
+            ConfigError: If there is no reader to run, the labels do not fit, the attention mask does not say which
+                tokens are real, or the model's layers were edited after the bank found them.
         """
         labels = {} if labels is None else labels
         passes, stop = self._start(readers, labels), StopForward()
@@ -235,49 +105,69 @@ class ReaderBank(nn.Module, Monitoring, Saving):
             attach(passes, batch, None if main else stop),
             torch.set_grad_enabled(self._grad and self.train_base),
             self._uncompiled(),
-            unheard(),
+            internal_pass(),
         ):
             wanted = [] if main else [stack_pass.stack for stack_pass in passes]
             output = run_stacks(self.model, wanted, batch, stop)
         return self._finish(passes, labels, readers, main=output)
 
+    def record_states(self, layers: Mapping[str, Sequence[int]], batch: Inputs) -> States:
+        """Run the model on a batch, without gradients and readers, and return the states of chosen layers.
+
+        The forward ends after the last of these layers.
+
+        Args:
+            layers: Stack name -> layers to record.
+            batch: Arguments of the model.
+
+        Returns:
+            Stack name -> layer -> state `[batch, tokens, width]`; `read_states` takes them.
+        """
+        wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
+        stop = StopForward()
+        with recording(wanted, stop) as states, torch.no_grad(), self._uncompiled(), internal_pass():
+            run_stacks(self.model, wanted, batch, stop)
+        return states
+
     def read_states(
         self,
         states: Mapping[str, Mapping[int, Tensor]],
-        batch: Mapping[str, Any],
+        batch: Inputs,
         *,
         readers: Sequence[str] | None = None,
         labels: Mapping[str, Tensor] | None = None,
     ) -> BankOutput:
-        """Run readers on what `record_states` gave for a batch, in place of a run of the model; see `forward`.
+        """Run readers on recorded states, without running the model.
+
+        Args:
+            states: Stack name -> layer -> state, as `record_states` returned them for this batch.
+            batch: Arguments of the model, which have the mask of the states.
+            readers: Names of the readers to run; None: all.
+            labels: Reader name -> labels, as in `forward`.
+
+        Returns:
+            The outputs that `forward` would return, without `main`.
 
         Raises:
+            UnknownNameError: If a name is not in the bank.
             ConfigError: If a layer is missing, or a reader needs more of the model's pass than its states.
         """
         labels = {} if labels is None else labels
         passes = self._start(readers, labels)
         for stack_pass in passes:
-            stack, given = stack_pass.stack, states.get(stack_pass.stack.name, {})
+            recorded = states.get(stack_pass.stack.name, {})
             stack_pass.begin(batch)
             for name, reader in stack_pass.readers.items():
                 if reader.config.fusion.needs_block_inputs:
                     reason = "needs more of the model's pass than its states; call the bank itself"
                     raise ConfigError(f"bank.read_states: reader '{name}' {reason}.")
             for layer in stack_pass.layers:
-                if layer not in given:
-                    came = f"no state of layer {layer} of the stack '{stack.name}' came"
+                if layer not in recorded:
+                    came = f"there is no state of layer {layer} of the stack '{stack_pass.stack.name}'"
                     needed = ", ".join(map(str, stack_pass.layers))
                     raise ConfigError(f"bank.read_states: {came}; the readers need the layers {needed}.")
-                stack_pass.on_state(layer, given[layer])
+                stack_pass.on_state(layer, recorded[layer])
         return self._finish(passes, labels, readers)
-
-    def record_states(self, layers: Mapping[str, Sequence[int]], batch: Mapping[str, Any]) -> States:
-        """Run the model up to the last of stack -> layers; returns stack -> layer -> state `[batch, tokens, width]`."""
-        wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
-        stop = StopForward()
-        with recording(wanted, stop) as states, torch.no_grad(), self._uncompiled(), unheard():
-            run_stacks(self.model, wanted, batch, stop)
-        return states
 
     @property
     def _grad(self) -> bool:
@@ -285,17 +175,17 @@ class ReaderBank(nn.Module, Monitoring, Saving):
         return torch.is_grad_enabled() and self.training
 
     def _uncompiled(self) -> AbstractContextManager[None]:
-        """Has a pass run without compiled code, which may not know of hooks."""
-        compiled = is_compiled(self.model) or (self._found is not None and self._found[1].compiled)
+        """Return a context in which compiled parts of the model run uncompiled: compiled code may skip hooks."""
+        compiled = is_compiled(self.model) or (self._stacks is not None and self._stacks[1].compiled)
         return uncompiled() if compiled else nullcontext()
 
     def _start(self, readers: Sequence[str] | None, labels: Mapping[str, Tensor]) -> list[StackPass]:
-        """Check what was asked for, and begin a pass over each stack that is read."""
-        names = self._known("bank", readers)
+        """Check the names and labels of a call, and return a pass for each stack that its readers read."""
+        names = self._checked_names("bank", readers)
         if not isinstance(labels, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             what = "a mapping of readers' names to their labels is needed"
             raise ConfigError(f"bank: labels are a {type(labels).__name__}; {what}.")
-        self._known("bank", labels)
+        self._checked_names("bank", labels)
         if unread := [name for name in labels if name not in names]:
             raise ConfigError(f"bank: labels for '{unread[0]}', which is not among `readers`.")
         if not names:
@@ -306,14 +196,14 @@ class ReaderBank(nn.Module, Monitoring, Saving):
         return self._passes(names, grad=self._grad)
 
     def _passes(self, names: Sequence[str], *, grad: bool) -> list[StackPass]:
-        used = {stack: {name: self[name] for name in names if self[name].stack == stack} for stack in self.stacks}
-        model, own = self.model, {self.stacks[name]: members for name, members in used.items() if members}
-        return [StackPass(model, stack, members, grad=grad, processor=self.processor) for stack, members in own.items()]
+        """Return a pass for each stack that these readers read."""
+        readers = {name: self[name] for name in names}
+        return stack_passes(self.model, self.stacks, readers, grad=grad, processor=self.processor)
 
     def _finish(
         self, passes: list[StackPass], labels: Mapping[str, Tensor], readers: Sequence[str] | None, main: Any = None
     ) -> BankOutput:
-        """Logits and losses, in the order of the readers that were asked for."""
+        """Run the heads and losses, and return the outputs in the order of `readers`, None: of the bank."""
         outputs: dict[str, ReaderOutput] = {}
         for stack_pass in passes:
             outputs |= stack_pass.finish(labels)
@@ -325,51 +215,258 @@ class ReaderBank(nn.Module, Monitoring, Saving):
             out.loss = torch.stack(losses).sum() if losses else None
         return out
 
+    # The model's own passes
+
     @contextmanager
     def listen(self, readers: Sequence[str] | None = None, over: Over = "prompt") -> Iterator[BankOutput]:
-        """Read from the main job's own passes: `model(...)` and `model.generate(...)` run as if nobody listened.
+        """Let readers read the passes that the caller runs: `model(...)` and `model.generate(...)` in this context.
 
-        Each reader hears the first pass over its stack, or, in what is `over` an output, the first call of `generate`;
-        `heard.clear()` makes it ready for the next. What is heard is what the bank would say of the same text in one
-        plain pass. Passes are heard in the thread or task that listens, and in tasks and `asyncio.to_thread` calls it
-        starts; those that a bank itself runs are not. Meanwhile the readers are in eval mode.
+        The model computes nothing twice, and its results are bit-identical to a run without readers. The outputs equal
+        those of `bank(...)` on the same text.
 
-        In generation the readers of a decoder take the states of each step as it runs: those whose fusion is
-        token-wise keep one vector of features per token, the others (`Routing`, `Head2Toe`, `PooledLayers`, positions)
-        the states of their layers. What belongs to which sequence is told by `generate` itself: its sequences, its end
-        tokens, and of beams its `beam_indices`, which say for each step in which row the winner was; a state depends on
-        the tokens before it alone, and a row's cache is that of its own beam. The tokens that were read are compared to
-        those that came out. A sequence's last token is read by no step, so nothing is heard of it. There is one row per
-        sequence that is returned; rows that ended early are masked from there (a sequence that ended at once has no
-        answer over its output: NaN). Sampling, beams, unequal prompts, several return sequences, pieces of a prompt
-        (`prefill_chunk_size`) and assisted decoding are followed.
+        Example:
+            ```python
+            with bank.listen(over="output") as outputs:
+                model.generate(**batch, max_new_tokens=20)
+            outputs["sentiment"].logits  # [sequences, classes]
+            ```
+
+        Each reader reads the first pass over its stack. With `over="output"` or "both", a reader of a decoder reads the
+        first call of `generate`. Call `outputs.clear()` before the next pass or text. Passes that a bank runs itself
+        are ignored. Only the thread or task that opened the context is followed, and the tasks and `asyncio.to_thread`
+        calls that it starts. The readers are in eval mode for the time of the context.
+
+        A generated text has one row per returned sequence. The model does not read the last token of a sequence, so no
+        reader sees it either. After the end of a sequence the mask is False; a sequence that ended at once has NaN
+        logits for its output. Sampling, beam search, padded prompts, several return sequences, prompts in pieces
+        (`prefill_chunk_size`) and assisted decoding are supported. For a token-wise fusion, memory grows by one feature
+        vector per token; other fusions (`Routing`, `Head2Toe`, `PooledLayers`, positions) store the states themselves.
 
         Args:
-            readers: Which readers listen; None: all. UnknownNameError if one is not in the bank.
-            over: What the readers of a decoder hear in `generate`: "prompt" (in one pass, a row per beam or sample, as
-                the model reads it), "output", the tokens that are written, or "both". Readers of an encoder hear its
-                pass in any case.
+            readers: Names of the readers; None: all.
+            over: Which part of a generated text the readers of a decoder read: "prompt" (one row per beam or sample, as
+                the model reads it), "output" (the new tokens) or "both". Readers of an encoder always read its pass.
 
         Yields:
-            One output per reader that heard a pass, filled while the model runs; `heard[name].tokens` has the ids that
-            belong to the columns of a generated text.
+            The outputs, filled while the model runs. `outputs[name].tokens` has the ids of a generated text.
 
         Raises:
-            ConfigError: If the model does not generate, a reader's fusion must run along with the base's own pass
-                (`ExtraLayers`), or the bank listens to a generation already. While `generate` runs, if it decodes in a
-                way whose states cannot be told apart; at `heard[name]`, if that reader heard nothing, with the reason.
+            UnknownNameError: If a reader is not in the bank.
+            ConfigError: If the model does not generate text but `over` needs it, a fusion runs along with the model's
+                blocks (`ExtraLayers`), or a reader listens in this context already. Also raised by `generate`, if it
+                decodes in a way whose states cannot be assigned to the text, and by `outputs[name]`, if that reader
+                read no pass: the message has the reason.
         """
-        names = self._known("bank.listen", readers)
-        with evaluating(self, *([self.model] if self.train_base else [])):  # before passes take the readers as they are
+        names = self._checked_names("bank.listen", readers)
+        # eval mode first: a pass looks at the mode of its readers when it is built
+        with evaluating(self, *([self.model] if self.train_base else [])):
             passes = self._passes(names, grad=False)
             check_over(self.model, passes, over)
-            with listening(self.model, passes, over) as heard:
-                yield heard
+            with listening(self.model, passes, over) as outputs:
+                yield outputs
 
+    # Monitors
 
-_APART = ":"  # no name has it
+    @property
+    def monitors(self) -> dict[str, AnyMonitor]:
+        """Name -> monitor of the monitors that are stored with the bank's readers, and saved with them."""
+        return monitoring.stored_monitors(self.modules_by_name())
 
+    def keep_monitor(self, monitor: AnyMonitor) -> None:
+        """Store a monitor with its reader, in place of any monitor of the same name.
 
-def _key(name: str) -> str:
-    """A reader's key in `nn.ModuleDict`, which refuses the names of its own attributes, such as "type"."""
-    return name + _APART if name == "training" or hasattr(nn.ModuleDict, name) else name
+        Raises:
+            UnknownNameError: If the bank has no such reader, or the reader no such label.
+            ConfigError: If the monitor or its reader cannot score a text while it is written.
+        """
+        monitoring.store_monitor(self.modules_by_name(), monitor)
+
+    def drop_monitor(self, name: str) -> None:
+        """Remove a stored monitor; UnknownNameError if there is none of that name."""
+        monitoring.drop_monitor(self.modules_by_name(), name)
+
+    @torch.no_grad()
+    def monitor_scores(self, monitor: AnyMonitor, batch: Inputs, mask: Tensor | None = None) -> Tensor:
+        """Return a monitor's score of each text up to each token, from one plain pass of the model.
+
+        Args:
+            monitor: The monitor; its readers must be in the bank.
+            batch: Arguments of the model.
+            mask: `[batch, tokens]`, True at the tokens to score; None: all real tokens.
+
+        Returns:
+            `[batch, tokens]` in float64, on the CPU; NaN before the first token that is scored. A cascade has -inf
+            where its first monitor stays below its threshold, and inf where it is sure without the second.
+
+        Raises:
+            UnknownNameError: If a reader or label does not exist.
+            ConfigError: If the monitor cannot run on a text while it is written (see `watch`), or the mask has another
+                shape than the texts.
+        """
+        return monitoring.monitor_scores(self, monitor, batch, mask)
+
+    def watch(
+        self,
+        monitors: Sequence[AnyMonitor | str] | None = None,
+        over: Watched = "output",
+        *,
+        stop: Sequence[str] | None = None,
+        on_token: Callable[[Step], None] | None = None,
+        every: int = 1,
+    ) -> AbstractContextManager[Watch]:
+        """Return a context in which monitors score what `model.generate` writes, token by token.
+
+        The text is bit-identical to one without monitors, and the scores equal those of one plain pass over it. Each
+        call of `generate` is a new text. Greedy search and sampling are supported, with several return sequences,
+        padded prompts, prompts in pieces, and any cache or none.
+
+        Example:
+            ```python
+            with bank.watch([lamina.Monitor("safety", "unsafe", threshold=0.9)]) as watch:
+                model.generate(**batch, stopping_criteria=[watch.stopping])
+            watch.flagged_at  # {"safety": [17, None]}: the index of the flagged token of each sequence
+            ```
+
+        Args:
+            monitors: Monitors, or names of stored ones; None: all stored ones.
+            over: "output": the new tokens are scored. "both": the prompt is scored too, and can be flagged.
+            stop: Names of the monitors that let `watch.stopping` end a sequence; None: all.
+            on_token: Called with the `Step` of each new token. An exception that it raises ends the generation.
+            every: Number of tokens that are read together. A larger number costs less, but steps, flags and stops come
+                later by up to that many tokens.
+
+        Returns:
+            A context manager that yields the `Watch`, filled while the model writes.
+
+        Raises:
+            UnknownNameError: If a monitor, reader or label does not exist.
+            ConfigError: If there is no monitor, or a reader's logits of a token depend on later tokens, through its
+                fusion, its head or its stack. Also raised by `generate` for beam search and assisted decoding, which
+                read tokens that may not be part of the text.
+        """
+        return watching.watch(self, monitors, over, stop=stop, on_token=on_token, every=every)
+
+    def stream(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Any] | Tensor | str | Sequence[str],
+        *,
+        monitors: Sequence[AnyMonitor | str] | None = None,
+        over: Watched = "output",
+        stop: bool | Sequence[str] = False,
+        every: int = 1,
+        **options: Any,
+    ) -> Iterator[Step]:
+        """Generate a text, and yield each new token with the monitors' scores as soon as it is there.
+
+        `generate` runs in another thread, at most two tokens ahead of the caller. Leaving the loop early ends it.
+
+        Args:
+            model: The bank's model, or the part of it whose `generate` runs.
+            inputs: One prompt or several, as text (tokenized by the bank's processor), as token ids `[batch, tokens]`,
+                or as the mapping that a tokenizer returns.
+            monitors: As in `watch`.
+            over: As in `watch`.
+            stop: Whether a sequence ends once a monitor has flagged it; or the names of the monitors that end it.
+            every: As in `watch`.
+            **options: Options of `generate`, such as `max_new_tokens`, `do_sample` or `stopping_criteria`.
+
+        Yields:
+            One `Step` per new token.
+
+        Raises:
+            UnknownNameError: If a monitor, reader or label does not exist.
+            ConfigError: If `model` is not the bank's, texts come and the bank has no processor, or `watch` would raise.
+        """
+        names = None if isinstance(stop, bool) else stop
+        new_watch = partial(self.watch, monitors, over, stop=names, every=every)
+        return watching.stream(self, model, inputs, new_watch, stop=stop is not False, options=options)
+
+    # Storage
+
+    def save_pretrained(self, folder: str | PathLike[str]) -> None:
+        """Save the readers, their monitors, a manifest that names the model, and a model card to a folder.
+
+        The model's weights are not saved, unless the bank trained them (`train_base`). The manifest names the place
+        from which the model was loaded, or to which `lamina.save` wrote it. If the model was changed since then, the
+        manifest names none and a warning is logged: the model must then be passed to `from_pretrained`.
+
+        A bank that is already in the folder is replaced as a whole or not at all; files of other names stay.
+
+        Args:
+            folder: Folder to write; created if it does not exist.
+
+        Raises:
+            StoreError: If the folder cannot be written, or files of these names in it are not from a bank.
+            NotFiniteError: If a weight holds NaN or infinity.
+        """
+        storage().save_bank(self, folder)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | PathLike[str],
+        model: PreTrainedModel | None = None,
+        processor: Processor | None = None,
+        revision: str | None = None,
+        readers: Sequence[str] | None = None,
+    ) -> ReaderBank:
+        """Load a saved bank, or some of its readers, in eval mode.
+
+        Example:
+            ```python
+            bank = ReaderBank.from_pretrained("out/bank")  # with the model that the bank names
+            bank = ReaderBank.from_pretrained("user/bank", model=model)  # from the hub, onto a model in memory
+            ```
+
+        Args:
+            folder: A local folder, or the id of a repository on the hub.
+            model: The model on which the readers were trained. None: the model that the manifest names is loaded, with
+                its language-model head if the bank has monitors.
+            processor: Tokenizer or processor of the model. None: the model's own.
+            revision: Branch, tag or commit of the repository on the hub.
+            readers: Names of the readers to load; None: all. Other readers are not downloaded. `bank.update` adds
+                loaded readers to an existing bank.
+
+        Raises:
+            StoreError: If there is no such folder or repository, the hub cannot be reached or refuses access, or files
+                are missing or damaged.
+            UnknownNameError: If the saved bank has no such reader.
+            BaseMismatchError: If the readers were not trained on `model`: its weights or its shape are others.
+            ModelNotFoundError: If the model that the manifest names cannot be found.
+        """
+        return storage().load_bank(folder, model, processor, revision=revision, readers=readers)
+
+    def push_to_hub(
+        self,
+        repo: str,
+        *,
+        message: str = "Save readers",
+        branch: str | None = None,
+        create_pr: bool = False,
+        private: bool | None = None,
+        token: str | None = None,
+    ) -> str:
+        """Save the bank to a repository on the hub in one commit, and return the address of the commit.
+
+        The repository is created if it does not exist. Readers in it that the bank does not have are deleted; other
+        files stay.
+
+        Args:
+            repo: Id of the repository, such as "user/bank".
+            message: Message of the commit.
+            branch: Branch to commit to, created if it does not exist. None: "main".
+            create_pr: Open a pull request instead of committing to the branch.
+            private: Whether a new repository is private. None: the default of the account.
+            token: Access token. None: the one from `hf auth login` or HF_TOKEN.
+
+        Raises:
+            StoreError: If the hub refuses the commit or cannot be reached. The repository is unchanged then.
+        """
+        return storage().push_bank(
+            self, repo, message=message, branch=branch, create_pr=create_pr, private=private, token=token
+        )
+
+    def generate_model_card(self, title: str = "bank") -> ModelCard:
+        """Return the model card that is saved with the bank, under the given title."""
+        return storage().model_card(self, title)

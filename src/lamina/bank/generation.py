@@ -1,4 +1,4 @@
-"""Calls of `generate`: seen from outside while they run, and what they say of the text that was written."""
+"""Calls of `generate`: intercept them without changing the model, and map hidden states to the returned sequences."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from threading import Lock
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lamina.errors import ConfigError
 
-_REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {  # option -> whether a value of it is refused, and why
+# option of `generate` -> (whether a value of it is refused, why its states could not be assigned to the text)
+_REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "custom_generate": (bool, "decodes by a loop of its own, which is not known"),
     "guidance_scale": (lambda scale: scale != 1, "runs the model on a second prompt between the steps"),
     "token_healing": (bool, "writes a text before the one that it returns"),
@@ -25,14 +26,35 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {  # option -> whether 
 }
 
 
+class Generated(NamedTuple):
+    """The result of one call of `generate`."""
+
+    output: Any  # the return value that the caller expects
+    sequences: Tensor  # [sequences, tokens], as `generate` returns them
+    beam_indices: Tensor | None  # [sequences, steps], see `GenerateCall`; None without beam search
+
+
 @final
 class GenerateCall:
-    """One call of `generate`: its options, and after it which states belong to which sequence.
+    """The arguments of one call of `generate`, and the mapping from its forward passes to the returned sequences.
 
-    A step of `generate` reads the token that the step before chose. So the states of a sequence are those of its prompt
-    and of its tokens but the last, which no step reads. Rows of a pass are rows of the output, except in beam search:
-    there `beam_indices` (asked for by `return_dict_in_generate`) says for each step in which row the sequence that won
-    was at that time, and -1 once it had ended.
+    Each decoding step reads the token that the step before chose. The states of a sequence are therefore those of its
+    prompt and of all its new tokens but the last, which no step reads. Row i of a pass belongs to row i of the result,
+    except in beam search: there `beam_indices` says for each step in which row the winning sequence was at that time,
+    and is -1 once the sequence had ended.
+
+    Args:
+        model: The model whose `generate` is called.
+        function: The original `generate` function.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+
+    Attributes:
+        model: The model.
+        kwargs: All arguments of the call by name.
+        beams: Whether it decodes by beam search.
+        assisted: Whether it uses speculative decoding: some passes then read draft tokens that may be rejected.
+        prompt_in_pieces: Whether the first pass may read less, or more, than the prompt.
     """
 
     def __init__(self, model: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -43,30 +65,35 @@ class GenerateCall:
         self.assisted = self.kwargs.get("assistant_model") is not None or any(
             self.option(name) for name in ("prompt_lookup_num_tokens", "use_mtp", "speculation_type")
         )
-        self.in_pieces = self.assisted or self.option("prefill_chunk_size") is not None  # the prompt is no pass alone
+        self.prompt_in_pieces = self.assisted or self.option("prefill_chunk_size") is not None
 
     def option(self, name: str) -> Any:
-        """An option of generation: the call's own, else that of the config it was given, else the model's."""
+        """Return a generation option: from the call, else from the config passed to it, else from the model's config.
+
+        None if none of the three sets it.
+        """
         configs = (self.kwargs.get("generation_config"), getattr(self.model, "generation_config", None))
         values = (self.kwargs.get(name), *(getattr(config, name, None) for config in configs))
         return next((value for value in values if value is not None), None)
 
     def check(self) -> None:
-        """Raise ConfigError if the states of the passes could not be told to be those of the text."""
+        """Raise ConfigError if the call decodes in a way whose states cannot be assigned to the returned text."""
         for name, (is_refused, why) in _REFUSED.items():
             value = self.option(name)
             if value is not None and is_refused(value):
                 came = f"generate is called with {name}={value!r}, which {why}"
-                raise ConfigError(f"bank.listen: {came}; what is heard would be wrong. Leave it out.")
+                raise ConfigError(f"bank.listen: {came}; the readers' outputs would be wrong. Leave it out.")
         if self.kwargs.get("assistant_model") is self.model:
-            raise ConfigError(
-                "bank.listen: the model drafts for itself; what is heard would be wrong. Use another one."
-            )
+            came = "the model drafts for itself, so that the readers' outputs would be wrong"
+            raise ConfigError(f"bank.listen: {came}. Use another assistant model.")
 
-    def run(self, function: Callable[..., Any]) -> tuple[Any, Tensor, Tensor | None]:
-        """What the user gets, the sequences, and the beams' rows, if there are beams."""
-        kwargs, asked = self.kwargs, bool(self.option("return_dict_in_generate"))
-        if self.beams and not asked:
+    def run(self, function: Callable[..., Any]) -> Generated:
+        """Call the original `generate`, and return its result in the form that the caller asked for.
+
+        Beam search runs with `return_dict_in_generate=True`, since only that result has the beam indices.
+        """
+        kwargs, wants_dict = self.kwargs, bool(self.option("return_dict_in_generate"))
+        if self.beams and not wants_dict:
             if kwargs.get("generation_config") is None:
                 kwargs = {**kwargs, "return_dict_in_generate": True}
             else:
@@ -75,23 +102,28 @@ class GenerateCall:
                 kwargs = {**kwargs, "generation_config": config}
         output = function(self.model, **kwargs)
         if isinstance(output, Tensor):
-            return output, output, None
-        return output if asked else output.sequences, output.sequences, getattr(output, "beam_indices", None)
+            return Generated(output, output, None)
+        beam_indices = getattr(output, "beam_indices", None)
+        return Generated(output if wants_dict else output.sequences, output.sequences, beam_indices)
 
-    def given_prompt(self) -> Tensor | None:
-        """The ids `[batch, tokens]` that the decoder was given to begin with; None: a start token alone."""
-        own, inputs = self.kwargs.get("input_ids"), self.kwargs.get("inputs")
+    def prompt_ids(self) -> Tensor | None:
+        """Return the ids `[batch, tokens]` that the decoder starts from; None if it starts from a start token alone."""
+        input_ids, inputs = self.kwargs.get("input_ids"), self.kwargs.get("inputs")
         if self.model.config.is_encoder_decoder:
             ids = self.kwargs.get("decoder_input_ids")
-            return own if ids is None and self.model.main_input_name != "input_ids" else ids
-        return own if own is not None else inputs
+            return input_ids if ids is None and self.model.main_input_name != "input_ids" else ids
+        return input_ids if input_ids is not None else inputs
 
     def prompt_width(self, sequences: Tensor | None = None) -> tuple[int, int]:
-        """How many tokens the prompt is, as the decoder reads it and as the sequences hold it.
+        """Return the length of the prompt in tokens: as the decoder reads it, and as the sequences contain it.
 
-        Before there are sequences it is a lower bound: encoder-decoders put a start token before ids that have none.
+        The two differ for prompts of embeddings, which the sequences do not contain.
+
+        Args:
+            sequences: The returned sequences. Without them the lengths are lower bounds: an encoder-decoder may put a
+                start token before the ids that it was called with.
         """
-        ids, embedded = self.given_prompt(), self.kwargs.get("inputs_embeds")
+        ids, embedded = self.prompt_ids(), self.kwargs.get("inputs_embeds")
         width = 1 if ids is None else ids.shape[1]
         if ids is not None and sequences is not None and not torch.equal(sequences[0, :width].cpu(), ids[0].cpu()):
             width += 1
@@ -100,74 +132,99 @@ class GenerateCall:
         return embedded.shape[1], 0 if ids is None else width
 
     def tokens_read(self, new: Tensor, beam_indices: Tensor | None) -> Tensor:
-        """How many of each sequence's new tokens `[sequences, tokens]` were read: all but the last that is its own."""
+        """Return `[sequences]`: how many new tokens of each sequence the model read, which is all but its last.
+
+        Args:
+            new: New tokens `[sequences, tokens]`, padded after the end of each sequence.
+            beam_indices: As in `Generated`; None without beam search.
+        """
         if beam_indices is not None:
             return (beam_indices >= 0).sum(1) - 1
         count = new.shape[1]
-        whole = torch.full_like(new[:, 0], count)
+        length = torch.full_like(new[:, 0], count)
         ends, pad = self.option("eos_token_id"), self.option("pad_token_id")
         if ends is None:
-            return whole - 1
+            return length - 1
         ended = torch.isin(new, torch.as_tensor(ends, device=new.device))
-        if pad is not None:  # a criterion of another kind stopped the sequence, which was padded from there
-            kept = (new != pad).flip(1)
-            whole = torch.where(kept.any(1), count - kept.int().argmax(1), 1)
-        return torch.where(ended.any(1), ended.int().argmax(1) + 1, whole) - 1
+        if pad is not None:
+            # a sequence stopped by another criterion has no end token: it ends where the padding begins
+            written = (new != pad).flip(1)
+            length = torch.where(written.any(1), count - written.int().argmax(1), 1)
+        return torch.where(ended.any(1), ended.int().argmax(1) + 1, length) - 1
 
     def mask(self, stack: str, rows: int) -> Tensor | None:
-        """The mask of the decoder's prompt that `generate` was given, for the rows of a pass; None if it was not."""
+        """Return the mask `[rows, tokens]` of the decoder's prompt, if the call has one; else None.
+
+        Args:
+            stack: Name of the stack, which decides the argument to look at.
+            rows: Rows of a pass; each prompt is repeated for its beams or samples.
+        """
         mask = self.kwargs.get("decoder_attention_mask" if stack == "decoder" else "attention_mask")
         return mask.repeat_interleave(rows // len(mask), 0) if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 
-Follow = Callable[[GenerateCall], AbstractContextManager[Callable[[Tensor, Tensor | None], None]]]
+# A context that is entered around a call of `generate`; it yields a function that gets the result of the call.
+OnGenerate = Callable[[GenerateCall], AbstractContextManager[Callable[[Generated], None]]]
+
+
+class _Interception(NamedTuple):
+    """One open `intercept_generate` context."""
+
+    model: nn.Module
+    on_generate: OnGenerate
 
 
 @contextmanager
-def following(model: torch.nn.Module, follow: Follow) -> Iterator[None]:
-    """Have this context's calls of `generate` on a model, or on a part of it, go through `follow`.
+def intercept_generate(model: nn.Module, on_generate: OnGenerate) -> Iterator[None]:
+    """Pass the calls of `generate` on a model, or on a part of it, through `on_generate`.
 
-    While any of these contexts is open, `GenerationMixin.generate` is a function that passes every call on; the models
-    themselves are left as they are. `follow` is a context around the call, and what it yields takes the sequences and,
-    if there are beams, their rows. Calls in other threads and tasks only pass through.
+    Only calls in the caller's context (`contextvars`) are intercepted; calls in other threads and tasks run as usual.
+    While any of these contexts is open, `GenerationMixin.generate` is replaced by a function that forwards every call.
+    The models themselves are not changed.
     """
     from transformers import GenerationMixin
 
     mixin: Any = GenerationMixin
-    opened = (model, follow)
-    _following.set((*_following.get(), opened))
+    interception = _Interception(model, on_generate)
+    _in_context.set((*_in_context.get(), interception))
     with _lock:
         if not _open:
             _original.append(mixin.generate)
-            mixin.generate = _followed(mixin.generate)
-        _open.append(opened)
+            mixin.generate = _intercepted(mixin.generate)
+        _open.append(interception)
     try:
         yield
     finally:
-        _following.set(tuple(other for other in _following.get() if other is not opened))
+        _in_context.set(tuple(other for other in _in_context.get() if other is not interception))
         with _lock:
-            _open.remove(opened)
+            _open.remove(interception)
             if not _open:
                 mixin.generate = _original.pop()
 
 
-_following: ContextVar[tuple[tuple[torch.nn.Module, Follow], ...]] = ContextVar("following", default=())
-_lock, _open, _original = Lock(), list[tuple[torch.nn.Module, Follow]](), list[Callable[..., Any]]()
+# The interceptions of this context. A task that was started within one inherits a copy, which outlives the context:
+# an interception therefore counts only while it is in `_open` too.
+_in_context: ContextVar[tuple[_Interception, ...]] = ContextVar("intercepted_generate", default=())
+_open: list[_Interception] = []  # of all threads
+_original: list[Callable[..., Any]] = []  # the one original `generate`, while it is replaced
+_lock = Lock()  # threads open and close contexts: the first must replace `generate` once, and the last restore it
 
 
-def _followed(function: Callable[..., Any]) -> Callable[..., Any]:
+def _intercepted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that replaces the original `generate`, and runs it within the contexts that apply."""
+
     @functools.wraps(function)
     def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
-        mine = [opened for opened in _following.get() if opened in _open]
-        follows = [follow for whole, follow in mine if any(part is model for part in whole.modules())]
-        if not follows:
+        mine = [interception for interception in _in_context.get() if interception in _open]
+        hooks = [hook.on_generate for hook in mine if any(part is model for part in hook.model.modules())]
+        if not hooks:
             return function(model, *args, **kwargs)
         call = GenerateCall(model, function, args, kwargs)
         with ExitStack() as contexts:
-            hears = [contexts.enter_context(follow(call)) for follow in follows]
-            output, sequences, rows = call.run(function)
-            for hear in hears:
-                hear(sequences, rows)
-        return output
+            on_results = [contexts.enter_context(hook(call)) for hook in hooks]
+            result = call.run(function)
+            for on_result in on_results:
+                on_result(result)
+        return result.output
 
     return generate

@@ -1,19 +1,19 @@
-"""What a decoder stack reads in one call of `generate`, step by step, and what readers make of it."""
+"""The hidden states of one call of `generate`: collected step by step, then assigned to the returned sequences."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import ChainMap, defaultdict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lamina.bank.generation import GenerateCall
+from lamina.bank.generation import GenerateCall, Generated
 from lamina.bank.reader import ReaderOutput
-from lamina.bank.stack_pass import StackPass, check_layers_seen, past_tokens, refuse_pairs, run_heads
+from lamina.bank.stack_pass import Inputs, StackPass, check_layer_order, past_tokens, refuse_pairs, run_heads
 from lamina.errors import ConfigError
 from lamina.layers.hooks import arguments, is_token_mask, token_mask
 
@@ -21,102 +21,122 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Int
 
 Over = Literal["prompt", "output", "both"]
-_TOGETHER = 16  # states of as many tokens wait for each other: a fusion reads them in one go
+_BUFFERED = 16  # tokens that are collected before the fusions read them: one call for many tokens is faster
 
 
-class Columns(NamedTuple):
-    """Some positions that were read, for who follows a text as it is written."""
+class TokenBlock(NamedTuple):
+    """Consecutive tokens that the model has read, with their states."""
 
-    first: int  # position of the first
-    prompt: int  # positions of the prompt
-    tokens: Int[Tensor, "rows columns"]
-    real: Bool[Tensor, "rows columns"]  # of the prompt; what was written since is taken to be real
+    first: int  # position in the text of the first token
+    prompt: int  # length of the prompt in tokens
+    tokens: Int[Tensor, "rows columns"]  # ids; -1 where the model was called with embeddings
+    real: Bool[Tensor, "rows columns"]  # False at padding of the prompt; generated tokens all count as real
     states: Mapping[int, Tensor]  # layer -> [rows, columns, width]
 
 
-class Follower(ABC):
-    """Who follows a text as it is written."""
+class GenerationObserver(ABC):
+    """Gets the tokens and states of a text while `generate` writes it."""
 
-    every: int  # how many tokens are handed on at a time
-
-    @abstractmethod
-    def read(self, columns: Columns) -> None:
-        """Take the next tokens."""
+    every: int  # number of tokens that are handed over at a time
 
     @abstractmethod
-    def end(self, new: Int[Tensor, "sequences tokens"]) -> None:
-        """The text is written; `new` is what `generate` returned of it."""
+    def on_tokens(self, block: TokenBlock) -> None:
+        """Process the next tokens; called after the model has read them."""
+
+    @abstractmethod
+    def on_end(self, new: Int[Tensor, "sequences tokens"]) -> None:
+        """Finish; called when `generate` has returned, with all new tokens of its sequences."""
 
 
 @final
 class GenerationStates:
-    """The states of one call of `generate` over one stack, handed to the readers as they come.
+    """Collects the states of one call of `generate` over one decoder stack, and computes the readers' outputs.
 
-    A text has positions, and each pass reads one or more of them: the whole prompt, a piece of it, the next token, or
-    the drafts of an assistant, of which those that were not accepted are read again, so that the last reading counts.
-    Readers whose fusion is token-wise keep features, one vector per token and row; the others keep states. Which rows
-    belong to which sequence is known when the call ends; see `GenerateCall`. With a `follower` nothing is kept: it is
-    handed the states of so many tokens as they come, whatever rows end up where.
+    A text has positions 0, 1, ... Each forward pass reads one or more of them: the whole prompt, a piece of it, the
+    next token, or the draft tokens of an assistant. Rejected drafts are read again, so the last reading of a position
+    counts. Readers with a token-wise fusion need only their features, one vector per token and row; for other readers
+    the states themselves are stored. `finish` assigns rows to sequences, since beam search decides this at the end.
+
+    Args:
+        template: A pass over the stack with the readers; every evaluation restarts it.
+        call: The call of `generate`.
+        over: Which part of the text the readers read: "prompt", "output" or "both".
+        observer: Gets the tokens as they come. Nothing is stored then, and `finish` returns no outputs.
     """
 
-    def __init__(self, template: StackPass, call: GenerateCall, over: Over, follower: Follower | None = None) -> None:
-        self.call, self.over, self._template, self._follower = call, over, template, follower
-        self._together = _TOGETHER if follower is None else follower.every
-        self._skipped = call.prompt_width()[0] if over == "output" else 0  # positions that no reader wants
+    def __init__(
+        self, template: StackPass, call: GenerateCall, over: Over, observer: GenerationObserver | None = None
+    ) -> None:
+        self.call, self.over, self._template, self._observer = call, over, template, observer
+        self._buffered = _BUFFERED if observer is None else observer.every
+        self._skipped = call.prompt_width()[0] if over == "output" else 0  # positions at the start that no reader reads
         self._token_wise = {name: r for name, r in template.readers.items() if r.fusion.is_token_wise()}
         self._whole = {name: r for name, r in template.readers.items() if name not in self._token_wise}
-        self._read = self._past = 0  # positions that were read, and those that the cache of a pass holds
-        self._standing: list[int] = []  # for each of them after those skipped, which of the columns below it is
-        self._columns = 0  # that were taken, drafts included
-        self._ids: list[Tensor] = []  # [rows, columns]; -1 where the pass was given no ids
-        self._masks: list[Tensor] = []  # [rows, columns]
-        self._waiting: dict[int, list[Tensor]] = defaultdict(list)  # layer -> states [rows, columns, width]
-        self._features: dict[str, list[Tensor]] = defaultdict(list)  # reader -> [rows, columns, dim]
-        self._states: dict[int, list[Tensor]] = defaultdict(list)  # layer -> states, for readers of whole texts
-        self._given: tuple[Mapping[str, Any], tuple[object, ...], Mapping[str, object]] = {}, (), {}
-        self._seen: list[int] = []
+        self._read = 0  # positions that the model has read
+        self._past = 0  # positions in the key-value cache at the start of the present pass
+        self._column_of: list[int] = []  # position - _skipped -> column of its last reading in the lists below
+        self._columns = 0  # columns stored so far, rejected drafts included
+        self._ids: list[Tensor] = []  # each [rows, columns]; -1 where a pass got no ids
+        self._masks: list[Tensor] = []  # each [rows, columns]
+        self._waiting: dict[int, list[Tensor]] = defaultdict(list)  # layer -> states that no fusion has read yet
+        self._features: dict[str, list[Tensor]] = defaultdict(list)  # token-wise reader -> each [rows, columns, dim]
+        self._states: dict[int, list[Tensor]] = defaultdict(list)  # layer -> states for the other readers
+        # batch, args and kwargs of the present pass
+        self._arguments: tuple[Inputs, tuple[object, ...], Mapping[str, object]] = {}, (), {}
+        self._layers_seen: list[int] = []  # in the present pass
         self._fresh = 0  # columns that the present pass adds
-        self._prompt = 0  # positions of the prompt, as far as is known
+        self._prompt = 0  # length of the prompt, as far as it is known
 
-    def start(self, batch: Mapping[str, Any], args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """A pass begins; `batch` is what the modules around the stack were called with, the rest what the stack was."""
-        self._seen, self._given = [], (batch, args, kwargs)
-        if self.call.assisted or not self._read:  # before the first block adds to the cache
+    def on_start(self, batch: Inputs, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        """Begin a pass: note its arguments and, before the first block adds to it, the length of the cache.
+
+        Args:
+            batch: Arguments of the modules around the stack.
+            args: Positional arguments of the stack.
+            kwargs: Keyword arguments of the stack.
+        """
+        self._layers_seen, self._arguments = [], (batch, args, kwargs)
+        if self.call.assisted or not self._read:
             self._past = past_tokens(inputs_of(self._template, batch, args, kwargs))
 
     def on_state(self, layer: int, state: Tensor) -> None:
-        """Take one state `[rows, tokens, width]` of the present pass."""
-        if not self._seen:
+        """Store the state `[rows, tokens, width]` of a layer in the present pass; ConfigError if one was skipped."""
+        if not self._layers_seen:
             self._place(state)
-        self._seen.append(layer)
-        check_layers_seen("bank", self._template.stack, self._template.layers[: len(self._seen)], self._seen)
+        self._layers_seen.append(layer)
+        needed = self._template.layers
+        check_layer_order("bank", self._template.stack, needed[: len(self._layers_seen)], self._layers_seen)
         if self._fresh:
             self._waiting[layer].append(state[:, state.shape[1] - self._fresh :])
-        waiting = sum(part.shape[1] for part in self._waiting[layer]) if layer == self._template.layers[-1] else 0
-        if waiting and waiting >= self._together:
-            self._digest()
+        waiting = sum(part.shape[1] for part in self._waiting[layer]) if layer == needed[-1] else 0
+        if waiting and waiting >= self._buffered:
+            self._read_waiting()
 
-    def end(self) -> None:
-        """A pass ends; ConfigError if a layer did not run."""
-        check_layers_seen("bank", self._template.stack, self._template.layers, self._seen)
+    def on_end(self) -> None:
+        """End a pass; ConfigError if a layer did not run."""
+        check_layer_order("bank", self._template.stack, self._template.layers, self._layers_seen)
 
     def _place(self, state: Tensor) -> None:
-        """Find the positions that a pass reads, and note their tokens."""
-        batch = inputs_of(self._template, *self._given)
+        """Find out which positions the present pass reads, and store their ids and mask.
+
+        Args:
+            state: The first state of the pass, which gives its number of rows and tokens.
+        """
+        batch = inputs_of(self._template, *self._arguments)
         rows, count = state.shape[:2]
         if "past_key_values" not in batch and self._read < count:
-            count -= self._read  # without a cache every pass reads all anew
+            count -= self._read  # without a cache every pass reads the whole text again: only its end is new
         elif self.call.assisted or not self._read:
             if self._past > self._read:
                 came = f"generate goes on from a cache of {self._past} tokens, whose states are not computed again"
-                raise ConfigError(f"bank.listen: {came}. Generate without it, or listen to none.")
-            self._read = self._past
+                raise ConfigError(f"bank.listen: {came}. Generate without that cache, or without listening.")
+            self._read = self._past  # after rejected drafts the cache is shorter, and their positions are read again
         if not self._read:
             self._prompt = max(count, self.call.prompt_width()[0])
         begin, self._read = self._read, self._read + count
         self._fresh = fresh = min(count, max(0, self._read - self._skipped))
-        del self._standing[max(0, begin - self._skipped) :]
-        self._standing += range(self._columns, self._columns + fresh)
+        del self._column_of[max(0, begin - self._skipped) :]
+        self._column_of += range(self._columns, self._columns + fresh)
         self._columns += fresh
         if fresh:
             key = "decoder_input_ids" if self._template.stack.name == "decoder" else "input_ids"
@@ -128,29 +148,29 @@ class GenerationStates:
             self._masks.append(self._real(state, begin + count - fresh, fresh))
 
     def _real(self, state: Tensor, begin: int, fresh: int) -> Tensor:
-        """True at real tokens among positions from `begin`; what was written since the prompt is taken to be real."""
-        batch, args, kwargs = self._given
-        stack, every = self._template.stack, state.new_ones(state.shape[0], fresh, dtype=torch.bool)
+        """Return the mask `[rows, fresh]` of the positions from `begin` on; generated tokens all count as real."""
+        batch, args, kwargs = self._arguments
+        stack, all_real = self._template.stack, state.new_ones(state.shape[0], fresh, dtype=torch.bool)
         if begin >= self.call.prompt_width()[0] + 1:
-            return every
+            return all_real
         mask = batch.get("decoder_attention_mask" if stack.name == "decoder" else "attention_mask")
-        if not is_token_mask(mask):  # none, or one that generate made for a cache of fixed size
-            own = None if mask is None else self.call.mask(stack.name, len(state))
-            mask = token_mask(stack, batch, args, kwargs) if own is None else own
-        given = every[:, :0] if mask is None else mask[:, begin : begin + fresh].to(state.device).bool()
-        return F.pad(given, (0, fresh - given.shape[1]), value=True)
+        if not is_token_mask(mask):  # no mask, or one that `generate` prepared for a cache of fixed size
+            prompt_mask = None if mask is None else self.call.mask(stack.name, len(state))
+            mask = token_mask(stack, batch, args, kwargs) if prompt_mask is None else prompt_mask
+        part = all_real[:, :0] if mask is None else mask[:, begin : begin + fresh].to(state.device).bool()
+        return F.pad(part, (0, fresh - part.shape[1]), value=True)
 
-    def _digest(self) -> None:
-        """Let the readers read the states that wait."""
+    def _read_waiting(self) -> None:
+        """Let the fusions, or the observer, read the states that wait."""
         columns = {layer: torch.cat(parts, dim=1) for layer, parts in self._waiting.items() if parts}
         self._waiting.clear()
         if not columns:
             return
-        if self._follower is not None:
-            self._hand_on(self._follower, columns)
+        if self._observer is not None:
+            self._hand_over(self._observer, columns)
             return
         if self._token_wise:
-            stack_pass = self._template.again(self._token_wise)
+            stack_pass = self._template.restart(self._token_wise)
             for layer in stack_pass.layers:
                 stack_pass.on_state(layer, columns[layer])
             for name, features in stack_pass.features().items():
@@ -158,78 +178,91 @@ class GenerationStates:
         for layer in {layer for reader in self._whole.values() for layer in reader.layers} & columns.keys():
             self._states[layer].append(columns[layer])
 
-    def _hand_on(self, follower: Follower, states: Mapping[int, Tensor]) -> None:
-        """Let the follower have the columns that were read since the last time."""
+    def _hand_over(self, observer: GenerationObserver, states: Mapping[int, Tensor]) -> None:
+        """Call the observer with the columns since its last call, and forget their ids and masks."""
         tokens, real = torch.cat(self._ids, dim=1), torch.cat(self._masks, dim=1)
         self._ids.clear()
         self._masks.clear()
         first = self._skipped + self._columns - tokens.shape[1]
-        follower.read(Columns(first, self._prompt, tokens, real, states))
+        observer.on_tokens(TokenBlock(first, self._prompt, tokens, real, states))
 
-    def finish(self, sequences: Int[Tensor, "sequences tokens"], rows: Tensor | None) -> dict[str, ReaderOutput] | str:
-        """What each reader says of each sequence, or why nothing can be said."""
-        self._digest()
-        prompt, shown = self.call.prompt_width(sequences)
-        if self._follower is not None:
-            self._follower.end(sequences[:, shown:])
+    def finish(self, result: Generated) -> dict[str, ReaderOutput] | str:
+        """Return reader name -> its output for the returned sequences, or a reason why there can be none.
+
+        The ids that the stack read are compared to the returned ones, so that states are never assigned to a text that
+        the model did not read.
+        """
+        self._read_waiting()
+        prompt, shown = self.call.prompt_width(result.sequences)
+        new = result.sequences[:, shown:]
+        if self._observer is not None:
+            self._observer.on_end(new)
             return {}
-        new = sequences[:, shown:]
-        read = self.call.tokens_read(new, rows)
+        read = self.call.tokens_read(new, result.beam_indices)
         first = prompt if self.over == "output" else 0
         last = prompt if self.over == "prompt" else prompt + max(0, int(read.max()))
         if last == first:
             return "generate wrote one token, and no step reads the last"
-        if last > self._skipped + len(self._standing):
+        if last > self._skipped + len(self._column_of):
             return "the stack read fewer tokens than generate returned"
-        gather = self._gather(new, rows, prompt, range(first, last))
+        gather = self._gather(len(new), result.beam_indices, prompt, range(first, last))
         tokens = gather(self._ids)
         position = torch.arange(first, last, device=new.device)
         written = (position >= prompt) & (position < prompt + read.unsqueeze(1))
+        # compare the generated part: `count` columns at the end of `tokens`, at the start of `new`
         count = last - max(first, prompt)
-        own = written[:, last - first - count :]
-        if bool(((tokens[:, last - first - count :] != new[:, :count]) & own).any()):
+        begin = last - first - count
+        if bool(((tokens[:, begin:] != new[:, :count]) & written[:, begin:]).any()):
             return "the tokens that the stack read are not those that generate returned"
         real = torch.where(position < prompt, gather(self._masks), written)
-        return self._answers(gather, real, tokens)
+        return self._outputs(gather, real, tokens)
 
     def _gather(
-        self, new: Tensor, rows: Tensor | None, prompt: int, positions: range
+        self, sequences: int, beam_indices: Tensor | None, prompt: int, positions: range
     ) -> Callable[[list[Tensor]], Tensor]:
-        """What picks each sequence's own out of `[rows, columns, ...]` taken pass by pass."""
+        """Return a function that picks the entries of each sequence from tensors `[rows, columns, ...]`.
+
+        The function joins such tensors, one per pass, and returns `[sequences, positions, ...]`.
+        """
+        # position `prompt` was read in step 1, after step 0 chose it: its beam index has that number
         steps = [max(0, position - prompt + 1) for position in positions]
-        path = torch.arange(len(new)).unsqueeze(1) if rows is None else rows.cpu().clamp(min=0)[:, steps]
-        columns = torch.tensor([self._standing[position - self._skipped] for position in positions])
+        if beam_indices is None:
+            rows = torch.arange(sequences).unsqueeze(1)
+        else:
+            rows = beam_indices.cpu().clamp(min=0)[:, steps]  # -1 after the end, where the mask is False
+        columns = torch.tensor([self._column_of[position - self._skipped] for position in positions])
 
         def gather(parts: list[Tensor]) -> Tensor:
             whole = torch.cat(parts, dim=1)
-            return whole[path.to(whole.device), columns.to(whole.device)]
+            return whole[rows.to(whole.device), columns.to(whole.device)]
 
         return gather
 
-    def _answers(
+    def _outputs(
         self, gather: Callable[[list[Tensor]], Tensor], real: Bool[Tensor, "sequences tokens"], tokens: Tensor
     ) -> dict[str, ReaderOutput]:
-        some = real.any(1)
+        """Run the remaining fusions and all heads; logits of a sequence without real tokens are NaN."""
+        has_tokens = real.any(1)
         mask = real.clone()
-        mask[:, 0] |= ~some  # heads need a token
+        mask[:, 0] |= ~has_tokens  # heads need a real token in every row
         features = {name: gather(parts) for name, parts in self._features.items()}
         if self._whole:
-            stack_pass = self._template.again(self._whole)
+            stack_pass = self._template.restart(self._whole)
             key = "decoder_" if stack_pass.stack.name == "decoder" else ""
             stack_pass.begin({f"{key}attention_mask": mask, f"{key}input_ids": tokens})
             for layer in stack_pass.layers:
                 stack_pass.on_state(layer, gather(self._states.pop(layer)))
             features |= stack_pass.features()
-        outputs = run_heads(self._template.readers, features, mask, {}, grad=False)
-        for output in outputs.values():
-            none = ~some.to(output.logits.device).view(-1, *[1] * (output.logits.ndim - 1))
-            output.logits, output.mask, output.tokens = output.logits.masked_fill(none, torch.nan), real, tokens
+        outputs: dict[str, ReaderOutput] = {}
+        for name, output in run_heads(self._template.readers, features, mask, {}, grad=False).items():
+            empty = ~has_tokens.to(output.logits.device).view(-1, *[1] * (output.logits.ndim - 1))
+            outputs[name] = ReaderOutput(output.logits.masked_fill(empty, torch.nan), real, tokens=tokens)
         return outputs
 
 
 def inputs_of(
-    stack_pass: StackPass, batch: Mapping[str, Any], args: tuple[object, ...], kwargs: Mapping[str, object]
-) -> Mapping[str, Any]:
-    """What a pass is given, the arguments of the model before those of the stack."""
+    stack_pass: StackPass, batch: Inputs, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> Mapping[str, object]:
+    """Return all arguments of a pass by name; those of the modules around the stack win over the stack's own."""
     own = arguments(stack_pass.stack.scope, args, kwargs)
     return ChainMap(dict(batch), {name: value for name, value in own.items() if value is not None})

@@ -1,4 +1,4 @@
-"""Readers that listen: they take part in the model's own passes, whoever runs them, and in calls of `generate`."""
+"""`bank.listen`: readers read the model's own forward passes and calls of `generate`, whoever runs them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, final, get_args
 
 from torch import Tensor, nn
 
-from lamina.bank.generation import GenerateCall, following
-from lamina.bank.generation_states import Follower, GenerationStates, Over, inputs_of
+from lamina.bank.generation import GenerateCall, Generated, intercept_generate
+from lamina.bank.generation_states import GenerationObserver, GenerationStates, Over, inputs_of
 from lamina.bank.reader import BankOutput
 from lamina.bank.stack_pass import StackPass, past_tokens
 from lamina.errors import ConfigError, check_known
@@ -23,188 +23,215 @@ from lamina.layers.wrappers import uncompiled
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Begin = Callable[[GenerateCall], Follower]
+NewObserver = Callable[[GenerateCall], GenerationObserver]
 
 
 @contextmanager
 def listening(
-    model: PreTrainedModel, passes: Sequence[StackPass], over: Over, begin: Begin | None = None
+    model: PreTrainedModel, passes: Sequence[StackPass], over: Over, new_observer: NewObserver | None = None
 ) -> Iterator[BankOutput]:
-    """Read the model's own passes, one per stack, for as long as the context lasts; the output fills as it runs.
+    """Let the readers of `passes` read what the model runs within the context.
 
-    With `begin` nothing is heard, but every text that `generate` writes is handed to the follower that it makes for it.
+    Args:
+        model: The model.
+        passes: One pass per stack, used as a template for each pass that the model runs.
+        over: Which part of a generated text the readers of a decoder read.
+        new_observer: Called with each call of `generate`; the observer that it returns gets the tokens and states. No
+            reader has an output then.
+
+    Yields:
+        The readers' outputs, filled while the model runs.
+
+    Raises:
+        ConfigError: If one of the readers listens in this context already.
     """
-    listener = _Listener(model, passes, over, begin)
-    with uncompiled(), _alone(listener), following(model, listener.follow), ContextHooks() as hooks:
-        for stack_pass in passes:
-            on_state, start = partial(listener.on_state, stack_pass), partial(listener.start, stack_pass)
-            hooks.enter_context(stack_pass.hooked(on_state, start))
-            hooks.add(stack_pass.stack.scope.register_forward_hook, partial(listener.end, stack_pass))
-        paths = [stack_pass.stack.scope_path.split(".") for stack_pass in passes]
+    listener = _Listener(model, passes, over, new_observer)
+    with uncompiled(), _registered(listener), intercept_generate(model, listener.on_generate), ContextHooks() as hooks:
+        for template in passes:
+            on_state, on_start = partial(listener.on_state, template), partial(listener.on_start, template)
+            hooks.enter_context(template.hooked(on_state, on_start))
+            hooks.add(template.stack.scope.register_forward_hook, partial(listener.on_end, template))
+        # the modules around a stack, since only they see the arguments of the whole model, such as the mask
+        paths = [template.stack.scope_path.split(".") for template in passes]
         for around in dict.fromkeys(".".join(path[:count]) for path in paths for count in range(len(path))):
             module = model.get_submodule(around)
-            hooks.add(module.register_forward_pre_hook, listener.before, with_kwargs=True, prepend=True)
-            hooks.add(module.register_forward_hook, listener.after, always_call=True)
-        yield listener.heard
+            hooks.add(module.register_forward_pre_hook, listener.on_call, with_kwargs=True, prepend=True)
+            hooks.add(module.register_forward_hook, listener.on_return, always_call=True)
+        yield listener.outputs
 
 
 @contextmanager
-def _alone(listener: _Listener) -> Iterator[None]:
-    """Raise ConfigError if a reader is listening in this context already."""
-    for other in _present.get():
+def _registered(listener: _Listener) -> Iterator[None]:
+    """Register a listener in this context; ConfigError if one of its readers listens here already."""
+    for other in _listeners.get():
         twice = [name for name, reader in other.readers.items() if listener.readers.get(name) is reader]
-        if twice and other.open:
+        if twice and other.is_open:
             came = f"reader '{twice[0]}' is listening already"
-            raise ConfigError(f"bank.listen: {came}; a text is heard once. Leave the context around this one first.")
-    _present.set((*_present.get(), listener))
+            raise ConfigError(f"bank.listen: {came}; a reader reads a pass once. Leave the context around this one.")
+    _listeners.set((*_listeners.get(), listener))
     try:
         yield
     finally:
-        listener.open = False  # for tasks that began inside, whose contexts are copies
-        _present.set(tuple(other for other in _present.get() if other is not listener))
+        listener.is_open = False  # tasks that were started within have a copy of the context, and look at this
+        _listeners.set(tuple(other for other in _listeners.get() if other is not listener))
 
 
 @final
 class _Listener:
-    """What is under way, by thread, since tasks of one context may run the model at once."""
+    """The hooks of one `listening` context and their state.
 
-    def __init__(self, model: PreTrainedModel, passes: Sequence[StackPass], over: Over, begin: Begin | None) -> None:
-        self.heard = BankOutput()
-        self._model, self._passes, self._begin = model, passes, begin
+    The state is kept per thread, since threads and tasks that share the context may run the model at the same time.
+    No lock is needed: each thread reads and writes only its own keys.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, passes: Sequence[StackPass], over: Over, new_observer: NewObserver | None
+    ) -> None:
+        self.outputs = BankOutput()
         self.over: Over = over
-        self.open = True
+        self.is_open = True
         self.readers = {name: reader for template in passes for name, reader in template.readers.items()}
-        # what the modules around a stack, outermost first, are being called with
+        self._model, self._templates, self._new_observer = model, passes, new_observer
+        # thread -> arguments of the calls around a stack that are under way, outermost module first
         self._calls: dict[int, dict[nn.Module, dict[str, object]]] = defaultdict(dict)
-        # the present pass of each stack, none where its readers have heard one already
+        # (thread, template) -> the pass that runs now; no entry if its readers have an output already
         self._running: dict[tuple[int, StackPass], StackPass] = {}
-        # the text that each decoder stack reads, while `generate` runs; None where its readers have heard one already
+        # (thread, template) -> the text of the `generate` that runs now; None if its readers have an output already
         self._texts: dict[tuple[int, StackPass], GenerationStates | None] = {}
         for template in passes:
-            self._miss(template, f"no pass of the stack '{template.stack.name}' ran while the bank listened")
+            self._explain(template, f"no pass of the stack '{template.stack.name}' ran while the bank listened")
 
-    def _miss(self, template: StackPass, why: str) -> None:
-        self.heard.unheard.update(dict.fromkeys(template.readers, why))
+    def _explain(self, template: StackPass, reason: str) -> None:
+        """Set the reason why the readers of a stack have no output."""
+        self.outputs.missing.update(dict.fromkeys(template.readers, reason))
 
-    def before(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        given = arguments(module, args, kwargs)
-        self._calls[get_ident()][module] = {name: value for name, value in given.items() if value is not None}
+    def _has_output(self, template: StackPass) -> bool:
+        """Return whether a reader of the template has an output: all of them read the same pass."""
+        return not self.outputs.readers.keys().isdisjoint(template.readers)
 
-    def after(self, module: nn.Module, *_: object) -> None:
+    def on_call(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        """Note the arguments of a module around a stack (a forward pre-hook)."""
+        named = arguments(module, args, kwargs)
+        self._calls[get_ident()][module] = {name: value for name, value in named.items() if value is not None}
+
+    def on_return(self, module: nn.Module, *_: object) -> None:
+        """Forget the arguments of a module around a stack (a forward hook, which also runs after an error)."""
         self._calls[get_ident()].pop(module, None)
 
-    def start(self, template: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        if _own_pass.get():
-            ran = f"only a bank's own pass over the stack '{template.stack.name}' ran, which is no part of the main job"
-            self._miss(template, ran)
+    def on_start(self, template: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        """Begin to read a pass over a stack, if its readers have no output yet."""
+        if _is_internal.get():
+            own = f"only a bank's own pass over the stack '{template.stack.name}' ran, which is no part of the main job"
+            self._explain(template, own)
             return
         thread = get_ident()
         batch = ChainMap(*self._calls[thread].values())
-        self._running.pop((thread, template), None)
+        self._running.pop((thread, template), None)  # left over from a pass that was stopped
         if (thread, template) in self._texts:
             if text := self._texts[thread, template]:
-                text.start(batch, args, kwargs)
+                text.on_start(batch, args, kwargs)
             return
-        if self._begin is not None or not self.heard.readers.keys().isdisjoint(template.readers):
+        if self._new_observer is not None or self._has_output(template):
             return
-        if decodes(template, self._model) and self.over != "prompt":
+        if reads_generated_text(template, self._model) and self.over != "prompt":
             if past_tokens(inputs_of(template, batch, args, kwargs)):
                 raise ConfigError(
-                    "bank.listen: a pass goes on from a cache of tokens, and not in a call of generate; what is "
-                    "written in another way is not followed. Use over='prompt'."
+                    "bank.listen: a pass goes on from a cache of tokens, and not in a call of generate; a text that is "
+                    "written in another way cannot be followed. Use over='prompt'."
                 )
             if self.over == "output":
-                self._miss(template, "the model was called, which writes no output; only generate does")
+                self._explain(template, "the model was called, which writes no output; only generate does")
                 return
-        self._running[thread, template] = begun = template.again()
-        begun.begin(batch, args, kwargs)
+        self._running[thread, template] = stack_pass = template.restart()
+        stack_pass.begin(batch, args, kwargs)
 
     def on_state(self, template: StackPass, layer: int, state: Tensor) -> None:
+        """Hand a state to the text or the pass that runs in this thread; the last state completes the outputs."""
         key = get_ident(), template
-        if _own_pass.get():
+        if _is_internal.get():
             return
         if text := self._texts.get(key):
             text.on_state(layer, state)
-        elif (begun := self._running.get(key)) is not None and begun.on_state(layer, state):
-            self.heard.readers.update(self._running.pop(key).finish() | self.heard.readers)
+        elif (stack_pass := self._running.get(key)) is not None and stack_pass.on_state(layer, state):
+            # outputs that another thread has stored meanwhile win
+            self.outputs.readers.update(self._running.pop(key).finish() | self.outputs.readers)
 
-    def end(self, template: StackPass, *_: object) -> None:
+    def on_end(self, template: StackPass, *_: object) -> None:
+        """End a pass over a stack; ConfigError if a layer that a reader needs did not run."""
         key = get_ident(), template
-        if _own_pass.get():
+        if _is_internal.get():
             return
         if text := self._texts.get(key):
-            text.end()
-        elif begun := self._running.pop(key, None):
-            begun.finish()  # tells which layer is missing
-
-    def _new_text(self, template: StackPass, call: GenerateCall, follower: Follower | None) -> GenerationStates:
-        return GenerationStates(template, call, self.over, follower)
+            text.on_end()
+        elif stack_pass := self._running.pop(key, None):
+            stack_pass.finish()  # the pass is incomplete, so this raises the error that names the missing layer
 
     @contextmanager
-    def follow(self, call: GenerateCall) -> Iterator[Callable[[Tensor, Tensor | None], None]]:
-        """Around a call of `generate`: read the steps of each decoder stack whose readers have heard no text yet."""
-        thread, heard = get_ident(), self.heard.readers
-        decoders = [template for template in self._passes if decodes(template, self._model)]
-        if self.over == "prompt" and not call.in_pieces:  # the first pass is the prompt
-            decoders = []
-        waiting = [template for template in decoders if heard.keys().isdisjoint(template.readers)]
+    def on_generate(self, call: GenerateCall) -> Iterator[Callable[[Generated], None]]:
+        """Follow a call of `generate` on the decoder stacks whose readers have no output yet."""
+        thread, outputs = get_ident(), self.outputs.readers
+        templates = [template for template in self._templates if reads_generated_text(template, self._model)]
+        if self.over == "prompt" and not call.prompt_in_pieces:
+            templates = []  # the first pass reads the whole prompt, like any other pass
+        waiting = [template for template in templates if not self._has_output(template)]
         if waiting:
             call.check()
-        follower = self._begin(call) if waiting and self._begin is not None else None
+        observer = self._new_observer(call) if waiting and self._new_observer is not None else None
         texts = {
-            (thread, t): GenerationStates(t, call, self.over, follower) if t in waiting else None for t in decoders
+            template: GenerationStates(template, call, self.over, observer) if template in waiting else None
+            for template in templates
         }
-        self._texts.update(texts)
+        self._texts.update({(thread, template): text for template, text in texts.items()})
 
-        def hear(sequences: Tensor, rows: Tensor | None) -> None:
-            for (_, template), text in texts.items():
-                said = text.finish(sequences, rows) if text is not None else {}
-                if isinstance(said, str):
-                    self._miss(template, said)
+        def on_result(result: Generated) -> None:
+            for template, text in texts.items():
+                finished = text.finish(result) if text is not None else {}
+                if isinstance(finished, str):
+                    self._explain(template, finished)
                 else:
-                    heard.update(said | heard)
+                    outputs.update(finished | outputs)
 
         try:
-            yield hear
+            yield on_result
         finally:
-            for key in texts:
-                del self._texts[key]
+            for template in texts:
+                del self._texts[thread, template]
 
 
-_present: ContextVar[tuple[_Listener, ...]] = ContextVar("present", default=())
-_own_pass: ContextVar[bool] = ContextVar("own_pass", default=False)
+_listeners: ContextVar[tuple[_Listener, ...]] = ContextVar("listeners", default=())
+_is_internal: ContextVar[bool] = ContextVar("is_internal", default=False)
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
-    """A bank's own pass runs within, which nobody listens to: it is no part of the main job."""
-    before = _own_pass.set(True)
+def internal_pass() -> Iterator[None]:
+    """Mark the passes within as a bank's own, which no listening reader reads: they are no part of the main job."""
+    token = _is_internal.set(True)
     try:
         yield
     finally:
-        _own_pass.reset(before)
+        _is_internal.reset(token)
 
 
-def decodes(stack_pass: StackPass, model: PreTrainedModel) -> bool:
-    """Whether a stack reads what `generate` writes."""
-    return stack_pass.stack.name == "decoder" or (stack_pass.stack.name == "main" and generates(model))
+def reads_generated_text(stack_pass: StackPass, model: PreTrainedModel) -> bool:
+    """Return whether a stack reads the tokens that the model generates: a decoder, or the only stack of an LM."""
+    return stack_pass.stack.name == "decoder" or (stack_pass.stack.name == "main" and can_generate(model))
 
 
-def generates(model: PreTrainedModel) -> bool:
-    """Whether a model has `generate`."""
+def can_generate(model: PreTrainedModel) -> bool:
+    """Return whether a model has a head that generates text."""
     return bool(getattr(model, "can_generate", bool)())
 
 
 def check_over(model: PreTrainedModel, passes: Sequence[StackPass], over: str) -> None:
-    """Raise ConfigError if readers cannot hear what `over` says."""
+    """Raise UnknownNameError or ConfigError unless the readers can read the part `over` of a generated text."""
     check_known("bank.listen", [over], get_args(Over), "over")
     if over == "prompt":
         return
-    if not generates(model):
+    if not can_generate(model):
         came = f"over is '{over}', but {type(model).__name__} has no head that generates text"
         raise ConfigError(f"bank.listen: {came}. Load it with one, or use over='prompt'.")
     for stack_pass in passes:
         for name, reader in stack_pass.readers.items():
-            if decodes(stack_pass, model) and reader.config.fusion.needs_block_inputs:
+            if reads_generated_text(stack_pass, model) and reader.config.fusion.needs_block_inputs:
                 came = f"over is '{over}', and the fusion of reader '{name}' runs along with the model's own blocks"
                 raise ConfigError(f"bank.listen: {came}, not from one token to the next. Use over='prompt'.")

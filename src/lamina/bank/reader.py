@@ -1,4 +1,4 @@
-"""Readers: what reads one task, its parameters, and what it says about a batch."""
+"""Readers: their settings, their trainable module, and the outputs that a bank returns for them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,27 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Reader:
-    """What reads one task: a fusion, a head, and where they attach.
+    """The settings of a reader, which solves one task from a model's hidden states: a fusion, a head and a stack.
+
+    The fusion combines the hidden states of the layers into features, and the head turns the features into logits.
+    `bank.add(name, reader)` builds the trainable module from these settings.
+
+    Example:
+        ```python
+        reader = Reader(AdaLayers(dim=64), SequenceClassification(("negative", "positive")))
+        bank.add("sentiment", reader)
+        ```
 
     Args:
-        fusion: Config of the fusion, e.g. `AdaLayers(dim=64)`.
-        head: Config of the head, e.g. `SequenceClassification(("no", "yes"))`.
-        stack: Which stack is read; None: the only one, or the encoder; of a model with towers (CLIP) the one that reads
-            what the head is for, texts or images.
-        seed: Seeds the parameters' start and dropout.
+        fusion: Config of the fusion, such as `AdaLayers(dim=64)`. It also selects the layers that are read.
+        head: Config of the head, such as `SequenceClassification(("no", "yes"))`.
+        stack: Name of the stack whose states are read: "main", "encoder" or "decoder", or a tower's name. None: the
+            only stack of the model, or the encoder; in a model with several towers (CLIP), the tower that reads the
+            head's kind of input, text or images.
+        seed: Seed of the initial parameters and of dropout; at least 0.
+
+    Raises:
+        ConfigError: If the seed is out of range, or `stack` is "both" or not a string.
     """
 
     fusion: FusionConfig
@@ -42,14 +55,19 @@ class Reader:
 
     @classmethod
     def default(cls, task: ReadTask) -> Reader:
-        """What to begin with for a task, a `lamina.Task`.
+        """Return the recommended reader for a task, which is usually a `lamina.Task`.
 
-        One whole text: `PooledLayers`. A pair: `PairedLayers`; it asks that the tokenizer puts a token between two
-        texts, and `PooledLayers` reads any. Tags: `Concat` to 128 numbers behind one encoder layer.
-        recipes/small/default-*.yaml train each beside others.
+        The choice depends on the kind of the task and on its examples:
+
+        - Single sequences get `PooledLayers`.
+        - Pairs of sequences get `PairedLayers`, which needs a tokenizer that puts a separator between the two. Without
+          one use `PooledLayers`, which works with any tokenizer.
+        - Token classification gets `Concat`, projected to 128 features, under one transformer encoder layer.
+
+        The recipes recipes/small/default-*.yaml train each default next to its alternatives.
 
         Raises:
-            ConfigError: If nothing was chosen for tasks of its kind.
+            ConfigError: If tasks of this kind have no reader at all, or no recommended one.
         """
         if task.kind not in HEADS.names():
             have = ", ".join(HEADS.names())
@@ -60,33 +78,47 @@ class Reader:
     def __post_init__(self) -> None:
         check_range("reader", "seed", self.seed, 0, (1 << 63) - 1)
         if self.stack == "both" or not isinstance(self.stack, str | None):
-            rule = "a reader reads one stack, since the tokens of two are not the same"
+            rule = "a reader reads one stack, since two stacks have different tokens"
             raise ConfigError(f"reader: stack is {self.stack!r}; {rule}. Add one reader per stack: they share a pass.")
 
 
 @final
 class ReaderModule(nn.Module):
-    """A reader attached to a model: the fusion's and the head's parameters, and what was learned about them."""
+    """The trainable module of one reader in a bank: its fusion and its head. `bank.add` builds it.
+
+    Attributes:
+        config: The `Reader` from which the module was built.
+        stack: Name of the stack whose states it reads.
+        layers: Indices of the layers that it reads, ascending; 0 is the embeddings.
+        info: JSON-ready facts about the reader, such as its scores after training. They are saved with it.
+        step: Number of training passes so far. Together with the seed it fixes the random numbers of dropout, so that
+            a resumed run continues with the same ones.
+    """
 
     def __init__(self, config: Reader, stack: LayerStack, model: PreTrainedModel) -> None:
         super().__init__()
         self.config, self.stack = config, stack.name
         self.layers = tuple(select(config.fusion.selector(), stack.layers, op="reader"))
-        self.info: dict[str, Any] = {}  # JSON-ready facts about its training, saved with it
-        self.step = 0  # training passes so far; with the seed, it fixes dropout's random numbers
+        self.info: dict[str, Any] = {}
+        self.step = 0
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(config.seed)  # parts are made on the CPU; those of GPUs are left alone
+            # parameters are initialised on the CPU, so the generators of GPUs need not be saved and restored
+            torch.default_generator.manual_seed(config.seed)
             self.fusion = config.fusion.build_on(model, stack, len(self.layers))
             self.head = config.head.build_on(model, self.fusion.dim)
         self.fusion.check_head(self.head)
         self.head.check_reads(model, stack, self.fusion)
 
     def extra_repr(self) -> str:
-        """What it reads and how, for the print of its modules."""
+        """Return the layers, the stack and the fusion, which `print(bank)` shows."""
         return f"layers {ranges(self.layers)} of {self.stack}, {self.config.fusion}"
 
     def seed_dropout(self, device: torch.device) -> None:
-        """Start a training pass with this reader's own random numbers; other processes draw others."""
+        """Seed the reader's own dropout generators for the next training pass, and count the pass.
+
+        The seed depends on the reader's seed, the number of the pass and the rank of this process. It does not depend
+        on the other readers of the bank, so a reader trains alike alone and beside others.
+        """
         process = (rank(),) if rank() else ()
         for part, module in (("fusion", self.fusion), ("head", self.head)):
             if module.generator is None or module.generator.device != device:
@@ -97,7 +129,16 @@ class ReaderModule(nn.Module):
     def logits(
         self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"], labels: Tensor | None
     ) -> Tensor:
-        """The output of a head that runs alone, of labelled positions only where it can; seeds torch while training."""
+        """Run this reader's head on its features and return the logits.
+
+        While training, torch's global generator is seeded for the call and restored afterwards.
+
+        Args:
+            features: Output of the fusion.
+            mask: True at real tokens.
+            labels: Labels of the batch, or None. A head that can (such as one over a vocabulary) then computes the
+                logits of the labelled positions only.
+        """
         options: dict[str, Tensor] = {}
         if self.head.logits_to_keep and labels is not None:
             options["logits_to_keep"] = (labels != IGNORE).to(features.device)
@@ -107,61 +148,83 @@ class ReaderModule(nn.Module):
             return self.head(features, mask, **options)
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The head's loss plus the fusion's regularization."""
+        """Return the loss of the head, plus the regularization of the fusion if it has any."""
         loss = self.head.loss(logits, labels.to(logits.device))
         regularization = self.fusion.regularization(self.head)
         return loss if regularization is None else loss + regularization
 
     def on_epoch_end(self, done: float) -> bool:
-        """Let the fusion go on to its next stage, with this reader's own random numbers; see `Fusion.on_epoch_end`."""
+        """Let the fusion start its next training stage, with the reader's own random numbers.
+
+        `done` is the fraction of the epochs that have ended. Returns True if parameters were reset, as
+        `Fusion.on_epoch_end` does.
+        """
         devices = {parameter.device for parameter in self.parameters() if parameter.is_cuda}
         with torch.random.fork_rng(devices=devices):
             seed_torch(derive_seed(self.config.seed, "stage"))
             return self.fusion.on_epoch_end(done, self.head)
 
     def importance(self) -> dict[int, float]:
-        """Layer -> share, for fusions that mix; empty for those that do not."""
+        """Return layer -> its share in the fusion, summing to 1; empty for a fusion that does not weigh layers."""
         measure = getattr(self.fusion, "importance", None)
         return {} if measure is None else dict(zip(self.layers, measure().tolist(), strict=True))
 
     def restart_importance(self) -> None:
-        """Have a fusion that counts what it weighs (`InputWeighted`) begin a new count, as a change of mode does."""
+        """Reset the running count of a fusion that measures importance on its inputs (`InputWeighted`).
+
+        Such a fusion resets its count whenever its mode changes, so the mode is switched twice.
+        """
         mode = self.fusion.training
         self.fusion.train(not mode).train(mode)
 
     def size(self) -> int:
-        """Number of parameters."""
+        """Return the number of parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 
 @dataclass
 class ReaderOutput:
-    """What one reader says about one batch."""
+    """The output of one reader for one batch.
 
-    # [batch, classes] or [batch, tokens, classes]; of a vocabulary that was given labels [labelled tokens, classes]
+    Attributes:
+        logits: `[batch, classes]`, or `[batch, tokens, classes]` for a head that labels tokens. A head over a
+            vocabulary returns `[labelled tokens, classes]` if it was called with labels.
+        mask: `[batch, tokens]`, True at real tokens.
+        loss: Scalar loss; None without labels.
+        tokens: Under `bank.listen`, the ids `[batch, tokens]` of a generated text; else None.
+    """
+
     logits: Tensor
-    mask: Tensor  # [batch, tokens], True at real tokens
-    loss: Tensor | None = None  # where labels were given
-    tokens: Tensor | None = None  # [batch, tokens], the ids, where `generate` was listened to
+    mask: Tensor
+    loss: Tensor | None = None
+    tokens: Tensor | None = None
 
 
 @dataclass
 class BankOutput:
-    """Reader name -> `ReaderOutput`, and the model's own output."""
+    """The outputs of a bank: `output[name]` is the `ReaderOutput` of a reader. Iterating yields the names.
+
+    Attributes:
+        readers: Reader name -> its output.
+        loss: Sum of the readers' losses; None without labels.
+        main: The model's own output, if it was asked for; else None.
+        missing: Under `bank.listen`, reader name -> the reason why it has no output yet.
+    """
 
     readers: dict[str, ReaderOutput] = field(default_factory=dict)
-    loss: Tensor | None = None  # the sum of the readers'; None without labels
-    main: Any = None  # the model's own output, if it was wanted
-    unheard: dict[str, str] = field(default_factory=dict)  # under `bank.listen`: why a reader has nothing to say yet
+    loss: Tensor | None = None
+    main: Any = None
+    missing: dict[str, str] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Forget everything; under `bank.listen`, the readers then hear the model's next pass."""
+        """Drop all outputs. Under `bank.listen`, the readers then read the model's next pass."""
         self.readers.clear()
         self.loss = self.main = None
 
     def __getitem__(self, name: str) -> ReaderOutput:
-        if name not in self.readers and name in self.unheard:
-            raise ConfigError(f"bank.listen: reader '{name}' heard nothing: {self.unheard[name]}.")
+        """Return the output of a reader; ConfigError if it read no pass yet, UnknownNameError if the name is wrong."""
+        if name not in self.readers and name in self.missing:
+            raise ConfigError(f"bank.listen: reader '{name}' has no output: {self.missing[name]}.")
         if name not in self.readers:
             raise UnknownNameError(op="output", got=name, known=self.readers, what="reader")
         return self.readers[name]

@@ -1,4 +1,4 @@
-"""Which tokens belong to which of the two texts of a pair, found by looking at what a tokenizer puts between them."""
+"""Segment ids of pairs: which tokens belong to the first and which to the second text of a tokenized pair."""
 
 from __future__ import annotations
 
@@ -18,43 +18,49 @@ _OP = "reader of pairs"
 
 
 class Separators(NamedTuple):
-    """Ids that a tokenizer adds to a pair of texts."""
+    """Ids of the special tokens that a tokenizer adds to a pair of texts."""
 
-    between: tuple[int, ...]  # behind the first text
-    added: tuple[int, ...]  # anywhere: these belong to no text
+    between: tuple[int, ...]  # inserted between the two texts, in this order
+    added: tuple[int, ...]  # inserted anywhere, such as [CLS]: they belong to neither text
 
 
-_known: WeakKeyDictionary[Any, Separators] = WeakKeyDictionary()  # by tokenizer
+_cache: WeakKeyDictionary[Any, Separators] = WeakKeyDictionary()  # tokenizer -> its separators
 
 
 def separators_of(processor: Any) -> Separators:
-    """What a tokenizer adds to a pair, by having it join two texts the first time it is asked.
+    """Return the special tokens that a tokenizer adds to a pair of texts.
+
+    The tokenizer encodes a short pair the first time; the result is cached for as long as the tokenizer exists.
+
+    Args:
+        processor: A tokenizer, a joint processor that contains one, or None.
 
     Raises:
-        ConfigError: If there is no tokenizer, or it puts nothing between two texts.
+        ConfigError: If there is no tokenizer, if it is not a fast one, or if it puts no token between two texts.
     """
     tokenizer = getattr(processor, "tokenizer", processor)
     if tokenizer is None:
-        raise ConfigError(f"{_OP}: the bank has no tokenizer, which tells two texts apart. Give ReaderBank one.")
-    if (separators := _known.get(tokenizer)) is None:
-        separators = _known[tokenizer] = _read_separators(tokenizer)
+        came = "the bank has no tokenizer, which is needed to tell two texts apart"
+        raise ConfigError(f"{_OP}: {came}. Use ReaderBank(model, processor=tokenizer).")
+    if (separators := _cache.get(tokenizer)) is None:
+        separators = _cache[tokenizer] = _encode_a_pair(tokenizer)
     return separators
 
 
-def _read_separators(tokenizer: Any) -> Separators:
+def _encode_a_pair(tokenizer: Any) -> Separators:
+    """Tokenize the pair ("a", "b") and return the ids between the two texts and all ids that belong to neither."""
+    name = type(tokenizer).__name__
     encoding = tokenizer("a", "b")
     if not getattr(encoding, "is_fast", False):
-        raise ConfigError(
-            f"{_OP}: {type(tokenizer).__name__} does not tell the tokens of two texts apart; use a fast one."
-        )
-    ids, owners = encoding["input_ids"], encoding.sequence_ids()
+        raise ConfigError(f"{_OP}: {name} does not tell the tokens of two texts apart. Use a fast tokenizer.")
+    ids, owners = encoding["input_ids"], encoding.sequence_ids()  # owners: 0 or 1, or None for an added token
     if 0 not in owners or 1 not in owners:
-        raise ConfigError(f"{_OP}: {type(tokenizer).__name__} does not read pairs of texts.")
+        raise ConfigError(f"{_OP}: {name} does not encode pairs of texts. Use PooledLayers, which reads any text.")
     last, first = len(owners) - 1 - owners[::-1].index(0), owners.index(1)
     between = tuple(ids[last + 1 : first])
     if not between:
-        came = f"{type(tokenizer).__name__} puts no token between two texts, so that none tells them apart"
-        raise ConfigError(f"{_OP}: {came}. Use PooledLayers, which reads both as one.")
+        came = f"{name} puts no token between two texts, so they cannot be told apart"
+        raise ConfigError(f"{_OP}: {came}. Use PooledLayers, which reads both texts as one.")
     added = {token for token, owner in zip(ids, owners, strict=True) if owner is None}
     return Separators(between, tuple(sorted(added)))
 
@@ -62,9 +68,14 @@ def _read_separators(tokenizer: Any) -> Separators:
 def segments_of(
     ids: Int[Tensor, "batch tokens"], separators: Separators, mask: Bool[Tensor, "batch tokens"]
 ) -> Int[Tensor, "batch tokens"]:
-    """1 at the tokens of the first text, 2 at those of the second, 0 at padding and at what the tokenizer added.
+    """Return the segment id of each token: 1 in the first text, 2 in the second, 0 for padding and added tokens.
 
-    Whatever follows the first separator that has text before it is the second text. `mask` is True at real tokens.
+    The first separator that has text before it ends the first text; all text after it belongs to the second.
+
+    Args:
+        ids: Token ids.
+        separators: The special tokens of the tokenizer that made the ids.
+        mask: True at real tokens.
     """
     text = mask & ~_is_among(ids, separators.added)
     is_between = _is_among(ids, separators.between)
@@ -73,5 +84,5 @@ def segments_of(
 
 
 def _is_among(ids: Int[Tensor, "batch tokens"], wanted: tuple[int, ...]) -> Bool[Tensor, "batch tokens"]:
-    """As `torch.isin`, which has no counterpart in ONNX."""
+    """Return True where an id is one of `wanted`, as `torch.isin` does, which cannot be exported to ONNX."""
     return (ids.unsqueeze(-1) == torch.tensor(wanted, device=ids.device)).any(-1)

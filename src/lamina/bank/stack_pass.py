@@ -1,4 +1,4 @@
-"""One pass of the model over one stack, read by any number of readers, and the ways to take part in a run of it."""
+"""One forward pass over one stack: hooks hand each hidden state to the readers that need it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,14 +24,30 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from transformers import PreTrainedModel
 
+    from lamina.layers.types import Processor
+
 
 States = dict[str, dict[int, Tensor]]  # stack -> layer -> [batch, tokens, width]
+Inputs = Mapping[str, object]  # keyword arguments of a call of the model: tensors, caches and flags
 
 
 class StackPass:
-    """Feeds each state to the readers that need it, at the moment it exists, then lets it go.
+    """One forward pass over one stack, as its readers see it.
 
-    Readers on the same layers whose fusions have the same `group` run as one stream.
+    The pass gets each hidden state when the model computes it (`on_state`), hands it to the fusions that need it, and
+    keeps no reference to it. Afterwards `finish` runs the heads. Readers on the same layers whose fusions have equal
+    `group`s are computed together, as one stream.
+
+    Args:
+        model: The model that runs.
+        stack: Its stack that is read.
+        readers: Reader name -> module; all of them read this stack.
+        grad: Whether the readers' computations keep gradients.
+        processor: Tokenizer of the model; only readers of pairs need it.
+
+    Attributes:
+        mask: Mask `[batch, tokens]` of real tokens that the model was called with; None: all tokens are real.
+        layers: Layers that at least one reader needs, ascending.
     """
 
     def __init__(
@@ -41,20 +57,21 @@ class StackPass:
         readers: Mapping[str, ReaderModule],
         *,
         grad: bool,
-        processor: Any = None,
+        processor: Processor | None = None,
     ) -> None:
         self.model, self.stack, self.readers, self.processor = model, stack, readers, processor
-        self.mask: Tensor | None = None  # of the tokens, as the model was given it; None: all are real
+        self.mask: Tensor | None = None
         self._grad = grad
-        self._ids: Tensor | None = None  # of the tokens, where a reader asks which text of a pair each is of
-        self._real: Tensor | None = None  # True at real tokens, once a state came
-        self._segments: Tensor | None = None  # which text each token is of, once a state came; None: nobody asks
+        self._ids: Tensor | None = None  # token ids [batch, tokens], only if a reader compares two texts
+        self._real: Tensor | None = None  # True at real tokens; known from the first state on
+        self._segments: Tensor | None = None  # segment ids [batch, tokens]; as `_ids`, and from the first state on
         groups: dict[object, list[str]] = defaultdict(list)
         for name, reader in readers.items():
             group = reader.fusion.group()
             groups[name if group is None else (type(reader.fusion), reader.layers, group)].append(name)
         self._streams: list[tuple[list[str], Stream]] = []
-        self._takers: dict[int, dict[Site, list[tuple[Stream, int]]]] = defaultdict(lambda: defaultdict(list))
+        # layer -> site in the block -> the streams that read there, each with the layer's index among its own layers
+        self._routes: dict[int, dict[Site, list[tuple[Stream, int]]]] = defaultdict(lambda: defaultdict(list))
         for names in groups.values():
             fusions = [readers[name].fusion for name in names]
             with torch.set_grad_enabled(grad):
@@ -62,31 +79,34 @@ class StackPass:
             self._streams.append((names, stream))
             layers = readers[names[0]].layers
             for index in sorted({index for fusion in fusions for index in fusion.active_layers()}):
-                self._takers[layers[index]][fusions[0].config.site].append((stream, index))
-        sites: set[Site] = {site for takers in self._takers.values() for site in takers if site != "output"}
+                self._routes[layers[index]][fusions[0].config.site].append((stream, index))
+        sites: set[Site] = {site for routes in self._routes.values() for site in routes if site != "output"}
         self._sites: dict[Site, LayerStack] = {site: at_site(model, stack, site) for site in sites}
-        self.layers = sorted(self._takers)  # that are needed
-        self._seen: list[int] = []
-        self._inside: dict[tuple[Site, int], Tensor] = {}  # what was read within the block that runs
+        self.layers = sorted(self._routes)
+        self._layers_seen: list[int] = []
+        self._inside: dict[tuple[Site, int], Tensor] = {}  # states from within the block that runs now
 
-    def again(self, readers: Mapping[str, ReaderModule] | None = None) -> StackPass:
-        """A new pass over the stack, without gradients, for all or some of the readers."""
+    def restart(self, readers: Mapping[str, ReaderModule] | None = None) -> StackPass:
+        """Return a new pass over the stack, without gradients, for all readers or for `readers` only."""
         members = self.readers if readers is None else readers
         return StackPass(self.model, self.stack, members, grad=False, processor=self.processor)
 
-    def begin(
-        self, batch: Mapping[str, Any], args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
-    ) -> None:
-        """Note what the model was called with, and the stack, if known: which tokens are real, and of which text.
+    def begin(self, batch: Inputs, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None) -> None:
+        """Find the mask and the token ids of the pass in the arguments of its call. Nothing is computed yet.
 
-        A pass that goes on from a cache reads its own tokens alone, the last of the mask.
+        A pass that continues from a key-value cache reads the new tokens only, so it uses the end of the mask.
+
+        Args:
+            batch: Keyword arguments of the whole model; empty if they are not known.
+            args: Positional arguments of the stack's scope.
+            kwargs: Keyword arguments of the stack's scope.
 
         Raises:
-            ConfigError: If that cannot be told.
+            ConfigError: If the mask does not say which tokens are real, or a reader of pairs gets no token ids.
         """
         batch = tower_inputs(self.stack, batch)
         self.mask, own = token_mask(self.stack, batch, args, kwargs), arguments(self.stack.scope, args, kwargs or {})
-        if self.mask is not None and self.stack.name != "encoder":  # of a pass that goes on from a cache, it is of both
+        if self.mask is not None and self.stack.name != "encoder":  # the mask covers the cached tokens too
             self.mask = self.mask[:, past_tokens(batch) or past_tokens(own) :]
         key = "decoder_input_ids" if self.stack.name == "decoder" else "input_ids"
         ids = batch.get(key, own.get("input_ids"))
@@ -97,39 +117,55 @@ class StackPass:
 
     @contextmanager
     def hooked(self, on_state: OnState, on_start: OnStart) -> Iterator[None]:
-        """Call back as `watch` does, and show the fusions that need them the inputs of the model's blocks."""
+        """Hook the model for the time of the context.
+
+        `on_state(layer, state)` and `on_start(args, kwargs)` are called as `lamina.layers.hooks.watch` calls them. The
+        hooks also record what fusions need besides the layers: states within blocks, and the inputs of blocks.
+        """
         with ExitStack() as hooks:
             for reader in self.readers.values():
                 hooks.enter_context(reader.fusion.block_inputs(self.stack))
-            for site, seen in self._sites.items():
-                own = [layer for layer, takers in self._takers.items() if site in takers]
-                hooks.enter_context(watch(seen, own, partial(self._note, site)))
+            for site, stack in self._sites.items():
+                layers = [layer for layer, routes in self._routes.items() if site in routes]
+                hooks.enter_context(watch(stack, layers, partial(self._on_inner_state, site)))
             hooks.enter_context(watch(self.stack, self.layers, on_state, on_start))
             yield
 
-    def _note(self, site: Site, layer: int, state: Tensor) -> None:
+    def _on_inner_state(self, site: Site, layer: int, state: Tensor) -> None:
+        """Hold a state from within a block until the block's output comes, which is when the fusions read it."""
         self._inside[site, layer] = state
 
     def on_state(self, layer: int, state: Tensor) -> bool:
-        """Hand one state on; True once the last layer that anyone needs was seen."""
-        self._seen.append(layer)
-        check_layers_seen("bank", self.stack, self.layers[: len(self._seen)], self._seen)
+        """Hand the state of one layer to the fusions that read it.
+
+        Args:
+            layer: The layer; the layers in `layers` must come in ascending order, each once.
+            state: Its hidden state `[batch, tokens, width]`.
+
+        Returns:
+            True once the last layer that any reader needs has come.
+
+        Raises:
+            ConfigError: If a layer was skipped, or the mask does not have the shape of the state.
+        """
+        self._layers_seen.append(layer)
+        check_layer_order("bank", self.stack, self.layers[: len(self._layers_seen)], self._layers_seen)
         if self._real is None:
             self._real = real_tokens(self.mask, state, self.model)
             if self._ids is not None:
                 self._segments = segments_of(self._ids.to(state.device), separators_of(self.processor), self._real)
         segments = None if self._segments is None else self._segments.to(state.device)
         with torch.set_grad_enabled(self._grad):
-            for site, takers in self._takers[layer].items():
+            for site, routes in self._routes[layer].items():
                 seen = state if site == "output" else self._inside.pop((site, layer))
                 view = LayerView(seen, self._real, segments)
-                for stream, index in takers:
+                for stream, index in routes:
                     stream.step(index, view)
-        return len(self._seen) == len(self.layers)
+        return len(self._layers_seen) == len(self.layers)
 
     def features(self) -> dict[str, Tensor]:
-        """What each reader's fusion makes of the states that were seen, by name."""
-        check_layers_seen("bank", self.stack, self.layers, self._seen)
+        """Return reader name -> features `[batch, tokens, dim]` of its fusion; ConfigError if a layer is missing."""
+        check_layer_order("bank", self.stack, self.layers, self._layers_seen)
         features: dict[str, Tensor] = {}
         with torch.set_grad_enabled(self._grad):
             for names, stream in self._streams:
@@ -137,19 +173,39 @@ class StackPass:
         return features
 
     def finish(self, labels: Mapping[str, Tensor] | None = None) -> dict[str, ReaderOutput]:
-        """What each reader says, by name."""
+        """Run the heads and return reader name -> output, without losses.
+
+        A head over a vocabulary computes only the positions labelled in `labels` (reader name -> labels).
+        """
         features = self.features()
         return run_heads(self.readers, features, fed(self._real), labels or {}, grad=self._grad)
 
 
-def past_tokens(batch: Mapping[str, Any]) -> int:
-    """How many tokens the cache that a pass is given holds."""
-    length = getattr(batch.get("past_key_values"), "get_seq_length", int)
+def stack_passes(
+    model: PreTrainedModel,
+    stacks: Mapping[str, LayerStack],
+    readers: Mapping[str, ReaderModule],
+    *,
+    grad: bool,
+    processor: Processor | None,
+) -> list[StackPass]:
+    """Return one `StackPass` for each of the model's stacks that a reader reads, with the readers of that stack."""
+    passes: list[StackPass] = []
+    for stack in stacks.values():
+        members = {name: reader for name, reader in readers.items() if reader.stack == stack.name}
+        if members:
+            passes.append(StackPass(model, stack, members, grad=grad, processor=processor))
+    return passes
+
+
+def past_tokens(inputs: Inputs) -> int:
+    """Return the number of tokens in the key-value cache among the arguments of a call; 0 without a cache."""
+    length = getattr(inputs.get("past_key_values"), "get_seq_length", int)
     return int(length())
 
 
 def refuse_pairs(readers: Mapping[str, ReaderModule], key: str) -> None:
-    """Raise ConfigError if a reader asks which of two texts each token is of; the batch has no `key` to tell."""
+    """Raise ConfigError if a reader compares two texts, which needs the token ids that the batch lacks at `key`."""
     for name, reader in readers.items():
         if reader.config.fusion.reads_pairs:
             came = f"reader '{name}' compares two texts, and the batch has no {key} to tell them apart"
@@ -165,75 +221,107 @@ def run_heads(
     grad: bool,
     together: bool = False,
 ) -> dict[str, ReaderOutput]:
-    """What readers say of features, by name; alike heads run as one, some for the positions that have labels alone.
+    """Run the readers' heads on their features and return reader name -> output, without losses.
 
-    On a CPU without gradients heads that read every token run one by one, which keeps them in its caches, unless they
-    are to run `together`, which is quicker for few tokens.
+    Heads with equal `group`s run as one batched operation. On a CPU without gradients, heads that read every token run
+    one by one instead: their features then stay in the CPU's caches, which is faster.
+
+    Args:
+        readers: Reader name -> module.
+        features: Reader name -> features `[batch, tokens, dim]`.
+        real: True at real tokens.
+        labels: Reader name -> labels. A head over a vocabulary computes only the labelled positions.
+        grad: Whether to keep gradients.
+        together: Batch equal heads on a CPU too, which is faster for few tokens.
     """
-    given = {name: _said_once(readers[name], part) for name, part in features.items()}
+    features = {name: _first_if_equal(readers[name], part) for name, part in features.items()}
     logits: dict[str, Tensor] = {}
     with torch.set_grad_enabled(grad):
-        for names in _head_groups(readers, given, together=together or grad or real.is_cuda):
+        for names in _head_groups(readers, features, together=together or grad or real.is_cuda):
             first, heads = names[0], [readers[name].head for name in names]
-            mask = real if given[first].shape[1] == real.shape[1] else real.new_ones(real.shape[0], 1)
+            mask = real if features[first].shape[1] == real.shape[1] else real.new_ones(real.shape[0], 1)
             if len(heads) == 1:
-                logits[first] = readers[first].logits(given[first], mask, labels.get(first))
+                logits[first] = readers[first].logits(features[first], mask, labels.get(first))
             else:
-                stacked = _stacked([given[name] for name in names])
+                stacked = _stacked([features[name] for name in names])
                 logits |= zip(names, heads[0].many(heads, stacked, mask), strict=True)
     return {name: ReaderOutput(logits[name], real) for name in readers}
 
 
-def _said_once(reader: ReaderModule, features: Float[Tensor, "batch tokens dim"]) -> Tensor:
-    """Features, of a whole text where they are said to every token alike: one token's say it all."""
+def _first_if_equal(reader: ReaderModule, features: Float[Tensor, "batch tokens dim"]) -> Tensor:
+    """Return the features of the first token only, if the head reads no other and all tokens share them.
+
+    A fusion that pools the sequence returns one vector per text, expanded over the tokens: its stride there is 0.
+    """
     return features[:, :1] if reader.head.reads_first and features.stride(1) == 0 else features
 
 
 def _head_groups(
     readers: Mapping[str, ReaderModule], features: Mapping[str, Tensor], *, together: bool
 ) -> list[list[str]]:
-    """Names of readers whose heads run as one; those that read the same features are apart from the others."""
+    """Return lists of reader names whose heads run as one operation.
+
+    Readers that share one features tensor form groups of their own, since `_stacked` need not copy it for them.
+    """
     shared = Counter(map(id, features.values()))
     groups: dict[object, list[str]] = defaultdict(list)
-    for name, given in features.items():
+    for name, part in features.items():
         head = readers[name].head
-        group = head.group() if together or given.shape[1] == 1 else None
-        same = id(given) if shared[id(given)] > 1 else None
-        groups[name if group is None else (type(head), group, given.shape[1:], given.dtype, same)].append(name)
+        group = head.group() if together or part.shape[1] == 1 else None
+        same = id(part) if shared[id(part)] > 1 else None
+        groups[name if group is None else (type(head), group, part.shape[1:], part.dtype, same)].append(name)
     return list(groups.values())
 
 
 def _stacked(parts: Sequence[Tensor]) -> Float[Tensor, "readers batch tokens dim"]:
-    """Features of several readers as one; those that all read are not copied."""
+    """Stack the features of several readers; a tensor that all of them share is expanded instead of copied."""
     if all(part is parts[0] for part in parts):
         return parts[0].expand(len(parts), *parts[0].shape)
     return torch.stack(list(parts))
 
 
 @contextmanager
-def attach(passes: Sequence[StackPass], batch: Mapping[str, Any], stop: BaseException | None = None) -> Iterator[None]:
-    """Let passes over several stacks take part in a run of the model on `batch`; after all last states raise `stop`."""
-    left = len(passes)
+def attach(passes: Sequence[StackPass], batch: Inputs, stop: BaseException | None = None) -> Iterator[None]:
+    """Feed passes over several stacks from the forward of the model that the caller runs within the context.
+
+    Args:
+        passes: One pass per stack.
+        batch: Keyword arguments with which the caller runs the model.
+        stop: Raised from a hook once every pass has its last layer, to end the forward early; None: it runs to its
+            end.
+    """
+    unfinished = len(passes)
 
     def on_state(stack_pass: StackPass, layer: int, state: Tensor) -> None:
-        nonlocal left
+        nonlocal unfinished
         if stack_pass.on_state(layer, state):
-            left -= 1
-            if left == 0 and stop is not None:
+            unfinished -= 1
+            if unfinished == 0 and stop is not None:
                 raise stop
 
-    def start(stack_pass: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+    def on_start(stack_pass: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         stack_pass.begin(batch, args, kwargs)
 
     with ExitStack() as hooks:
         for stack_pass in passes:
-            hooks.enter_context(stack_pass.hooked(partial(on_state, stack_pass), partial(start, stack_pass)))
+            hooks.enter_context(stack_pass.hooked(partial(on_state, stack_pass), partial(on_start, stack_pass)))
         yield
 
 
 @contextmanager
 def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -> Iterator[States]:
-    """Keep the states of some layers, by stack and layer; raise `stop` after the last."""
+    """Record the states of chosen layers from the forward that the caller runs within the context.
+
+    Args:
+        layers: Stack -> the layers to record.
+        stop: Raised from a hook after the last of these layers, to end the forward early.
+
+    Yields:
+        Stack name -> layer -> state, filled while the model runs.
+
+    Raises:
+        ConfigError: At the end of the context, if a layer did not run in its turn.
+    """
     wanted = [(stack, select(list(chosen), stack.layers, op="bank.record_states")) for stack, chosen in layers.items()]
     states: States = {stack.name: {} for stack, _ in wanted}
 
@@ -247,13 +335,13 @@ def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -
             hooks.enter_context(watch(stack, chosen, partial(on_state, stack.name)))
         yield states
     for stack, chosen in wanted:
-        check_layers_seen("bank.record_states", stack, chosen, list(states[stack.name]))
+        check_layer_order("bank.record_states", stack, chosen, list(states[stack.name]))
 
 
-def check_layers_seen(op: str, stack: LayerStack, needed: Sequence[int], seen: Sequence[int]) -> None:
-    """Raise ConfigError unless the layers that a pass came to are those that are needed, in their order."""
+def check_layer_order(op: str, stack: LayerStack, needed: Sequence[int], seen: Sequence[int]) -> None:
+    """Raise ConfigError unless the layers that a pass went through equal the layers needed, in the same order."""
     if list(needed) != list(seen):
-        layer = next(at if layer is None else layer for layer, at in zip_longest(needed, seen) if layer != at)
+        layer = next(other if layer is None else layer for layer, other in zip_longest(needed, seen) if layer != other)
         came = f"layer {layer} of the stack '{stack.name}' did not run in its turn"
         raise ConfigError(f"{op}: {came}; it is needed. Run the whole model, with the blocks that were found in it.")
 
@@ -261,10 +349,18 @@ def check_layers_seen(op: str, stack: LayerStack, needed: Sequence[int], seen: S
 def real_tokens(
     mask: Tensor | None, state: Float[Tensor, "batch tokens width"], model: PreTrainedModel
 ) -> Bool[Tensor, "batch tokens"]:
-    """True at real tokens of a state, by what `token_mask` gave; a row without any keeps its first.
+    """Return True at the real tokens of a hidden state.
+
+    A row that is all padding counts its first token as real, so that pooling over the row stays finite.
+
+    Args:
+        mask: Mask of real tokens as `token_mask` returns it; None: all are real. For audio models it may be a mask of
+            samples, which is converted to the frames of the state.
+        state: A hidden state of the pass.
+        model: The model, which converts samples to frames.
 
     Raises:
-        ConfigError: If the mask has another shape.
+        ConfigError: If the shape of the mask does not fit the state.
     """
     shape, device = state.shape[:2], state.device
     if mask is None:
@@ -280,11 +376,11 @@ def real_tokens(
 
 
 def _frame_mask(mask: Tensor, frames: int, model: PreTrainedModel) -> Tensor:
-    """The mask of a speech model's frames, from the mask of its samples; other masks come back as they are."""
+    """Convert a mask of audio samples to one of the model's frames; return any other mask unchanged."""
     convert = getattr(model.base_model, "_get_feature_vector_attention_mask", None)
     count = getattr(model.base_model, "_get_feat_extract_output_lengths", None)
     if count is None or int(count(mask.shape[1])) != frames:
-        return mask  # not a mask of samples, or the states are fewer than the model's own frames
-    if convert is None:  # Whisper, whose encoder takes no mask: two columns of a spectrogram make a frame
+        return mask  # not a mask of samples, or the state is shorter than the model's frames
+    if convert is None:  # Whisper's encoder takes no mask, and two columns of its spectrogram make one frame
         return torch.arange(frames, device=mask.device) < count(mask.sum(1, keepdim=True))
     return convert(frames, mask)

@@ -1,52 +1,69 @@
-"""Monitors at work: scores of a text while `generate` writes it, token by token."""
+"""`bank.watch` and `bank.stream`: monitors score a text token by token while `generate` writes it."""
 
 from __future__ import annotations
 
+import contextvars
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from threading import Event, get_ident
-from typing import TYPE_CHECKING, Any, final
+from queue import Full, Queue
+from threading import Event, Thread, get_ident
+from typing import TYPE_CHECKING, Any, Literal, cast, final, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import StoppingCriteria
 
 from lamina.bank.generation import GenerateCall
-from lamina.bank.generation_states import Columns, Follower
-from lamina.bank.reader import ReaderModule
-from lamina.bank.stack_pass import StackPass, run_heads
+from lamina.bank.generation_states import GenerationObserver, TokenBlock
+from lamina.bank.listening import check_over, listening
+from lamina.bank.monitoring import causal_pass, check_monitors, read_tokens
+from lamina.bank.stack_pass import StackPass
 from lamina.errors import ConfigError, check_known
-from lamina.monitors.cascade import AnyMonitor, Cascade, start
+from lamina.layers.preserve import evaluating
+from lamina.layers.wrappers import unwrapped
+from lamina.monitors.cascade import AnyMonitor, Cascade, start_monitors
+from lamina.utils import check_range
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
+
+    from lamina.bank.bank import ReaderBank
+
+Watched = Literal["output", "both"]
 
 
 @final
 @dataclass(frozen=True)
 class Step:
-    """A new token of each sequence, and what the monitors say of the text up to and including it; all on the CPU.
+    """One new token of each sequence, with the monitors' scores of the text up to it. All tensors are on the CPU.
 
-    The last token of a sequence is read by no step of the model: it leaves the scores as they were.
+    The model does not read the last token of a sequence, so the last step repeats the scores of the step before.
+
+    Attributes:
+        index: Number of the new token, from 0.
+        tokens: Token ids; the padding id in a sequence that has ended.
+        real: False in a sequence that had ended before this token.
+        scores: Monitor name -> score in float64; NaN before the model has read the first token.
+        flagged: Monitor name -> True if the monitor has flagged the sequence at this token or before.
     """
 
-    index: int  # of the token, from 0
-    tokens: Int[Tensor, " sequences"]  # ids; padding where a sequence has ended
-    real: Bool[Tensor, " sequences"]  # False where a sequence had ended before
-    scores: Mapping[str, Float[Tensor, " sequences"]]  # by monitor, in float64; NaN before the first token was read
-    flagged: Mapping[str, Bool[Tensor, " sequences"]]  # by monitor, whether the sequence is flagged by now
+    index: int
+    tokens: Int[Tensor, " sequences"]
+    real: Bool[Tensor, " sequences"]
+    scores: Mapping[str, Float[Tensor, " sequences"]]
+    flagged: Mapping[str, Bool[Tensor, " sequences"]]
 
 
 @final
 class Watch:
-    """What `bank.watch` yields: the monitors' view of the text that is being written, or was last.
+    """The monitors' view of the text that is being written, or was written last. `bank.watch` yields it.
 
     Attributes:
-        stopping: A `StoppingCriteria` for `generate(..., stopping_criteria=[watch.stopping])`: it ends the sequences
-            that a monitor has flagged, after the token that was chosen meanwhile. If the model's generation config has
-            no end token, transformers goes on writing them until all have ended.
-        steps: What the monitors said, a `Step` for each new token.
+        stopping: A `StoppingCriteria` for `generate(..., stopping_criteria=[watch.stopping])`. It ends the sequences
+            that a monitor has flagged, after the token that was chosen in the meantime. If the model's generation
+            config has no end token, transformers continues a flagged sequence until all sequences have ended.
     """
 
     def __init__(
@@ -54,24 +71,26 @@ class Watch:
         template: StackPass,
         monitors: Mapping[str, AnyMonitor],
         *,
-        stop: Sequence[str] | None = None,
+        stop: Iterable[str] | None = None,
         on_token: Callable[[Step], None] | None = None,
         every: int = 1,
     ) -> None:
         self._template, self._monitors, self._on_token, self._every = template, monitors, on_token, every
-        self._texts: dict[int, _Text] = {}  # by thread, since tasks of one context may generate at once
-        self._latest: _Text | None = None
-        self.stopping: StoppingCriteria = _Stopping(self, tuple(monitors if stop is None else stop))
+        # thread -> its text: threads and tasks that share the context may generate at the same time
+        self._texts: dict[int, _WatchedText] = {}
+        self._latest: _WatchedText | None = None
+        self.stopping: StoppingCriteria = _StopFlagged(self, tuple(monitors if stop is None else stop))
 
-    def begin(self, call: GenerateCall) -> _Text:
-        """A call of `generate` begins."""
+    def begin(self, call: GenerateCall) -> _WatchedText:
+        """Begin a new text for a call of `generate`, and return it; ConfigError if the call cannot be watched."""
         _check_call(call)
-        self._latest = self._texts[get_ident()] = _Text(
+        self._latest = self._texts[get_ident()] = _WatchedText(
             self._template, self._monitors, call, every=self._every, on_token=self._on_token
         )
         return self._latest
 
-    def _text(self) -> _Text:
+    def _text(self) -> _WatchedText:
+        """Return the text of this thread, else the latest of any thread."""
         text = self._texts.get(get_ident(), self._latest)
         if text is None:
             raise ConfigError("bank.watch: no text was written yet. Call model.generate in this context.")
@@ -79,36 +98,43 @@ class Watch:
 
     @property
     def steps(self) -> list[Step]:
-        """The steps so far."""
+        """The steps so far, one per new token."""
         return self._text().steps
 
     @property
     def flagged_at(self) -> dict[str, list[int | None]]:
-        """By monitor and sequence, the index of the token at which it was flagged; None: it was not.
+        """Monitor name -> for each sequence the index of the token at which it was flagged; None: it was not.
 
-        Tokens of the prompt have negative ones, -1 the last. In a cascade the second monitor's verdict counts.
+        Tokens of the prompt have negative indices, -1 is its last token. A cascade flags by its second monitor.
         """
         text = self._text()
         rows = 0 if text.flags is None else text.flags.shape[1]
-        places: dict[str, list[int | None]] = {name: [None] * rows for name in text.order}
-        for monitor, row, index in text.places:
-            places[text.names[monitor]][row] = index
+        places: dict[str, list[int | None]] = {name: [None] * rows for name in text.monitor_names}
+        for name, row, index in text.places:
+            places[name][row] = index
         return places
 
     @property
     def asked(self) -> dict[str, float]:
-        """By cascade, the share of the tokens that were read for which its second reader ran."""
+        """Cascade name -> fraction of the tokens for which its second reader ran."""
         return self._text().asked()
 
     def is_flagged(self, names: Sequence[str]) -> Bool[Tensor, " sequences"] | None:
-        """Whether one of some monitors has flagged each sequence of the text of this thread; None: nothing was read."""
+        """Return whether any of these monitors has flagged each sequence of this thread's text.
+
+        None if the model has not read a token yet.
+        """
         text = self._text()
-        return None if text.flags is None else text.flags[[text.names.index(name) for name in names]].any(0)
+        return None if text.flags is None else text.flags[[text.rows.index(name) for name in names]].any(0)
 
 
 @final
-class _Text(Follower):
-    """One text per sequence, as one call of `generate` writes them."""
+class _WatchedText(GenerationObserver):
+    """The scores and flags of the sequences that one call of `generate` writes.
+
+    Monitors that are computed together stand next to each other: the tensors below have their monitors in the order of
+    `rows`, while `monitor_names` has the order of the caller.
+    """
 
     def __init__(
         self,
@@ -119,202 +145,272 @@ class _Text(Follower):
         every: int,
         on_token: Callable[[Step], None] | None,
     ) -> None:
-        self.every, self.steps = every, list[Step]()
-        self.places: list[tuple[int, int, int]] = []  # monitor, row and index of the token of every flag
+        self.every = every
+        self.steps: list[Step] = []
+        self.places: list[tuple[str, int, int]] = []  # monitor, sequence and token index of every first flag
+        self.flags: Tensor | None = None  # [monitors, sequences]; None before the first token was read
         heads = {name: reader.config.head for name, reader in template.readers.items()}
-        self._template, self._on_token, self._working = template, on_token, start(monitors, heads)
-        self.names, self.order = [name for names, _ in self._working for name in names], list(monitors)
-        thresholds = [monitors[name].threshold for name in self.names]
-        self._thresholds = torch.tensor([[math.nan if one is None else one] for one in thresholds], dtype=torch.float64)
+        self._template, self._on_token = template, on_token
+        self._running = start_monitors(monitors, heads)
+        self.rows = [name for names, _ in self._running for name in names]
+        self.monitor_names = list(monitors)
+        limits = [monitors[name].threshold for name in self.rows]
+        # a monitor without a threshold gets NaN, which no score reaches
+        self._thresholds = torch.tensor([[math.nan if n is None else n] for n in limits], dtype=torch.float64)
         self._always = list(dict.fromkeys(monitor.readers[0] for monitor in monitors.values()))
-        self._cascades = [isinstance(monitors[name], Cascade) for name in self.names]
-        self.flags: Tensor | None = None  # [monitors, rows]; None while nothing was read
-        self._scores: Tensor | None = None  # of the last token that was read
-        criteria = [own for own in call.kwargs.get("stopping_criteria") or () if not isinstance(own, Leaving)]
-        may_end = bool(criteria or call.option("stop_strings"))  # a sequence without an end token, which is then padded
-        self._ends = torch.tensor(_ids(call.option("eos_token_id")), dtype=torch.long)
-        self._pads = torch.tensor(_ids(call.option("pad_token_id") if may_end else None), dtype=torch.long)
-        self._ended: Tensor | None = None
-        self._read = 0  # real tokens
-        self._asked = torch.zeros(len(self.names), dtype=torch.long)  # of them those with a score of their own
+        self._is_cascade = [isinstance(monitors[name], Cascade) for name in self.rows]
+        self._scores: Tensor | None = None  # [monitors, sequences], up to the last token that was read
+        criteria = [item for item in call.kwargs.get("stopping_criteria") or () if not isinstance(item, StopOnEvent)]
+        # such a criterion ends a sequence without an end token, and pads it from there: padding then marks the end
+        pads = call.option("pad_token_id") if criteria or call.option("stop_strings") else None
+        self._pads = torch.tensor(_token_ids(pads), dtype=torch.long)
+        self._ends = torch.tensor(_token_ids(call.option("eos_token_id")), dtype=torch.long)
+        self._ended: Tensor | None = None  # [sequences], True once a sequence has ended
+        self._tokens_read = 0  # real tokens
+        self._tokens_scored = torch.zeros(len(self.rows), dtype=torch.long)  # of those, with a finite score
 
-    def read(self, columns: Columns) -> None:
-        """Score some tokens, and tell of those that are new."""
-        tokens, real = columns.tokens.cpu(), columns.real.cpu()
-        new = torch.arange(columns.first, columns.first + tokens.shape[1]) >= columns.prompt
-        own, last = self._own(tokens, new)
-        real = real & own & ~last
-        values = self._values(columns.states, real)
+    def on_tokens(self, block: TokenBlock) -> None:
+        """Score the tokens of a block, and add a step for each new token; prompt tokens are only scored."""
+        tokens, real = block.tokens.cpu(), block.real.cpu()
+        is_new = torch.arange(block.first, block.first + tokens.shape[1]) >= block.prompt
+        running, is_last = self._running_sequences(tokens, is_new)
+        real = real & running & ~is_last
+        values = self._score(block.states, real)
         hits = real & (values >= self._thresholds.unsqueeze(-1))
-        for at, (score, hit) in enumerate(zip(values.unbind(-1), hits.unbind(-1), strict=True)):
-            flags = hit if self.flags is None else self.flags | hit
+        for column, (score, hit) in enumerate(zip(values.unbind(-1), hits.unbind(-1), strict=True)):
             if bool(hit.any()):
-                fresh = hit if self.flags is None else hit & ~self.flags
-                index = columns.first + at - columns.prompt
-                self.places += [(monitor, row, index) for monitor, row in fresh.nonzero().tolist()]
-            self.flags, self._scores = flags, score
-            if new[at]:
-                self._tell(tokens[:, at], own[:, at])
+                first_hit = hit if self.flags is None else hit & ~self.flags
+                index = block.first + column - block.prompt
+                self.places += [(self.rows[monitor], row, index) for monitor, row in first_hit.nonzero().tolist()]
+            self.flags = hit if self.flags is None else self.flags | hit
+            self._scores = score
+            if is_new[column]:
+                self._add_step(tokens[:, column], running[:, column])
 
-    def _own(self, tokens: Int[Tensor, "rows columns"], new: Bool[Tensor, " columns"]) -> tuple[Tensor, Tensor]:
-        """Which tokens are of sequences that had not ended, and which end one; `[rows, columns]`."""
+    def _running_sequences(
+        self, tokens: Int[Tensor, "rows columns"], is_new: Bool[Tensor, " columns"]
+    ) -> tuple[Tensor, Tensor]:
+        """Return two masks `[rows, columns]`: tokens of sequences that have not ended, and tokens that end one.
+
+        Remembers which sequences have ended for the next call.
+        """
         if self._ended is None:
             self._ended = torch.zeros(len(tokens), dtype=torch.bool)
-        last = torch.isin(tokens, self._ends) & new
-        after = torch.isin(tokens, self._pads) & new & ~last
-        ends = last | after
+        is_end = torch.isin(tokens, self._ends) & is_new
+        is_pad = torch.isin(tokens, self._pads) & is_new & ~is_end
+        ends = is_end | is_pad
+        # ended in an earlier call, or at an earlier column: the count of ends without the column's own
         before = self._ended.unsqueeze(1) | (ends.cumsum(1) - ends.long() > 0)
         self._ended = before[:, -1] | ends[:, -1]
-        return ~before & ~after, last
+        return ~before & ~is_pad, is_end
 
-    def _values(
+    def _score(
         self, states: Mapping[int, Tensor], real: Bool[Tensor, "rows columns"]
     ) -> Float[Tensor, "monitors rows columns"]:
-        """The score up to each column."""
-        self._read += int(real.sum())
+        """Return each monitor's score of the text up to each column.
+
+        The second reader of a cascade runs only for the sequences in which the first monitor is unsure of a token.
+        """
+        self._tokens_read += int(real.sum())
         always = read_tokens(self._template, self._always, states)
 
-        def ask(name: str, rows: Bool[Tensor, " rows"]) -> Tensor:
+        def get_logits(name: str, rows: Bool[Tensor, " rows"]) -> Tensor:
             if name in always:
                 return always[name] if bool(rows.all()) else always[name][rows]
-            some = {layer: state[rows.to(state.device)] for layer, state in states.items()}
-            return read_tokens(self._template, [name], some)[name]
+            chosen = {layer: state[rows.to(state.device)] for layer, state in states.items()}
+            return read_tokens(self._template, [name], chosen)[name]
 
-        values = torch.cat([working.add(ask, real) for _, working in self._working])
-        if any(self._cascades):
-            self._asked += (values.isfinite() & real).sum((1, 2))
+        values = torch.cat([running.add(get_logits, real) for _, running in self._running])
+        if any(self._is_cascade):
+            self._tokens_scored += (values.isfinite() & real).sum((1, 2))
         return values
 
-    def _tell(self, tokens: Int[Tensor, " rows"], real: Bool[Tensor, " rows"]) -> None:
-        shape = len(self.names), len(tokens)
+    def _add_step(self, tokens: Int[Tensor, " rows"], real: Bool[Tensor, " rows"]) -> None:
+        """Add a step with the present scores and flags, and call `on_token` with it."""
+        shape = len(self.rows), len(tokens)
         scores = torch.full(shape, torch.nan, dtype=torch.float64) if self._scores is None else self._scores
         flags = torch.zeros(shape, dtype=torch.bool) if self.flags is None else self.flags
-        step = Step(len(self.steps), tokens, real, self._named(scores), self._named(flags))
+        step = Step(len(self.steps), tokens, real, self._by_name(scores), self._by_name(flags))
         self.steps.append(step)
         if self._on_token is not None:
             self._on_token(step)
 
-    def _named(self, values: Tensor) -> dict[str, Tensor]:
-        rows = dict(zip(self.names, values.unbind(0), strict=True))
-        return {name: rows[name] for name in self.order}
+    def _by_name(self, values: Tensor) -> dict[str, Tensor]:
+        """Return monitor name -> its row of `values`, in the caller's order."""
+        rows = dict(zip(self.rows, values.unbind(0), strict=True))
+        return {name: rows[name] for name in self.monitor_names}
 
-    def end(self, new: Int[Tensor, "sequences tokens"]) -> None:
-        """Tell of the tokens that no step read."""
-        left = new.cpu()[:, len(self.steps) :]
-        if left.shape[1]:
-            own, _ = self._own(left, torch.ones(left.shape[1], dtype=torch.bool))
-            for at in range(left.shape[1]):
-                self._tell(left[:, at], own[:, at])
+    def on_end(self, new: Int[Tensor, "sequences tokens"]) -> None:
+        """Add a step for each new token that the model did not read: the last one."""
+        rest = new.cpu()[:, len(self.steps) :]
+        if rest.shape[1]:
+            running, _ = self._running_sequences(rest, torch.ones(rest.shape[1], dtype=torch.bool))
+            for column in range(rest.shape[1]):
+                self._add_step(rest[:, column], running[:, column])
 
     def asked(self) -> dict[str, float]:
-        """By cascade the share of the tokens."""
-        counts = zip(self.names, self._asked.tolist(), self._cascades, strict=True)
-        return {name: count / max(1, self._read) for name, count, is_cascade in counts if is_cascade}
+        """Return cascade name -> fraction of the real tokens for which its second reader ran."""
+        counts = zip(self.rows, self._tokens_scored.tolist(), self._is_cascade, strict=True)
+        return {name: count / max(1, self._tokens_read) for name, count, is_cascade in counts if is_cascade}
 
 
-class _Stopping(StoppingCriteria):
+class _StopFlagged(StoppingCriteria):
+    """Ends the sequences that one of some monitors has flagged."""
+
     def __init__(self, watch: Watch, names: tuple[str, ...]) -> None:
         self._watch, self._names = watch, names
 
-    def __call__(self, input_ids: Tensor, scores: Any, **_options: Any) -> Any:  # noqa: ARG002
+    def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ARG002
         flags = self._watch.is_flagged(self._names)
         return input_ids.new_zeros(len(input_ids), dtype=torch.bool) if flags is None else flags.to(input_ids.device)
 
 
-class Leaving(StoppingCriteria):
-    """Ends every sequence once an event is set."""
+class StopOnEvent(StoppingCriteria):
+    """Ends every sequence once an event is set, for example because the client has left."""
 
-    def __init__(self, left: Event) -> None:
-        self._left = left
+    def __init__(self, event: Event) -> None:
+        self._event = event
 
-    def __call__(self, input_ids: Tensor, scores: Any, **_options: Any) -> Any:  # noqa: ARG002
-        """Whether each sequence is to end."""
-        return torch.full((len(input_ids),), self._left.is_set(), device=input_ids.device)
-
-
-@torch.no_grad()
-def read_tokens(template: StackPass, names: Sequence[str], states: Mapping[int, Tensor]) -> dict[str, Tensor]:
-    """What readers say of each token by itself, by name, on the CPU.
-
-    Args:
-        template: A pass over the stack with these readers, all token-wise.
-        names: Which of its readers.
-        states: Layer -> its states `[rows, tokens, width]`.
-
-    Returns:
-        Logits `[rows, tokens, classes]`.
-    """
-    stack_pass = template.again({name: template.readers[name] for name in names})
-    for layer in stack_pass.layers:
-        stack_pass.on_state(layer, states[layer])
-    return token_logits(stack_pass)
-
-
-def token_logits(stack_pass: StackPass) -> dict[str, Tensor]:
-    """The same, of a pass that has taken its states."""
-    features = stack_pass.features()
-    rows, count = next(iter(features.values())).shape[:2]
-    each = {name: part.flatten(0, 1).unsqueeze(1) for name, part in features.items()}  # every token is a text
-    alone = torch.ones(rows * count, 1, dtype=torch.bool, device=next(iter(each.values())).device)
-    outputs = run_heads(stack_pass.readers, each, alone, {}, grad=False, together=True)
-    logits = [outputs[name].logits.float().reshape(rows, count, -1) for name in each]
-    for number, name in enumerate(each):
-        if (weights := stack_pass.readers[name].head.log_weights(features[name])) is not None:
-            logits[number] = torch.cat([logits[number], weights.float().unsqueeze(-1)], dim=-1)
-    parts = torch.cat(logits, dim=-1).cpu().split([part.shape[-1] for part in logits], dim=-1)  # one copy for all
-    return dict(zip(each, parts, strict=True))
-
-
-def check_reader(op: str, name: str, reader: ReaderModule) -> None:
-    """Raise ConfigError if what a reader says of a token may depend on other tokens."""
-    kinds = {"fusion": type(reader.config.fusion).__name__, "head": type(reader.config.head).__name__}
-    for part, module in (("fusion", reader.fusion), ("head", reader.head)):
-        if not module.is_token_wise():
-            came = f"reader '{name}' has a {part} ({kinds[part]}) that looks at other tokens, later ones too"
-            raise ConfigError(
-                f"{op}: {came}; a text that is being written has none. Use a token-wise fusion, such as "
-                "AdaLayers(positions=False) or ScalarMix(), with TokenClassification(encoder_layers=0) or "
-                "SequenceClassification(pooling='mean') or pooling='query'."
-            )
-
-
-def checked_monitors(
-    op: str,
-    given: Sequence[AnyMonitor | str] | None,
-    saved: Mapping[str, AnyMonitor],
-    readers: Mapping[str, ReaderModule],
-) -> dict[str, AnyMonitor]:
-    """Monitors by name, None: all that are saved; an error if one does not exist, or does not fit its reader."""
-    if given is None:
-        given = list(saved)
-    check_known(op, [name for name in given if isinstance(name, str)], saved, "monitor")
-    monitors: dict[str, AnyMonitor] = {}
-    for entry in given:
-        monitor = saved[entry] if isinstance(entry, str) else entry
-        name = str(monitor.name)
-        if name in monitors:
-            raise ConfigError(f"{op}: two monitors are called '{name}'; names tell them apart. Give one name=... .")
-        check_known(op, monitor.readers, readers, "reader")
-        monitor.check({reader: readers[reader].config.head for reader in monitor.readers})
-        for reader in monitor.readers:
-            check_reader(op, reader, readers[reader])
-        monitors[name] = monitor
-    if not monitors:
-        raise ConfigError(f"{op}: there is no monitor. Give monitors=[lamina.Monitor(...)].")
-    return monitors
+    def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ARG002
+        """Return True for every sequence if the event is set, else False."""
+        return torch.full((len(input_ids),), self._event.is_set(), device=input_ids.device)
 
 
 def _check_call(call: GenerateCall) -> None:
-    """Raise ConfigError if the states of a step are not yet those of the text."""
+    """Raise ConfigError if a call of `generate` reads tokens that may not be part of the final text."""
     if call.beams:
         came = f"generate is called with num_beams={call.option('num_beams')}"
-        why = "which text a beam is of is known at its end, so that no token is final while it is written"
+        why = "only at its end is it known which beam wins, so no token is final while the text is written"
         raise ConfigError(f"bank.watch: {came}; {why}. Use one beam, or bank.listen(over='output').")
     if call.assisted:
         came = "generate is called with drafts, which are read before it is known whether they are taken"
         raise ConfigError(f"bank.watch: {came}. Leave them out, or use bank.listen(over='output').")
 
 
-def _ids(given: Any) -> list[int]:
-    """Token ids from one, several or none."""
-    return [] if given is None else [int(token) for token in torch.as_tensor(given).flatten()]
+def _token_ids(value: Any) -> list[int]:
+    """Return token ids as a list, from one id, several ids or None."""
+    return [] if value is None else [int(token) for token in torch.as_tensor(value).flatten()]
+
+
+@contextmanager
+def watch(
+    bank: ReaderBank,
+    monitors: Sequence[AnyMonitor | str] | None,
+    over: str,
+    *,
+    stop: Sequence[str] | None,
+    on_token: Callable[[Step], None] | None = None,
+    every: int = 1,
+) -> Iterator[Watch]:
+    """Run monitors on the calls of `generate` within the context; see `ReaderBank.watch`."""
+    op = "bank.watch"
+    chosen = check_monitors(op, monitors, bank.monitors, bank.modules_by_name())
+    check_range(op, "every", every, 1)
+    check_known(op, [over], get_args(Watched), "over")
+    stop = (stop,) if isinstance(stop, str) else stop
+    check_known(op, stop or (), chosen, "monitor")
+    names = list(dict.fromkeys(name for monitor in chosen.values() for name in monitor.readers))
+    # eval mode first: a pass looks at the mode of its readers when it is built
+    with evaluating(bank, *([bank.model] if bank.train_base else [])):
+        template = causal_pass(bank, op, names)
+        check_over(bank.model, [template], over)
+        watching = Watch(template, chosen, stop=stop, on_token=on_token, every=every)
+        with listening(bank.model, [template], cast("Watched", over), watching.begin):
+            yield watching
+
+
+def stream(
+    bank: ReaderBank,
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Tensor | str | Sequence[str],
+    new_watch: Callable[..., AbstractContextManager[Watch]],
+    *,
+    stop: bool,
+    options: Mapping[str, Any],
+) -> Iterator[Step]:
+    """Check the arguments, and return an iterator over the steps of a generation; see `ReaderBank.stream`.
+
+    Args:
+        bank: The bank.
+        model: The bank's model, or the part of it whose `generate` runs.
+        inputs: The prompts.
+        new_watch: `bank.watch` with all its arguments but `on_token`.
+        stop: Whether the monitors may end a sequence.
+        options: Options of `generate`.
+    """
+    model = unwrapped(model)
+    if all(part is not model for part in bank.model.modules()):
+        came = f"got a {type(model).__name__} that is not the bank's model or a part of it"
+        raise ConfigError(f"bank.stream: {came}. Give bank.model.")
+    prompts = _encode_prompts(bank, inputs)
+    options = dict(options)
+    criteria = list(options.pop("stopping_criteria", None) or ())
+
+    def write(put: Callable[[Step], None], stop_on_event: StopOnEvent) -> None:
+        with new_watch(on_token=put) as watching:
+            more = [watching.stopping, stop_on_event] if stop else [stop_on_event]
+            cast("Any", model).generate(**prompts, **options, stopping_criteria=[*criteria, *more])
+
+    with new_watch():
+        pass  # wrong arguments raise here, and not when the caller asks for the first step
+    return _in_thread(write, bank.device.type)
+
+
+def _encode_prompts(bank: ReaderBank, inputs: Mapping[str, Any] | Tensor | str | Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of `generate` for prompts: texts are tokenized, and padded on the left for a decoder."""
+    if isinstance(inputs, Mapping):
+        return dict(inputs)
+    if isinstance(inputs, Tensor):
+        return {"inputs": inputs}
+    if bank.processor is None:
+        came = "a text was given, and the bank has no processor to read it"
+        raise ConfigError(f"bank.stream: {came}. Use ReaderBank(model, processor=...).")
+    texts = [inputs] if isinstance(inputs, str) else list(inputs)
+    padding: dict[str, object] = {"padding": len(texts) > 1}
+    if "main" in bank.stacks:
+        padding["padding_side"] = "left"  # the new tokens must follow the text, not the padding
+    encoded = bank.processor(texts, return_tensors="pt", **padding)
+    known = ("input_ids", "attention_mask")
+    return {key: encoded[key].to(bank.device) for key in known if key in encoded}
+
+
+def _in_thread(write: Callable[[Callable[[Step], None], StopOnEvent], None], device: str) -> Iterator[Step]:
+    """Run `write` in a thread, and yield the steps that it puts.
+
+    The thread inherits the caller's context variables and autocast. What it raises is raised here. Closing the iterator
+    ends the generation and waits for the thread.
+
+    Args:
+        write: Called with a function that takes a step, and a stopping criterion that it must pass to `generate`.
+        device: Type of the device, such as "cuda", whose autocast setting is inherited.
+    """
+    queue: Queue[Step | BaseException | None] = Queue(maxsize=1)  # None: the end
+    left, context = Event(), contextvars.copy_context()
+    precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+    def put(item: Step | BaseException | None) -> None:
+        # with a timeout: nobody empties the queue after the caller has left, so a plain `put` would block for ever
+        waiting = True
+        while waiting and not left.is_set():
+            with suppress(Full):
+                queue.put(item, timeout=0.1)
+                waiting = False
+
+    def run() -> None:
+        try:
+            with torch.autocast(device, precision, enabled=precision is not None):
+                write(put, StopOnEvent(left))
+        except BaseException as error:  # raised again in the caller's thread
+            put(error)
+        put(None)
+
+    thread = Thread(target=context.run, args=(run,), name="lamina-stream", daemon=True)
+    thread.start()
+    try:
+        while (item := queue.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        left.set()
+        thread.join()

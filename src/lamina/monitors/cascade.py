@@ -12,13 +12,13 @@ import torch
 from lamina.errors import ConfigError
 from lamina.heads.base import HeadConfig
 from lamina.monitors.calibration import Calibration
-from lamina.monitors.monitor import Monitor, Together, Watching
+from lamina.monitors.monitor import Monitor, MonitorGroup, RunningMonitors
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from torch import Tensor
 
-    from lamina.monitors.monitor import Ask
+    from lamina.monitors.monitor import GetLogits
 
 
 @final
@@ -96,28 +96,29 @@ class Cascade:
 AnyMonitor = Monitor | Cascade
 
 
-def start(
+def start_monitors(
     monitors: Mapping[str, AnyMonitor], heads: Mapping[str, HeadConfig]
-) -> list[tuple[tuple[str, ...], Watching]]:
+) -> list[tuple[tuple[str, ...], RunningMonitors]]:
     """Begin new texts: names, and those monitors at work."""
     groups: dict[Hashable, list[str]] = defaultdict(list)
     for name, monitor in monitors.items():
         groups[monitor.group(heads) if isinstance(monitor, Monitor) else name].append(name)
-    working: list[tuple[tuple[str, ...], Watching]] = []
+    working: list[tuple[tuple[str, ...], RunningMonitors]] = []
     for names in groups.values():
         first, alike = monitors[names[0]], [own for name in names if isinstance(own := monitors[name], Monitor)]
-        working.append((tuple(names), _Pair(first, heads) if isinstance(first, Cascade) else Together(alike, heads)))
+        running = _RunningCascade(first, heads) if isinstance(first, Cascade) else MonitorGroup(alike, heads)
+        working.append((tuple(names), running))
     return working
 
 
-class _Pair(Watching):
+class _RunningCascade(RunningMonitors):
     """A cascade at work. Its score is the second's: -inf where that is not asked, inf where not needed."""
 
     def __init__(self, cascade: Cascade, heads: Mapping[str, HeadConfig]) -> None:
         self._cascade = cascade
-        self._first, self._second = (Together([one], heads) for one in (cascade.first, cascade.second))
+        self._first, self._second = (MonitorGroup([one], heads) for one in (cascade.first, cascade.second))
 
-    def add(self, ask: Ask, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
+    def add(self, ask: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
         score, sure = self._first.add(ask, mask)[0], self._cascade.sure
         certain = mask & (score >= (torch.inf if sure is None else sure))
         unsure = mask & ~certain & (score >= (self._cascade.first.threshold or 0.0))

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 Scale = Literal["probability", "log_odds"]
-Ask = Callable[[str, Tensor], Tensor]
+GetLogits = Callable[[str, Tensor], Tensor]
 """What hands over a reader's logits `[rows, tokens, classes]`, by its name and the rows `[batch]` (bool) wanted.
 
 Where its head weighs tokens, their log weights are a last column.
 """
 
 
-class Watching(ABC):
+class RunningMonitors(ABC):
     """Some monitors or a cascade at work on some texts."""
 
     @abstractmethod
-    def add(self, ask: Ask, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
+    def add(self, ask: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
         """Take some more tokens; returns the score of each text up to and including each of them, in float64."""
 
 
@@ -139,14 +139,14 @@ class Monitor:
 
 
 @final
-class Together(Watching):
+class MonitorGroup(RunningMonitors):
     """Monitors of one group at work."""
 
     def __init__(self, monitors: Sequence[Monitor], heads: Mapping[str, HeadConfig]) -> None:
         self._monitors, self._head = monitors, heads[monitors[0].reader]
         self._running = RunningScore(monitors[0].aggregate)
 
-    def add(self, ask: Ask, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
+    def add(self, ask: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
         """Score the tokens, and aggregate."""
         every = torch.ones_like(mask[:, 0])
         logits = torch.stack([ask(monitor.reader, every) for monitor in self._monitors])

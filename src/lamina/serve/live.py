@@ -92,8 +92,8 @@ class Live:
 
     def _serve(self, kept: Mapping[str, ReaderBank], new: Mapping[str, ReaderBank]) -> Served:
         old = self._engine.served
-        bank = ReaderBank(old.bank.model, old.bank.processor).eval()  # readers take its mode, and answer meanwhile
-        bank.own_base, bank.info = old.bank.own_base, old.bank.info
+        facts = {"saves_base": old.bank.saves_base, "info": old.bank.info}
+        bank = ReaderBank(old.bank.model, old.bank.processor, **facts).eval()  # its readers answer meanwhile
         for name, source in {**kept, **new}.items():
             bank.update(source, [name])
         for name in new:

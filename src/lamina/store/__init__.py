@@ -1,9 +1,8 @@
 """Saving and loading: models, edited models, banks of readers, and the fingerprints that tell one base from another."""
 
 from lamina.layers.fingerprints import fingerprint
-from lamina.store.bank_folder import load_bank, save_bank
+from lamina.store.bank_folder import load_bank, push_bank, save_bank
 from lamina.store.card import model_card
-from lamina.store.hub import push_bank
 from lamina.store.load_model import load, outline
 from lamina.store.models import empty_model, load_config, load_processor, saved_class
 from lamina.store.save_model import save

@@ -1,4 +1,4 @@
-"""Saving a bank of readers to a folder or the hub, and loading it onto the base it was trained on."""
+"""A bank as a folder: save readers with a manifest of their base model, and load them onto that model."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import fields
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lamina.bank import NAME, Reader, ReaderBank
-from lamina.bank.monitoring import KEY as MONITORS
+from lamina.bank.monitoring import monitor_names
 from lamina.editing.record import note_place, place_of
 from lamina.errors import (
     BaseMismatchError,
@@ -31,7 +31,6 @@ from lamina.layers import select, stacks
 from lamina.layers.adapters import check_no_adapters
 from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
-from lamina.store import manifest as facts
 from lamina.store.card import model_card
 from lamina.store.files import (
     check_finite,
@@ -43,210 +42,184 @@ from lamina.store.files import (
     write_json,
     write_tensors,
 )
-from lamina.store.hub import local_folder
+from lamina.store.hub import local_folder, push_folder
 from lamina.store.load_model import load
+from lamina.store.manifest import (
+    BASE,
+    CARD,
+    FORMAT,
+    MANIFEST,
+    READER,
+    READERS,
+    WEIGHTS,
+    BaseFacts,
+    Manifest,
+    ReaderFacts,
+    StackFacts,
+)
 from lamina.store.models import load_processor, saved_class, writing_class
 from lamina.store.save_model import listed_names, save, saved_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from os import PathLike
 
-    from torch import Tensor
+    from torch import nn
     from transformers import PreTrainedModel
 
     from lamina.bank import ReaderModule
     from lamina.layers import LayerStack
+    from lamina.layers.types import Processor
     from lamina.registry import Registry
     from lamina.store.files import Files
+    from lamina.utils import JSON
 
 logger = logging.getLogger(__name__)
 
-_SPARE_PARAMETERS = 1 << 20  # parts of the model that some readers use, which are not in their files
-_RENAMED = {"problem": "problem_type"}  # settings as versions before 0.2 saved them
+# Some readers use parts of the model (such as its output embeddings), which are not in their files. So the settings of
+# a reader may describe this many more parameters than its file has.
+_SPARE_PARAMETERS = 1 << 20
+_RENAMED = {"problem": "problem_type"}  # old name -> new name of settings that versions before 0.2 saved
 
 
-def save_bank(bank: ReaderBank, folder: str | Path, *, title: str | None = None, files: Files | None = None) -> None:
-    """Save a bank, with a model card of that title and other files; see `ReaderBank.save_pretrained`."""
+# Saving
+
+
+def save_bank(
+    bank: ReaderBank, folder: str | PathLike[str], *, title: str | None = None, files: Files | None = None
+) -> None:
+    """Save a bank to a folder, as `ReaderBank.save_pretrained` does.
+
+    Args:
+        bank: The bank.
+        folder: Folder to write; created if it does not exist.
+        title: Title of the model card. None: the name of the folder.
+        files: More files to write in the same step: name -> function that is called with the path to write.
+
+    Raises:
+        StoreError: If the folder cannot be written, or files of these names in it are not from a bank.
+        NotFiniteError: If a weight holds NaN or infinity.
+    """
     folder = Path(folder)
-    try:
-        lamina = version("lamina")
-    except PackageNotFoundError:
-        lamina = "unknown"
     for name in bank:
         check_finite(f"reader '{name}'", bank[name].state_dict().items())
     base = _base_facts(bank)
     if base.id is None and bank.model.name_or_path and not base.trained:
-        what = f"the base was changed after it was loaded from {bank.model.name_or_path}, so that the bank names none"
-        logger.warning("save: %s. Save the base first (lamina.save), or give it whenever the bank is opened.", what)
-    manifest = facts.Manifest(format=facts.FORMAT, lamina=lamina, base=base, info=bank.info, readers=list(bank))
+        what = f"the base was changed after it was loaded from {bank.model.name_or_path}, so the bank does not name it"
+        logger.warning("save: %s. Save the base first (lamina.save), or pass it whenever the bank is loaded.", what)
+    manifest = Manifest(format=FORMAT, lamina=_version(), base=base, info=bank.info, readers=list(bank))
     files = files or {}
     with staged(folder, [*_names(bank), *files], _listed(folder)) as stage:
-        (stage / facts.READERS).mkdir()
+        (stage / READERS).mkdir()
         for name in bank:
-            _save_reader(bank[name], stage / facts.READERS / name)
-        if bank.own_base:
-            save(bank.model, stage / facts.BASE, bank.processor)
-        model_card(bank, title or folder.resolve().name).save(stage / facts.CARD)
+            _save_reader(bank[name], stage / READERS / name)
+        if bank.saves_base:
+            save(bank.model, stage / BASE, bank.processor)
+        model_card(bank, title or folder.resolve().name).save(stage / CARD)
         for name, write in files.items():
             write(stage / name)
-        write_json(stage / facts.MANIFEST, manifest.model_dump())
-    if bank.own_base:
-        note_place(bank.model, str(folder / facts.BASE))
+        write_json(stage / MANIFEST, manifest.model_dump())
+    if bank.saves_base:
+        note_place(bank.model, str(folder / BASE))
+
+
+def push_bank(
+    bank: ReaderBank,
+    repo: str,
+    *,
+    message: str = "Save readers",
+    branch: str | None = None,
+    create_pr: bool = False,
+    private: bool | None = None,
+    token: str | None = None,
+) -> str:
+    """Save a bank to a repository on the hub, and return the address of the commit; see `ReaderBank.push_to_hub`."""
+    save_to = partial(save_bank, bank, title=repo)
+    return push_folder(save_to, repo, message=message, branch=branch, create_pr=create_pr, private=private, token=token)
+
+
+def _version() -> str:
+    """Return the installed version of lamina, or "unknown" if it runs from a source tree."""
+    try:
+        return version("lamina")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def claimed_output(
-    target: ReaderBank | PreTrainedModel | dict[str, Any], folder: Path, files: Iterable[str] = ()
+    target: ReaderBank | PreTrainedModel | Mapping[str, object], folder: Path, files: Iterable[str] = ()
 ) -> AbstractContextManager[None]:
-    """Hold the right to save a bank (or one of these readers) or a model, and other files; raise as saving would."""
-    if isinstance(target, dict):
+    """Reserve a folder for the result of a run, so that a long run does not fail when it saves.
+
+    Args:
+        target: What will be saved: a bank, a model, or readers that a bank will have (a mapping by name).
+        folder: The folder; created if it does not exist.
+        files: Names of more files that will be written.
+
+    Returns:
+        A context in which no other run can write to the folder. It raises the errors that saving would raise.
+    """
+    if not isinstance(target, ReaderBank | torch.nn.Module):
         return claimed(folder, [*_names(target), *files])
-    if not isinstance(target, ReaderBank) or target.own_base:
+    if not isinstance(target, ReaderBank) or target.saves_base:
         check_no_adapters(target.model if isinstance(target, ReaderBank) else target, "save")
     names = _names(target) if isinstance(target, ReaderBank) else saved_names(folder)
     return claimed(folder, [*names, *files])
 
 
 def saved_bytes(target: ReaderBank | PreTrainedModel) -> int:
-    """About how much saving a bank or a model writes: the weights."""
-    modules: list[Any] = [target, *([target.model] if isinstance(target, ReaderBank) and target.own_base else ())]
-    tensors: list[Tensor] = [tensor for module in modules for tensor in module.state_dict().values()]
+    """Return the approximate size in bytes of a saved bank or model: that of its weights, shared ones once."""
+    modules: list[nn.Module] = [target]
+    if isinstance(target, ReaderBank) and target.saves_base:
+        modules.append(target.model)
+    tensors = (tensor for module in modules for tensor in module.state_dict().values())
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
 def _names(readers: Iterable[str]) -> list[str]:
-    """The files of a bank besides its base; the first marks one."""
-    own = [f"{facts.READERS}/{name}/{file}" for name in readers for file in (facts.READER, facts.WEIGHTS)]
-    return [facts.MANIFEST, facts.CARD, *own]
+    """Return the paths of a bank's files without its base. The first one, the manifest, marks a folder as a bank."""
+    reader_files = [f"{READERS}/{name}/{file}" for name in readers for file in (READER, WEIGHTS)]
+    return [MANIFEST, CARD, *reader_files]
 
 
 def _listed(folder: Path) -> list[str]:
-    """The files that the manifest in a folder lists; none if it cannot be read."""
+    """Return the paths of all files that the manifest in a folder lists; empty if there is no readable manifest."""
     try:
-        manifest = facts.Manifest.read(folder / facts.MANIFEST)
+        manifest = Manifest.read(folder / MANIFEST)
     except LaminaError:
         return []
-    inside = folder / facts.BASE
+    inside = folder / BASE
     base = [*saved_names(inside), *listed_names(inside)] if manifest.base.trained else ()
-    return [*_names(filter(NAME.fullmatch, manifest.readers)), *(f"{facts.BASE}/{name}" for name in base)]
+    return [*_names(filter(NAME.fullmatch, manifest.readers)), *(f"{BASE}/{name}" for name in base)]
 
 
-def load_bank(
-    folder: str | Path,
-    model: PreTrainedModel | None = None,
-    processor: Any = None,
-    *,
-    revision: str | None = None,
-    readers: Sequence[str] | None = None,
-    writes: bool = False,
-) -> ReaderBank:
-    """Load a saved bank; see `ReaderBank.from_pretrained`. One that `writes` has its base's head for text, if any.
-
-    So has one with monitors, which watch what is written.
-    """
-    with convert_errors(lambda reason: damaged(folder, f"cannot be loaded ({reason})")):
-        path = local_folder(folder, revision, readers, base=model is None)
-        load_from = partial(_load_bank, path, model, processor, readers, writes=writes)
-        return read_steady(path, facts.MANIFEST, load_from)
-
-
-def _load_bank(
-    folder: Path, model: PreTrainedModel | None, processor: Any, readers: Sequence[str] | None, *, writes: bool
-) -> ReaderBank:
-    path = folder / facts.MANIFEST
-    if not path.exists():
-        hint = "give a folder that save_pretrained wrote"
-        if (folder / "config.json").is_file():
-            hint = "it is a model, and readers are trained on it first, by lamina.fit or lamina train"
-        raise StoreError(f"load: {folder} has no {facts.MANIFEST}; {hint}.")
-    manifest = facts.Manifest.read(path)
-    base = manifest.base
-    for name in manifest.readers:
-        if not NAME.fullmatch(name) or manifest.readers.count(name) > 1:
-            raise damaged(path, f"names a reader '{name}'; every name is given once and is a plain folder name")
-    check_known(f"load {folder}", readers or (), manifest.readers, "reader")
-    names = manifest.readers if readers is None else readers
-    saved = {name: facts.ReaderFacts.read(folder / facts.READERS / name / facts.READER) for name in names}
-    if model is None:
-        watches = any(reader.info.get(MONITORS) for reader in saved.values())
-        model, own = _load_base(base, folder, writes=writes or watches)
-        processor = own if processor is None else processor
-    elif processor is None and model.name_or_path:
-        processor = load_processor(model.name_or_path, model)
-    _check_base(base, model)
-    bank = ReaderBank(model, processor)
-    bank.own_base, bank.info = base.trained, dict(manifest.info)
-    for name, reader in saved.items():
-        _load_reader(bank, name, folder / facts.READERS / name, reader)
-    return bank.eval()
-
-
-def _base_facts(bank: ReaderBank) -> facts.BaseFacts:
+def _base_facts(bank: ReaderBank) -> BaseFacts:
+    """Return what the manifest says of the bank's model: where it comes from, and fingerprints of the stacks in use."""
     model = bank.model
     used = {bank[name].stack for name in bank}
-    return facts.BaseFacts(
-        id=(model.name_or_path if bank.own_base else place_of(model)) or None,
+    return BaseFacts(
+        id=(model.name_or_path if bank.saves_base else place_of(model)) or None,
         revision=getattr(model.config, "_commit_hash", None),
         model_type=str(model.config.model_type),
         dtype=str(model.dtype).removeprefix("torch."),
         stacks={
-            name: facts.StackFacts(**{trait: _trait(stack, trait) for trait in facts.StackFacts.model_fields})
+            name: StackFacts(**{trait: _trait(stack, trait) for trait in StackFacts.model_fields})
             for name, stack in stacks(model).items()
             if name in used or not used
         },
-        trained=bank.own_base,
+        trained=bank.saves_base,
     )
 
 
 def _trait(stack: LayerStack, name: str) -> Any:
+    """Return the value of one field of `StackFacts` for a stack."""
     return fingerprint_of(stack) if name == "fingerprint" else getattr(stack, name)
 
 
-def _load_base(base: facts.BaseFacts, folder: Path, *, writes: bool) -> tuple[PreTrainedModel, Any]:
-    if base.trained:
-        model, processor = load(folder / facts.BASE, saved_class(folder / facts.BASE), dtype=base.dtype)
-        model.name_or_path = cast("Any", model.config)._name_or_path = base.id or ""
-        return model, processor
-    if base.id is None:
-        raise StoreError(f"load: {folder / facts.MANIFEST} names no base: it was not saved as it was. Give `model`.")
-    try:
-        head = writing_class(base.id, revision=base.revision) if writes else None
-        return load(base.id, head, revision=base.revision, dtype=base.dtype)
-    except ModelNotFoundError as error:
-        reason = f"it is the base of this bank, and {error.reason}"
-        raise ModelNotFoundError(op=f"load {folder}", got=error.got, reason=reason) from error
-
-
-def _check_base(saved: facts.BaseFacts, model: PreTrainedModel) -> None:
-    """Raise BaseMismatchError unless the model is the base; fingerprints are taken only if all else agrees."""
-    differs: dict[str, tuple[object, object]] = {}
-    model_type, by_name = str(model.config.model_type), stacks(model)
-    if model_type != saved.model_type:
-        differs["model_type"] = (saved.model_type, model_type)
-    for name, expected in saved.stacks.items():
-        prefix = f"{name} " if len(saved.stacks) > 1 else ""
-        stack = _same_stack(by_name, name)
-        if stack is None:
-            differs[f"{prefix}stack"] = (name, "/".join(by_name))
-            continue
-        for trait, want in expected.model_dump().items():  # the fingerprint, which is slow, is the last
-            if trait == "fingerprint" and differs:
-                break
-            if (got := _trait(stack, trait)) != want:
-                differs[f"{prefix}{trait}"] = (want, got)
-    if differs:
-        if (dtype := str(model.dtype).removeprefix("torch.")) != saved.dtype:
-            differs["dtype"] = (saved.dtype, dtype)
-        raise BaseMismatchError(op="load", differs=differs)
-
-
-def _same_stack(by_name: dict[str, LayerStack], name: str) -> LayerStack | None:
-    """The stack of a name; an encoder is called "main" if it is loaded without its decoder."""
-    return by_name.get(name) or by_name.get({"main": "encoder", "encoder": "main"}.get(name, name))
-
-
 def _save_reader(reader: ReaderModule, folder: Path) -> None:
-    saved = facts.ReaderFacts(
+    """Write the settings and the weights of a reader to a new folder."""
+    saved = ReaderFacts(
         fusion=FUSIONS.to_dict(reader.config.fusion),
         head=HEADS.to_dict(reader.config.head),
         stack=reader.stack,
@@ -257,21 +230,157 @@ def _save_reader(reader: ReaderModule, folder: Path) -> None:
         borrowed=_borrowed(reader),
     )
     folder.mkdir()
-    write_json(folder / facts.READER, saved.model_dump())
-    write_tensors(folder / facts.WEIGHTS, reader.state_dict())
+    write_json(folder / READER, saved.model_dump())
+    write_tensors(folder / WEIGHTS, reader.state_dict())
 
 
 def _borrowed(reader: ReaderModule) -> str | None:
+    """Return a fingerprint of the model's tensors that the reader's head uses without saving them; None without any."""
     tensors = reader.head.borrowed()
     return fingerprint_of_tensors(tensors.items()) if tensors else None
 
 
-def _load_reader(bank: ReaderBank, name: str, folder: Path, saved: facts.ReaderFacts) -> None:
-    path = folder / facts.READER
-    with (
-        error_context(f"in {path}"),
-        convert_errors(lambda reason: damaged(path, f"has settings that do not fit ({reason})")),
-    ):
+# Loading
+
+
+def load_bank(
+    folder: str | PathLike[str],
+    model: PreTrainedModel | None = None,
+    processor: Processor | None = None,
+    *,
+    revision: str | None = None,
+    readers: Sequence[str] | None = None,
+    writes: bool = False,
+) -> ReaderBank:
+    """Load a saved bank, as `ReaderBank.from_pretrained` does; the other arguments and all errors are the same.
+
+    Args:
+        folder: A local folder, or the id of a repository on the hub.
+        model: The base model; None: the one that the manifest names.
+        processor: Its tokenizer or processor; None: its own.
+        revision: Branch, tag or commit on the hub.
+        readers: Names of the readers; None: all.
+        writes: Load the base that the manifest names with its language-model head, if it was saved with one. A bank
+            that has monitors always gets that head, since monitors score text that the model generates.
+    """
+    place = str(folder)
+    with convert_errors(lambda reason: damaged(place, f"cannot be loaded ({reason})")):
+        path = local_folder(place, revision, readers, base=model is None)
+        load_from = partial(_load_bank, path, model, processor, readers, writes=writes)
+        return read_steady(path, MANIFEST, load_from)
+
+
+def _load_bank(
+    folder: Path,
+    model: PreTrainedModel | None,
+    processor: Processor | None,
+    readers: Sequence[str] | None,
+    *,
+    writes: bool,
+) -> ReaderBank:
+    """Load a bank from a local folder; see `load_bank`."""
+    manifest = _read_manifest(folder)
+    check_known(f"load {folder}", readers or (), manifest.readers, "reader")
+    names = manifest.readers if readers is None else readers
+    saved = {name: ReaderFacts.read(folder / READERS / name / READER) for name in names}
+    if model is None:
+        has_monitors = any(monitor_names(reader.info) for reader in saved.values())
+        model, base_processor = _load_base(manifest.base, folder, writes=writes or has_monitors)
+        processor = base_processor if processor is None else processor
+    elif processor is None and model.name_or_path:
+        processor = load_processor(model.name_or_path, model)
+    _check_base(manifest.base, model)
+    bank = ReaderBank(model, processor, saves_base=manifest.base.trained, info=manifest.info)
+    for name, reader in saved.items():
+        _load_reader(bank, name, folder / READERS / name, reader)
+    return bank.eval()
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of a bank; StoreError if there is none, or it names a reader that cannot be one."""
+    path = folder / MANIFEST
+    if not path.exists():
+        hint = "give a folder that save_pretrained wrote"
+        if (folder / "config.json").is_file():
+            hint = "it is a model, and readers are trained on it first, by lamina.fit or lamina train"
+        raise StoreError(f"load: {folder} has no {MANIFEST}; {hint}.")
+    manifest = Manifest.read(path)
+    for name in manifest.readers:
+        if not NAME.fullmatch(name) or manifest.readers.count(name) > 1:  # a name like ".." would leave the folder
+            raise damaged(path, f"names a reader '{name}'; every name must be a plain folder name, and be there once")
+    return manifest
+
+
+def _load_base(base: BaseFacts, folder: Path, *, writes: bool) -> tuple[PreTrainedModel, Processor | None]:
+    """Load the model that a manifest names, from the bank's folder if it was saved with the bank.
+
+    Args:
+        base: What the manifest says of the model.
+        folder: Folder of the bank.
+        writes: Load the model with its language-model head, if it was saved with one.
+    """
+    if base.trained:
+        model, processor = load(folder / BASE, saved_class(folder / BASE), dtype=base.dtype)
+        model.name_or_path = base.id or ""
+        model.config.__dict__["_name_or_path"] = base.id or ""
+        return model, processor
+    if base.id is None:
+        why = "names no base, since it was changed and not saved"
+        raise StoreError(f"load: {folder / MANIFEST} {why}. Pass `model`.")
+    try:
+        head = writing_class(base.id, revision=base.revision) if writes else None
+        return load(base.id, head, revision=base.revision, dtype=base.dtype)
+    except ModelNotFoundError as error:
+        reason = f"it is the base of this bank, and {error.reason}"
+        raise ModelNotFoundError(op=f"load {folder}", got=error.got, reason=reason) from error
+
+
+def _check_base(saved: BaseFacts, model: PreTrainedModel) -> None:
+    """Raise BaseMismatchError unless the model is the one that the manifest describes.
+
+    The fingerprints are slow, so they are computed only if everything else agrees.
+    """
+    differs: dict[str, tuple[object, object]] = {}
+    model_type, by_name = str(model.config.model_type), stacks(model)
+    if model_type != saved.model_type:
+        differs["model_type"] = (saved.model_type, model_type)
+    for name, expected in saved.stacks.items():
+        prefix = f"{name} " if len(saved.stacks) > 1 else ""
+        stack = _same_stack(by_name, name)
+        if stack is None:
+            differs[f"{prefix}stack"] = (name, "/".join(by_name))
+            continue
+        for trait, want in expected.model_dump().items():  # the fingerprint is the last field
+            if trait == "fingerprint" and differs:
+                break
+            if (got := _trait(stack, trait)) != want:
+                differs[f"{prefix}{trait}"] = (want, got)
+    if differs:
+        if (dtype := str(model.dtype).removeprefix("torch.")) != saved.dtype:
+            differs["dtype"] = (saved.dtype, dtype)
+        raise BaseMismatchError(op="load", differs=differs)
+
+
+def _same_stack(by_name: Mapping[str, LayerStack], name: str) -> LayerStack | None:
+    """Return the stack of a saved name, or None. An encoder is called "main" if it is loaded without its decoder."""
+    return by_name.get(name) or by_name.get({"main": "encoder", "encoder": "main"}.get(name, name))
+
+
+def _load_reader(bank: ReaderBank, name: str, folder: Path, saved: ReaderFacts) -> None:
+    """Add a saved reader to a bank, with its weights in the dtype in which they were saved.
+
+    Args:
+        bank: The bank.
+        name: Name of the reader.
+        folder: Folder of the reader.
+        saved: Its settings, as read from the folder.
+
+    Raises:
+        StoreError: If the files are damaged, or do not fit each other.
+        BaseMismatchError: If the head uses other tensors of the model than when it was trained.
+    """
+    path = folder / READER
+    with error_context(f"in {path}"), convert_errors(lambda reason: damaged(path, f"has settings that do not fit ({reason})")):
         fusion, head = _config(FUSIONS, saved.fusion), _config(HEADS, saved.head)
         stack = _same_stack(bank.stacks, saved.stack)
         config = Reader(fusion, head, stack=stack.name if stack else saved.stack, seed=saved.seed)
@@ -282,33 +391,34 @@ def _load_reader(bank: ReaderBank, name: str, folder: Path, saved: facts.ReaderF
         raise StoreError(f"load: {path} {what}. Use the version of lamina that saved it.")
     if (borrowed := _borrowed(reader)) != saved.borrowed:
         raise BaseMismatchError(op=f"load: reader '{name}'", differs={"vocabulary": (saved.borrowed, borrowed)})
-    tensors = read_tensors(folder / facts.WEIGHTS, reader.state_dict())
+    tensors = read_tensors(folder / WEIGHTS, reader.state_dict())
     for key, tensor in reader.state_dict(keep_vars=True).items():
-        tensor.data = tensors[key].to(tensor.device)  # in the precision in which it was saved
-    reader.info = dict(saved.info)
+        tensor.data = tensors[key].to(tensor.device)  # not `copy_`, which would convert to the dtype of the new reader
+    reader.info.update(saved.info)
 
 
 def _check_size(config: Reader, bank: ReaderBank, folder: Path) -> None:
-    """Refuse settings of a reader that is larger than its file, before memory is taken for it."""
+    """Raise StoreError if a reader's settings describe far more parameters than its file has.
+
+    The reader is built on the meta device for this, so that a damaged file cannot exhaust the memory. A part that can
+    only be built on a real model raises ConfigError and is not counted: it is as large as a part of the model.
+    """
     stack = pick_stack(bank.stacks, config.stack, op="bank")
     layers = select(config.fusion.selector(), stack.layers, op="reader")
-    parts: list[torch.nn.Module] = []
-    with (
-        suppress(ConfigError),
-        torch.device("meta"),
-    ):  # those that need the model say so, and are as large as parts of it
+    parts: list[nn.Module] = []
+    with suppress(ConfigError), torch.device("meta"):
         parts.append(fusion := config.fusion.build(len(layers), stack.width))
         parts.append(config.head.build(fusion.dim))
     count = sum(parameter.numel() for part in parts for parameter in part.parameters())
-    size_bytes = (folder / facts.WEIGHTS).stat().st_size if (folder / facts.WEIGHTS).is_file() else 0
+    size_bytes = (folder / WEIGHTS).stat().st_size if (folder / WEIGHTS).is_file() else 0
     if size_bytes and count > _SPARE_PARAMETERS + size_bytes:
         what = f"has settings that describe {count:,} parameters, but its weights have {size_bytes:,} bytes"
-        raise damaged(folder / facts.READER, what)
+        raise damaged(folder / READER, what)
 
 
-def _config(table: Registry, saved: dict[str, Any]) -> Any:
-    """The config that a file describes, under the names that its settings have now."""
+def _config(table: Registry, saved: Mapping[str, JSON]) -> Any:
+    """Return the fusion or head config that saved settings describe; settings with old names get the new ones."""
     for old, new in _RENAMED.items():
         if old in saved and new in {field.name for field in fields(table.get(str(saved.get("name"))))}:
             saved = {new if key == old else key: value for key, value in saved.items()}
-    return table.from_dict(saved)
+    return table.from_dict(dict(saved))

@@ -58,7 +58,7 @@ def model_card(bank: ReaderBank, title: str) -> ModelCard:
     base = str(getattr(bank.model, "name_or_path", "") or "")
     on_hub = not Path(base).exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base)
     kinds = dict.fromkeys(_task_type(bank[name]) for name in bank)
-    frozen = [] if bank.own_base else ["frozen-base"]
+    frozen = [] if bank.saves_base else ["frozen-base"]
     results = [result for name in bank for result in _results(name, bank[name])]
     card: Any = ModelCard
     return card.from_template(
@@ -73,7 +73,7 @@ def model_card(bank: ReaderBank, title: str) -> ModelCard:
         title=title,
         count=f"{len(bank)} reader{'' if len(bank) == 1 else 's'}",
         base=f"`{base}`" if on_hub else f"a `{bank.model.config.model_type}`",
-        about_base=_TRAINED if bank.own_base else _FROZEN,
+        about_base=_TRAINED if bank.saves_base else _FROZEN,
         rows="\n".join(_row(name, bank[name]) for name in bank),
         monitors=_monitors(bank),
     )

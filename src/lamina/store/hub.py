@@ -1,8 +1,9 @@
-"""Banks on the hub: what is fetched of a repository, what is pushed to it, and what the hub's refusals mean."""
+"""Banks on the Hugging Face hub: download one, push one, and explain why the hub refused."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 import huggingface_hub
@@ -10,24 +11,26 @@ from huggingface_hub import errors
 
 from lamina.bank import NAME
 from lamina.errors import LaminaError, StoreError, first_line
-from lamina.store import manifest as facts
+from lamina.store.manifest import BASE, CARD, MANIFEST, READER, READERS, WEIGHTS
 from lamina.utils import is_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from lamina.bank import ReaderBank
+    from collections.abc import Callable, Sequence
 
 _LOGIN = "Log in with `hf auth login`, or set HF_TOKEN."
 
 
-def local_folder(folder: str | Path, revision: str | None, readers: Sequence[str] | None, *, base: bool) -> Path:
-    """The folder itself, or that of its copy from the hub.
+def local_folder(folder: str, revision: str | None, readers: Sequence[str] | None, *, base: bool) -> Path:
+    """Return the local folder of a bank, which is downloaded from the hub if there is no such folder.
 
-    Fetched are the manifest, the card, some or all readers and, if it is asked for, the base that they carry.
+    Args:
+        folder: A local folder, or the id of a repository on the hub.
+        revision: Branch, tag or commit on the hub; None: the main branch.
+        readers: Names of the readers to download; None: all.
+        base: Download the base model too, if it is saved with the bank.
 
     Raises:
-        StoreError: If there is no such folder and no such repository, or the hub does not give it.
+        StoreError: If there is neither such a folder nor such a repository, or the download fails.
     """
     path, hub = Path(folder), cast("Any", huggingface_hub)
     if is_dir(path):
@@ -36,41 +39,66 @@ def local_folder(folder: str | Path, revision: str | None, readers: Sequence[str
         if path.exists():
             raise StoreError(f"load: {path} is a file; a bank is a folder.")
         patterns = _patterns(readers, base=base)
-        return Path(hub.snapshot_download(str(folder), revision=revision, allow_patterns=patterns))
+        return Path(hub.snapshot_download(folder, revision=revision, allow_patterns=patterns))
     except LaminaError:
         raise
-    except Exception as error:  # the hub's, the connection's and the disk's have no kind in common
+    except Exception as error:  # the hub's, the connection's and the disk's errors have no common class
         tried = "there is no such folder, and the hub gave none"
         raise StoreError(f"load: no bank '{folder}'; {tried} ({_reason(error, revision)}).") from error
 
 
 def _patterns(readers: Sequence[str] | None, *, base: bool) -> list[str]:
-    """Which files are fetched; a name that no reader can have is looked for in the manifest alone."""
+    """Return the patterns of the files to download.
+
+    A name that no reader can have would act as a pattern, so it is left out; the manifest then shows that it is wrong.
+    """
     names = ["*"] if readers is None else [name for name in readers if NAME.fullmatch(name)]
-    own = [f"{facts.READERS}/{name}/{file}" for name in names for file in (facts.READER, facts.WEIGHTS)]
-    return [facts.MANIFEST, facts.CARD, *own, *([f"{facts.BASE}/*"] if base else [])]
+    reader_files = [f"{READERS}/{name}/{file}" for name in names for file in (READER, WEIGHTS)]
+    return [MANIFEST, CARD, *reader_files, *([f"{BASE}/*"] if base else [])]
 
 
-def push_bank(
-    bank: ReaderBank,
+def push_folder(
+    save: Callable[[Path], object],
     repo: str,
     *,
-    message: str = "Save readers",
-    branch: str | None = None,
-    create_pr: bool = False,
-    private: bool | None = None,
-    token: str | None = None,
+    message: str,
+    branch: str | None,
+    create_pr: bool,
+    private: bool | None,
+    token: str | None,
 ) -> str:
-    """Save to the hub, see `ReaderBank.push_to_hub`; readers there that the bank no longer has are deleted."""
-    mixin: Any = huggingface_hub.ModelHubMixin
-    fixed = {"delete_patterns": [f"{facts.READERS}/*", f"{facts.BASE}/*"], "model_card_kwargs": {"title": repo}}
-    where = {"private": private, "token": token, "branch": branch, "create_pr": create_pr}
+    """Save to a temporary folder, commit it to a repository on the hub, and return the address of the commit.
+
+    Readers and base files in the repository that were not saved now are deleted in the same commit.
+
+    Args:
+        save: Called with the folder to write to.
+        repo: Id of the repository, which is created if it does not exist.
+        message: Message of the commit.
+        branch: Branch, which is created if it does not exist; None: the main branch.
+        create_pr: Open a pull request instead of committing to the branch.
+        private: Whether a new repository is private; None: the account's default.
+        token: Access token; None: the stored one.
+
+    Raises:
+        StoreError: If the hub refuses, or cannot be reached.
+    """
+    api = huggingface_hub.HfApi(token=token)
     try:
+        repo = api.create_repo(repo, private=private, exist_ok=True).repo_id
         if branch is not None:
-            api = huggingface_hub.HfApi(token=token)
-            api.create_repo(repo, private=private, exist_ok=True)
             api.create_branch(repo, branch=branch, exist_ok=True)
-        return str(mixin.push_to_hub(bank, repo, commit_message=message, **fixed, **where))
+        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            save(Path(folder) / "bank")
+            commit = api.upload_folder(
+                repo_id=repo,
+                folder_path=Path(folder) / "bank",
+                commit_message=message,
+                revision=branch,
+                create_pr=create_pr,
+                delete_patterns=[f"{READERS}/*", f"{BASE}/*"],
+            )
+        return str(commit)
     except LaminaError:
         raise
     except Exception as error:
@@ -78,20 +106,25 @@ def push_bank(
 
 
 def _reason(error: BaseException, revision: str | None) -> str:
-    """What a refusal means, where the hub's own words do not say it."""
+    """Return why the hub refused, in plain words where its own message does not say it.
+
+    Args:
+        error: The error that huggingface_hub raised.
+        revision: The branch, tag or commit that was asked for.
+    """
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__  # of a file that was asked for, and is not in the cache either
+        error = error.__cause__  # it says that the file is not in the cache; its cause is why the hub did not give it
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, errors.HFValidationError):
-        return "it is no id of a repository, such as user/name"
+        return "it is not the id of a repository, such as user/name"
     if isinstance(error, errors.RevisionNotFoundError):
         return f"the repository has no revision '{revision or 'main'}'"
     if isinstance(error, errors.GatedRepoError):
-        return f"its owner lets in those who ask on its page. {_LOGIN}"
+        return f"access must be requested on its page. {_LOGIN}"
     if isinstance(error, errors.RepositoryNotFoundError):
-        return f"the hub has no such repository, or shows it to others than you. {_LOGIN}"
+        return f"the hub has no such repository, or it is private. {_LOGIN}"
     if status == 401:
-        return f"the hub does not know who you are. {_LOGIN}"
+        return f"the hub did not accept the login. {_LOGIN}"
     if status == 403:
-        return "your token does not allow that. Take one that may write there"
+        return "the token does not allow it. Use one with write access"
     return first_line(error)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.bank import ReaderBank
-from lamina.bank.listening import unheard
+from lamina.bank.listening import internal_pass
 from lamina.bank.segments import separators_of
 from lamina.bank.stack_pass import StackPass, attach
 from lamina.errors import ConfigError, LaminaError, MissingExtraError, StoreError, UnsupportedModelError, first_line
@@ -185,7 +185,7 @@ class _Plan:
         """Every reader's logits, and the model's own output if it is wanted."""
         passes = self._passes()
         masks = {name: value.bool() if name.endswith("mask") else value for name, value in batch.items()}
-        with attach(passes, masks), unheard():  # of booleans it is known, without a look, that they are masks
+        with attach(passes, masks), internal_pass():  # of booleans it is known, without a look, that they are masks
             output = self._runs(**batch, **self._options())
         said = {name: out.logits for stack_pass in passes for name, out in stack_pass.finish().items()}
         own = [getattr(output, self.main)] if self.main else []

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lamina.bank import ReaderBank
-from lamina.bank.listening import generates
+from lamina.bank.listening import can_generate
 from lamina.data.batches import tokenizer_of
 from lamina.editing.editable import chosen_blocks
 from lamina.errors import ConfigError
@@ -241,7 +241,7 @@ def _language(base: Any, texts: list[Any]) -> list[Row]:
 def _generation(base: Any, texts: list[Any], prompts: Sequence[str] | None, new_tokens: int) -> list[Row]:
     cell: _Cell = base()
     model, processor = cell.model, cell.processor
-    if cell.stack.name != "main" or not generates(model) or not OutputHead(model, op=_OP).causal:
+    if cell.stack.name != "main" or not can_generate(model) or not OutputHead(model, op=_OP).causal:
         return []
     given = prompts or [text for text in texts if isinstance(text, str)][:_PROMPTS]
     if not given:

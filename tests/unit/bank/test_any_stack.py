@@ -134,7 +134,7 @@ def test_a_banks_own_pass_is_not_the_main_job(over: Any):
 
     with one.listen(over=over) as heard:
         ask()
-        with pytest.raises(ConfigError, match="heard nothing: only a bank's own pass over the stack 'main' ran"):
+        with pytest.raises(ConfigError, match="has no output: only a bank's own pass over the stack 'main' ran"):
             heard["text"]
         assert torch.equal(model.generate(**main, **SHORT, stopping_criteria=[ask]), text)
     assert all(torch.equal(heard[name].logits, expected[name].logits) for name in one)

@@ -615,7 +615,7 @@ def test_recorded_states_are_the_models_own(bank: ReaderBank, batch: dict[str, t
 
 def test_states_that_are_not_there_are_named(bank: ReaderBank, batch: dict[str, torch.Tensor]):
     states = bank.record_states({"main": [1, 3]}, batch)
-    with pytest.raises(ConfigError, match=r"no state of layer 2 of the stack 'main' came; .* need the layers 1, 2, 3"):
+    with pytest.raises(ConfigError, match=r"no state of layer 2 of the stack 'main'; .* need the layers 1, 2, 3"):
         bank.read_states(states, batch)
     bank.add("more", Reader(ExtraLayers(), TWO))
     with pytest.raises(ConfigError, match=r"bank\.read_states: reader 'more' needs more of the model's pass"):

@@ -136,15 +136,15 @@ def test_silence_says_why():
     bank, other = bank_of("gpt2-CausalLM"), bank_of("gpt2-CausalLM")
     batch = prompt(bank)
     with bank.listen(over="output") as heard:
-        with pytest.raises(ConfigError, match=r"reader 'r' heard nothing: no pass of the stack 'main' ran"):
+        with pytest.raises(ConfigError, match=r"reader 'r' has no output: no pass of the stack 'main' ran"):
             heard["r"]
         other.model.generate(**batch, **SHORT)
         assert "r" not in heard
         bank.model(**batch)
-        with pytest.raises(ConfigError, match="heard nothing: the model was called, which writes no output"):
+        with pytest.raises(ConfigError, match="has no output: the model was called, which writes no output"):
             heard["r"]
         bank.model.generate(**batch, **{**SHORT, "max_new_tokens": 1})
-        with pytest.raises(ConfigError, match="heard nothing: generate wrote one token, and no step reads the last"):
+        with pytest.raises(ConfigError, match="has no output: generate wrote one token, and no step reads the last"):
             heard["r"]
         bank.model.generate(**batch, **SHORT)
         assert heard["r"].mask.shape == (2, 3)
@@ -178,7 +178,7 @@ def test_what_was_read_is_compared_to_what_came_out(change: Callable[[Tensor], T
     if told is None:
         assert heard["r"].mask.shape == (2, 1)
     else:
-        with pytest.raises(ConfigError, match=f"heard nothing: {told}"):
+        with pytest.raises(ConfigError, match=f"has no output: {told}"):
             heard["r"]
 
 
@@ -189,7 +189,7 @@ def test_listening_within_listening():
     other.add("r", Reader(AdaLayers(dim=8), TWO)).eval()
     before = traces(bank.model)
     for outer_over, over in (("both", "prompt"), ("both", "output"), ("prompt", "prompt")):
-        twice = pytest.raises(ConfigError, match="reader 'r' is listening already; a text is heard once")
+        twice = pytest.raises(ConfigError, match="reader 'r' is listening already; a reader reads a pass once")
         with twice, bank.listen(over=outer_over), bank.listen(over=over):
             pass
         assert traces(bank.model) == before

@@ -84,10 +84,13 @@ def test_a_tokenizer_that_was_looked_at_is_let_go():
 @pytest.mark.parametrize(
     ("processor", "reason"),
     [
-        (None, "reader of pairs: the bank has no tokenizer, which tells two texts apart. Give ReaderBank one."),
-        (Joined([7, 8], [0, 1]), "Joined puts no token between two texts, so that none tells them apart. Use Pooled"),
-        (Joined([7], [0]), "Joined does not read pairs of texts"),
-        (Joined([7, 8], [0, 1], fast=False), "Joined does not tell the tokens of two texts apart; use a fast one"),
+        (None, "reader of pairs: the bank has no tokenizer, which is needed to tell two texts apart. Use ReaderBank"),
+        (Joined([7, 8], [0, 1]), "Joined puts no token between two texts, so they cannot be told apart. Use Pooled"),
+        (Joined([7], [0]), "Joined does not encode pairs of texts"),
+        (
+            Joined([7, 8], [0, 1], fast=False),
+            "Joined does not tell the tokens of two texts apart. Use a fast tokenizer",
+        ),
     ],
 )
 def test_what_cannot_tell_them_apart_is_refused(processor: Joined | None, reason: str):
@@ -128,7 +131,7 @@ def test_which_text_comes_second_is_seen_in_every_way_to_run_a_bank():
 
 
 def test_a_bank_without_a_tokenizer_says_so():
-    with pytest.raises(ConfigError, match="the bank has no tokenizer, which tells two texts apart"):
+    with pytest.raises(ConfigError, match="the bank has no tokenizer, which is needed to tell two texts apart"):
         pair_bank(processor=False)(input_ids=torch.tensor([[5, 6]]))
 
 

@@ -293,7 +293,7 @@ def test_two_readers_keep_no_monitors_of_one_name():
     other.add("later", Reader(SingleLayer(1), TOKENS))
     for one, reader in ((bank, "flag"), (other, "later")):
         one.keep_monitor(Monitor(reader, "odd", name="one"))
-    with pytest.raises(ConfigError, match=r"reader 'flag' keeps a monitor 'one', and so does one that stays"):
+    with pytest.raises(ConfigError, match=r"reader 'flag' has a monitor 'one', and so does one that stays"):
         other.update(bank)
     assert list(other) == ["later"]
     other.drop_monitor("one")
@@ -329,7 +329,7 @@ def test_monitors_are_kept_saved_loaded_renamed_and_dropped(tmp_path: Path):
 def test_saved_monitors_that_cannot_be_understood_are_named(saved: Any):
     bank = bank_of()
     bank["cheap"].info = {"monitors": saved}
-    with pytest.raises(ConfigError, match="what is saved as the monitors of reader 'cheap' cannot be understood"):
+    with pytest.raises(ConfigError, match="the monitors that are saved with reader 'cheap' cannot be read"):
         _ = bank.monitors
 
 
@@ -411,7 +411,7 @@ def test_an_encoder_and_a_model_that_does_not_write_are_refused():
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"num_beams": 2}, "num_beams=2; which text a beam is of is known at its end"),
+        ({"num_beams": 2}, "num_beams=2; only at its end is it known which beam wins"),
         ({"prompt_lookup_num_tokens": 2}, "generate is called with drafts, which are read before it is known"),
         ({"guidance_scale": 1.5}, "guidance_scale=1.5, which runs the model on a second prompt"),
     ],

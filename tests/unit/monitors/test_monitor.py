@@ -16,7 +16,7 @@ from lamina.heads.base import HeadConfig
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.monitors import EMA, AttentionMean, Calibration, Cascade, LastScore, MeanScore, Monitor, MultiMax
-from lamina.monitors.cascade import start
+from lamina.monitors.cascade import start_monitors
 
 TAGS = TokenClassification(("O", "B-x", "I-x"), encoder_layers=0)
 SEVERAL = SequenceClassification(("a", "b", "c"), pooling="mean", problem_type="multi_label")
@@ -119,7 +119,7 @@ def test_the_second_sees_the_tokens_at_which_the_first_is_unsure(sure: float | N
     mask = torch.ones(4, 5, dtype=torch.bool)
     mask[1, :2] = False
     how, asked, parts = cascade(sure), [], []
-    ((names, working),), at = start({"both": how}, HEADS), 0
+    ((names, working),), at = start_monitors({"both": how}, HEADS), 0
     assert names == ("both",)
     for size in sizes:
 
@@ -144,7 +144,7 @@ def test_the_second_sees_the_tokens_at_which_the_first_is_unsure(sure: float | N
 
 def test_a_score_of_just_what_is_sure_flags_without_the_second():
     cheap, large = (Monitor(name, "value", LastScore(), threshold=0.0) for name in HEADS)
-    ((_, working),) = start({"both": Cascade(cheap, large, sure=2.0)}, dict.fromkeys(HEADS, NUMBER))
+    ((_, working),) = start_monitors({"both": Cascade(cheap, large, sure=2.0)}, dict.fromkeys(HEADS, NUMBER))
     got = working.add(lambda _, rows: torch.tensor([[[1.0], [2.0]]])[rows], torch.ones(1, 2, dtype=torch.bool))
     assert got.tolist() == [[[1.0, torch.inf]]]
 
@@ -156,7 +156,7 @@ def test_alike_monitors_are_computed_as_one_and_give_what_each_gives_alone():
     monitors |= {"other": Monitor("a", "B-x", EMA(3.0)), "odds": Monitor("b", "B-x", EMA(2.0), scale="log_odds")}
     mask = torch.ones(2, 5, dtype=torch.bool)
     mask[1, 3:] = False
-    working = start(monitors, heads)
+    working = start_monitors(monitors, heads)
     assert [names for names, _ in working] == [("a", "b", "c"), ("other",), ("odds",)]
     for names, together in working:
         got = together.add(lambda name, rows: logits[name][rows], mask)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.support.training import tiny_tokenizer, yes_no
 from transformers import BertConfig, BertForMaskedLM, T5EncoderModel
 
 from lamina.bank import Reader, ReaderBank
+from lamina.bank.storage import BankStorage, storage
 from lamina.editing.insert import insert_
 from lamina.editing.record import edits
 from lamina.errors import BaseMismatchError, ConfigError, ModelNotFoundError, StoreError, UnknownNameError
@@ -189,7 +191,7 @@ class TestBase:
         bank = tiny_bank(bank.model)
         save_bank(bank, tmp_path / "bank")
         assert "the base was changed after it was loaded" in caplog.text
-        with pytest.raises(StoreError, match="names no base: it was not saved as it was"):
+        with pytest.raises(StoreError, match="names no base, since it was changed"):
             load_bank(tmp_path / "bank")
         caplog.clear()
         monkeypatch.chdir(tmp_path)
@@ -258,7 +260,7 @@ class TestBase:
         assert [given.get("revision") for given in asked] == ["0123abc"]
 
     def test_that_was_never_saved_must_be_given(self, folder: Path):
-        with pytest.raises(StoreError, match=r"names no base.*Give `model`"):
+        with pytest.raises(StoreError, match=r"names no base.*Pass `model`"):
             load_bank(folder)
 
     def test_that_is_gone_is_named(self, folder: Path):
@@ -352,7 +354,11 @@ class TestDamage:
             ("lamina.json", {"readers": ["../mood"]}, r"names a reader '\.\./mood'"),
             ("lamina.json", {"readers": ["/etc"]}, "names a reader '/etc'"),
             ("lamina.json", {"readers": [".."]}, r"names a reader '\.\.'"),
-            ("lamina.json", {"readers": ["mood", "mood"]}, "names a reader 'mood'; every name is given once"),
+            (
+                "lamina.json",
+                {"readers": ["mood", "mood"]},
+                "names a reader 'mood'; every name must be a plain folder name",
+            ),
             ("lamina.json", {"readers": ["mood", "gone"]}, r"gone.reader.json is not there"),
             (
                 "readers/mood/reader.json",
@@ -444,3 +450,12 @@ def test_a_masked_lm_reader_refuses_another_vocabulary(tmp_path: Path):
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors")) < 4 * 50 * 16
     with pytest.raises(BaseMismatchError, match="vocabulary was"):
         ReaderBank.from_pretrained(tmp_path, model.bert)
+
+
+@pytest.mark.parametrize("name", ["save_bank", "load_bank", "push_bank", "model_card"])
+def test_the_store_has_the_functions_that_a_bank_calls(name: str):
+    called = [*inspect.signature(getattr(BankStorage, name)).parameters.values()][1:]
+    parameters = inspect.signature(getattr(storage(), name)).parameters
+    assert [(one.name, one.kind, one.default) for one in called] == [
+        (one.name, one.kind, one.default) for one in parameters.values() if one.name not in ("files", "writes")
+    ]

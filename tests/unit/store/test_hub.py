@@ -152,7 +152,7 @@ def test_a_pull_request_leaves_the_branch(server: Hub):
 
 def test_one_reader_is_taken_into_a_bank_and_no_other_is_fetched(server: Hub):
     theirs = tiny_bank()
-    theirs.own_base = False
+    theirs.saves_base = False
     push_bank(theirs, "me/bank")
     mine = ReaderBank(tiny_model(), theirs.processor)
     mine.add("own", Reader(Mean(), SequenceClassification(("a", "b"), attention_heads=4)))
@@ -215,7 +215,7 @@ def test_a_private_repository_is_not_shown_to_others(server: Hub, monkeypatch: p
     assert list(load_bank("me/bank", tiny_model())) == ["mood", "who"]
     signed_out(monkeypatch)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(Path("nowhere").absolute()))
-    with pytest.raises(StoreError, match=r"has no such repository, or shows it to others than you\. .* HF_TOKEN"):
+    with pytest.raises(StoreError, match=r"has no such repository, or it is private\. .* HF_TOKEN"):
         load_bank("me/bank", tiny_model())
 
 
@@ -224,8 +224,8 @@ def test_a_private_repository_is_not_shown_to_others(server: Hub, monkeypatch: p
     [
         ("me/none", None, "the hub has no such repository"),
         ("me/bank", "v9", "the repository has no revision 'v9'"),
-        ("me/bank/readers", None, r"it is no id of a repository, such as user/name"),
-        ("me bank", None, r"it is no id of a repository, such as user/name"),
+        ("me/bank/readers", None, r"it is not the id of a repository, such as user/name"),
+        ("me bank", None, r"it is not the id of a repository, such as user/name"),
     ],
 )
 def test_what_is_not_there_is_told(server: Hub, name: str, revision: str | None, told: str):
@@ -236,11 +236,11 @@ def test_what_is_not_there_is_told(server: Hub, name: str, revision: str | None,
 
 
 def test_a_push_that_is_not_allowed_is_told(server: Hub, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(StoreError, match=r"'you/bank' was not saved.*your token does not allow that"):
+    with pytest.raises(StoreError, match=r"'you/bank' was not saved.*the token does not allow it"):
         push_bank(tiny_bank(), "you/bank")
-    with pytest.raises(StoreError, match=r"'me/bank' was not saved .*the hub does not know who you are.*HF_TOKEN"):
+    with pytest.raises(StoreError, match=r"'me/bank' was not saved .*the hub did not accept the login.*HF_TOKEN"):
         push_bank(tiny_bank(), "me/bank", token="hf_wrong")
-    with pytest.raises(StoreError, match="it is no id of a repository"):
+    with pytest.raises(StoreError, match="it is not the id of a repository"):
         push_bank(tiny_bank(), "me/bank/more")
     signed_out(monkeypatch)
     with pytest.raises(StoreError, match="'me/bank' was not saved"):

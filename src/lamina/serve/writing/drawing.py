@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import LogitsProcessor
 
-from lamina.bank.watching import Leaving
+from lamina.bank.watching import StopOnEvent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +50,7 @@ class Drawing(LogitsProcessor):
             self._mode.__exit__(None, None, None)
 
 
-class _Drawn(Leaving):
+class _Drawn(StopOnEvent):
     def __init__(self, drawing: Drawing) -> None:
         super().__init__(Event())
         self._drawing = drawing

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lamina.bank.listening import generates
+from lamina.bank.listening import can_generate
 from lamina.data.arrow import encodable
 from lamina.data.batches import tokenizer_of
 from lamina.data.encode import length_limit
@@ -45,7 +45,7 @@ def check_writes(bank: ReaderBank) -> None:
 
 def writes(bank: ReaderBank) -> bool:
     """Whether a bank's model makes text of text."""
-    return generates(bank.model) and bank.model.main_input_name == "input_ids" and bank.processor is not None
+    return can_generate(bank.model) and bank.model.main_input_name == "input_ids" and bank.processor is not None
 
 
 def read_prompt(bank: ReaderBank, prompt: str | Messages) -> dict[str, Tensor]:

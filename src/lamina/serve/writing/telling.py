@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from lamina.bank.watching import Leaving
+from lamina.bank.watching import StopOnEvent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,10 +58,10 @@ class Bounds:
 
 
 @final
-class Teller(Leaving):
+class Teller(StopOnEvent):
     """Tells of each token once the next step has read it, and ends the text.
 
-    It is all that ends one, a `Leaving` that ends every sequence at once; so nothing is ever padded.
+    It is all that ends one, a `StopOnEvent` that ends every sequence at once; so nothing is ever padded.
 
     Args:
         said: What the readers say.

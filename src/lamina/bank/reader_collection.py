@@ -1,0 +1,226 @@
+"""The readers of a bank as a mapping, and the model that they share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import torch
+from torch import nn
+
+from lamina.bank import monitoring
+from lamina.bank.reader import Reader, ReaderModule
+from lamina.errors import ConfigError, NotFiniteError, check_known
+from lamina.heads.base import ReadTask
+from lamina.layers import LayerStack, stacks
+from lamina.layers.adapters import check_no_adapters
+from lamina.layers.discovery import pick_stack
+from lamina.layers.nan_checks import first_non_finite
+from lamina.layers.layer_guard import LayerGuard, mark_as_read
+from lamina.layers.devices import main_device
+from lamina.layers.towers import tower_for
+from lamina.layers.wrappers import unwrapped
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lamina.layers.types import Processor
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # a reader's name is also the name of its folder
+
+
+class ReaderCollection(nn.Module):
+    """A model and the readers that were added to it; the base class of `ReaderBank`, which runs them.
+
+    `ReaderBank` documents the arguments. The collection is a mapping: `collection[name]` is a `ReaderModule`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        processor: Processor | None = None,
+        *,
+        train_base: bool = False,
+        saves_base: bool | None = None,
+        info: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        model = unwrapped(model)
+        if train_base and not any(parameter.requires_grad for parameter in model.parameters()):
+            came = "train_base is set, but every parameter of the model is frozen"
+            raise ConfigError(f"bank: {came}; some must be trainable. Call model.requires_grad_(True) first.")
+        if weight := first_non_finite(model.named_parameters()):
+            what = f"the model's weight '{weight}' holds NaN or infinity, so every output would be NaN"
+            raise NotFiniteError(f"bank: {what}. Load the model again.", name=weight)
+        if train_base:
+            check_no_adapters(model, "bank: train_base is set")
+        model = model.eval() if train_base else model.eval().requires_grad_(False)
+        self._model = (model,)  # in a tuple, so that nn.Module does not register it as a submodule
+        self.train_base = train_base
+        self.saves_base = train_base if saves_base is None else saves_base
+        self.processor: Any = processor
+        self.readers = nn.ModuleDict()
+        self.info: dict[str, Any] = dict(info or {})
+        self._stacks: tuple[dict[str, LayerStack], LayerGuard] | None = None
+        mark_as_read(model, self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        mark_as_read(self.model, self)
+
+    def extra_repr(self) -> str:
+        """Return the class and name of the model, which `print(bank)` shows."""
+        return f"{type(self.model).__name__} '{self.model.name_or_path}'"
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The shared model."""
+        return self._model[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model's parameters; for offloaded weights, the device on which the model runs."""
+        return main_device(self.model)
+
+    @property
+    def stacks(self) -> dict[str, LayerStack]:
+        """The model's stacks by name, found on first use; ConfigError if its layers were edited since then."""
+        if self._stacks is None:
+            by_name = stacks(self.model)
+            self._stacks = by_name, LayerGuard(self.model, by_name)
+        self._stacks[1].check(self.model, "bank")
+        return self._stacks[0]
+
+    # Readers
+
+    def add(self, name: str, reader: Reader | ReadTask) -> ReaderModule:
+        """Build a reader, add it to the bank, and return its trainable module, which is also `bank[name]`.
+
+        Args:
+            name: 1 to 100 letters, digits, `_` and `-`, beginning with a letter or digit. Saving uses it as a folder.
+            reader: The reader's settings; for a `lamina.Task`, its recommended reader (`Reader.default`) is used.
+
+        Raises:
+            ConfigError: If the name is taken or not allowed, the settings do not fit the model, or tasks of that kind
+                have no recommended reader.
+            LayerIndexError: If the reader selects a layer that the model does not have.
+        """
+        self._check_new_name("bank.add", name)
+        if not isinstance(reader, Reader):
+            if not isinstance(reader, ReadTask):
+                what = "a lamina.Reader is needed, or a lamina.Task for its default reader"
+                raise ConfigError(f"bank.add: got {type(reader).__name__}; {what}.")
+            reader = Reader.default(reader)
+        stack = pick_stack(self.stacks, reader.stack or tower_for(self.stacks, reader.head.inputs), op="bank")
+        module = ReaderModule(reader, stack, self.model).to(self.device).train(self.training)
+        self.readers[_key(name)] = module
+        return module
+
+    def _check_new_name(self, op: str, name: str) -> None:
+        """Raise ConfigError if a name cannot be a reader's name, or is taken."""
+        if not isinstance(name, str) or not NAME.fullmatch(name):  # pyright: ignore[reportUnnecessaryIsInstance]
+            form = "letters, digits, '_' and '-', beginning with a letter or digit"
+            raise ConfigError(f"{op}: '{name}' cannot be a reader's name; it is also a folder. Use {form}.")
+        if name in self:
+            raise ConfigError(f"{op}: there is a reader '{name}' already. Remove it first, or choose another name.")
+
+    def update(self, other: ReaderCollection, readers: Sequence[str] | None = None) -> None:
+        """Add readers of another bank on the same model, with their weights. Readers of the same name are replaced.
+
+        The two banks then share these modules and their monitors: training one changes the other, and a monitor
+        follows a reader that either bank renames. `ReaderBank.from_pretrained(folder, bank.model)` returns a bank on
+        the same model.
+
+        Args:
+            other: Bank to take the readers from.
+            readers: Names of readers of `other`; None: all.
+
+        Raises:
+            UnknownNameError: If `other` has no such reader.
+            ConfigError: If `other` is on another model, or a reader that stays and one that comes have monitors of the
+                same name. Nothing is changed then.
+        """
+        names = other._checked_names("bank.update", readers)
+        if other.model is not self.model:
+            rule = "both banks must read one model. Load it with ReaderBank.from_pretrained(folder, bank.model)"
+            raise ConfigError(f"bank.update: the other bank reads another {type(other.model).__name__}; {rule}.")
+        staying = [self[name].info for name in self if name not in names]
+        present = {monitor for info in staying for monitor in monitoring.monitor_names(info)}
+        for name in names:
+            if both := present.intersection(monitoring.monitor_names(other[name].info)):
+                came = f"reader '{name}' has a monitor '{both.pop()}', and so does one that stays"
+                raise ConfigError(f"bank.update: {came}. Drop one of them with bank.drop_monitor.")
+        for name in names:
+            self.readers[_key(name)] = other[name].train(self.training)
+
+    def remove(self, name: str) -> None:
+        """Remove a reader and its monitors; UnknownNameError if there is none of that name."""
+        self._checked_names("bank.remove", [name])
+        del self.readers[_key(name)]
+
+    def rename(self, name: str, to: str) -> None:
+        """Rename a reader, also in the monitors that use it. Its place among the readers stays.
+
+        Raises:
+            UnknownNameError: If there is no reader `name`.
+            ConfigError: If `to` is taken or not allowed as a name.
+        """
+        self._checked_names("bank.rename", [name])
+        self._check_new_name("bank.rename", to)
+        self.readers = nn.ModuleDict({_key(to if known == name else known): self[known] for known in self})
+        monitoring.rename_in_monitors(self.modules_by_name(), name, to)
+
+    def __getitem__(self, name: str) -> ReaderModule:
+        self._checked_names("bank", [name])
+        return cast("ReaderModule", self.readers[_key(name)])
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and _key(name) in self.readers
+
+    def __iter__(self) -> Iterator[str]:
+        return (key.removesuffix(_SUFFIX) for key in self.readers)
+
+    def __len__(self) -> int:
+        return len(self.readers)
+
+    def modules_by_name(self) -> dict[str, ReaderModule]:
+        """Return reader name -> module, in a new dict."""
+        return {name: self[name] for name in self}
+
+    def _checked_names(self, op: str, names: Iterable[str] | None) -> list[str]:
+        """Return the names as a list, None: all readers; UnknownNameError if the bank has no reader of a name."""
+        names = list(self if names is None else names)
+        check_known(op, names, self, "reader")
+        return names
+
+    # Modes and devices
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the readers, and of the model if `train_base` is set; a frozen model stays in eval mode."""
+        if self.train_base:
+            self.model.train(mode)
+        return super().train(mode)
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move the readers as `nn.Module.to` does, and the model to the same device; the model keeps its dtype."""
+        device = torch.empty(0, device=self.device).to(*args, **kwargs).device
+        if device != self.device:
+            self.model.to(device)  # pyright: ignore[reportArgumentType]
+        return super().to(*args, **kwargs)
+
+    def cuda(self, device: int | torch.device | None = None) -> Self:
+        """Move the readers and the model to a GPU, by default the current one."""
+        return self.to(torch.device("cuda", device) if isinstance(device, int) else device or torch.device("cuda"))
+
+    def cpu(self) -> Self:
+        """Move the readers and the model to the CPU."""
+        return self.to(torch.device("cpu"))
+
+
+_SUFFIX = ":"  # no reader's name contains it
+
+
+def _key(name: str) -> str:
+    """Return a reader's key in `nn.ModuleDict`, which refuses the names of its own attributes, such as "type"."""
+    return name + _SUFFIX if name == "training" or hasattr(nn.ModuleDict, name) else name
