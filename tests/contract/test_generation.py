@@ -286,7 +286,7 @@ def test_a_token_wise_reader_holds_features_and_the_states_of_a_few_tokens():
     bank, inputs = bank_of("gpt2"), prompt_of("gpt2")
     held: list[tuple[int, int]] = []
     texts: list[GenerationStates] = []
-    begin = GenerationStates.start
+    begin = GenerationStates.on_start
 
     def start(text: GenerationStates, *given: Any) -> None:
         texts.append(text)
@@ -295,7 +295,7 @@ def test_a_token_wise_reader_holds_features_and_the_states_of_a_few_tokens():
         begin(text, *given)
 
     with pytest.MonkeyPatch.context() as patch, bank.listen(["tokens", "text"], over="both") as heard:
-        patch.setattr(GenerationStates, "start", start)
+        patch.setattr(GenerationStates, "on_start", start)
         generate("gpt2", inputs, max_new_tokens=50, eos_token_id=98)
     assert heard["tokens"].mask.shape[1] == 57
     assert len(set(texts)) == 1
