@@ -15,10 +15,10 @@ from lamina.errors import ConfigError, NotFiniteError, check_known
 from lamina.heads.base import ReadTask
 from lamina.layers import LayerStack, stacks
 from lamina.layers.adapters import check_no_adapters
-from lamina.layers.discovery import pick_stack
-from lamina.layers.nan_checks import first_non_finite
-from lamina.layers.layer_guard import LayerGuard, mark_as_read
 from lamina.layers.devices import main_device
+from lamina.layers.discovery import pick_stack
+from lamina.layers.layer_guard import LayerGuard, mark_as_read
+from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.towers import tower_for
 from lamina.layers.wrappers import unwrapped
 

@@ -380,7 +380,10 @@ def _load_reader(bank: ReaderBank, name: str, folder: Path, saved: ReaderFacts) 
         BaseMismatchError: If the head uses other tensors of the model than when it was trained.
     """
     path = folder / READER
-    with error_context(f"in {path}"), convert_errors(lambda reason: damaged(path, f"has settings that do not fit ({reason})")):
+    with (
+        error_context(f"in {path}"),
+        convert_errors(lambda reason: damaged(path, f"has settings that do not fit ({reason})")),
+    ):
         fusion, head = _config(FUSIONS, saved.fusion), _config(HEADS, saved.head)
         stack = _same_stack(bank.stacks, saved.stack)
         config = Reader(fusion, head, stack=stack.name if stack else saved.stack, seed=saved.seed)
