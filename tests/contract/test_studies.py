@@ -11,7 +11,7 @@ from transformers.models.auto import modeling_auto
 
 from lamina.layers import stacks
 from lamina.studies import drift, similarity
-from lamina.studies.output_head import OutputHead
+from lamina.studies.states.output_head import OutputHead
 
 
 @pytest.mark.parametrize("name", READABLE)

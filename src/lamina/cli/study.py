@@ -13,8 +13,8 @@ from lamina.registry import STUDIES
 from lamina.utils import pluralize
 
 if TYPE_CHECKING:
+    from lamina.studies.run_study import StudyRecipe
     from lamina.studies.study import Study
-    from lamina.studies.study_recipe import StudyRecipe
 
 SHOWN = 20  # rows of a table
 _NAMES = STUDIES.names()
@@ -38,7 +38,7 @@ def study(  # noqa: PLR0913
     A study of several cells (such as one per task and seed) writes them as they end. A cell that fails is listed, the
     others go on, and the command ends with 1.
     """
-    from lamina.studies.study_recipe import load_study_recipe
+    from lamina.studies.run_study import load_study_recipe
 
     loaded = load_study_recipe(recipe)
     options = loaded.options(name)
@@ -72,8 +72,7 @@ def _show(found: Study, folder: Path, *, as_json: bool) -> None:
 
 def _plan(name: str, recipe: StudyRecipe, options: dict[str, Any], data: Path | None, folder: Path) -> dict[str, Any]:
     """What would run."""
-    from lamina.studies.run_study import load_tasks, load_texts, source_of
-    from lamina.studies.study_recipe import CONTROLS, parameters_of
+    from lamina.studies.run_study import CONTROLS, load_tasks, load_texts, parameters_of, source_of
 
     tasks = load_tasks(recipe, data)
     defaults = {key: given.default for key, given in parameters_of(name).items() if given.default is not given.empty}

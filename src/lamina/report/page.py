@@ -19,8 +19,7 @@ from lamina.report.run_section import run_section
 from lamina.report.sections import study_section
 from lamina.report.themes import theme
 from lamina.store.files import read_json, settle, staged
-from lamina.studies.provenance import library_versions
-from lamina.studies.study import STUDY, Study
+from lamina.studies.study import STUDY, Study, library_versions
 from lamina.utils import is_dir, is_file, pluralize, write_text
 
 if TYPE_CHECKING:

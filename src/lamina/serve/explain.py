@@ -14,7 +14,7 @@ from lamina.fusion.base import InputWeighted
 from lamina.layers.preserve import evaluating
 from lamina.serve.jobs import Work, predictor_of
 from lamina.serve.uploads import plain
-from lamina.studies.contributions import layer_amounts
+from lamina.studies.states.contributions import layer_amounts
 
 if TYPE_CHECKING:
     from torch import Tensor

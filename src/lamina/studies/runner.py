@@ -15,7 +15,7 @@ from lamina.cells import run_cells as runner
 from lamina.cells.run_cells import Cell, Failure, Shelf, note_failures
 from lamina.errors import ConfigError
 from lamina.store.files import claimed
-from lamina.studies.provenance import library_versions
+from lamina.studies.study import library_versions
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -14,8 +14,7 @@ from lamina.heads import HEADS
 from lamina.recipes.schema import ReaderRecipe
 from lamina.store.load_model import load
 from lamina.store.models import load_processor, saved_class
-from lamina.studies.provenance import library_versions, model_facts
-from lamina.studies.study import Study
+from lamina.studies.study import Study, library_versions, model_facts
 from lamina.tasks.task import Task
 from lamina.train.identity import data_digests
 

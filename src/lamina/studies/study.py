@@ -6,19 +6,22 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from lamina.errors import ConfigError, StoreError, check_known, convert_errors
+from lamina.layers import stacks
+from lamina.layers.fingerprints import fingerprint_of
 from lamina.store.files import damaged, read_steady, staged, write_json
 from lamina.store.manifest import FORMAT, SavedFacts
-from lamina.studies.provenance import library_versions
 from lamina.utils import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pandas import DataFrame
+    from transformers import PreTrainedModel
 
 FILES = (STUDY, PARQUET, CSV) = ("lamina_study.json", "table.parquet", "table.csv")  # the first marks a study
 
@@ -173,3 +176,29 @@ def _load(folder: Path) -> Study:
     with convert_errors(lambda reason: damaged(folder / STUDY, f"has a figure that cannot be understood ({reason})")):
         figures = {name: Figure(**figure) for name, figure in facts.figures.items()}
     return Study(facts.name, pd.read_parquet(path), facts.settings, figures, tuple(facts.conclusions))
+
+
+_LIBRARIES = ("lamina", "torch", "transformers", "numpy", "scipy", "pandas")
+
+
+def library_versions() -> dict[str, str]:
+    """Library -> its version, of those that a study's numbers depend on."""
+    return {name: _version(name) for name in _LIBRARIES}
+
+
+def model_facts(model: PreTrainedModel) -> dict[str, Any]:
+    """What a model was: its name, class, family and dtype, and stack -> fingerprint of its weights; JSON-ready."""
+    return {
+        "name": model.name_or_path or None,
+        "class": type(model).__name__,
+        "family": str(model.config.model_type),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "fingerprints": {name: fingerprint_of(stack) for name, stack in stacks(model).items()},
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "unknown"

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from lamina.recipes.layout import FigureRecipe, TableRecipe
 from lamina.recipes.schema import MethodRecipe, ReaderRecipe, Recipe, TaskRecipe, load_recipe
-from lamina.studies.study_recipe import StudyRecipe, load_study_recipe
+from lamina.studies.run_study import StudyRecipe, load_study_recipe
 
 PAGE = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text()
 SECTIONS = {title: body for title, _, body in (part.partition("\n") for part in PAGE.split("\n## ")[1:])}

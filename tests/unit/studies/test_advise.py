@@ -16,7 +16,7 @@ import lamina
 from lamina import Task
 from lamina.errors import ConfigError
 from lamina.studies import advise
-from lamina.studies.advice import Proposal, proposals, sentence
+from lamina.studies.cutting.advise import Proposal, proposals, sentence
 
 QUICK = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-2}
 WORDS = [*PEOPLE, *PLACES]
@@ -110,7 +110,7 @@ def test_the_proposal_is_done_measured_and_written(tmp_path, monkeypatch):
     assert study.conclusions[0].startswith("who: read at 0 and 1; keep 1 of 3 blocks: accuracy ")
     before = {path: path.stat().st_mtime_ns for path in save_folder.glob("*/cells/*.json")}
     assert len(before) == 2 + 3
-    monkeypatch.setattr(sys.modules["lamina.studies.advise"], "fit", None)  # no reader is trained again
+    monkeypatch.setattr(sys.modules["lamina.studies.cutting.advise"], "fit", None)  # no reader is trained again
     again = advise(model, {"who": task()}, TEXTS, resume=True, **options)
     pd.testing.assert_frame_equal(again.table, table)
     assert {path: path.stat().st_mtime_ns for path in save_folder.glob("*/cells/*.json")} == before
@@ -145,7 +145,7 @@ def test_what_is_chosen_is_not_chosen_by_the_rows_that_measure_it():
 
 
 def test_nothing_is_cut_where_every_block_counts(tmp_path, monkeypatch):
-    module = sys.modules["lamina.studies.advise"]  # the name in the package is the function
+    module = sys.modules["lamina.studies.cutting.advise"]  # the name in the package is the function
     monkeypatch.setattr(module, "proposals", lambda *_: {"who": Proposal(3, (3,), "main")})
     study = advise(masked_model(), {"who": task()}, processor=masking_tokenizer(), seeds=[0], output=tmp_path, **QUICK)
     assert study.conclusions == ("who: keep all 3 blocks; no lower layer comes within 0.01 of the best accuracy.",)

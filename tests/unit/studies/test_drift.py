@@ -14,7 +14,7 @@ import lamina
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError, UnsupportedModelError
 from lamina.layers.roles import ROLES
 from lamina.studies import drift
-from lamina.studies.drift import spectral_norm
+from lamina.studies.states.drift import spectral_norm
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import pytest
 from tests.support.stored import tiny_model, tiny_tokenizer
 
 from lamina.errors import ConfigError, LayerIndexError
-from lamina.studies.deletion import without_span
-from lamina.studies.errors import errors
+from lamina.studies.probing.error_analysis import errors, without_span
 from lamina.studies.study import Study
 from lamina.tasks.task import Task
 

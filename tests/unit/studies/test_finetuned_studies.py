@@ -14,7 +14,7 @@ import lamina
 from lamina import Task
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.studies import insertion, reinit
-from lamina.studies.finetuned import compared, finetuned
+from lamina.studies.cutting.finetuned import compared, finetuned
 
 ROWS = [
     {"sentence": f"the {noun} is {word}", "label": int(word in ("good", "fun"))}

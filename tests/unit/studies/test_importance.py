@@ -22,7 +22,7 @@ from lamina import (
 )
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.studies import contributions, importance
-from lamina.studies.contributions import layer_amounts
+from lamina.studies.states.contributions import layer_amounts
 
 HEAD = SequenceClassification(("no", "yes"))
 

@@ -19,11 +19,11 @@ from tests.support.stored import tiny_model, tiny_tokenizer
 import lamina
 from lamina.bank import is_read_by_bank
 from lamina.errors import ConfigError, DataError, LayerIndexError, UnknownNameError
-from lamina.studies.baselines import baseline_guesses
-from lamina.studies.controls import code_blocks, code_length, control_task, only_rows
-from lamina.studies.probe import probe
-from lamina.studies.probe_cell import Place, ProbeSettings, probe_rows
-from lamina.studies.probe_conclusions import Compared, compare_probes, conclusions
+from lamina.studies.probing.baselines import baseline_guesses
+from lamina.studies.probing.controls import code_blocks, code_length, control_task, only_rows
+from lamina.studies.probing.probe import probe
+from lamina.studies.probing.probe_cell import Place, ProbeSettings, probe_rows
+from lamina.studies.probing.probe_conclusions import Compared, compare_probes, conclusions
 from lamina.studies.statistics import Difference
 from lamina.studies.study import Study
 from lamina.tasks.task import Task
@@ -279,7 +279,7 @@ def test_a_study_goes_on_where_it_was(model, tokenizer, mood, tmp_path, monkeypa
         ran.append(given[-1])
         return probe_rows(*given)
 
-    monkeypatch.setattr(import_module("lamina.studies.probe"), "probe_rows", counted)
+    monkeypatch.setattr(import_module("lamina.studies.probing.probe"), "probe_rows", counted)
     both = probe(model, {"mood": mood}, seeds=[0, 1], output=tmp_path, resume=True, **options)
     assert ran == [1]
     assert values(both, "score", seed=0) == values(first, "score", seed=0)
@@ -292,7 +292,7 @@ def test_a_cell_that_fails_is_recorded(model, tokenizer, mood, monkeypatch):
             raise RuntimeError("no room")
         return probe_rows(*given)
 
-    monkeypatch.setattr(import_module("lamina.studies.probe"), "probe_rows", failing)
+    monkeypatch.setattr(import_module("lamina.studies.probing.probe"), "probe_rows", failing)
     options = {"controls": False, "code_length": False, "baselines": False, **FAST}
     study = probe(model, {"mood": mood}, processor=tokenizer, seeds=[0, 1], **options)
     assert set(study.table["seed"].dropna()) == {0}

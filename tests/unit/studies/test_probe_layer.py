@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError
-from lamina.studies.probe_cell import ProbeHead
-from lamina.studies.probe_layer import ProbeLayer
+from lamina.studies.probing.probe_cell import ProbeHead, ProbeLayer
 
 
 def filled(*, tags: bool) -> ReaderBank:

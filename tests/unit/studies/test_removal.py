@@ -18,9 +18,8 @@ from lamina import Task, tap, truncate_
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers import stacks
 from lamina.studies import removal
-from lamina.studies.lens import lens
-from lamina.studies.removal_table import with_predictions
-from lamina.studies.skipped_blocks import skipping
+from lamina.studies.cutting.removal import skipping, with_predictions
+from lamina.studies.states.lens import lens
 
 ROWS = [
     {"sentence": f"the {noun} is {word}", "label": int(word in ("good", "fun"))}

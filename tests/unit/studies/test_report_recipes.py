@@ -12,8 +12,7 @@ from lamina.demo.corpus import write
 from lamina.recipes.estimate import estimate
 from lamina.recipes.schema import load_recipe
 from lamina.registry import STUDIES
-from lamina.studies.run_study import load_tasks, load_texts
-from lamina.studies.study_recipe import load_study_recipe
+from lamina.studies.run_study import load_study_recipe, load_tasks, load_texts
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 FOLDER = RECIPES / "studies"

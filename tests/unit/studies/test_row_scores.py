@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lamina.errors import UnknownNameError
-from lamina.studies.row_scores import row_counts
+from lamina.studies.probing.row_scores import row_counts
 from lamina.tasks.metrics import score_classes, score_multi_label, score_numbers, score_tags
 
 RNG = np.random.default_rng(0)

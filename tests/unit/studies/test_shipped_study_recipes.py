@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lamina.registry import STUDIES
-from lamina.studies.study_recipe import load_study_recipe
+from lamina.studies.run_study import load_study_recipe
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "recipes" / "studies").glob("*.yaml"))

@@ -15,10 +15,8 @@ from tests.support.tiny import FAMILIES, model_of
 
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError, UnsupportedModelError
 from lamina.studies import Study, similarity
-from lamina.studies.cka import MinibatchCKA
-from lamina.studies.geometry import Curvature
-from lamina.studies.neighbours import two_nn
 from lamina.studies.passes import LayerReader, batch_groups, row_groups
+from lamina.studies.states.measures import Curvature, MinibatchCKA, two_nn
 
 WORDS = ["the", "a", "film", "is", "good", "bad", "very", "not", "paris", "anna", "went", "to", "and", "slow"]
 TEXTS = [

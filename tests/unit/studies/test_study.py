@@ -10,8 +10,7 @@ import pytest
 from tests.support.tiny import model_of
 
 from lamina.errors import ConfigError, StoreError, UnknownNameError
-from lamina.studies.provenance import library_versions, model_facts
-from lamina.studies.study import Figure, Study
+from lamina.studies.study import Figure, Study, library_versions, model_facts
 
 
 def study(name: str = "drift") -> Study:

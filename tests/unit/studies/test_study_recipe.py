@@ -10,8 +10,7 @@ from tests.support.stored import save_base
 from lamina.errors import ConfigError, DataError, LaminaError, StoreError, UnknownNameError
 from lamina.registry import STUDIES
 from lamina.studies import Study
-from lamina.studies.run_study import run_study
-from lamina.studies.study_recipe import load_study_recipe, options_of
+from lamina.studies.run_study import load_study_recipe, options_of, run_study
 
 TASK = "tasks:\n  film: {files: {train: film.tsv, validation: film.tsv}, kind: sequence_classification}\n"
 HEAD = f"model: base\n{TASK}texts: {{task: film}}\n"

@@ -15,8 +15,8 @@ from tests.support.tiny import model_of
 from lamina import Task
 from lamina.errors import ConfigError, DataError, LayerIndexError, UnknownNameError
 from lamina.studies import Study, variability
-from lamina.studies.class_scatter import ClassScatter
-from lamina.studies.variability import _compared as compared
+from lamina.studies.states.variability import ClassScatter
+from lamina.studies.states.variability import _compared as compared
 
 RNG = np.random.default_rng(0)
 WORDS = ["the", "a", "film", "is", "good", "bad", "very", "paris", "anna", "to", "and", "slow", "fun", "zebra"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lamina.errors import ConfigError
-from lamina.studies.cka import MinibatchCKA
+from lamina.studies.states.measures import MinibatchCKA
 
 
 def hsic_1(x: torch.Tensor, y: torch.Tensor) -> float:

@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lamina.errors import ConfigError, UnsupportedModelError, check_known
 from lamina.layers import default_stack, select
 from lamina.layers.adapters import check_no_adapters
-from lamina.layers.roles import family_of
+from lamina.layers.roles import ROLES, Attention, family_of, has_path, modules_at
 from lamina.layers.wrappers import unwrapped
 from lamina.store.load_model import load
-from lamina.studies.provenance import library_versions, model_facts
-from lamina.studies.study import Figure, Study
-from lamina.studies.weight_maps import weight_maps
+from lamina.studies.study import Figure, Study, library_versions, model_facts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from lamina.layers.selectors import Selector
 
     Checkpoint = PreTrainedModel | str | Path
+    from lamina.layers import LayerStack
 
 _OP = "drift"
 _LARGEST_SVD = 1024  # the shorter side of a matrix up to which all singular values are computed
@@ -225,3 +224,44 @@ def spectral_norm(matrix: Tensor, *, largest_svd: int = _LARGEST_SVD) -> float:
             break
         vector = matrix.T @ image
     return value
+
+
+ANY = "linear"  # the role of all linear maps of a block, where no row says what each is for
+
+
+def weight_maps(
+    model: PreTrainedModel, stack: LayerStack, layer: int, *, op: str
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Role -> the linear maps of a block that serve it."""
+    block, family = stack.blocks[layer - 1], family_of(model)
+    paths = _role_paths(block, family) if family in ROLES else {}
+    for role, role_paths in paths.items():
+        weights: dict[str, Tensor] = {}
+        for path in role_paths:
+            for number, module in enumerate(modules_at(block, path, family=family, op=op)):
+                weights |= _weights(module, f"{path}[{number}]")
+        if weights:
+            yield role, weights
+    if not paths and (weights := _weights(block, "")):
+        yield ANY, weights
+
+
+def _role_paths(block: nn.Module, family: str) -> dict[str, tuple[str, ...]]:
+    row = ROLES[family]
+    paths: dict[str, tuple[str, ...]] = {}
+    for prefix, attention in (("", row.attention), ("cross_", row.cross)):
+        if isinstance(attention, Attention) and has_path(block, attention.output):
+            for path, served in attention.projections().items():
+                paths["+".join(f"{prefix}{role}" for role in served)] = (path,)
+            paths[f"{prefix}attention_output"] = (attention.output,)
+    return {**paths, "ffn_in": row.ffn_in, "ffn_out": (row.ffn_out,)}
+
+
+def _weights(module: nn.Module, name: str) -> dict[str, Tensor]:
+    """The linear maps in a module, itself included; experts keep several in one tensor of three axes."""
+    return {
+        ".".join(filter(None, (name, path, key))): value.detach()
+        for path, part in module.named_modules()
+        for key, value in part.named_parameters(recurse=False)
+        if not isinstance(part, nn.Embedding) and (value.ndim == 3 or (value.ndim == 2 and key.endswith("weight")))
+    }

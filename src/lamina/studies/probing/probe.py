@@ -15,14 +15,13 @@ from lamina.errors import ConfigError, DataError, UnsupportedModelError, check_k
 from lamina.layers import Site, at_site, default_stack, select
 from lamina.layers.wrappers import unwrapped
 from lamina.store import load
-from lamina.studies.baselines import baseline_guesses
-from lamina.studies.probe_cell import MLP, ProbeSettings, plain_metric, probe_rows
-from lamina.studies.probe_conclusions import compare_probes, conclusions
-from lamina.studies.provenance import library_versions, model_facts
-from lamina.studies.row_scores import row_counts
+from lamina.studies.probing.baselines import baseline_guesses
+from lamina.studies.probing.probe_cell import MLP, ProbeSettings, plain_metric, probe_rows
+from lamina.studies.probing.probe_conclusions import compare_probes, conclusions
+from lamina.studies.probing.row_scores import row_counts
 from lamina.studies.runner import Cell, run_cells
 from lamina.studies.sources import own_processor
-from lamina.studies.study import Figure, Study
+from lamina.studies.study import Figure, Study, library_versions, model_facts
 from lamina.tasks import kind_of
 from lamina.utils import check_range
 

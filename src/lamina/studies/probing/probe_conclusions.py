@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lamina.studies.probe_cell import Place
-from lamina.studies.row_scores import row_counts
+from lamina.studies.probing.probe_cell import Place
+from lamina.studies.probing.row_scores import row_counts
 from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap
 from lamina.utils import pluralize
 

@@ -18,8 +18,7 @@ from lamina.fusion.concat import ConcatFusion
 from lamina.fusion.pooled_layers import PooledLayersFusion, PooledTokens, token_shares
 from lamina.layers.preserve import evaluating
 from lamina.studies.passes import text_inputs
-from lamina.studies.provenance import library_versions, model_facts
-from lamina.studies.study import Figure, Study
+from lamina.studies.study import Figure, Study, library_versions, model_facts
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank, ReaderModule

@@ -13,9 +13,8 @@ from lamina.bank import ReaderBank
 from lamina.errors import ConfigError
 from lamina.fusion.base import InputWeighted
 from lamina.studies.passes import group_batches, text_inputs
-from lamina.studies.provenance import library_versions, model_facts
 from lamina.studies.statistics import mean_and_interval
-from lamina.studies.study import Figure, Study
+from lamina.studies.study import Figure, Study, library_versions, model_facts
 from lamina.utils import progress_bar
 
 if TYPE_CHECKING:

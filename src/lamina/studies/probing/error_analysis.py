@@ -12,16 +12,16 @@ import pandas as pd
 
 from lamina.layers import default_stack, select
 from lamina.layers.wrappers import unwrapped
-from lamina.studies.deletion import without_span
-from lamina.studies.probe import RATES, check_task
-from lamina.studies.probe_cell import Place, ProbeSettings, Trained, probe_bank, results_of
-from lamina.studies.provenance import library_versions, model_facts
-from lamina.studies.row_scores import row_counts
+from lamina.studies.probing.probe import RATES, check_task
+from lamina.studies.probing.probe_cell import Place, ProbeSettings, Trained, probe_bank, results_of
+from lamina.studies.probing.row_scores import row_counts
 from lamina.studies.sources import own_processor
-from lamina.studies.study import Figure, Study
+from lamina.studies.study import Figure, Study, library_versions, model_facts
 from lamina.tasks import kind_of
+from lamina.tasks.split import Split
+from lamina.tasks.token_classification import join
 from lamina.train.options import FitOptions
-from lamina.utils import check_range, pluralize
+from lamina.utils import check_range, derive_seed, pluralize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -236,3 +236,35 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
         ),
     }
     return {name: figure for name, figure in kept.items() if name in set(table["measure"])}
+
+
+def without_span(task: Task, part: str, share: float, seed: int) -> Split:
+    """A part of a task without one span of each text's words, at a random place; a tag goes with its word.
+
+    Words are what stands between spaces, of tasks that tag words those words; of a pair both texts lose a span. The
+    span has `share` of the words, rounded, and one word at least stays.
+    """
+    split = task.split(part)
+    if kind_of(task.kind).tags_words:
+        kept: list[tuple[list[str], tuple[int, ...]]] = []
+        for row, (text, spans, tags) in enumerate(zip(split.texts, split.words or (), split.labels, strict=True)):
+            places = _places(len(spans), share, derive_seed("deletion", seed, row))
+            words = [text[start:end] for start, end in spans]
+            kept.append(([words[place] for place in places], tuple(tags[place] for place in places)))
+        joined = [join(words) for words, _ in kept]
+        return Split.of((text for text, _ in joined), (tags for _, tags in kept), (spans for _, spans in joined))
+    return Split.of((_cut(text, share, seed, row) for row, text in enumerate(split.texts)), split.labels)
+
+
+def _cut(text: Any, share: float, seed: int, row: int) -> Any:
+    if not isinstance(text, str):
+        return tuple(_cut(side, share, seed, row) for side in text)
+    words = text.split()
+    return " ".join(words[place] for place in _places(len(words), share, derive_seed("deletion", seed, row)))
+
+
+def _places(count: int, share: float, seed: int) -> list[int]:
+    """Which of so many words stay."""
+    size = min(round(share * count), count - 1) if count else 0
+    start = int(np.random.default_rng(seed).integers(0, count - size + 1))
+    return [*range(start), *range(start + size, count)]

@@ -15,8 +15,8 @@ from lamina.utils import derive_seed
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-    from lamina.studies.geometry import LayerMeasure
     from lamina.studies.passes import Group, LayerReader
+    from lamina.studies.states.measures import LayerMeasure
 
 MOST_TOKENS = 16  # of a text that become rows
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lamina.studies.finetuned import block_counts, compared, finetuned, trained_scores
+from lamina.studies.cutting.finetuned import block_counts, compared, finetuned, trained_scores
 from lamina.studies.runner import Cell, run_cells
 from lamina.studies.sources import cell_settings, edited_stack, finished, named_tasks
 from lamina.studies.study import Figure

@@ -3,37 +3,50 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
 
 from lamina.bank import ReaderBank
 from lamina.bank.listening import can_generate
 from lamina.data.batches import tokenizer_of
+from lamina.data.encode import length_limit
 from lamina.editing.editable import chosen_blocks
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, DataError, UnsupportedModelError
+from lamina.layers.preserve import evaluating
+from lamina.layers.roles import family_of
 from lamina.prediction.evaluate import evaluate
-from lamina.studies.generated import continuations, prompt_ids, same_share
-from lamina.studies.lens import perplexity
-from lamina.studies.output_head import OutputHead
 from lamina.studies.passes import row_groups, text_inputs
-from lamina.studies.removal_table import SAME, with_predictions
 from lamina.studies.runner import Cell, run_cells
-from lamina.studies.similarity import similarity
-from lamina.studies.skipped_blocks import skipping
 from lamina.studies.sources import cell_settings, edited_stack, finished, linear_reader, named_tasks, opened
+from lamina.studies.states.lens import perplexity
+from lamina.studies.states.output_head import OutputHead
+from lamina.studies.states.similarity import similarity
+from lamina.studies.states.variability import variability
+from lamina.studies.states.vectors import own_tokens
+from lamina.studies.statistics import rank_correlation
 from lamina.studies.study import Figure
-from lamina.studies.variability import variability
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
+from lamina.tasks.metrics import LOWER
 from lamina.train.fit import fit
-from lamina.utils import check_range
+from lamina.train.results import summarise
+from lamina.utils import check_range, pluralize
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from transformers import PreTrainedModel
 
+    from lamina.layers import LayerStack
     from lamina.studies.study import Study
     from lamina.tasks.base import Inputs
     from lamina.tasks.task import Task
@@ -286,3 +299,179 @@ def _figures() -> dict[str, Figure]:
             note="Low: the blocks that this task needs least.",
         ),
     }
+
+
+SAME = "same_tokens"  # of a continuation, before it first differs from the whole model's
+PROXIES = ("block_influence", "cka_distance", "nu")
+
+
+def with_predictions(table: DataFrame) -> tuple[DataFrame, list[str]]:
+    """Measured rows, drops beside each proxy's numbers, rank correlations; and sentences.
+
+    `table` has the rows of the cells: "task", "seed", "layer", "blocks", "measure" and "score", perhaps "text".
+    """
+    proxies: Any = table[table["measure"].isin(PROXIES)]
+    measured: Any = table[~table["measure"].isin(PROXIES)]
+    drops = _drops(measured)
+    rows = [measured.to_dict("records")]
+    conclusions: list[str] = []
+    for task, own in drops.groupby("task", sort=False):
+        conclusions.append(_least(str(task), own))
+        for proxy in PROXIES:
+            foretold = proxies[(proxies["task"] == task) & (proxies["measure"] == proxy)]
+            if not len(foretold):
+                continue
+            joined = own.merge(
+                foretold[["layer", "blocks", "score"]].rename(columns={"score": "predicted"}), on=["layer", "blocks"]
+            )
+            rows.append(joined.assign(measure="drop", proxy=proxy).to_dict("records"))
+            mean = joined.groupby(["layer", "blocks"])[["score", "predicted"]].mean()
+            found = rank_correlation(mean["predicted"].tolist(), mean["score"].tolist())
+            rows.append([{"task": task, "measure": "rank_correlation", "proxy": proxy, **found}])
+            conclusions.append(_sentence(str(task), proxy, found))
+    columns = ["task", "seed", "layer", "blocks", "measure", "proxy", "predicted", "n", "p", "score"]
+    columns += ["text"] * ("text" in table)
+    whole = dict.fromkeys(("seed", "layer", "blocks", "n"), "Int64")
+    return pd.DataFrame([row for part in rows for row in part], columns=columns).astype(whole), conclusions
+
+
+def _drops(measured: Any) -> Any:
+    """By how much each score is worse than that of the whole model, of the same task and seed."""
+    parts = []
+    for _, own in measured.groupby(["task", "seed"], sort=False, dropna=False):
+        whole = float(own.loc[own["blocks"] == 0, "score"].iloc[0])
+        out = own[own["blocks"] > 0].drop(columns="text", errors="ignore")
+        if own["measure"].iloc[0] in LOWER:
+            drop = out["score"].map(lambda score, whole=whole: math.log(score) - math.log(whole))
+        else:
+            drop = whole - out["score"]
+        parts.append(out.assign(score=drop))
+    return pd.concat(parts) if parts else measured
+
+
+def _sentence(task: str, proxy: str, found: dict[str, Any]) -> str:
+    name, n = proxy.replace("_", " "), f"n = {pluralize(found['n'], 'run')} of blocks"
+    if math.isnan(found["score"]):
+        return f"{task}: whether {name} foretells the measured drop cannot be said ({n})."
+    facts = f"rank correlation {found['score']:.2f}, p = {found['p']:.2g}, {n}"
+    if found["p"] > 0.05:
+        return f"{task}: that {name} foretells the measured drop cannot be concluded ({facts})."
+    return f"{task}: {name} {'foretells' if found['score'] > 0 else 'contradicts'} the measured drop ({facts})."
+
+
+def _least(task: str, drops: Any) -> str:
+    """Which run costs least."""
+    mean = drops.groupby(["layer", "blocks"])["score"].mean()
+    first, count = mean.idxmin()
+    own = drops[(drops["layer"] == first) & (drops["blocks"] == count)]["score"].tolist()
+    summary = summarise(own)
+    seeds = "one value; no interval" if summary.interval is None else f"95 % ± {summary.interval:.3f}, n = {len(own)}"
+    what = f"block {int(first)}" if count == 1 else f"blocks {int(first)} to {int(first + count - 1)}"
+    measure = drops["measure"].iloc[0]
+    kind = "rise of log perplexity" if measure in LOWER else "drop"
+    kind += " of the share of same tokens" * (measure == SAME)
+    return f"{task}: least is lost without {what}, a {kind} of {summary.mean:.3f} ({seeds})."
+
+
+@contextmanager
+def skipping(model: PreTrainedModel, stack: LayerStack, layers: Collection[int], *, op: str) -> Generator[None]:
+    """Let blocks hand on the state that they were given, in passes of this thread.
+
+    They still run, so that what they hand on besides (a cache, position biases) is there for the others. Where blocks
+    share weights, block i is the i-th call. Norms after the last block stay.
+
+    Raises:
+        UnsupportedModelError: In a pass, if a block gives no state of the shape of one that it was given.
+    """
+    places: dict[nn.Module, set[int]] = {}
+    for layer in layers:
+        block = stack.blocks[layer - 1]
+        places.setdefault(block, set()).add(stack.blocks[: layer - 1].count(block))
+    thread, calls = get_ident(), dict.fromkeys(places, 0)
+
+    def start(_module: nn.Module, _args: object) -> None:
+        if get_ident() == thread:
+            calls.update(dict.fromkeys(calls, 0))
+
+    def skip(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+        if get_ident() != thread:
+            return None
+        calls[block] += 1
+        if calls[block] - 1 not in places[block]:
+            return None
+        single = isinstance(output, Tensor)
+        state = output if single else output[0]
+        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        given = [value for value in given if value.shape == state.shape and value.dtype == state.dtype]
+        if not given:
+            reason = f"block {min(layers)} changes the shape of its state, and cannot be taken out"
+            hint = "Use a model whose blocks keep it."
+            raise UnsupportedModelError(op=op, model_type=family_of(model), reason=reason, hint=hint)
+        return given[0] if single else (given[0], *output[1:])
+
+    with ExitStack() as hooks:
+        hooks.callback(stack.scope.register_forward_pre_hook(start, prepend=True).remove)
+        for block in places:
+            hooks.callback(block.register_forward_hook(skip, with_kwargs=True).remove)
+        yield
+
+
+_TOGETHER = 32  # prompts of one length that are continued in one call
+
+
+def prompt_ids(
+    model: PreTrainedModel, texts: Iterable[Any], processor: Any, *, tokens: int | None, op: str
+) -> list[Tensor]:
+    """Token ids `[tokens]` of prompts, up to `tokens` of each text, without special ones behind; none of no token.
+
+    Raises:
+        DataError: If no text has a token.
+    """
+    limit = length_limit(model, processor)
+    inputs = text_inputs(model, texts, processor, limit if tokens is None else min(tokens, limit), op=op)
+    prompts: list[Tensor] = []
+    for row in range(len(inputs.lengths)):
+        ids = inputs.batch([row])["input_ids"]
+        places = own_tokens(ids, processor)[0].nonzero().flatten().tolist()
+        if places:
+            prompts.append(ids[0, : places[-1] + 1])
+    if not prompts:
+        raise DataError(f"{op}: no prompt has a token to go on from; give texts with words.")
+    return prompts
+
+
+def continuations(
+    model: PreTrainedModel, prompts: Sequence[Tensor], processor: Any, *, new_tokens: int, op: str
+) -> list[list[int]]:
+    """The most likely next tokens, one by one, up to `new_tokens` or an end token, which is among them.
+
+    Prompts are never padded: those of one length are continued together.
+
+    Raises:
+        ConfigError: If a prompt and its continuation are longer than the model reads.
+    """
+    longest = max(map(len, prompts))
+    check_range(op, "new_tokens", new_tokens, 1, length_limit(model, processor) - longest)
+    ends = model.generation_config.eos_token_id if model.generation_config is not None else None
+    end_tokens = set(ends if isinstance(ends, list) else [] if ends is None else [ends])
+    search: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": False, "num_beams": 1}
+    search["pad_token_id"] = min(end_tokens, default=0)  # behind an end token, where nobody looks
+    said: dict[int, list[int]] = {}
+    rows = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
+    while rows:
+        length = len(prompts[rows[0]])
+        group = [row for row in rows[:_TOGETHER] if len(prompts[row]) == length]
+        rows = rows[len(group) :]
+        ids = torch.stack([prompts[row] for row in group]).to(model.device)
+        with torch.no_grad(), evaluating(model):
+            written: Any = model.generate(ids, attention_mask=torch.ones_like(ids), **search)  # pyright: ignore
+        for row, tokens in zip(group, written[:, length:].tolist(), strict=True):
+            end = next((place + 1 for place, token in enumerate(tokens) if token in end_tokens), len(tokens))
+            said[row] = tokens[:end]
+    return [said[row] for row in range(len(prompts))]
+
+
+def same_share(own: Sequence[int], other: Sequence[int]) -> float:
+    """The share of a continuation's tokens, from its first on, that another has too before the two first differ."""
+    equal = next((place for place, pair in enumerate(zip(own, other, strict=False)) if pair[0] != pair[1]), None)
+    return (min(len(own), len(other)) if equal is None else equal) / len(own)

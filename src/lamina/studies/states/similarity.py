@@ -10,13 +10,10 @@ import pandas as pd
 import torch
 
 from lamina.errors import ConfigError, check_known
-from lamina.studies.cka import FEWEST, MinibatchCKA
-from lamina.studies.geometry import MEASURES, BlockDistance
-from lamina.studies.neighbours import NeighbourSample
 from lamina.studies.passes import LayerReader, batch_groups, group_batches, row_groups, text_inputs
-from lamina.studies.provenance import library_versions, model_facts
-from lamina.studies.study import Figure, Study
-from lamina.studies.vectors import MOST_TOKENS, RowVectors
+from lamina.studies.states.measures import FEWEST, MEASURES, BlockDistance, MinibatchCKA, NeighbourSample
+from lamina.studies.states.vectors import MOST_TOKENS, RowVectors
+from lamina.studies.study import Figure, Study, library_versions, model_facts
 from lamina.utils import check_range, derive_seed, progress_bar
 
 if TYPE_CHECKING:
@@ -107,7 +104,7 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
 
     Source:
         Nguyen, Raghu and Kornblith 2021, arXiv:2010.15327, for CKA from minibatches; a minibatch is a random sample of
-        all texts here. `lamina.studies.geometry` and `lamina.studies.neighbours` name those of the other measures.
+        all texts here. `lamina.studies.states.measures` names the sources of the other measures.
     """
     chosen = list(_ALL if measures == "all" else measures)
     check_known(_OP, chosen, _ALL, "measure")

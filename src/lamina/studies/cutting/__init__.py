@@ -1,0 +1,1 @@
+"""Studies that remove, re-initialise or insert blocks, and measure what that changes."""
