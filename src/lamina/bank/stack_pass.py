@@ -15,7 +15,7 @@ from torch import Tensor
 from lamina.bank.reader import ReaderModule, ReaderOutput
 from lamina.bank.segments import segments_of, separators_of
 from lamina.errors import ConfigError
-from lamina.fusion.base import LayerView, Stream, fed
+from lamina.fusion.base import LayerView, Stream, require_fed
 from lamina.layers import LayerStack, Site, at_site, select
 from lamina.layers.hooks import OnStart, OnState, arguments, token_mask, watch
 from lamina.layers.towers import tower_inputs
@@ -169,7 +169,7 @@ class StackPass:
         features: dict[str, Tensor] = {}
         with torch.set_grad_enabled(self._grad):
             for names, stream in self._streams:
-                features |= zip(names, stream.finish(fed(self._real)), strict=True)
+                features |= zip(names, stream.finish(require_fed(self._real)), strict=True)
         return features
 
     def finish(self, labels: Mapping[str, Tensor] | None = None) -> dict[str, ReaderOutput]:
@@ -178,7 +178,7 @@ class StackPass:
         A head over a vocabulary computes only the positions labelled in `labels` (reader name -> labels).
         """
         features = self.features()
-        return run_heads(self.readers, features, fed(self._real), labels or {}, grad=self._grad)
+        return run_heads(self.readers, features, require_fed(self._real), labels or {}, grad=self._grad)
 
 
 def stack_passes(

@@ -1,4 +1,4 @@
-"""Fusions: from the hidden states of several layers to one feature vector per token."""
+"""Fusions turn the hidden states of several layers into one feature vector per token."""
 
 from typing import TYPE_CHECKING
 

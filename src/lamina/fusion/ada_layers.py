@@ -1,4 +1,7 @@
-"""AdaLayers: learned importance of each layer over small normalised projections."""
+"""AdaLayers: a small normalised projection of each layer, summed with learned importances.
+
+SingleLayer, its baseline on one layer, shares the projections, so their config and module are base classes here.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast, final
+from typing import TYPE_CHECKING, ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lamina.errors import ConfigError
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, require_fed
 from lamina.fusion.dropout import draw, drop, dropout
 from lamina.layers.selectors import Selector
 from lamina.utils import check_range
@@ -24,21 +27,28 @@ if TYPE_CHECKING:
 
 
 class ProjectedConfig(FusionConfig):
-    """Settings of what happens to each state and to the sum; fusions that share them can run as one."""
+    """Settings that AdaLayers and SingleLayer have in common; fusions with equal settings are computed together.
+
+    Attributes:
+        dim: Size of the features.
+        dropout: Probability of dropout on each layer's features and, with `positions`, on the sum.
+        positions: Whether fixed sinusoidal token positions are added to the sum.
+        output_activation: Whether GELU is applied to the sum.
+    """
 
     dim: int
-    dropout: float  # on each layer's features and (with positions) on the sum
+    dropout: float
     positions: bool
     output_activation: bool
 
     def check(self, op: str) -> None:
-        """Raise ConfigError if a value cannot be."""
+        """Raise ConfigError if `dim` or `dropout` is out of range; `op` begins the message."""
         check_range(op, "dim", self.dim, 1, 1 << 20)
         check_range(op, "dropout", self.dropout, 0, 1, open_high=True)
 
 
 class _ProjectedStream(Stream):
-    """One matrix product per layer and one accumulator for all members together."""
+    """The stream of AdaLayers and SingleLayer: one matrix product per layer and one sum for all members together."""
 
     def __init__(self, members: Sequence[ProjectedFusion]) -> None:
         self._members = members
@@ -47,7 +57,8 @@ class _ProjectedStream(Stream):
         self._weights = torch.stack([member.weights() for member in members])
         self._zero = self._zeros()
         self._kernels: Sequence[Tensor] | None = None
-        if torch.is_grad_enabled():  # [projections][members, dim, width]; a slice's own gradient would be whole
+        # Unbound once: the gradient of each slice `projection[i]` would be as large as the whole parameter.
+        if torch.is_grad_enabled():  # [projections][members, dim, width]
             self._kernels = torch.stack([member.projection for member in members], dim=1).unbind(0)
         self._total: Tensor | None = None
 
@@ -61,15 +72,16 @@ class _ProjectedStream(Stream):
         if self._p > 0:
             shape = torch.Size((*state.shape[:2], len(rows), self._config.dim))
             bits = draw(shape, [self._members[row].generator for row in rows], state.device, axis=2)
-        given = (state, kernel, self._p, bits)
-        if torch.is_grad_enabled():  # keeps only what goes in, most of it shared by all members; the rest is run again
-            done = checkpoint(_weighted, weights, *given, use_reentrant=False, preserve_rng_state=False)
-            part = cast("Tensor", done)
+        inputs = (state, kernel, self._p, bits)
+        if torch.is_grad_enabled():
+            # Recomputed in the backward pass: only the inputs stay in memory, and all members share the state.
+            result = checkpoint(_weighted, weights, *inputs, use_reentrant=False, preserve_rng_state=False)
+            part = cast("Tensor", result)
         elif every and self._total is not None:
-            self._total.addcmul_(_features(*given), weights.unsqueeze(-1))
+            self._total.addcmul_(_features(*inputs), weights.unsqueeze(-1))
             return
         else:
-            part = _weighted(weights, *given)
+            part = _weighted(weights, *inputs)
         if every:
             self._total = part if self._total is None else self._total + part
             return
@@ -78,14 +90,17 @@ class _ProjectedStream(Stream):
         self._total = self._total.index_add(2, torch.tensor(rows, device=part.device), part)
 
     def _zeros(self) -> list[list[bool]]:
-        """Where a member's weight is 0; members that are exported say it themselves, since tensors hold no numbers."""
+        """Return, for each member and layer, whether the weight is 0, so that the layer can be skipped.
+
+        During an export tensors have no values; `active_layers` says it then.
+        """
         if not torch.compiler.is_exporting():
-            return [list(map(bool, row)) for row in (self._weights == 0).tolist()]  # of tensors without data: 0.0
+            return [list(map(bool, row)) for row in (self._weights == 0).tolist()]  # False on the meta device
         return [[layer not in member.active_layers() for layer in range(member.layers)] for member in self._members]
 
     def _kernel(self, rows: list[int], index: int) -> Float[Tensor, "members dim width"]:
-        """W_i of some of the members, for one state."""
-        place = index if len(self._members[0].projection) > 1 else 0  # SingleLayer has but one
+        """Return the projections of state `index` of the members numbered `rows`."""
+        place = index if len(self._members[0].projection) > 1 else 0  # SingleLayer has only one
         if self._kernels is not None:
             return self._kernels[place] if len(rows) == len(self._members) else self._kernels[place][rows]
         if len(rows) == 1:
@@ -93,19 +108,20 @@ class _ProjectedStream(Stream):
         return torch.stack([self._members[row].projection[place] for row in rows])
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        total = fed(self._total)
+        total = require_fed(self._total)
         if self._config.output_activation:
             total = F.gelu(total)
         if self._config.positions:
             total = total + sinusoids(mask, self._config.dim).to(total.dtype).unsqueeze(2)
             total = dropout(total, self._p, [member.generator for member in self._members], axis=2)
-        return list(total.movedim(2, 0).contiguous().unbind(0))  # one copy here saves each head its own
+        return list(total.movedim(2, 0).contiguous().unbind(0))  # contiguous, so that the heads need not copy
 
 
 class ProjectedFusion(Fusion):
-    """Sum over layers of `weight_i * dropout(LayerNorm(W_i gelu(z_i)))`; the weights are the subclass's.
+    """Base class of the modules of AdaLayers and SingleLayer: `sum_i weight_i * dropout(LayerNorm(W_i gelu(z_i)))`.
 
-    `projection` is `[projections, dim, width]`, without bias; the norm has no affine part, eps 1e-5.
+    Subclasses define the weights. `projection` holds all `W_i`: `[projections, dim, width]`, without bias. The norm has
+    no weight and bias; its eps is 1e-5.
     """
 
     stream_of: ClassVar = _ProjectedStream
@@ -114,28 +130,31 @@ class ProjectedFusion(Fusion):
         super().__init__(config, layers=layers, width=width, dim=config.dim)
         self.projection = nn.Parameter(torch.empty(projections, config.dim, width))
         for weight in self.projection:
-            nn.init.kaiming_uniform_(weight, a=math.sqrt(5))  # what nn.Linear starts from
+            nn.init.kaiming_uniform_(weight, a=math.sqrt(5))  # the initialisation of nn.Linear
 
     @abstractmethod
     def weights(self) -> Float[Tensor, " layers"]:
-        """Weight of each layer in the sum."""
+        """Return the weight of each layer in the sum."""
 
     def group(self) -> Hashable:
-        """Same shapes, same settings, same place."""
+        """Return the key of fusions that are computed together: same parameter shapes, settings, device and mode."""
         config = self.config
         return (super().group(), self.training, config.dropout, config.positions, config.output_activation)
 
     def is_token_wise(self) -> bool:
-        """Not with positions, which are counted over the text."""
+        """Return whether a token's features depend on its own states only: not with `positions`."""
         return not self.config.positions
 
     def active_layers(self) -> tuple[int, ...]:
-        """Layers whose weight is not zero."""
+        """Return the indices of the layers whose weight is not 0."""
         return tuple(self.weights().detach().nonzero().flatten().tolist())
 
 
-def _weighted(weights: Tensor, *given: Any) -> Tensor:
-    return _features(*given) * weights.unsqueeze(-1)
+def _weighted(
+    weights: Tensor, state: Tensor, kernel: Tensor, p: float, bits: Tensor | None
+) -> Float[Tensor, "batch tokens members dim"]:
+    """Return the features of one layer, multiplied by the weight that each member gives it."""
+    return _features(state, kernel, p, bits) * weights.unsqueeze(-1)
 
 
 def _features(
@@ -144,14 +163,18 @@ def _features(
     p: float,
     bits: Tensor | None,
 ) -> Float[Tensor, "batch tokens members dim"]:
-    """`dropout(LayerNorm(kernel[i] state))` for every member i."""
+    """Return `dropout(LayerNorm(kernel[i] state))` for every member i; `bits` decide dropout, None leaves it out."""
     projected = F.linear(state, kernel.flatten(0, 1)).unflatten(-1, kernel.shape[:2])
     features = F.layer_norm(projected, kernel.shape[1:2])
     return features if bits is None else drop(features, p, bits)
 
 
 def sinusoids(mask: Bool[Tensor, "batch tokens"], dim: int) -> Float[Tensor, "batch tokens dim"]:
-    """Fixed sinusoids (Vaswani et al. 2017, arXiv:1706.03762, section 3.5), counted over real tokens only."""
+    """Return fixed sinusoidal position embeddings; positions count real tokens only, so padding shifts nothing.
+
+    Source:
+        Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
+    """
     place = (mask.cumsum(1) - 1).clamp(min=0).unsqueeze(-1).float()
     even = torch.arange(0, dim, 2, device=mask.device, dtype=torch.float32)
     angle = place * torch.exp(even * (-math.log(10000.0) / dim))
@@ -161,19 +184,19 @@ def sinusoids(mask: Bool[Tensor, "batch tokens"], dim: int) -> Float[Tensor, "ba
 @final
 @dataclass(frozen=True)
 class AdaLayers(ProjectedConfig):
-    """Weigh every layer's projected features by a learned softmax.
+    """A fusion that projects every layer to `dim` features and sums them with learned softmax weights.
 
     `F = gelu(sum_i p_i dropout(LayerNorm(W_i gelu(z_i))))` with `p = softmax(alpha * scores)`.
 
     Args:
-        dim: Size of the features, k in the paper.
-        alpha: Multiplies the scores, so larger lets the importances move faster; positive.
-        cutoff: An importance at or below this is set to 0 and the rest is renormalised; below 1 / layers.
-        entropy: Weight (lambda) of the mean of -p log p over layers, added to the loss.
-        layers: Which layers; the default leaves the embeddings out.
-        dropout: Probability, on each layer's features.
-        positions: Add fixed sinusoidal token positions to the sum.
-        output_activation: GELU on the sum, as in the reference code; the thesis prints none.
+        dim: Size of the features, k in the paper; at least 1.
+        alpha: Factor of the scores in the softmax, positive. Importances change faster in training if it is larger.
+        cutoff: Importances up to this value are set to 0, and the others are renormalised. Must be below 1 / layers.
+        entropy: Weight (lambda in the paper) of the mean of `-p log p` over layers, which is added to the loss.
+        layers: Selector of the layers that are read. The default leaves out the embeddings.
+        dropout: Probability of dropout on each layer's features.
+        positions: Whether to add fixed sinusoidal token positions to the sum.
+        output_activation: Whether to apply GELU to the sum. The reference code does; the thesis does not mention it.
 
     Source:
         Dremov 2024, "Using Internal Representations of Frozen Transformer Models", section 5.1.
@@ -199,7 +222,7 @@ class AdaLayers(ProjectedConfig):
 
 @final
 class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
-    """The module of `AdaLayers`: `projection [layers, dim, width]`, `scores [layers]`."""
+    """The module of `AdaLayers`. Parameters: `projection` `[layers, dim, width]` and `scores` `[layers]`."""
 
     def __init__(self, config: AdaLayers, *, layers: int, width: int) -> None:
         super().__init__(config, layers=layers, width=width, projections=layers)
@@ -209,7 +232,7 @@ class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
         self.scores = nn.Parameter(torch.ones(layers))
 
     def weights(self) -> Float[Tensor, " layers"]:
-        """Softmax of the scores, after the cutoff."""
+        """Return the importance of each layer: the softmax of `alpha * scores`, after the cutoff; sums to 1."""
         weights = (self.config.alpha * self.scores).softmax(0)
         if self.config.cutoff == 0:
             return weights
@@ -217,13 +240,13 @@ class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
         return weights / weights.sum()
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Share of each layer; sums to 1."""
+        """Return the importance of each layer, without gradient; sums to 1."""
         return self.weights().detach()
 
     def regularization(self, head: nn.Module | None = None) -> Tensor | None:
-        """`entropy * mean_i(-p_i log p_i)`, after the cutoff."""
+        """Return `entropy * mean_i(-p_i log p_i)` of the importances after the cutoff; None if `entropy` is 0."""
         if self.config.entropy == 0:
             return None
         weights = self.weights()
-        positive = weights[weights > 0]  # 0 log 0 is 0, but its derivative is not a number
+        positive = weights[weights > 0]  # 0 log 0 is 0, but its derivative is NaN
         return self.config.entropy * torch.special.entr(positive).sum() / self.layers

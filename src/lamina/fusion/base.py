@@ -1,4 +1,4 @@
-"""What every fusion is: a frozen config that builds a module, and a stream that feeds it layer by layer."""
+"""The contract of a fusion: a frozen config that builds a module, and a stream that reads the states layer by layer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,37 +24,56 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class FusionConfig:
-    """Settings of one fusion. Subclasses are frozen dataclasses, most of them with a `layers` selector.
+T = TypeVar("T")
 
-    The fusion names its config, `class MeanFusion(Fusion, config=Mean)`, which sets `module` and `streams`.
+
+class FusionConfig:
+    """The settings of a fusion. Subclasses are frozen dataclasses, most of them with a field `layers`, a selector.
+
+    A fusion's module names its config, as in `class MeanFusion(Fusion, config=Mean)`. This sets `module` and `streams`.
+
+    Attributes:
+        module: The class of the module that `build` makes.
+        streams: Whether the fusion reads one state at a time. False: it implements `fuse`, which needs all states at
+            once, so a bank keeps them during the pass.
+        needs_block_inputs: Whether the fusion also needs how the model calls its blocks, so that recorded states are
+            not enough.
+        site: Where in its blocks the stack is read; see `layers.at_site`.
+        reads_pairs: Whether the fusion needs to know which tokens belong to the first and the second of two texts.
     """
 
     module: ClassVar[type[Fusion]]
-    streams: ClassVar[bool] = True  # False: needs every state at once (it has `fuse`), so the bank keeps them
-    needs_block_inputs: ClassVar[bool] = False  # True: recorded states are not enough
-    site: ClassVar[Site] = "output"  # where in its blocks the stack is read; see `layers.at_site`
-    reads_pairs: ClassVar[bool] = False  # True: asks which tokens belong to which of two texts
+    streams: ClassVar[bool] = True
+    needs_block_inputs: ClassVar[bool] = False
+    site: ClassVar[Site] = "output"
+    reads_pairs: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if isinstance(layers := getattr(self, "layers", None), list):
-            object.__setattr__(self, "layers", tuple(layers))  # as it comes back from a file
+            object.__setattr__(self, "layers", tuple(layers))  # JSON has no tuples
 
     def selector(self) -> Selector:
-        """Which layers are read; the `layers` field unless a subclass fixes them."""
+        """Return the selector of the layers that are read: the field `layers`, unless a subclass overrides this."""
         return self.layers  # pyright: ignore[reportAttributeAccessIssue]  a field of most subclasses
 
     def build(self, layers: int, width: int) -> Fusion:
-        """Make the module for `layers` hidden states of size `width`, initialised from torch's global generator."""
+        """Return a new module for `layers` hidden states of size `width`; torch's global generator initialises it."""
         return self.module(self, layers=layers, width=width)
 
     def build_on(self, model: PreTrainedModel, stack: LayerStack, layers: int) -> Fusion:
-        """Make the module for a stack of a model that is at hand; most fusions need only its width."""
+        """Return a new module for `layers` states of a stack of `model`; unless overridden, only the width is used."""
         return self.build(layers, stack.width)
 
 
 class LayerView:
-    """One layer's hidden state, its mask (True at real tokens), and the work that several fusions share, done once."""
+    """The hidden state of one layer, with derived values that several fusions share and that are computed once.
+
+    Args:
+        state: The hidden state.
+        mask: True at real tokens, False at padding.
+        segments: 1 at tokens of the first of two texts, 2 at tokens of the second, 0 at others. None: every real token
+            belongs to the first text.
+    """
 
     def __init__(
         self,
@@ -63,29 +82,29 @@ class LayerView:
         segments: Int[Tensor, "batch tokens"] | None = None,
     ) -> None:
         self.state, self.mask = state, mask
-        self.segments = mask.int() if segments is None else segments  # 1: of the first text, 2: of the second, 0: none
+        self.segments = mask.int() if segments is None else segments
 
     @cached_property
     def gelu(self) -> Float[Tensor, "batch tokens width"]:
-        """The exact GELU of the state."""
+        """Return the exact GELU (not the tanh approximation) of the state."""
         return F.gelu(self.state)
 
     @cached_property
     def normed(self) -> Float[Tensor, "batch tokens width"]:
-        """The state layer-normed, without affine part."""
+        """Return the LayerNorm of the state, without weight and bias."""
         return F.layer_norm(self.state, self.state.shape[-1:])
 
     @cached_property
     def matches(self) -> Float[Tensor, "batch 8"]:
-        """How two texts match, in numbers around 0; see `PairedLayers`."""
+        """Return 8 numbers around 0 that say how the first and the second text match; `PairedLayers` lists them."""
         first, second = (self.segments == 1) & self.mask, (self.segments == 2) & self.mask
         directions = F.normalize(self.normed.float(), dim=-1)
         cosines = directions @ directions.mT
         means = [(directions * side.unsqueeze(-1)).sum(1) for side in (first, second)]
         sizes = [side.sum(1) for side in (first, second)]
-        one, two = (_best_matches(cosines, side, other) for side, other in ((first, second), (second, first)))
-        apart = (sizes[0] - sizes[1]) / (sizes[0] + sizes[1]).clamp(min=1)
-        return 4 * (torch.stack([*one, *two, F.cosine_similarity(*means, dim=-1), apart], dim=1) - 0.5)
+        forth, back = (_best_matches(cosines, side, other) for side, other in ((first, second), (second, first)))
+        length_gap = (sizes[0] - sizes[1]) / (sizes[0] + sizes[1]).clamp(min=1)
+        return 4 * (torch.stack([*forth, *back, F.cosine_similarity(*means, dim=-1), length_gap], dim=1) - 0.5)
 
 
 def _best_matches(
@@ -93,7 +112,11 @@ def _best_matches(
     side: Bool[Tensor, "batch tokens"],
     other: Bool[Tensor, "batch tokens"],
 ) -> list[Float[Tensor, " batch"]]:
-    """Mean, least and standard deviation of the highest cosine of each token of a side with the other side's."""
+    """Return mean, minimum and standard deviation of the best match of each token of one text in the other text.
+
+    The best match of a token is its highest cosine similarity with a token of the other text. `cosines` are those of
+    all pairs of tokens; `side` and `other` mark the tokens of the two texts.
+    """
     best = cosines.masked_fill(~other.unsqueeze(1), -1).amax(2)
     count = side.sum(1).clamp(min=1)
     mean = (best * side).sum(1) / count
@@ -103,23 +126,35 @@ def _best_matches(
 
 
 class Stream(ABC):
-    """One pass of one or several fusions over the same layers."""
+    """One pass of one or several fusions (members) over the same layers; `Fusion.stream` makes it."""
 
     @abstractmethod
     def step(self, index: int, view: LayerView) -> None:
-        """Take in state number `index` (0 is the lowest of the layers that were selected)."""
+        """Process one state. `index` counts the selected layers from 0, the lowest; calls come in ascending order."""
 
     @abstractmethod
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Features of each member, after every active layer was taken in."""
+        """Return the features of each member; called once `step` was called for every active layer."""
 
 
 class Fusion(nn.Module, ABC):
-    """Hidden states -> features. Calling it on stacked states runs the same stream that a bank runs."""
+    """A module from hidden states to features. Calling it on stacked states runs the same stream that a bank runs.
 
-    generator: torch.Generator | None = None  # source of dropout's random numbers; None is torch's own
-    token_wise: ClassVar[bool] = False  # see `is_token_wise`
-    stream_of: ClassVar[type[Any] | None] = None  # the class of a `Stream` that takes any number of members
+    Args:
+        config: The fusion's config, kept as `self.config`.
+        layers: Number of hidden states that it gets.
+        width: Size of each state.
+        dim: Size of the features. None: `width`.
+
+    Attributes:
+        generator: Source of dropout's random numbers. None: torch's global generator.
+        token_wise: What `is_token_wise` returns unless it is overridden.
+        stream_of: A class of streams that is called with the members of a `group` and computes them together.
+    """
+
+    generator: torch.Generator | None = None
+    token_wise: ClassVar[bool] = False
+    stream_of: ClassVar[Callable[[Sequence[Any]], Stream] | None] = None
 
     def __init_subclass__(cls, config: type[FusionConfig] | None = None) -> None:
         super().__init_subclass__()
@@ -132,46 +167,67 @@ class Fusion(nn.Module, ABC):
         self.config, self.layers, self.width, self.dim = config, layers, width, dim or width
 
     def stream(self, members: Sequence[Any]) -> Stream:
-        """Start a pass for `members`, all of this class and `group`; without `stream_of`, one that ends in `fuse`."""
-        return _BufferedStream(self.fuse) if self.stream_of is None else self.stream_of(members)
+        """Return a new stream for `members`, which all have this class and the same `group`.
+
+        Without `stream_of` it keeps all states and passes them to `fuse` at the end.
+        """
+        stream_class = type(self).stream_of
+        return _BufferedStream(self.fuse) if stream_class is None else stream_class(members)
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Features of all active states, index -> state, lowest first; for fusions that need them at once."""
+        """Return the features of all active states; implemented by fusions that need them all at once.
+
+        Args:
+            states: Index of the selected layer -> its state `[batch, tokens, width]`, lowest first.
+            mask: True at real tokens.
+        """
         raise NotImplementedError
 
     def group(self) -> Hashable | None:
-        """Fusions of one class on the same layers with equal groups are computed as one operation; None: alone.
+        """Return a key: fusions of one class on the same layers with equal keys are computed as one operation.
 
-        With `stream_of` they are those that have parameters of the same shapes at the same place.
+        None: it is always computed alone. By default, with `stream_of`, the key says shapes, dtypes and devices of the
+        parameters.
         """
         if self.stream_of is None:
             return None
         return tuple((parameter.shape, parameter.dtype, parameter.device) for parameter in self.parameters())
 
     def active_layers(self) -> tuple[int, ...]:
-        """Indices of the states that can change the features now; the others (and their gradients) may be skipped."""
+        """Return the indices of the states that the features depend on at present; the others may be skipped."""
         return tuple(range(self.layers))
 
     def is_token_wise(self) -> bool:
-        """Whether a token's features come of its own states alone, so that a text may be read piece by piece."""
+        """Return whether a token's features depend on its own states only.
+
+        Such a fusion can read a text piece by piece, as it is generated.
+        """
         return self.token_wise
 
     def regularization(self, head: nn.Module | None = None) -> Tensor | None:
-        """A scalar to add to the loss, or None; `head`, which reads the features, may be regularized too."""
+        """Return a scalar to add to the training loss, or None; `head`, which reads the features, may be included."""
         return None
 
     def check_head(self, head: nn.Module) -> None:
-        """Raise ConfigError if `head` cannot read these features; most can."""
+        """Raise ConfigError if `head` cannot read these features; by default every head can."""
 
     def on_epoch_end(self, done: float, head: nn.Module) -> bool:
-        """Go on to the next stage of training, if there is one; `done` (up to 1) of the epochs are over.
+        """Called after each epoch of training; fusions that train in stages may begin the next one.
 
-        True if parameters were reset; optimizer state, schedule and best epoch are then reset too.
+        Args:
+            done: Share of the epochs that are over, up to 1.
+            head: The head that reads the features.
+
+        Returns:
+            Whether parameters were reset. Optimizer state, schedule and best epoch are then reset too.
         """
         return False
 
     def block_inputs(self, stack: LayerStack) -> AbstractContextManager[None]:
-        """Record how a pass calls the blocks of `stack`; only for configs with `needs_block_inputs`."""
+        """Return a context manager that records how the model calls the blocks of `stack` in the passes within it.
+
+        Only configs with `needs_block_inputs` use it; by default it does nothing.
+        """
         return nullcontext()
 
     def forward(
@@ -180,13 +236,16 @@ class Fusion(nn.Module, ABC):
         mask: Bool[Tensor, "batch tokens"] | Float[Tensor, "batch tokens"] | None = None,
         segments: Int[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
-        """Fuse stacked states into features in the dtype of the parameters.
+        """Return the features of stacked states, in the dtype of the parameters.
 
         Args:
             states: The selected layers' hidden states, lowest layer first; as many and as wide as at build time.
-            mask: True (or 1) where a token is real; None: everywhere.
-            segments: For fusions of pairs, 1 where a token is of the first text, 2 of the second, 0 of neither; None:
-                all are of the first.
+            mask: True (or 1) at real tokens. None: all tokens are real.
+            segments: For fusions of two texts: 1 at tokens of the first text, 2 at tokens of the second, 0 at others.
+                None: all tokens belong to the first text.
+
+        Raises:
+            ConfigError: If number or width of the states differ from those at build time.
         """
         if len(states) != self.layers or states[0].shape[-1] != self.width:
             came = f"got {len(states)} states of width {states[0].shape[-1]}"
@@ -200,7 +259,7 @@ class Fusion(nn.Module, ABC):
 
 
 class _BufferedStream(Stream):
-    """Keeps every state until the pass ends, for fusions that need them all at once (`streams = False`)."""
+    """The stream of fusions that need all states at once (`streams = False`): it keeps them until the pass ends."""
 
     def __init__(self, fuse: Callable[[dict[int, Tensor], Tensor], Tensor]) -> None:
         self._fuse = fuse
@@ -214,15 +273,19 @@ class _BufferedStream(Stream):
         return [self._fuse(states, mask)]
 
 
-def fed(total: Any) -> Any:
-    """What a stream has gathered; ConfigError if it was fed no state."""
+def require_fed(total: T | None) -> T:
+    """Return `total`, the sum that a stream has accumulated; raise ConfigError if it is None: no state was fed."""
     if total is None:
         raise ConfigError("fusion: no state was fed; every active layer must be before finish.")
     return total
 
 
 class WeightedSum(Stream):
-    """`sum_i weight_i * state_i`, with weights `[layers]` for one member, or `[layers, members, 1, 1, width]`."""
+    """The stream of `sum_i weight_i * state_i`.
+
+    Args:
+        weights: `[layers]` for a single member, or `[layers, members, 1, 1, width]` for several.
+    """
 
     _total: Tensor | None = None  # [members, batch, tokens, width]
 
@@ -230,11 +293,12 @@ class WeightedSum(Stream):
         self._weights = (weights.view(-1, 1, 1, 1, 1) if weights.ndim == 1 else weights).unbind(0)
 
     def step(self, index: int, view: LayerView) -> None:
-        """Add one weighted state."""
+        """Add one state, multiplied by its weight, to the sum."""
         weight = self._weights[index]
         self._add(view.state.to(weight.dtype), weight.to(view.state.device))
 
     def _add(self, state: Float[Tensor, "batch tokens width"], weight: Float[Tensor, "members ..."]) -> None:
+        """Add `state * weight` to the sum, in place unless gradients are recorded."""
         if self._total is None:
             self._total = state * weight
         elif torch.is_grad_enabled():
@@ -243,22 +307,27 @@ class WeightedSum(Stream):
             self._total.addcmul_(state, weight)
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
-        """The sums."""
-        return list(fed(self._total).unbind(0))
+        """Return the sum of each member."""
+        return list(require_fed(self._total).unbind(0))
 
 
 class InputWeighted(Fusion):
-    """A fusion that weighs its layers anew for each token, and keeps count of what each layer got."""
+    """Base class of fusions that compute a weight per layer and token; it sums up the weights of each layer.
 
-    amounts: Tensor  # [layers]; not saved, since it tells what was read, not what was learned
-    _counting: ClassVar = Lock()  # held for one addition, so that no thread's count is lost
+    Attributes:
+        amounts: `[layers]`, the sum of the absolute weights of each layer over real tokens since the mode last changed.
+            It is a buffer that is not saved: it depends on what was read, not on what was learned.
+    """
+
+    amounts: Tensor
+    _counting: ClassVar = Lock()  # held during the addition, so that threads do not lose each other's counts
 
     def __init__(self, config: Any, *, layers: int, width: int, dim: int | None = None) -> None:
         super().__init__(config, layers=layers, width=width, dim=dim)
         self.register_buffer("amounts", torch.zeros(layers), persistent=False)
 
     def observe(self, weights: Float[Tensor, "layers batch tokens"], mask: Bool[Tensor, "batch tokens"]) -> None:
-        """Count the size of the weights of real tokens; a graph that is exported counts nothing."""
+        """Add the absolute weights of real tokens to `amounts`; does nothing while the module is exported."""
         if torch.compiler.is_exporting():
             return
         seen = weights.detach().float().abs().masked_fill(~mask, 0).sum((1, 2))
@@ -266,18 +335,21 @@ class InputWeighted(Fusion):
             self.amounts = self.amounts.to(seen) + seen
 
     def train(self, mode: bool = True) -> Self:
-        """As in torch; a change of mode starts a new count."""
+        """Set training or eval mode, as in torch; a change of mode sets `amounts` to 0."""
         if mode != self.training:
             self.amounts = torch.zeros_like(self.amounts)
         return super().train(mode)
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Each layer's part of the absolute weights of real tokens since the mode last changed; equal before any."""
-        return shares(self.amounts)
+        """Return each layer's share of the absolute weights in what was read since the mode last changed.
+
+        The shares sum to 1, and are equal before anything was read.
+        """
+        return normalized(self.amounts)
 
 
-def shares(amounts: Float[Tensor, " layers"]) -> Float[Tensor, " layers"]:
-    """Amounts of at least 0, divided by their sum; equal shares where all are 0."""
+def normalized(amounts: Float[Tensor, " layers"]) -> Float[Tensor, " layers"]:
+    """Return non-negative amounts divided by their sum, or equal shares if all of them are 0."""
     total = amounts.sum()
     equal = torch.full_like(amounts, 1 / len(amounts))
     return torch.where(total > 0, amounts / total.clamp(min=torch.finfo(amounts.dtype).tiny), equal)

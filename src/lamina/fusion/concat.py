@@ -1,4 +1,4 @@
-"""Concat: one linear map of all the layers side by side."""
+"""Concat: one linear map of the concatenated layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, require_fed
 from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
@@ -21,17 +21,19 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Concat(FusionConfig):
-    """`sum_i W_i z_i`: the states side by side, mapped to one vector.
+    """A fusion that maps the concatenated states of a token to one vector: `sum_i W_i z_i`.
 
     Args:
-        dim: Size of the features, at least 1; None: the model's width, as in the paper.
-        layers: Which layers; the default leaves the embeddings out.
-        bias: Add a learned vector to the sum. Without one there are `layers * dim * width` parameters: 25,165,824, or
-            25.17 million, at width 1024 and 24 layers, where the paper prints 25.18 million. With one, 1024 more.
+        dim: Size of the features, at least 1. None: the model's width, as in the paper.
+        layers: Selector of the layers that are read. The default leaves out the embeddings.
+        bias: Whether to add a learned vector to the sum. Without it there are `layers * dim * width` parameters: at
+            width 1024 and 24 layers 25,165,824, or 25.17 million, where the paper prints 25.18 million; with it 1024
+            more.
 
     Source:
-        ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)", arXiv:2209.15168, eq. 2. It names no start; here
-        it is that of one `nn.Linear` over all the states, so the sum's size does not grow with the number of layers.
+        ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)", arXiv:2209.15168, eq. 2. The paper does not
+        say how the map is initialised; here it is as one `nn.Linear` over all states, so that the size of the sum does
+        not grow with the number of layers.
     """
 
     dim: int | None = None
@@ -44,11 +46,11 @@ class Concat(FusionConfig):
 
 
 class _ConcatStream(Stream):
-    """One batched matrix product per layer for all members, added to one accumulator."""
+    """The stream of Concat: one batched matrix product per layer for all members together."""
 
     def __init__(self, members: Sequence[ConcatFusion]) -> None:
         self._biases = [member.bias for member in members]
-        # unbound at once: the gradient of each slice would be as large as the whole
+        # unbound once: the gradient of each slice `projection[i]` would be as large as the whole parameter
         self._maps = [member.projection.unbind(0) for member in members]
         self._total: Tensor | None = None  # [members, batch * tokens, dim]
 
@@ -64,13 +66,13 @@ class _ConcatStream(Stream):
             self._total.baddbmm_(state, weight)
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        totals = fed(self._total).unflatten(1, mask.shape).unbind(0)
+        totals = require_fed(self._total).unflatten(1, mask.shape).unbind(0)
         return [total if bias is None else total + bias for total, bias in zip(totals, self._biases, strict=True)]
 
 
 @final
 class ConcatFusion(Fusion, config=Concat):
-    """The module of `Concat`: `projection [layers, dim, width]`, and `bias [dim]` or None."""
+    """The module of `Concat`. Parameters: `projection` `[layers, dim, width]`, and `bias` `[dim]` or None."""
 
     token_wise: ClassVar = True
     stream_of: ClassVar = _ConcatStream

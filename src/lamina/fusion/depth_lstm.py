@@ -1,4 +1,4 @@
-"""DepthLSTM: an LSTM that climbs the layers of each token."""
+"""DepthLSTM: an LSTM over the layers of each token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, require_fed
 from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class DepthLSTM(FusionConfig):
-    """The last hidden state of an LSTM that reads a token's states from the lowest layer to the highest.
+    """A fusion whose features are the last hidden state of an LSTM that reads a token's states from bottom to top.
 
     Args:
-        dim: Size of its hidden state, at least 1; None: the model's width.
-        layers: Which layers; the default leaves the embeddings out.
+        dim: Size of the LSTM's hidden state, at least 1. None: the model's width.
+        layers: Selector of the layers that are read. The default leaves out the embeddings.
 
     Source:
-        Li et al. 2018, "Layer Trajectory LSTM", with a plain LSTM cell: theirs has peepholes and sits inside a
-        recurrent model.
+        Li et al. 2018, "Layer Trajectory LSTM", here with a plain LSTM cell; theirs has peepholes and is part
+        of a recurrent model.
     """
 
     dim: int | None = None
@@ -40,15 +40,19 @@ class DepthLSTM(FusionConfig):
 
 
 class _DepthLSTMStream(Stream):
-    """Alike cells run as one, a layer at a time, which is no slower than `nn.LSTM` on all layers."""
+    """The stream of DepthLSTM: the cells of all members run as one, one layer at a time.
+
+    This is no slower than `nn.LSTM` on all layers at once.
+    """
 
     def __init__(self, members: Sequence[DepthLSTMFusion]) -> None:
         cells = [member.cell for member in members]
-        # gate by gate (enter, keep, new, leave): all four at once is one large piece of memory that is never reused
+        # One product per gate (input, forget, cell, output): all four in one would allocate a block of memory so large
+        # that the allocator never reuses it.
         self._input = torch.stack([cell.weight_ih for cell in cells]).mT.chunk(4, dim=-1)
         self._recurrent = torch.stack([cell.weight_hh for cell in cells]).mT.chunk(4, dim=-1)
         self._bias = torch.stack([cell.bias_ih + cell.bias_hh for cell in cells]).unsqueeze(1).chunk(4, dim=-1)
-        self._hidden: Tensor | None = None  # [members, batch * tokens, dim], as the next
+        self._hidden: Tensor | None = None  # [members, batch * tokens, dim], like `_memory`
         self._memory: Tensor | None = None
 
     def step(self, index: int, view: LayerView) -> None:
@@ -56,18 +60,18 @@ class _DepthLSTMStream(Stream):
         gates = list(map(torch.baddbmm, self._bias, [state] * 4, self._input))
         if self._hidden is not None:
             gates = list(map(torch.baddbmm, gates, [self._hidden] * 4, self._recurrent))
-        enter, keep, new, leave = gates
-        memory = enter.sigmoid() * new.tanh()
-        self._memory = memory if self._memory is None else torch.addcmul(memory, keep.sigmoid(), self._memory)
-        self._hidden = leave.sigmoid() * self._memory.tanh()
+        input_gate, forget_gate, cell_gate, output_gate = gates
+        memory = input_gate.sigmoid() * cell_gate.tanh()
+        self._memory = memory if self._memory is None else torch.addcmul(memory, forget_gate.sigmoid(), self._memory)
+        self._hidden = output_gate.sigmoid() * self._memory.tanh()
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        return [hidden.unflatten(0, mask.shape) for hidden in fed(self._hidden).unbind(0)]
+        return [hidden.unflatten(0, mask.shape) for hidden in require_fed(self._hidden).unbind(0)]
 
 
 @final
 class DepthLSTMFusion(Fusion, config=DepthLSTM):
-    """The module of `DepthLSTM`: `cell`, an `nn.LSTMCell` (its parameters, one start and one order of gates)."""
+    """The module of `DepthLSTM`; `cell` is an `nn.LSTMCell`, whose parameters the stream uses."""
 
     token_wise: ClassVar = True
     stream_of: ClassVar = _DepthLSTMStream

@@ -1,4 +1,4 @@
-"""Dropout whose random numbers are a reader's own, for several readers at once."""
+"""Dropout for several readers in one operation, in which each reader draws from its own random generator."""
 
 from __future__ import annotations
 
@@ -9,28 +9,38 @@ from torch import Tensor
 
 Generators = Sequence[torch.Generator | None]
 
-_LEVELS = 1 << 16  # 16 random bits per element: drawing them costs a quarter of torch's own Bernoulli numbers
+_LEVELS = 1 << 16  # 16 random bits per element: drawing them takes a quarter of the time of `bernoulli_`
 
 
-def dropout(part: Tensor, p: float, generators: Generators, *, axis: int = 0) -> Tensor:
-    """Dropout of the members' values, which lie along `axis`, each by its own generator (None: torch's own)."""
-    return part if p == 0 else drop(part, p, draw(part.shape, generators, part.device, axis=axis))
+def dropout(values: Tensor, p: float, generators: Generators, *, axis: int = 0) -> Tensor:
+    """Return `values` after dropout; slice i along `axis` belongs to one reader and uses its own generator.
+
+    Args:
+        values: The values of several readers, one slice each.
+        p: Probability with which an element is set to 0; with 0, `values` is returned as it is.
+        generators: One generator per reader. None: torch's global generator.
+        axis: The axis along which the readers are.
+    """
+    return values if p == 0 else drop(values, p, draw(values.shape, generators, values.device, axis=axis))
 
 
 def draw(shape: torch.Size, generators: Generators, device: torch.device, *, axis: int = 0) -> Tensor:
-    """Uniform 16-bit integers of a shape, each member's from its own generator."""
-    alone = torch.Size((*shape[:axis], *shape[axis + 1 :]))
-    count, bits = alone.numel(), []
+    """Return uniform 16-bit integers of a shape; slice i along `axis` comes from `generators[i]`."""
+    slice_shape = torch.Size((*shape[:axis], *shape[axis + 1 :]))
+    count, bits = slice_shape.numel(), []
     for generator in generators:
-        words = torch.empty(-(-count // 4), dtype=torch.int64, device=device)
+        words = torch.empty(-(-count // 4), dtype=torch.int64, device=device)  # 4 integers per word, rounded up
         words.random_(-(1 << 63), None, generator=generator)
-        bits.append(words.view(torch.int16)[:count].view(alone))
+        bits.append(words.view(torch.int16)[:count].view(slice_shape))
     return torch.stack(bits, dim=axis)
 
 
-def drop(part: Tensor, p: float, bits: Tensor) -> Tensor:
-    """Set elements to 0 with probability `p`, to the nearest of 65,536 levels, as `bits` decide; scale the rest up."""
+def drop(values: Tensor, p: float, bits: Tensor) -> Tensor:
+    """Return `values` with elements set to 0 where `bits`, from `draw`, say so, and the others scaled up.
+
+    An element is set to 0 with probability `p`, rounded to a multiple of 1 / 65,536.
+    """
     level = min(round(p * _LEVELS), _LEVELS - 1)
-    keep = torch.empty(part.shape, dtype=part.dtype, device=part.device)
-    torch.ge(bits, level - _LEVELS // 2, out=keep)  # ones and zeros at once: faster than a conversion
-    return part * keep.mul_(_LEVELS / (_LEVELS - level))
+    keep = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+    torch.ge(bits, level - _LEVELS // 2, out=keep)  # writes ones and zeros: no conversion
+    return values * keep.mul_(_LEVELS / (_LEVELS - level))

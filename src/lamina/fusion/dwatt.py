@@ -1,4 +1,4 @@
-"""DWAtt: each token attends over its own layers, with the top one as the query."""
+"""DWAtt: attention of each token over its own layers, with the top layer as the query."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class DWAtt(FusionConfig):
-    """Depth-wise attention: `z_L + softmax(q K^T) V` over the layers of one token; `dim` is the model's width.
+    """A fusion by depth-wise attention: `z_L + softmax(q K^T) V` over the layers of one token.
 
-    `v_n = LN_n(f_n(z_n))`, `q = 1 + elu(z_L + f_q(z_L))`, `k_n = W_K p_n` with fixed random `p_n`, and
-    `f(x) = W LN(gelu(U x))`, one of its own for the query and for each layer. z_L is the highest layer that is
-    selected. The scores are not divided by the root of their size. It needs every state at once: the query comes last.
+    `z_L` is the highest layer that is selected, `v_n = LN_n(f_n(z_n))`, `q = 1 + elu(z_L + f_q(z_L))` and
+    `k_n = W_K p_n` with fixed random `p_n`. The query and each layer have a network `f(x) = W LN(gelu(U x))` of their
+    own. The scores are not divided by the square root of their size. The features have the model's width. All states
+    are needed at once, because the query comes last.
 
     Args:
-        bottleneck: Size of `U x`, at least 1; None: half the model's width.
-        position_dim: Size of `p_n`, drawn once from U(0, 1) and saved; at least 1.
-        layers: Which layers; the default leaves the embeddings out.
+        bottleneck: Size of `U x`, at least 1. None: half the model's width.
+        position_dim: Size of `p_n`, at least 1; `p_n` is drawn once from U(0, 1) and saved.
+        layers: Selector of the layers that are read. The default leaves out the embeddings.
 
     Source:
         ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)", arXiv:2209.15168, eq. 3 to 11, with the biases
-        that make up its printed count: U has one, W and W_K have none, and all norms are affine.
+        that give the number of parameters in the paper: U has one, W and W_K have none, and all norms have weight and
+        bias.
     """
 
     bottleneck: int | None = None
@@ -48,14 +50,18 @@ class DWAtt(FusionConfig):
 
 
 def _bottleneck(width: int, size: int) -> nn.Sequential:
-    """`W LN(gelu(U x))`: `down` is U, `up` is W."""
+    """Return the network `W LN(gelu(U x))`; its module `down` is U and `up` is W."""
     down, up = nn.Linear(width, size), nn.Linear(size, width, bias=False)
     return nn.Sequential(OrderedDict(down=down, gelu=nn.GELU(), norm=nn.LayerNorm(size), up=up))
 
 
 @final
 class DWAttFusion(InputWeighted, config=DWAtt):
-    """The module of `DWAtt`: `query`, `values`, `norms`, `keys` (W_K) and the fixed `places [layers, position_dim]`."""
+    """The module of `DWAtt`.
+
+    `query` and `values` are the networks f_q and f_n, `norms` LN_n, `keys` W_K, and the buffer `places`
+    `[layers, position_dim]` holds p_n.
+    """
 
     token_wise: ClassVar = True
     places: Tensor
@@ -70,7 +76,7 @@ class DWAttFusion(InputWeighted, config=DWAtt):
         self.register_buffer("places", torch.rand(layers, config.position_dim))
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Attend, one value at a time; a state is let go once it was read."""
+        """Return the features; the values are added one by one, and each state is freed once it was used."""
         dtype = self.keys.weight.dtype
         fused = states[self.layers - 1].to(dtype)
         query = 1 + F.elu(fused + self.query(fused))

@@ -1,4 +1,4 @@
-"""Elementwise: one learned weight per layer and feature."""
+"""Elementwise: a learned weight for each layer and each entry of the state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 import torch
 from torch import nn
 
-from lamina.fusion.base import Fusion, FusionConfig, WeightedSum, shares
+from lamina.fusion.base import Fusion, FusionConfig, WeightedSum, normalized
 from lamina.layers.selectors import Selector
 
 if TYPE_CHECKING:
@@ -20,19 +20,22 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Elementwise(FusionConfig):
-    """`sum_i v_i * z_i` with one learned vector per layer; `dim` is the model's width.
+    """A fusion by a weighted sum, `sum_i v_i * z_i`, with a learned vector per layer; it keeps the model's width.
+
+    Args:
+        layers: Selector of the layers that are read.
 
     Source:
         Liu et al. 2021, "Understanding and Improving Encoder Layer Fusion in Sequence-to-Sequence Learning", as
-        ElNokrashy et al. 2024 (DWAtt) describe it: nothing normalises the vectors. They start at 1 / layers, so the
-        sum starts as the mean.
+        ElNokrashy et al. 2024 (DWAtt) describe it: nothing normalises the vectors. They are initialised to 1 / layers,
+        so that the sum is the mean at first.
     """
 
     layers: Selector = "all"
 
 
 class _ElementwiseStream(WeightedSum):
-    """One operation per layer for all members together."""
+    """The stream of Elementwise: one operation per layer for all members together."""
 
     def __init__(self, members: Sequence[ElementwiseFusion]) -> None:
         super().__init__(torch.stack([member.scales for member in members], dim=1)[..., None, None, :])
@@ -40,7 +43,7 @@ class _ElementwiseStream(WeightedSum):
 
 @final
 class ElementwiseFusion(Fusion, config=Elementwise):
-    """The module of `Elementwise`: `scales [layers, width]`."""
+    """The module of `Elementwise`. Parameter: `scales` `[layers, width]`."""
 
     token_wise: ClassVar = True
     stream_of: ClassVar = _ElementwiseStream
@@ -50,5 +53,5 @@ class ElementwiseFusion(Fusion, config=Elementwise):
         self.scales = nn.Parameter(torch.full((layers, width), 1 / layers))
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Each layer's part of the scales' absolute values; sums to 1."""
-        return shares(self.scales.detach().abs().mean(1))
+        """Return each layer's share of the absolute values of `scales`; sums to 1."""
+        return normalized(self.scales.detach().abs().mean(1))

@@ -1,4 +1,4 @@
-"""Gated: each state of each token sets its own weight."""
+"""Gated: a weight for each layer of each token, computed from the state itself."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Gated(FusionConfig):
-    """`sum_i w_i z_i` with `w_i = U gelu(V z_i + a) + b`, one number per token and layer; `dim` is the model's width.
+    """A fusion by a weighted sum, `sum_i w_i z_i`, whose weights a small network computes from the states.
+
+    The weight of a token's state is `w_i = U gelu(V z_i + a) + b`, one number. The features have the model's width.
 
     Args:
-        hidden: Size of the gate's hidden layer, at least 1.
-        layers: Which layers.
+        hidden: Size of the network's hidden layer, at least 1.
+        layers: Selector of the layers that are read.
 
     Source:
         Wang et al. 2018, "Multi-layer Representation Fusion for Neural Machine Translation", as ElNokrashy et al. 2024
-        (DWAtt) write it: `w_i = f(z_i)`, so one gate serves all the layers and nothing normalises its weights. U starts
-        at 0 and b at 1 / layers, so the sum starts as the mean.
+        (DWAtt) write it: `w_i = f(z_i)`, so all layers share one network and nothing normalises the weights. U is
+        initialised to 0 and b to 1 / layers, so that the sum is the mean at first.
     """
 
     hidden: int = 128
@@ -42,7 +44,7 @@ class Gated(FusionConfig):
 
 
 class _GatedStream(WeightedSum):
-    """One matrix product per layer for all members together: their hidden layers are stacked into one."""
+    """The stream of Gated: the networks of all members are stacked into one, with one matrix product per layer."""
 
     def __init__(self, members: Sequence[GatedFusion]) -> None:
         self._members = members
@@ -68,7 +70,7 @@ class _GatedStream(WeightedSum):
 
 @final
 class GatedFusion(InputWeighted, config=Gated):
-    """The module of `Gated`: the linear maps `inner` (V, a) and `outer` (U, b)."""
+    """The module of `Gated`: the linear maps `inner` (V and a) and `outer` (U and b)."""
 
     token_wise: ClassVar = True
     stream_of: ClassVar = _GatedStream

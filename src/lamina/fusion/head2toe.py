@@ -1,10 +1,10 @@
-"""Head2Toe: a linear head on features selected from every layer."""
+"""Head2Toe: a linear head on a few features selected from all layers."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -24,29 +24,29 @@ logger = logging.getLogger(__name__)
 @final
 @dataclass(frozen=True)
 class Head2Toe(FusionConfig):
-    """Score the features of all layers with a regularised linear head, keep the best, train a fresh head on those.
+    """A fusion that scores the features of all layers with a linear head, keeps the best and trains a new head on them.
 
-    The features of a text are each layer's mean over its real tokens, scaled to length 1 and put one after another;
-    every token carries the same. They go into one linear map, so the head is
-    `SequenceClassification(labels, pooling="first")` ("mean" reads the same, at more memory), or with `per_token`
-    `TokenClassification(labels, encoder_layers=0)`.
+    The features of a sequence are the mean of each layer over real tokens, scaled to length 1 and concatenated; every
+    token carries the same features. They must go into a single linear map, so use them with
+    `SequenceClassification(labels, pooling="first")` ("mean" gives the same result and needs more memory), or with
+    `per_token` with `TokenClassification(labels, encoder_layers=0)`.
 
-    Training has two stages. In the first the head sees everything, and the group lasso draws the weights of useless
-    features towards 0. Between two epochs the features are chosen, the head starts again, and the penalty ends. With
-    no epoch left for the second stage, the first head stays, with all features, and a warning is logged.
+    Training has two stages. In the first, the head reads all features, and a group lasso penalty pulls the weights of
+    useless ones towards 0. Then, between two epochs, the features are selected by the size of their weights, the head
+    is initialised again, and the penalty ends. If no epoch is left for the second stage, the first head stays, with all
+    features, and a warning is logged.
 
     Args:
         fraction: Share of the features, over all layers together, that is kept; above 0, up to 1.
-        group_lasso: Weight of the sum over features of the length of their column of the head's weights.
-        score_share: Share of the epochs that go into the first stage, rounded up; between 0 and 1.
-        layers: Which layers.
-        per_token: Features of each token by itself, for token tasks.
-        chunks: Into how many stretches of equal length a text is cut, each with a mean of its own.
+        group_lasso: Weight of the penalty: the sum of the lengths of the columns of the head's weight.
+        score_share: Share of the epochs for the first stage, rounded up to whole epochs; between 0 and 1, exclusive.
+        layers: Selector of the layers that are read.
+        per_token: Whether the features are those of each token by itself, for token tasks.
+        chunks: Number of equally long parts into which a sequence is cut, each with its own mean.
 
     Source:
-        Dremov 2024, "Using Internal Representations of Frozen Transformer Models", section 3.3, on Evci et al. 2022,
-        arXiv:2201.03529. They choose features once, after a full training; here both stages share the epochs of one
-        run.
+        Dremov 2024, "Using Internal Representations of Frozen Transformer Models", section 3.3, after Evci et al. 2022,
+        arXiv:2201.03529. They select features after a full training; here both stages share the epochs of one run.
     """
 
     fraction: float = 0.1
@@ -70,7 +70,11 @@ class Head2Toe(FusionConfig):
 
 @final
 class Head2ToeFusion(Fusion, config=Head2Toe):
-    """The module of `Head2Toe`; it has no parameters, only what was chosen: `kept [dim]` and `selected []`."""
+    """The module of `Head2Toe`; it has no parameters.
+
+    Buffers: `kept` `[dim]`, which features are kept; `selected` `[]`, whether they have been selected; `shares`
+    `[layers]`, what `importance` returns.
+    """
 
     kept: Tensor
     selected: Tensor
@@ -83,21 +87,21 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         self.register_buffer("shares", torch.full((layers,), 1 / layers))
 
     def active_layers(self) -> tuple[int, ...]:
-        """Layers of which a feature is kept."""
+        """Return the indices of the layers that have at least one feature that is kept."""
         return tuple(self.kept.view(self.layers, -1).any(1).nonzero().flatten().tolist())
 
     def is_token_wise(self) -> bool:
-        """Where the config says so."""
+        """Return `config.per_token`: whether the features are those of each token by itself."""
         return self.config.per_token
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Share of each layer in the features that are kept; before that, in their scores after the last epoch."""
+        """Return each layer's share of the kept features; before the selection, its share of the latest scores."""
         return self.shares.clone()
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """The scaled features of all layers; 0 for those without a state and those that are not kept."""
+        """Return the scaled features of all layers; those that are not kept, or whose layer was skipped, are 0."""
         dtype, (batch, tokens) = self.shares.dtype, mask.shape
-        pool = None if self.config.per_token else _stretches(mask, self.config.chunks).to(dtype)
+        pool = None if self.config.per_token else _chunk_weights(mask, self.config.chunks).to(dtype)
         parts = [self.shares.new_zeros(batch, tokens if pool is None else 1, self.dim // self.layers)] * self.layers
         for index, state in states.items():
             part = state.to(dtype) if pool is None else (pool @ state.to(dtype)).flatten(1).unsqueeze(1)
@@ -105,48 +109,63 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         return (torch.cat(parts, dim=-1) * self.kept).expand(-1, tokens, -1)
 
     def check_head(self, head: nn.Module) -> None:
-        """Raise ConfigError unless the head is one linear map, on what these features are of: a text or a token."""
+        """Raise ConfigError unless the head is a single linear map that reads sequences (with `per_token` tokens)."""
         output = getattr(head, "output", None)
-        own = set(output.parameters()) if isinstance(output, nn.Linear) else set()
-        if not own or own != set(head.parameters()):
+        linear = set(output.parameters()) if isinstance(output, nn.Linear) else set()
+        if not linear or linear != set(head.parameters()):
             hint = 'Set pooling="first" (SequenceClassification), or encoder_layers=0 (TokenClassification).'
-            raise ConfigError(f"head2toe: the head has more than one linear map, whose weights are the scores. {hint}")
+            raise ConfigError(
+                f"head2toe: the head is not a single linear map, whose weights score the features. {hint}"
+            )
         if not self.config.per_token and not getattr(head, "pools", False):
-            raise ConfigError("head2toe: the head labels each token; the features are a text's. Set per_token=True.")
+            raise ConfigError("head2toe: the head labels tokens; the features are of whole texts. Set per_token=True.")
 
-    def regularization(self, head: Any = None) -> Tensor | None:
-        """`group_lasso * sum_i ||W_i||` over the features, until they are chosen."""
+    def regularization(self, head: nn.Module | None = None) -> Tensor | None:
+        """Return `group_lasso * sum_i ||W_i||`, W_i the head's weights of feature i; None after the selection."""
         if head is None or self.config.group_lasso == 0 or bool(self.selected):
             return None
-        return self.config.group_lasso * torch.linalg.vector_norm(head.output.weight, dim=0).sum()
+        return self.config.group_lasso * torch.linalg.vector_norm(_output_of(head).weight, dim=0).sum()
 
-    def on_epoch_end(self, done: float, head: Any) -> bool:
-        """Take the scores down; choose the features and start the head again once the first stage is over."""
+    def on_epoch_end(self, done: float, head: nn.Module) -> bool:
+        """Store the features' scores; once the first stage is over, select features and initialise the head again.
+
+        Returns whether that happened; see `Fusion.on_epoch_end`.
+        """
         if bool(self.selected):
             return False
-        scores = head.output.weight.detach().square().sum(0)
-        self._note(scores)
+        output = _output_of(head)
+        scores = output.weight.detach().square().sum(0)
+        self._store_shares(scores)
         if done < self.config.score_share:
             return False
         if done >= 1:
             hint = f"Use more epochs, or a smaller score_share (now {self.config.score_share})."
-            logger.warning("head2toe: training ended before features were chosen; all are kept. %s", hint)
+            logger.warning("head2toe: training ended before features were selected; all are kept. %s", hint)
             return False
         count = max(1, round(self.config.fraction * self.dim))
         self.kept.zero_()[scores.topk(count).indices] = True
         self.selected.fill_(True)
-        self._note(self.kept.to(scores.dtype))
-        head.output.reset_parameters()
+        self._store_shares(self.kept.to(scores.dtype))
+        output.reset_parameters()
         return True
 
-    def _note(self, worth: Float[Tensor, " dim"]) -> None:
-        by_layer = worth.view(self.layers, -1).sum(1)
+    def _store_shares(self, scores: Float[Tensor, " dim"]) -> None:
+        """Store each layer's share of the sum of the features' scores in `shares`."""
+        by_layer = scores.view(self.layers, -1).sum(1)
         if float(by_layer.sum()) > 0:
             self.shares.copy_(by_layer / by_layer.sum())
 
 
-def _stretches(mask: Bool[Tensor, "batch tokens"], chunks: int) -> Float[Tensor, "batch chunks tokens"]:
-    """Weights that average each of `chunks` stretches of a text's real tokens; short texts' stretches overlap."""
+def _output_of(head: nn.Module) -> nn.Linear:
+    """Return the linear map that a head ends in; `check_head` has made sure that it has one."""
+    return cast("nn.Linear", head.output)
+
+
+def _chunk_weights(mask: Bool[Tensor, "batch tokens"], chunks: int) -> Float[Tensor, "batch chunks tokens"]:
+    """Return weights that average each of `chunks` equally long parts of a sequence's real tokens.
+
+    In a sequence of fewer tokens than chunks the parts overlap, so that none is empty.
+    """
     place = (mask.cumsum(1) - 1).unsqueeze(1)
     count = mask.sum(1, keepdim=True)
     number = torch.arange(chunks, device=mask.device)

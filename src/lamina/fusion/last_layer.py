@@ -1,4 +1,4 @@
-"""LastLayer: the hidden state of one layer as it is; what most people do."""
+"""LastLayer: the hidden state of the top layer, unchanged; the usual baseline."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from lamina.fusion.base import Fusion, FusionConfig, Stream, WeightedSum
 @final
 @dataclass(frozen=True)
 class LastLayer(FusionConfig):
-    """The top layer's hidden state, unchanged; no parameters, so `dim` is the model's width."""
+    """A fusion whose features are the top layer's hidden state; it has no parameters and keeps the model's width."""
 
     layers: ClassVar[int] = -1
 
 
 @final
 class LastLayerFusion(Fusion, config=LastLayer):
-    """The module of `LastLayer`; of several states it reads the last."""
+    """The module of `LastLayer`; if it gets several states it reads the last."""
 
     token_wise: ClassVar = True
 
     def active_layers(self) -> tuple[int, ...]:
-        """The last state."""
+        """Return the index of the last state."""
         return (self.layers - 1,)
 
     def stream(self, members: object) -> Stream:
-        """Pass the state through."""
+        """Return a stream that passes the last state through."""
         return WeightedSum(torch.eye(self.layers)[-1])

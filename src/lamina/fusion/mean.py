@@ -1,4 +1,4 @@
-"""Mean: the plain average of the layers."""
+"""Mean: the average of the layers."""
 
 from __future__ import annotations
 
@@ -18,21 +18,25 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Mean(FusionConfig):
-    """Average the selected layers; no parameters, so `dim` is the model's width."""
+    """A fusion that averages the selected layers; it has no parameters and keeps the model's width.
+
+    Args:
+        layers: Selector of the layers that are read.
+    """
 
     layers: Selector = "all"
 
 
 @final
 class MeanFusion(Fusion, config=Mean):
-    """The module of `Mean`."""
+    """The module of `Mean`; it has no parameters."""
 
     token_wise: ClassVar = True
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """The same share for each layer; sums to 1."""
+        """Return the weight of each layer, 1 / layers."""
         return torch.full((self.layers,), 1 / self.layers)
 
     def stream(self, members: object) -> Stream:
-        """One running sum."""
+        """Return a stream that sums the states."""
         return WeightedSum(self.importance())

@@ -1,4 +1,4 @@
-"""PairedLayers: each layer's tokens are pooled per text of a pair and compared, and then the layers are mixed."""
+"""PairedLayers: pool the tokens of two texts at each layer, compare the results, then mix the layers."""
 
 from __future__ import annotations
 
@@ -17,35 +17,37 @@ from lamina.fusion.pooled_layers import PooledTokens, PoolingConfig, PoolingFusi
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-_MATCHES = 8  # numbers that say how two texts match at one layer
+_MATCHES = 8  # size of `LayerView.matches`
 
 
 @final
 @dataclass(frozen=True)
 class PairedLayers(PoolingConfig):
-    """Pool the tokens of a pair's two texts at every layer, compare them, and mix the layers; of a whole pair.
+    """A fusion for pairs of texts: it pools the tokens of both at every layer, compares them and mixes the layers.
 
     `F = sum_i softmax(scores)_i dropout(gelu(LayerNorm(W_i [p_i; |u_i - v_i|; u_i * v_i]))) + gelu(b + sum_i M_i m_i)`,
     where `p_i`, `u_i` and `v_i` are the tokens of both texts, of the first and of the second, pooled as in
-    `PooledLayers` with the same queries. `m_i` are 8 numbers, `4 (m - 1/2)` of: for the tokens of the first text the
-    mean, least and standard deviation of each one's highest cosine with a token of the second; the same the other way
-    round; the cosine of the plain means; and the difference of the texts' lengths over their sum.
+    `PooledLayers` with the same queries. `m_i` are 8 numbers, each rescaled to `4 (m - 1/2)`. The first three are mean,
+    minimum and standard deviation, over the tokens of the first text, of a token's highest cosine similarity with a
+    token of the second text. Three more are the same with the texts exchanged. The last two are the cosine similarity
+    of the texts' mean states, and the difference of their lengths divided by the sum.
 
-    One pass reads both texts, as the model's own head would, and nothing is projected per token. Which token is of
-    which text is told by what the bank's tokenizer puts between two texts. Every token carries the same features, so
-    the head is `SequenceClassification(labels, pooling="first")`. Of a single text, `u_i` is its tokens and `v_i` is 0.
+    The model reads both texts in one pass, as for its own head, and nothing is projected per token. The separator that
+    the bank's tokenizer puts between two texts shows which token belongs to which. Every token carries the same
+    features, so the head to use is `SequenceClassification(labels, pooling="first")`. For a single text, `u_i` pools
+    its tokens and `v_i` is 0.
 
     Args:
         dim: Size of the features.
-        heads: Parts of a query, each for its own slice of the state; must divide the width of the model.
-        layers: Which layers.
-        dropout: Probability, on each layer's features.
-        queries: Per layer; what each makes of the tokens stands side by side before `W_i`.
+        heads: Number of parts of a query, each for its own slice of the state; must divide the model's width.
+        layers: Selector of the layers that are read.
+        dropout: Probability of dropout on each layer's features.
+        queries: Number of queries per layer; their results are concatenated before `W_i`.
 
     Source:
-        None; the features of two sentence vectors are those of InferSent (Conneau et al. 2017, arXiv:1705.02364),
-        which encodes the texts apart, and best matches between tokens those of BERTScore (Zhang et al. 2020,
-        arXiv:1904.09675), here of texts that were read together, at every layer, and learned from.
+        Our own. The comparison of two vectors is that of InferSent (Conneau et al. 2017, arXiv:1705.02364), which
+        encodes the texts separately. The best matches between tokens are those of BERTScore (Zhang et al. 2020,
+        arXiv:1904.09675), here for texts that are read together, at every layer, as learned features.
     """
 
     op: ClassVar[str] = "paired_layers"
@@ -53,7 +55,7 @@ class PairedLayers(PoolingConfig):
 
 
 class _PairedStream(PoolingStream):
-    """What is kept is twice `[batch, members, dim]`."""
+    """The stream of PairedLayers: it pools three sets of tokens and also sums up the features of the matches."""
 
     def __init__(self, members: Sequence[PairedLayersFusion]) -> None:
         super().__init__(members)
@@ -69,8 +71,8 @@ class _PairedStream(PoolingStream):
         queries: Float[Tensor, "queries heads width"],
         parts: Sequence[PooledTokens],
     ) -> Float[Tensor, "queries batch three_widths"]:
-        whole, one, two = pool_tokens(state, queries, parts)
-        return torch.cat([whole, (one - two).abs(), one * two], dim=-1)
+        both, first, second = pool_tokens(state, queries, parts)
+        return torch.cat([both, (first - second).abs(), first * second], dim=-1)
 
     def step(self, index: int, view: LayerView) -> None:
         super().step(index, view)
@@ -83,9 +85,10 @@ class _PairedStream(PoolingStream):
 
 @final
 class PairedLayersFusion(PoolingFusion, config=PairedLayers):
-    """The module of `PairedLayers`: that of `PooledLayers` with a projection `[layers, dim, queries * 3 * width]`.
+    """The module of `PairedLayers`.
 
-    Beside it are `matching [layers, dim, 8]` and `bias [dim]`, weights that `importance` does not count.
+    Parameters: `queries` `[layers, queries * heads, width]`, `projection` `[layers, dim, queries * 3 * width]`,
+    `matching` `[layers, dim, 8]` (M_i), `bias` `[dim]` (b) and `scores` `[layers]`. `importance` covers `scores` only.
     """
 
     stream_of: ClassVar = _PairedStream
@@ -93,7 +96,7 @@ class PairedLayersFusion(PoolingFusion, config=PairedLayers):
     def __init__(self, config: PairedLayers, *, layers: int, width: int) -> None:
         super().__init__(config, layers=layers, width=width, parts=3)
         self.matching = nn.Parameter(torch.empty(layers, config.dim, _MATCHES))
-        bound = 1 / math.sqrt(layers * _MATCHES)  # as one linear map of all layers' numbers
+        bound = 1 / math.sqrt(layers * _MATCHES)  # the initialisation of one linear map of all layers' numbers
         nn.init.uniform_(self.matching, -bound, bound)
         self.bias = nn.Parameter(torch.zeros(config.dim))
         self.scores = nn.Parameter(torch.zeros(layers))

@@ -1,4 +1,7 @@
-"""PooledLayers: each layer's tokens are pooled first, by learned attention, and then the layers are mixed."""
+"""PooledLayers: pool the tokens of each layer by learned attention, then mix the layers.
+
+PairedLayers, for two texts, shares the pooling, so the base classes of both are here.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError, check_known
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, require_fed
 from lamina.fusion.dropout import draw, drop
 from lamina.layers.selectors import Selector
 from lamina.utils import check_range
@@ -22,14 +25,17 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
 Over = Literal["all", "second"]
-_TOGETHER = 8  # layers that are projected at once
+_TOGETHER = 8  # number of layers that are projected in one operation
 
 
 @dataclass(frozen=True)
 class PoolingConfig(FusionConfig):
-    """Settings of how tokens are pooled and layers mixed."""
+    """Settings that PooledLayers and PairedLayers have in common; their docstrings say what each means.
 
-    op: ClassVar[str]  # the name of the fusion
+    `op` is the name of the fusion in error messages.
+    """
+
+    op: ClassVar[str]
 
     dim: int = 64
     heads: int = 1
@@ -46,14 +52,14 @@ class PoolingConfig(FusionConfig):
 
 
 class PooledTokens(NamedTuple):
-    """Tokens that are pooled together."""
+    """A set of tokens in each sequence that are pooled together."""
 
-    others: Bool[Tensor, "batch 1 tokens"]  # the tokens that are not
-    some: Bool[Tensor, "batch 1 1"]  # whether there is any
+    excluded: Bool[Tensor, "batch 1 tokens"]  # True at tokens that are not in the set
+    has_any: Bool[Tensor, "batch 1 1"]  # whether the set has a token
 
     @classmethod
-    def of(cls, mask: Bool[Tensor, "batch tokens"]) -> Self:
-        """Those of a mask."""
+    def from_mask(cls, mask: Bool[Tensor, "batch tokens"]) -> Self:
+        """Return the set of tokens at which `mask` is True."""
         return cls(~mask.unsqueeze(1), mask.any(1)[:, None, None])
 
 
@@ -62,11 +68,15 @@ def token_shares(
     queries: Float[Tensor, "queries heads width"],
     parts: Sequence[PooledTokens],
 ) -> Iterator[Float[Tensor, "batch queries heads tokens"]]:
-    """How much the queries take of each token of each part; they sum to 1 over tokens, and are 0 for an empty part."""
-    scores = queries.flatten(0, 1) @ states.mT  # undivided: at usual rates queries would else hardly move
-    for others, some in parts:
-        shares = scores.masked_fill(others, torch.finfo(scores.dtype).min).softmax(-1)
-        yield (shares * some).unflatten(1, queries.shape[:2])
+    """Yield, for each set of tokens in `parts`, the attention weights of the queries.
+
+    They sum to 1 over the tokens of the set, and are 0 if the set is empty.
+    """
+    # not divided by the square root of the size: queries would hardly change at usual learning rates
+    scores = queries.flatten(0, 1) @ states.mT
+    for excluded, has_any in parts:
+        shares = scores.masked_fill(excluded, torch.finfo(scores.dtype).min).softmax(-1)
+        yield (shares * has_any).unflatten(1, queries.shape[:2])
 
 
 def pool_tokens(
@@ -74,16 +84,23 @@ def pool_tokens(
     queries: Float[Tensor, "queries heads width"],
     parts: Sequence[PooledTokens],
 ) -> list[Float[Tensor, "queries batch width"]]:
-    """Means of states over each part's tokens, slice h weighted as query h says; 0 where a part has no token."""
+    """Return, for each set of tokens in `parts`, the mean of the states weighted by `token_shares`.
+
+    A state is cut into as many slices as a query has heads; slice h is weighted by head h. The mean over an empty set
+    is 0.
+    """
     slices = states.unflatten(-1, (queries.shape[1], -1)).transpose(1, 2)
-    every = token_shares(states, queries, parts)
-    return [(shares.transpose(1, 2) @ slices).permute(2, 0, 1, 3).flatten(2) for shares in every]
+    return [
+        (shares.transpose(1, 2) @ slices).permute(2, 0, 1, 3).flatten(2)
+        for shares in token_shares(states, queries, parts)
+    ]
 
 
 class PoolingStream(Stream):
-    """One product with all members' queries per layer; layers wait for a few others to be projected with them.
+    """Base class of the streams of PooledLayers and PairedLayers.
 
-    What is kept of those that were is `[batch, members, dim]`.
+    Each layer is pooled with the queries of all members in one product. Pooled layers are collected until there are
+    `_TOGETHER` of them, and then projected in one operation and added to a sum `[batch, members, dim]`.
     """
 
     def __init__(self, members: Sequence[Any]) -> None:
@@ -94,12 +111,12 @@ class PoolingStream(Stream):
         self._queries = queries.unflatten(2, (-1, self._config.heads)).flatten(1, 2).unbind(0)
         self._parts: Sequence[PooledTokens] = ()
         self._waiting: list[Tensor] = []
-        self._done = 0  # layers that were projected
+        self._done = 0  # number of layers that were projected
         self._total: Tensor | None = None
 
     @abstractmethod
     def masks(self, view: LayerView) -> Sequence[Bool[Tensor, "batch tokens"]]:
-        """Which tokens are pooled together; the same at all layers."""
+        """Return one mask per set of tokens that is pooled; the result is used for all layers."""
 
     def pooled(
         self,
@@ -107,12 +124,12 @@ class PoolingStream(Stream):
         queries: Float[Tensor, "queries heads width"],
         parts: Sequence[PooledTokens],
     ) -> Float[Tensor, "queries batch parts"]:
-        """What is projected of one layer, from its normed state, by the queries of all members."""
+        """Return the pooled vectors of one layer, given its normalised state and the queries of all members."""
         return pool_tokens(state, queries, parts)[0]
 
     def step(self, index: int, view: LayerView) -> None:
-        """Pool one layer's tokens."""
-        self._parts = self._parts or [PooledTokens.of(mask) for mask in self.masks(view)]
+        """Pool the tokens of one layer, and project the collected layers once there are enough."""
+        self._parts = self._parts or [PooledTokens.from_mask(mask) for mask in self.masks(view)]
         queries = self._queries[index]
         pooled = self.pooled(view.normed.to(queries.dtype), queries, self._parts)
         self._waiting.append(pooled.unflatten(0, (len(self._members), -1)).transpose(1, 2).flatten(2))
@@ -120,10 +137,13 @@ class PoolingStream(Stream):
             self._project()
 
     def _project(self) -> None:
-        """Add the features of the layers that wait; weights are used where they are, since to join them costs more."""
+        """Project the collected layers and add their features to the sum."""
         pooled, layers = torch.stack(self._waiting), slice(self._done, self._done + len(self._waiting))
-        every = [torch.bmm(pooled[:, at], member.projection[layers].mT) for at, member in enumerate(self._members)]
-        features = torch.stack(every, dim=2)
+        # one product per member: joining the members' projections first takes longer
+        projected = [
+            torch.bmm(pooled[:, number], member.projection[layers].mT) for number, member in enumerate(self._members)
+        ]
+        features = torch.stack(projected, dim=2)
         features = F.gelu(F.layer_norm(features, features.shape[-1:]))
         if self._p > 0:
             generators, shape = [member.generator for member in self._members], features.shape[1:]
@@ -134,76 +154,76 @@ class PoolingStream(Stream):
         self._done, self._waiting = layers.stop, []
 
     def total(self) -> Float[Tensor, "batch members dim"]:
-        """The sum over layers."""
+        """Return the sum over all layers."""
         if self._waiting:
             self._project()
-        return fed(self._total)
+        return require_fed(self._total)
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """The sum, said to every token."""
+        """Return the sum of each member, the same for every token."""
         total = self.total().transpose(0, 1).unsqueeze(2)
         return list(total.expand(-1, -1, mask.shape[1], -1).unbind(0))
 
 
 class PoolingFusion(Fusion):
-    """`queries [layers, queries * heads, width]`, `projection [layers, dim, queries * parts * width]`.
+    """Base class of the modules of PooledLayers and PairedLayers.
 
-    Subclasses add `scores [layers]`.
+    Parameters: `queries` `[layers, queries * heads, width]` and `projection`
+    `[layers, dim, queries * parts * width]`, where `parts` is the number of pooled vectors per query. Subclasses add
+    `scores` `[layers]`, the weights of the layers, as their last parameter.
     """
 
-    scores: nn.Parameter  # of the layers, the last of the parameters
+    scores: nn.Parameter
 
     def __init__(self, config: PoolingConfig, *, layers: int, width: int, parts: int) -> None:
         super().__init__(config, layers=layers, width=width, dim=config.dim)
         if width % config.heads:
             came = f"{config.heads} heads for states of width {width}"
             raise ConfigError(f"{config.op}: {came}; they must divide it.")
-        # At the start each gives the plain mean; their parts of the projection draw them apart.
+        # At first every query computes the plain mean. They become different because their parts of the projection are.
         self.queries = nn.Parameter(torch.zeros(layers, config.queries * config.heads, width))
         self.projection = nn.Parameter(torch.empty(layers, config.dim, config.queries * parts * width))
         for weight in self.projection:
-            nn.init.kaiming_uniform_(weight, a=math.sqrt(5))  # what nn.Linear starts from
+            nn.init.kaiming_uniform_(weight, a=math.sqrt(5))  # the initialisation of nn.Linear
 
     def group(self) -> Hashable:
-        """Same shapes, same settings, same place."""
+        """Return the key of fusions that are computed together: same parameter shapes, settings, device and mode."""
         return (super().group(), self.training, self.config.dropout, self.config.heads, self.config.queries)
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Share of each layer in the pooled features; sums to 1."""
+        """Return the softmax of `scores`, the weight of each layer; sums to 1."""
         return self.scores.detach().softmax(0)
 
     def check_head(self, head: nn.Module) -> None:
-        """Raise ConfigError unless the head reads a whole text."""
+        """Raise ConfigError unless the head reads whole sequences rather than tokens."""
         if not getattr(head, "pools", False):
             whole = "pair" if self.config.reads_pairs else "text"
-            raise ConfigError(f"{self.config.op}: the head labels each token; these features are a whole {whole}'s.")
+            raise ConfigError(f"{self.config.op}: the head labels tokens; these features are of a whole {whole}.")
 
 
 @final
 @dataclass(frozen=True)
 class PooledLayers(PoolingConfig):
-    """Pool the tokens of every layer by learned queries, then mix the layers; the features are of a whole text.
-
-    With `over="second"` the tokens of a pair's second text alone are pooled, say of the reply to a prompt, which the
-    base still reads in the light of the first; of what has no second text, all.
+    """A fusion that pools the tokens of every layer by learned queries and mixes the layers; for sequence tasks.
 
     `F = sum_i softmax(scores)_i dropout(gelu(LayerNorm(W_i [p_i1; ...; p_iq])))`, where slice h of `p_ij` is slice h of
     the mean of the states `LayerNorm(z_i)` over the real tokens, weighted by `softmax_t(Q_ijh . LayerNorm(z_it))`.
-    Every token carries the same features, so the head is `SequenceClassification(labels, pooling="first")`. Nothing is
-    projected per token, which makes this the cheapest fusion that learns what to take from every layer.
+    Every token carries the same features, so the head to use is `SequenceClassification(labels, pooling="first")`.
+    Nothing is projected per token, which makes this the cheapest fusion that learns what to read from every layer.
 
     Args:
         dim: Size of the features.
-        heads: Parts of a query, each for its own slice of the state; must divide the width of the model.
-        layers: Which layers.
-        dropout: Probability, on each layer's features.
-        queries: Per layer, each with a mean of the whole state of its own.
-        over: Which tokens are pooled: "all", or those of the "second" text of a pair, which is told by what the bank's
-            tokenizer puts between two texts.
+        heads: Number of parts of a query, each for its own slice of the state; must divide the model's width.
+        layers: Selector of the layers that are read.
+        dropout: Probability of dropout on each layer's features.
+        queries: Number of queries per layer; each computes a mean of its own.
+        over: Which tokens are pooled. "all": all real tokens. "second": those of the second of two texts, such as the
+            reply to a prompt, which the model still reads together with the first; all tokens if there is no second
+            text. The separator that the bank's tokenizer puts between two texts shows where the second begins.
 
     Source:
-        The two stages, tokens within each layer and then layers, are those of Meyoyan and Del Corro 2026,
-        arXiv:2601.13288; the modules are not. Here each layer has queries of its own and one weight.
+        The two stages, pooling of tokens within each layer and then mixing of layers, are those of Meyoyan and Del
+        Corro 2026, arXiv:2601.13288. The modules differ: here each layer has its own queries and one weight.
     """
 
     op: ClassVar[str] = "pooled_layers"
@@ -215,11 +235,13 @@ class PooledLayers(PoolingConfig):
 
     @property
     def reads_pairs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  here by its settings
-        """Whether it asks which tokens belong to which of two texts."""
+        """Return whether the fusion needs to know which tokens belong to the second of two texts."""
         return self.over == "second"
 
 
 class _PooledStream(PoolingStream):
+    """The stream of PooledLayers: it pools one set of tokens."""
+
     def masks(self, view: LayerView) -> Sequence[Bool[Tensor, "batch tokens"]]:
         if self._config.over == "all":
             return [view.mask]
@@ -229,9 +251,10 @@ class _PooledStream(PoolingStream):
 
 @final
 class PooledLayersFusion(PoolingFusion, config=PooledLayers):
-    """The module of `PooledLayers`: `queries [layers, queries * heads, width]`, `scores`.
+    """The module of `PooledLayers`.
 
-    And `projection [layers, dim, queries * width]`.
+    Parameters: `queries` `[layers, queries * heads, width]`, `projection` `[layers, dim, queries * width]` and `scores`
+    `[layers]`.
     """
 
     stream_of: ClassVar = _PooledStream
@@ -241,5 +264,5 @@ class PooledLayersFusion(PoolingFusion, config=PooledLayers):
         self.scores = nn.Parameter(torch.zeros(layers))
 
     def group(self) -> Hashable:
-        """Those that pool the same tokens, too."""
+        """Return the key of fusions that are computed together; they also pool the same tokens."""
         return (super().group(), self.config.over)

@@ -1,4 +1,4 @@
-"""Routing: the vectors of all tokens and layers vote for a few outputs, which use those that explain them best."""
+"""Routing: the states of all tokens and layers vote for a few output vectors, which weigh the votes iteratively."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from lamina.utils import check_range
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Shaped
 
-_TOKENS = 128  # routed at once where no gradients are kept and each token is routed by itself: votes are large
+_TOKENS = 128  # tokens per chunk if each is routed by itself and no gradients are recorded: votes need much memory
 
 
 @final
 @dataclass(frozen=True)
 class Routing(FusionConfig):
-    """Route all tokens of all layers into `dim` numbers per text, in three stages.
+    """A fusion that routes the states of all tokens and layers to `dim` numbers per sequence, in three stages.
 
-    States are normalised, scaled and shifted per layer, and become tokens x layers vectors. These are routed to
+    The states are normalised, scaled and shifted per layer, which gives tokens x layers vectors. They are routed to
     `vectors` vectors, those to as many again, and those to `dim` outputs of size 1. Every token carries the same
-    features. In the author's code the outputs are the classes themselves, without a head: `Routing(dim=len(labels))`
-    under `SequenceClassification(labels, pooling="first", linear=False)`. With any `dim`, `pooling="first"` ("mean" as
-    well) reads the features with one linear map.
+    features. In the author's code the outputs are the logits themselves; for that use `Routing(dim=len(labels))` with
+    `SequenceClassification(labels, pooling="first", linear=False)`. With any other `dim`, `pooling="first"` (or "mean")
+    reads the features with one linear map.
 
     Args:
-        dim: Size of the features; at least 2.
-        vectors: Outputs of the first and the second stage; at least 2.
-        size: Size of those vectors; None: the width of the states, as in the paper.
-        iterations: Rounds of routing in each stage; at least 2 (a single one routes nothing).
-        layers: Which layers.
-        per_token: Route over the layers of each token by itself, for token tasks.
+        dim: Size of the features, at least 2.
+        vectors: Number of output vectors of the first and the second stage, at least 2.
+        size: Size of those vectors. None: the model's width, as in the paper.
+        iterations: Number of iterations in each stage, at least 2 (the first one weighs all votes equally).
+        layers: Selector of the layers that are read.
+        per_token: Whether to route over the layers of each token by itself, for token tasks.
 
     Source:
-        Heinsen 2022, arXiv:2211.11754. The votes are never held in memory. As in the author's code, how much each input
-        is used or ignored in the first stage is a linear function of that input, since the number of inputs varies.
-        Padding has no activation and does not count as an input.
+        Heinsen 2022, arXiv:2211.11754. The votes are never all in memory. As in the author's code, how much an input
+        of the first stage is used or ignored is a linear function of the input, because the number of inputs varies.
+        Padding has activation 0 and does not count as an input.
     """
 
     dim: int = 64
@@ -59,32 +59,34 @@ class Routing(FusionConfig):
 
 @final
 class RoutingFusion(InputWeighted, config=Routing):
-    """The module of `Routing`: `scale` and `shift` `[layers, width]`, and three `stages`."""
+    """The module of `Routing`: `scale` and `shift` `[layers, width]`, and `stages`, three `Route` modules."""
 
     def __init__(self, config: Routing, *, layers: int, width: int) -> None:
         super().__init__(config, layers=layers, width=width, dim=config.dim)
         self.scale = nn.Parameter(torch.ones(layers, width))
         self.shift = nn.Parameter(torch.zeros(layers, width))
-        size, many, rounds = config.size or width, config.vectors, config.iterations
-        shapes = ((None, many, width, size), (many, many, size, size), (many, config.dim, size, 1))
-        self.stages = nn.ModuleList(Route(*shape, iterations=rounds) for shape in shapes)
+        size, vectors = config.size or width, config.vectors
+        shapes = ((None, vectors, width, size), (vectors, vectors, size, size), (vectors, config.dim, size, 1))
+        self.stages = nn.ModuleList(Route(*shape, iterations=config.iterations) for shape in shapes)
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Route what the states hold, all at once: every iteration needs every input."""
+        """Return the features; all states are needed at once, because every iteration reads every input."""
         features, credit = self._routed(states, mask)
         amounts = credit.abs().sum(-1)
-        whole = amounts.sum(1 if self.config.per_token else (1, 2), keepdim=True)  # each text (or token) counts as one
-        self.observe((amounts / whole.clamp(min=torch.finfo(amounts.dtype).tiny)).movedim(1, 0), mask)
+        # normalised, so that each sequence (or token) counts the same
+        total = amounts.sum(1 if self.config.per_token else (1, 2), keepdim=True)
+        self.observe((amounts / total.clamp(min=torch.finfo(amounts.dtype).tiny)).movedim(1, 0), mask)
         return features
 
     def is_token_wise(self) -> bool:
-        """Where the config says so."""
+        """Return `config.per_token`: whether each token is routed by itself."""
         return self.config.per_token
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Each layer's part of the absolute `credit`, over tokens and outputs; each text (or token) counts as one.
+        """Return each layer's share of the absolute `credit` in what was read since the mode last changed.
 
-        Of what was read since the mode last changed; equal shares before any.
+        Each sequence (with `per_token` each token) has the same weight. The shares sum to 1, and are equal before
+        anything was read.
         """
         return super().importance()
 
@@ -94,25 +96,25 @@ class RoutingFusion(InputWeighted, config=Routing):
         states: Float[Tensor, "layers batch tokens width"],
         mask: Shaped[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch layers tokens dim"]:
-        """How much each output (where there is no head, each class) is due to each layer of each token.
+        """Return how much each output (without a linear head: each class) is due to each layer of each token.
 
-        It is the product of the three stages' last `phi`, what every input is worth to every output: positive where it
-        was used, negative where ignoring it would have been better. Padding has 0. Summed over layers it is the credit
-        of tokens, which the thesis's figure 4 shows layer by layer.
+        The credit is the product of `phi`, the weight of every input for every output, over the three stages. It is
+        positive if an input was used, negative if ignoring it would have been better, and 0 at padding. Summed over
+        layers it is the credit of a token, which figure 4 of Dremov's thesis shows layer by layer.
 
         Args:
-            states: As `forward` takes them.
-            mask: True (or 1) where a token is real; None: everywhere.
+            states: The selected layers' hidden states, lowest first.
+            mask: True (or 1) at real tokens. None: all tokens are real.
 
         Source:
-            Heinsen 2022, appendix A; the author's code also divides each product by its standard deviation over the
-            batch, which is left out here, since a text's credit would depend on its neighbours.
+            Heinsen 2022, appendix A. The author's code also divides each product by its standard deviation over the
+            batch. That is left out here, because the credit of a sequence would depend on the rest of the batch.
         """
         mask = torch.ones(states.shape[1:3], device=states.device) if mask is None else mask
         return self._routed(dict(enumerate(states)), mask.bool())[1]
 
     def _routed(self, states: dict[int, Tensor], mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Features `[batch, tokens, dim]` and credit `[batch, layers, tokens, dim]`, which has no gradient."""
+        """Return features `[batch, tokens, dim]` and credit `[batch, layers, tokens, dim]`; credit has no gradient."""
         normed = [
             F.layer_norm(state.to(self.scale.dtype), (self.width,)) * self.scale[index] + self.shift[index]
             for index, state in states.items()
@@ -124,59 +126,74 @@ class RoutingFusion(InputWeighted, config=Routing):
         else:
             routed, real = routed.flatten(1, 2), mask.repeat_interleave(self.layers, dim=1)
         if torch.is_grad_enabled() or not self.config.per_token or torch.compiler.is_exporting():
-            features, credit = self._staged(routed, real)
+            features, credit = self._run_stages(routed, real)
         else:
-            parts = zip(routed.split(_TOKENS), real.split(_TOKENS), strict=True)
-            features, credit = (torch.cat(part) for part in zip(*(self._staged(*part) for part in parts), strict=True))
+            chunks = zip(routed.split(_TOKENS), real.split(_TOKENS), strict=True)
+            results = zip(*(self._run_stages(*chunk) for chunk in chunks), strict=True)
+            features, credit = (torch.cat(result) for result in results)
         features = features.view(batch, -1, self.dim).expand(-1, tokens, -1)
         return features, credit.view(batch, tokens, self.layers, self.dim).transpose(1, 2)
 
-    def _staged(self, routed: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What comes out of the three stages, and what each input is worth to each output."""
-        worths: list[Tensor] = []
+    def _run_stages(self, routed: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the outputs of the last stage and the credit of each input for each output.
+
+        `real` is False at inputs that are padding.
+        """
+        weights: list[Tensor] = []
         for stage in self.stages:
-            routed, worth = stage.route(routed, real)  # pyright: ignore[reportCallIssue]
-            worths.append(worth.detach())
-            real = None
-        return routed, worths[0] @ (worths[1] @ worths[2])
+            routed, phi = stage.route(routed, real)  # pyright: ignore[reportCallIssue]
+            weights.append(phi.detach())
+            real = None  # outputs of a stage are never padding
+        return routed, weights[0] @ (weights[1] @ weights[2])
 
 
 @final
 class Route(nn.Module):
-    """One stage of routing; where `inputs` is None, any number share parameters. Outputs of size 1 have no norm."""
+    """One stage of routing, from input vectors to output vectors.
+
+    Args:
+        inputs: Number of input vectors. None: any number; they share their parameters.
+        outputs: Number of output vectors.
+        size_in: Size of an input vector.
+        size_out: Size of an output vector. Vectors of size 1 are not normalised.
+        iterations: Number of iterations.
+    """
 
     def __init__(self, inputs: int | None, outputs: int, size_in: int, size_out: int, *, iterations: int) -> None:
         super().__init__()
         self.iterations = iterations
-        own, std = inputs or 1, size_in**-0.5
-        self.activation = _normal(own, size_in, std=2 * std)
-        self.activation_bias = nn.Parameter(torch.zeros(own))
+        rows, std = inputs or 1, size_in**-0.5
+        self.activation = _normal(rows, size_in, std=2 * std)
+        self.activation_bias = nn.Parameter(torch.zeros(rows))
         self.vote_scale = _normal(outputs, size_in)
         self.vote_map = _normal(size_in, size_out, std=2 * std)
         self.vote_bias = nn.Parameter(torch.zeros(outputs, size_out))
         self.guess_map = _normal(size_out, size_in, std=size_out**-0.5)
         self.guess_scale = _normal(outputs, size_in)
         self.guess_bias = nn.Parameter(torch.zeros(outputs, size_in))
-        self.match_scale = _normal(own, outputs, std=std)
-        self.match_bias = nn.Parameter(torch.zeros(own, outputs))
-        self.worth = _normal(2, own, outputs) if inputs else nn.Linear(size_in, 2 * outputs)
+        self.match_scale = _normal(rows, outputs, std=std)
+        self.match_bias = nn.Parameter(torch.zeros(rows, outputs))
+        self.worth = _normal(2, rows, outputs) if inputs else nn.Linear(size_in, 2 * outputs)
 
     def forward(
         self, vectors: Float[Tensor, "batch inputs size"], real: Bool[Tensor, "batch inputs"] | None = None
     ) -> Float[Tensor, "batch outputs more"]:
-        """Route; `real` is False where an input is padding (None: nowhere)."""
+        """Return the output vectors; `real` is False at inputs that are padding. None: no input is padding."""
         return self.route(vectors, real)[0]
 
     def route(
         self, vectors: Float[Tensor, "batch inputs size"], real: Bool[Tensor, "batch inputs"] | None = None
     ) -> tuple[Float[Tensor, "batch outputs more"], Float[Tensor, "batch inputs outputs"]]:
-        """The outputs, and what each input was worth to each in the last round: phi in the paper."""
+        """Return the output vectors, and phi of the last iteration: the weight of each input for each output.
+
+        `real` is False at inputs that are padding. None: no input is padding.
+        """
         if real is None:
             real = vectors.new_ones(vectors.shape[:2], dtype=torch.bool)
         damping = real.sum(1).clamp(min=1).to(vectors.dtype).rsqrt()[:, None, None]  # 1 / sqrt(number of inputs)
         activation = (vectors * self.activation).sum(-1, keepdim=True) * damping + self.activation_bias.unsqueeze(-1)
         active = activation.sigmoid() * real.unsqueeze(-1)
-        # what each output gains by using an input and loses by ignoring it
+        # for each input and output: the benefit of using the input, and the cost of ignoring it
         worth = self.worth
         use, ignore = worth(vectors).chunk(2, dim=-1) if isinstance(worth, nn.Linear) else worth.unbind()
         share, outputs, phi = torch.full_like(use, 1 / use.shape[-1]), vectors.new_empty(0), vectors.new_empty(0)
@@ -188,19 +205,24 @@ class Route(nn.Module):
         return self._normalised(outputs), phi
 
     def _outputs(self, vectors: Tensor, damping: Tensor, weight: Tensor) -> Tensor:
-        """Sum of the votes `(x_i / sqrt(inputs) * vote_scale_j) vote_map + vote_bias_j`, inputs summed first."""
+        """Return the weighted sum of the votes `(x_i / sqrt(inputs) * vote_scale_j) vote_map + vote_bias_j`.
+
+        The inputs are summed before they are mapped, so that the votes themselves are never in memory.
+        """
         gathered = torch.einsum("bij,bid->bjd", weight, vectors) * damping * self.vote_scale
         return gathered @ self.vote_map + weight.sum(1).unsqueeze(-1) * self.vote_bias
 
     def _shares(self, vectors: Tensor, outputs: Tensor) -> Tensor:
-        """How each input divides itself among the outputs: by how well they predict it."""
+        """Return the share of each input that goes to each output, by how well the output predicts the input."""
         guess = (self._normalised(outputs) @ self.guess_map) * self.guess_scale + self.guess_bias
         match = torch.einsum("bid,bjd->bij", vectors, guess) * self.match_scale + self.match_bias
         return F.logsigmoid(match).softmax(-1)
 
     def _normalised(self, outputs: Tensor) -> Tensor:
+        """Return the LayerNorm of output vectors; vectors of size 1 are returned as they are."""
         return outputs if outputs.shape[-1] == 1 else F.layer_norm(outputs, outputs.shape[-1:])
 
 
 def _normal(*shape: int, std: float = 1.0) -> nn.Parameter:
+    """Return a parameter of the given shape, drawn from a normal distribution with mean 0."""
     return nn.Parameter(torch.empty(shape).normal_(std=std))

@@ -1,4 +1,4 @@
-"""ScalarMix: one learned softmax weight per layer and one scale, as in ELMo."""
+"""ScalarMix: a learned softmax weight per layer and one scale, as in ELMo."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class ScalarMix(FusionConfig):
-    """`scale * sum_i softmax(scores)_i z_i`.
+    """A fusion by a weighted mean, `scale * sum_i softmax(scores)_i z_i`; it keeps the model's width.
 
     Args:
-        layers: Which layers.
-        layer_dropout: Probability with which a layer's score is -inf for one training step.
+        layers: Selector of the layers that are read.
+        layer_dropout: Probability with which a layer is left out of one training step (its score is -inf); below 1.
 
     Source:
         Peters et al. 2018, arXiv:1802.05365, eq. 1; layer dropout as in Kondratyuk and Straka 2019, arXiv:1904.02099.
@@ -39,7 +39,7 @@ class ScalarMix(FusionConfig):
 
 @final
 class ScalarMixFusion(Fusion, config=ScalarMix):
-    """The module of `ScalarMix`: `scores [layers]`, `scale []`."""
+    """The module of `ScalarMix`. Parameters: `scores` `[layers]` and `scale` `[]`."""
 
     token_wise: ClassVar = True
 
@@ -49,14 +49,14 @@ class ScalarMixFusion(Fusion, config=ScalarMix):
         self.scale = nn.Parameter(torch.ones(()))
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Share of each layer; sums to 1."""
+        """Return the softmax of `scores`, without gradient; sums to 1."""
         return self.scores.detach().softmax(0)
 
     def stream(self, members: object) -> Stream:
-        """One running sum, with this step's layers dropped while training."""
+        """Return a stream that sums the weighted states; in training, layers are dropped at random for this pass."""
         scores = self.scores
         if self.training and self.config.layer_dropout > 0:
             drop = torch.empty_like(scores).bernoulli_(self.config.layer_dropout, generator=self.generator).bool()
-            if not drop.all():  # with every layer dropped there is no distribution left: keep them all
+            if not drop.all():  # the softmax of scores that are all -inf is NaN: keep all layers then
                 scores = scores.masked_fill(drop, -torch.inf)
         return WeightedSum(self.scale * scores.softmax(0))

@@ -1,4 +1,4 @@
-"""SingleLayer: the projection of AdaLayers on one layer, trained; the fair baseline."""
+"""SingleLayer: the projection of AdaLayers on one layer; the fair baseline of AdaLayers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class SingleLayer(ProjectedConfig):
-    """Project one layer as AdaLayers does, without importances.
+    """A fusion that projects one layer as `AdaLayers` projects each of its layers.
 
-    The published baseline left this projection at its random start; here it is trained.
+    The published baseline left this projection at its random initialisation; here it is trained.
 
     Args:
-        layer: Which layer; negative counts from the top. The other settings are those of `AdaLayers`.
+        layer: The layer that is read; negative numbers count from the top.
+        dim: Size of the features.
+        dropout: Probability of dropout on the features.
+        positions: Whether to add fixed sinusoidal token positions.
+        output_activation: Whether to apply GELU to the result.
     """
 
     layer: int = -1
@@ -36,22 +40,25 @@ class SingleLayer(ProjectedConfig):
         self.check("single_layer")
 
     def selector(self) -> int:
-        """The one layer."""
+        """Return the number of the layer that is read."""
         return self.layer
 
 
 @final
 class SingleLayerFusion(ProjectedFusion, config=SingleLayer):
-    """The module of `SingleLayer`: `projection [1, dim, width]`; of several states it reads number `layer`."""
+    """The module of `SingleLayer`. Parameter: `projection` `[1, dim, width]`.
+
+    If it gets several states, it reads the one that `config.layer` selects.
+    """
 
     def __init__(self, config: SingleLayer, *, layers: int, width: int) -> None:
         super().__init__(config, layers=layers, width=width, projections=1)
         self.index = 0 if layers == 1 else select(config.layer, layers, op="single_layer")[0]
 
     def active_layers(self) -> tuple[int, ...]:
-        """The layer that is read."""
+        """Return the index of the state that is read."""
         return (self.index,)
 
     def weights(self) -> Float[Tensor, " layers"]:
-        """1 for the layer that is read, 0 for the others."""
+        """Return 1 for the state that is read and 0 for the others."""
         return torch.eye(self.layers, device=self.projection.device, dtype=self.projection.dtype)[self.index]

@@ -7,7 +7,8 @@ import torch
 from tests.support.formulas import view_of
 
 from lamina.errors import ConfigError
-from lamina.fusion.elementwise import Elementwise, shares
+from lamina.fusion.base import normalized
+from lamina.fusion.elementwise import Elementwise
 
 
 def test_it_starts_as_the_mean():
@@ -33,8 +34,8 @@ def test_importances_are_shares_of_absolute_values():
 
 
 def test_shares_of_nothing_are_equal():
-    assert shares(torch.zeros(4)).tolist() == [0.25] * 4
-    assert shares(torch.tensor([0.0, 1e-30])).tolist() == [0, 1]
+    assert normalized(torch.zeros(4)).tolist() == [0.25] * 4
+    assert normalized(torch.tensor([0.0, 1e-30])).tolist() == [0, 1]
 
 
 def test_it_reads_all_layers_and_keeps_their_width():

@@ -380,7 +380,7 @@ def test_a_call_is_taken_down_without_its_caches():
 
     block, cache, state, mask = Block(), DynamicCache(), torch.randn(1, 2, 3), torch.ones(1, 2)
     for args, kwargs in (((state, cache), {"mask": mask}), ((), {"mask": mask, "past": cache, "hidden": state})):
-        call = _Call.of(block, args, {**kwargs, "use_cache": True}, 0)
+        call = _Call.record(block, args, {**kwargs, "use_cache": True}, 0)
         assert call.state is state
         seen: list[Any] = []
         handle = block.register_forward_hook(lambda _m, _a, out, seen=seen: seen.append(out[1]))
@@ -584,7 +584,7 @@ class Uncopied(BertLayer):
     ("block", "match"),
     [
         (Changing, r"can be made; a copy of its last block gives another result\. Use another fusion"),
-        (Scaled, r"nothing says how 'strength' of its blocks starts\. Use another fusion"),
+        (Scaled, r"nothing says how 'strength' of its blocks is initialised\. Use another fusion"),
         (Uncopied, r"does not run \(TypeError: cannot pickle '_thread\.lock' object\)"),
     ],
 )
@@ -601,5 +601,5 @@ def test_a_block_that_does_not_take_the_state_below_is_refused():
     model = fresh("bert")
     found = stacks(model)["main"]
     upside_down = dataclasses.replace(found, blocks=found.blocks[::-1])
-    with pytest.raises(ConfigError, match="can be made; its last block does not take the state of the layer below"):
+    with pytest.raises(ConfigError, match="can be made; its last block does not get the state of the layer below"):
         ExtraLayers().build_on(model, upside_down, 1)

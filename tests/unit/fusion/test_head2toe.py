@@ -188,7 +188,7 @@ def test_without_an_epoch_left_the_head_stays_and_it_is_said(caplog: pytest.LogC
     before = head.output.weight.clone()
     with caplog.at_level(logging.WARNING):
         assert fusion.on_epoch_end(1.0, head) is False
-    assert "head2toe: training ended before features were chosen; all are kept" in caplog.text
+    assert "head2toe: training ended before features were selected; all are kept" in caplog.text
     assert torch.equal(head.output.weight, before)
     assert bool(fusion.kept.all())
 
@@ -247,18 +247,18 @@ def test_two_stages_find_the_layer_that_knows():
     ],
 )
 def test_a_head_that_is_more_than_one_linear_map_is_refused(settings: dict[str, Any], head: Any):
-    with pytest.raises(ConfigError, match=r"head2toe: the head has more than one linear map.*Set pooling=\"first\""):
+    with pytest.raises(ConfigError, match=r"head2toe: the head is not a single linear map.*Set pooling=\"first\""):
         Head2Toe(**settings).build(2, 4).check_head(head.build(8))
 
 
 def test_a_head_without_a_linear_map_is_refused():
-    with pytest.raises(ConfigError, match="head2toe: the head has more than one linear map"):
+    with pytest.raises(ConfigError, match="head2toe: the head is not a single linear map"):
         Head2Toe().build(2, 4).check_head(nn.Identity())
 
 
 def test_features_of_a_text_are_not_for_tokens():
     head = TokenClassification(2, encoder_layers=0)
-    with pytest.raises(ConfigError, match=r"head2toe: the head labels each token;.*Set per_token=True"):
+    with pytest.raises(ConfigError, match=r"head2toe: the head labels tokens;.*Set per_token=True"):
         Head2Toe().build(2, 4).check_head(head.build(8))
     Head2Toe(per_token=True).build(2, 4).check_head(head.build(8))
 

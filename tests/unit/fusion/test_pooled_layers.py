@@ -92,7 +92,7 @@ def test_heads_must_divide_the_width():
 
 def test_a_head_that_labels_tokens_is_refused():
     head = TokenClassification(["a", "b"], encoder_layers=0).build(4)
-    with pytest.raises(ConfigError, match="the head labels each token; these features are a whole text's"):
+    with pytest.raises(ConfigError, match="the head labels tokens; these features are of a whole text"):
         PooledLayers(dim=4, heads=2).build(2, 8).check_head(head)
 
 

@@ -353,9 +353,9 @@ def test_tokens_that_are_routed_by_themselves_are_routed_a_few_at_a_time(monkeyp
     mask[1, 4:] = False
     features, credit = fusion(states, mask), fusion.credit(states, mask)
     most: list[int] = []
-    staged = fusion._staged
+    staged = fusion._run_stages
     monkeypatch.setattr("lamina.fusion.routing._TOKENS", 4)
-    monkeypatch.setattr(fusion, "_staged", lambda part, real: most.append(len(part)) or staged(part, real))
+    monkeypatch.setattr(fusion, "_run_stages", lambda part, real: most.append(len(part)) or staged(part, real))
     torch.testing.assert_close(fusion(states, mask), features)
     torch.testing.assert_close(fusion.credit(states, mask), credit)
     assert max(most) == 4

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.bank import Reader, ReaderBank
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, fed
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, require_fed
 from lamina.heads.base import HeadConfig, ProblemType
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
@@ -288,7 +288,7 @@ class _ProbeStream(Stream):
         self._state = state
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        state: Tensor = fed(self._state)
+        state: Tensor = require_fed(self._state)
         if self._config.hidden is None:
             features = state.expand(-1, mask.shape[1], -1) if self._config.pooled else state
             return [features] * len(self._members)

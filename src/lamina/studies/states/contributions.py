@@ -143,5 +143,5 @@ def _pooled(fusion: PooledLayersFusion, index: int, state: Tensor) -> Tensor:
     """The share of a layer, over the tokens as its queries divide it."""
     queries, mask = fusion.queries[index].unsqueeze(0), _every(state)
     normed = LayerView(state, mask).normed.to(queries.dtype)
-    (shares,) = token_shares(normed, queries, [PooledTokens.of(mask)])
+    (shares,) = token_shares(normed, queries, [PooledTokens.from_mask(mask)])
     return fusion.importance()[index].float() * shares[0, 0].float().mean(0)
