@@ -34,7 +34,7 @@ from common import bank_of, report
 from lamina.demo.corpus import write
 from lamina.prediction.predict import Predictor
 from lamina.store import load, save_bank
-from lamina.train.options import FitOptions
+from lamina.train.options import PassOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +60,7 @@ def main() -> None:
         bank = served_bank()
         save_bank(bank, Path(folder) / "bank")
         texts = texts_of(Path(folder))
-        bulk = Predictor(bank, FitOptions.of_call({}, "bench", eval_batch_size=args.clients, progress=False))
+        bulk = Predictor(bank, PassOptions(batch_size=args.clients))
         bulk(texts[: args.clients])
         own = pass_seconds(bank)
         for passes in PASSES:
@@ -145,7 +145,7 @@ def rate_of(bulk: Predictor, texts: list[str], seconds: float) -> float:
 
 def pass_seconds(bank: ReaderBank, repeats: int = 30) -> float:
     """The median time of a pass of the bank over one text of 64 words, tokenised and answered."""
-    predictor = Predictor(bank, FitOptions.of_call({}, "bench", progress=False))
+    predictor = Predictor(bank, PassOptions(batch_size=64))
     taken: list[float] = []
     for _ in range(repeats):
         start = time.perf_counter()

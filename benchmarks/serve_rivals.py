@@ -47,12 +47,12 @@ LITSERVE = """
 import sys
 import litserve
 from lamina.store import load_bank
-from lamina.train.options import FitOptions
+from lamina.train.options import PassOptions
 from lamina.prediction.predict import Predictor
 
 class Api(litserve.LitAPI):
     def setup(self, device):
-        self.answers = Predictor(load_bank(sys.argv[1]), FitOptions.of_call({}, "bench", progress=False))
+        self.answers = Predictor(load_bank(sys.argv[1]), PassOptions(batch_size=64))
 
     def decode_request(self, request):
         return request["inputs"]

@@ -18,9 +18,9 @@ from lamina.errors import NotFiniteError, StoreError
 from lamina.prediction import evaluate, predict, predict_file
 from lamina.store import load, save
 from lamina.tasks.inputs import ClassResults
+from lamina.train.bank_runner import BankRunner
 from lamina.train.engine import Engine
 from lamina.train.learner import Learner
-from lamina.train.readers import BankSubject
 
 BAD = pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=str)
 TASK = yes_no(train=20, validation=8)
@@ -47,14 +47,14 @@ def bad_loss(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make the loss of the second reader bad at one call of the model."""
 
     def at(call: int, bad: float = math.nan) -> None:
-        real, calls = BankSubject.losses, []
+        real, calls = BankRunner.losses, []
 
         def losses(*args: Any) -> list[torch.Tensor]:
             calls.append(1)
             given = real(*args)
             return [*given[:-1], given[-1] * bad] if len(calls) == call else given
 
-        monkeypatch.setattr(BankSubject, "losses", losses)
+        monkeypatch.setattr(BankRunner, "losses", losses)
 
     return at
 
@@ -82,7 +82,7 @@ def test_the_step_is_right_where_batches_are_accumulated(bad_loss: Any):
 @pytest.mark.parametrize("limit", [1.0, 0.0])
 def test_what_is_looked_at_later_has_the_step_that_it_was(limit: float, bad_loss: Any, monkeypatch: pytest.MonkeyPatch):
     """As on a GPU, where nobody waits for the numbers of a step."""
-    from lamina.train import divergence
+    from lamina.train import engine as divergence
 
     bad_loss(2)
     real = divergence.DivergenceGuard.check
@@ -133,7 +133,7 @@ def test_a_bad_weight_is_found_before_it_is_kept(
     monkeypatch.setattr(Learner, "step", step)
     bank = tiny_bank({"one": reader(TASK)})
     at = 5 if save_steps is None else 4
-    monkeypatch.setattr(BankSubject, "losses", lambda self, *_: [sum(w.nansum() for w in self.bank.parameters())])
+    monkeypatch.setattr(BankRunner, "losses", lambda self, *_: [sum(w.nansum() for w in self.bank.parameters())])
     message = rf"fit: the weight '.*' of reader 'one' is NaN or infinite at or before step {at};"
     with pytest.raises(NotFiniteError, match=message):
         train(bank, {"one": TASK}, epochs=2, output=tmp_path, save_steps=save_steps, max_grad_norm=0.0)
@@ -144,8 +144,8 @@ def test_a_bad_weight_is_found_before_it_is_kept(
 def test_a_score_of_numbers_that_are_none_is_an_error(monkeypatch: pytest.MonkeyPatch):
     """NaN has a largest entry too, so that an accuracy would come out."""
     monkeypatch.setattr(Engine, "step", lambda *_: None)
-    real = BankSubject.outputs
-    monkeypatch.setattr(BankSubject, "outputs", lambda *args: {k: v * math.nan for k, v in real(*args).items()})
+    real = BankRunner.outputs
+    monkeypatch.setattr(BankRunner, "outputs", lambda *args: {k: v * math.nan for k, v in real(*args).items()})
     message = r"fit: reader 'one' gives NaN or infinity for row 0 of the validation part, counted from 0;"
     with pytest.raises(NotFiniteError, match=message):
         train(tiny_bank({"one": reader(TASK)}), {"one": TASK})
@@ -246,16 +246,16 @@ TEXTS = ["the film is good", "anna was in rome", "a slow film"]
 
 def gives_nan(monkeypatch: pytest.MonkeyPatch, row: int, bad: float = math.nan) -> None:
     """Let readers give a bad number for one text, which begins with another word than the others."""
-    real = BankSubject.outputs
+    real = BankRunner.outputs
 
-    def outputs(self: BankSubject, batch: dict[str, torch.Tensor], *args: Any) -> dict[str, Any]:
+    def outputs(self: BankRunner, batch: dict[str, torch.Tensor], *args: Any) -> dict[str, Any]:
         marked = batch["input_ids"][:, 1] == tiny_tokenizer().convert_tokens_to_ids(TEXTS[row].split()[0])
         given = {name: logits.clone() for name, logits in real(self, batch, *args).items()}
         for logits in given.values():
             logits[marked, ..., -1] = bad
         return given
 
-    monkeypatch.setattr(BankSubject, "outputs", outputs)
+    monkeypatch.setattr(BankRunner, "outputs", outputs)
 
 
 @pytest.mark.parametrize("task", [TASK, names()], ids=lambda task: task.kind)

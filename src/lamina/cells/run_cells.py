@@ -15,8 +15,7 @@ from pydantic_core import to_jsonable_python
 
 from lamina.cells.ray_tasks import as_ray_tasks
 from lamina.errors import ConfigError, LaminaError, StoreError, memory_errors
-from lamina.train.identity import difference
-from lamina.train.sealed import seal, unseal
+from lamina.train.identity import difference, seal, unseal
 from lamina.utils import derive_seed, progress_bar, remove_leftovers, seed_torch, world_size, write_text
 
 FAILURES = "failures.json"

@@ -47,7 +47,7 @@ def evaluate(  # noqa: PLR0913
     _check_used(sources, of_files=names, of_presets={"--data": data, "--split": split})
     from lamina.bank import ReaderBank
     from lamina.prediction import evaluate as run
-    from lamina.train.model import task_of
+    from lamina.train.model_runner import task_of
 
     target = options.open_on(bank_or_model, base=model, device=device)
     part, columns = split or "validation", {"text": text, "text_pair": pair, "label": label}

@@ -27,7 +27,7 @@ from lamina.store.manifest import MANIFEST
 from lamina.tasks import kind_of
 from lamina.tasks.task import Task
 from lamina.train.fit import fit
-from lamina.train.options import FitOptions
+from lamina.train.options import FitOptions, PassOptions
 
 if TYPE_CHECKING:
     from lamina.estimators.examples import Texts
@@ -139,7 +139,8 @@ class LaminaEstimator(BaseEstimator):
     def _results(self, split: Split, method: str) -> dict[str, Results]:
         """Reader name -> what it says of examples."""
         given = {"batch_size": _plain(self.batch_size), "eval_batch_size": (self.options or {}).get("eval_batch_size")}
-        predictor = Predictor(self.bank_, FitOptions.of({**given, "progress": False}, self._op(method)))
+        rows = FitOptions.of(given, self._op(method)).scoring_batch_size
+        predictor = Predictor(self.bank_, PassOptions(batch_size=rows))
         prepared = predictor.prepared({self.kind: split})
         prepared.warn(self._op(method))
         return predictor.results(prepared)

@@ -12,17 +12,18 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
+
+import torch
 
 from lamina.data.read import existing, read_chunks
-from lamina.errors import ConfigError, DataError, StoreError, convert_errors
-from lamina.prediction.answering import Answered, Answering, Chunk
+from lamina.errors import ConfigError, DataError, LaminaError, NotFiniteError, StoreError, convert_errors
 from lamina.prediction.predict import Predictor
 from lamina.prediction.ray_workers import in_order
 from lamina.store.files import locked
-from lamina.train.options import FitOptions
+from lamina.train.options import PassOptions
 from lamina.utils import check_range, fsync, is_file, remove_leftovers, write_text
 
 if TYPE_CHECKING:
@@ -129,7 +130,16 @@ def predict_file(  # noqa: PLR0913
     check_range("predict", "workers", workers, 1)
     if workers is not None and ray is None:
         raise ConfigError(f"predict: workers is {workers}, but ray was not given; they are processes of Ray.")
-    options = FitOptions.of_call(locals(), "predict", eval_batch_size=batch_size, progress=False)
+    options = PassOptions.checked(
+        "predict",
+        batch_size=batch_size,
+        add_prefix_space=add_prefix_space,
+        prefix=prefix,
+        max_target_length=max_target_length,
+        num_beams=num_beams,
+        length_penalty=length_penalty,
+        num_workers=num_workers,
+    )
     predictor = Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor)
     if clash := [name for name in predictor.names if name in _OWN and output.suffix.lower() != ".jsonl"]:
         came = f"a reader is called '{clash[0]}', as a column that the output has anyway"
@@ -341,6 +351,81 @@ def _to_parquet(rows: Iterator[dict[str, Any]], path: Path) -> None:
         writer.write_table(first)
         for part in parts:
             writer.write_table(pa.Table.from_pylist(part, schema=first.schema))
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of the source that belong together."""
+
+    lines: Sequence[int]  # where they are in the source
+    examples: Sequence[Any]
+    read: int  # how many rows were parsed for them
+    problems: Sequence[DataError] = ()  # with rows that could not be parsed, and are left out
+
+
+@dataclass
+class Answered:
+    """What came of a chunk."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    read: int = 0
+    problems: list[DataError] = field(default_factory=list)
+    failed: LaminaError | None = None  # why it ends after these rows
+
+
+@final
+class Answering:
+    """Answers chunks; it can be sent to another process."""
+
+    def __init__(self, predictor: Predictor, source: Path, *, skip_bad: bool) -> None:
+        self._predictor, self._source, self._skip_bad = predictor, str(source), skip_bad
+        self._folder = source.resolve().parent  # paths of images and sound start there, as those that a task names
+
+    def _located(self, examples: Sequence[Any]) -> Sequence[Any]:
+        reads_files = self._predictor.reads_files
+        return [str(self._folder / example) for example in examples] if reads_files else examples
+
+    def begin(self) -> None:
+        """Use the accelerator of the process that this is in."""
+        if torch.cuda.is_available():
+            self._predictor.to("cuda")
+
+    def __call__(self, chunk: Chunk) -> Answered:
+        """The rows of the output; where one cannot be read, halves are tried until it is found."""
+        answered = Answered(read=chunk.read, problems=list(chunk.problems))
+        try:
+            for row in self._rows(chunk.lines, chunk.examples, answered.problems):
+                answered.rows.append(row)
+        except DataError as error:
+            answered.failed, answered.read = error, len(answered.rows)
+        except LaminaError as error:
+            answered = Answered(failed=error)
+        return answered
+
+    def _rows(
+        self, lines: Sequence[int], examples: Sequence[Any], problems: list[DataError]
+    ) -> Iterator[dict[str, Any]]:
+        if not examples:
+            return
+        try:
+            answers = self._predictor(self._located(examples))
+        except NotFiniteError as error:
+            row = lines[error.row or 0]
+            raise NotFiniteError(f"predict: {self._source} row {row}: {error}", name=error.name, row=row) from None
+        except DataError as error:
+            if len(examples) > 1:
+                half = len(examples) // 2
+                yield from self._rows(lines[:half], examples[:half], problems)
+                yield from self._rows(lines[half:], examples[half:], problems)
+                return
+            message = f"predict: {self._source} row {lines[0]}: {error}"
+            problem = DataError(message, path=self._source, row=lines[0])
+            if not self._skip_bad:
+                raise problem from None
+            problems.append(problem)
+            return
+        for line, example, answer in zip(lines, examples, answers, strict=True):
+            yield {"row": line, "text": example, "readers": answer}
 
 
 class _Job:

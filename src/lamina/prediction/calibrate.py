@@ -16,8 +16,8 @@ from lamina.monitors import Calibration, Cascade, Monitor
 from lamina.monitors.calibration import check_confidence
 from lamina.prediction.evaluate import scoring_groups
 from lamina.tasks import kind_of
-from lamina.train.options import FitOptions
-from lamina.train.readers import BankSubject
+from lamina.train.bank_runner import BankRunner
+from lamina.train.options import PassOptions
 from lamina.train.scoring import autocast
 from lamina.utils import progress_bar
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lamina.bank import ReaderBank
     from lamina.data.windows import Run
     from lamina.tasks.task import Task
-    from lamina.train.plan import Group
+    from lamina.train.groups import Group
 
 
 def calibrate(  # noqa: PLR0913
@@ -83,7 +83,15 @@ def calibrate(  # noqa: PLR0913
         NotFiniteError: If a score is no number.
     """
     check_confidence(confidence)
-    options = FitOptions.of_call(locals(), "calibrate", eval_batch_size=batch_size, progress=progress)
+    options = PassOptions.checked(
+        "calibrate",
+        batch_size=batch_size,
+        max_length=max_length,
+        stride=stride,
+        add_prefix_space=add_prefix_space,
+        precision=precision,
+        progress=progress,
+    )
     flags = monitor.second.flag if isinstance(monitor, Cascade) else monitor.flag
     positive = flags if positive is None else (positive,) if isinstance(positive, str) else positive
     check_known("calibrate", positive, task.labels, "label")
@@ -91,9 +99,9 @@ def calibrate(  # noqa: PLR0913
     if bank[monitor.readers[0]].stack == "decoder":
         came = f"reader '{monitor.readers[0]}' reads a decoder beside an encoder, which is what reads a task's texts"
         raise ConfigError(f"calibrate: {came}. Score texts by bank.monitor_scores and use Calibration.of.")
-    subject = BankSubject(bank, "calibrate", processor)
-    (group,) = scoring_groups(subject, {monitor.readers[0]: task}, split, options)
-    highest, asked = _highest(subject, group, task, monitor, options)
+    runner = BankRunner(bank, "calibrate", processor)
+    (group,) = scoring_groups(runner, {monitor.readers[0]: task}, split, options)
+    highest, asked = _highest(runner, group, task, monitor, options)
     told = zip(highest.tolist(), _positives(task, split, positive), strict=True)
     known = [(score, flag) for score, flag in told if flag is not None]
     calibration = Calibration.of(
@@ -117,12 +125,12 @@ def calibrate(  # noqa: PLR0913
 
 
 def _highest(
-    subject: BankSubject, group: Group, task: Task, monitor: Monitor | Cascade, options: FitOptions
+    runner: BankRunner, group: Group, task: Task, monitor: Monitor | Cascade, options: PassOptions
 ) -> tuple[np.ndarray[Any, Any], float]:
     """The highest score of each text, and the share of the tokens for which a cascade's second reader ran."""
     inputs: Any = group.inputs
     highest = np.full(inputs.encoded.texts, -np.inf)
-    tokenizer = tokenizer_of(subject.processor)
+    tokenizer = tokenizer_of(runner.processor)
     special = torch.tensor(sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), dtype=torch.long)
     second = (
         task.split(group.part).pairs and kind_of(task.kind).judges_second
@@ -136,8 +144,8 @@ def _highest(
         mask &= ~torch.isin(batch["input_ids"], special)
         if second:
             mask &= _of_runs([inputs.encoded.runs[row] for row in rows], mask.shape[1])
-        with autocast(subject, options):
-            scores = subject.bank.monitor_scores(monitor, subject.arguments(batch), mask)
+        with autocast(runner, options):
+            scores = runner.bank.monitor_scores(monitor, runner.arguments(batch), mask)
         if bool(scores[mask].isnan().any()):
             row = int(inputs.encoded.text[rows[int((scores.isnan() & mask).any(1).nonzero()[0])]])
             what = f"monitor '{monitor.name}' gives NaN for row {row} of the {group.part} part, counted from 0"

@@ -11,10 +11,11 @@ from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, check_known
 from lamina.layers.wrappers import unwrapped
 from lamina.tasks import kind_of
-from lamina.train.model import ModelSubject
-from lamina.train.options import FitOptions
-from lamina.train.run import groups_of, open_subject, tasks_by_name
+from lamina.train.groups import groups_of, tasks_by_name
+from lamina.train.model_runner import ModelRunner
+from lamina.train.options import PassOptions
 from lamina.train.scoring import score
+from lamina.train.training_run import open_runner
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.tasks.task import Task
-    from lamina.train.plan import Group
-    from lamina.train.subjects import Subject
+    from lamina.train.base import Runner
+    from lamina.train.groups import Group
 
 logger = logging.getLogger(__name__)
 
@@ -91,46 +92,58 @@ def evaluate(  # noqa: PLR0913
     """
     check_known("evaluate", unknown, list(signature(evaluate).parameters)[2:-1], "option")
     check_range("evaluate", "errors", errors, 0)
-    options = FitOptions.of_call(locals(), "evaluate", eval_batch_size=batch_size)
+    options = PassOptions.checked(
+        "evaluate",
+        batch_size=batch_size,
+        max_length=max_length,
+        stride=stride,
+        add_prefix_space=add_prefix_space,
+        precision=precision,
+        prefix=prefix,
+        max_target_length=max_target_length,
+        num_beams=num_beams,
+        length_penalty=length_penalty,
+        num_workers=num_workers,
+    )
     tasks, bank_or_model = tasks_by_name("evaluate", tasks), unwrapped(bank_or_model)
     runs = [tasks] if isinstance(bank_or_model, ReaderBank) else [{name: task} for name, task in tasks.items()]
     scores: dict[str, dict[str, Any]] = {}
     for run in runs:
-        subject = open_subject(bank_or_model, run, "evaluate", processor, options)
-        subject.check(run, (split,))
+        runner = open_runner(bank_or_model, run, "evaluate", processor, options)
+        runner.check(run, (split,))
         if unjudged := [task for task in run.values() if errors and not kind_of(task.kind).has_classes]:
             what = "whose answers are not right or wrong one by one"
             raise ConfigError(f"evaluate: errors is {errors} for a task of kind {unjudged[0].kind}, {what}.")
-        subject.warn_of_pairs({name: task.split(split).pairs for name, task in run.items()})
-        groups = scoring_groups(subject, run, split, options)
+        runner.warn_about_pairs({name: task.split(split).pairs for name, task in run.items()})
+        groups = scoring_groups(runner, run, split, options)
         for group in groups:
-            if isinstance(subject, ModelSubject):
-                subject.fit_head(group, keep=False)
+            if isinstance(runner, ModelRunner):
+                runner.fit_head(group, keep=False)
             for name in group.names:
                 if cut := group.truncated(name):
                     logger.warning("evaluate: %s saw only the start of %d examples, which are too long", name, cut)
-        scores |= score(subject, groups, options, per_class=per_class, errors=errors, progress=progress)
+        scores |= score(runner, groups, options, per_class=per_class, errors=errors, progress=progress)
     return {name: scores[name] for name in tasks}
 
 
-def scoring_groups(subject: Subject, tasks: Mapping[str, Task], split: str, options: FitOptions) -> list[Group]:
+def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, options: PassOptions) -> list[Group]:
     """A part of some tasks, encoded as what is scored was trained, but for what the options say."""
     apart: dict[tuple[Any, ...], dict[str, Task]] = defaultdict(dict)
     for name, task in tasks.items():
-        how = _as_trained(subject, name, options)
+        how = _as_trained(runner, name, options)
         apart[kind_of(task.kind).inputs, *how.values()][name] = task
     groups: list[Group] = []
     for some in apart.values():
-        how = _as_trained(subject, next(iter(some)), options)
-        groups += groups_of(subject, some, split, options.model_copy(update={**how, "augment": False}))
+        how = _as_trained(runner, next(iter(some)), options)
+        groups += groups_of(runner, some, split, options.model_copy(update=how))
     return groups
 
 
-def _as_trained(subject: Subject, name: str, options: FitOptions) -> dict[str, Any]:
+def _as_trained(runner: Runner, name: str, options: PassOptions) -> dict[str, Any]:
     """How a learner's examples are read: by the options, else as in training; whatever else is scored beside it."""
     how = {
-        option: subject.trained_with([name], option) if (value := getattr(options, option)) is None else value
+        option: runner.trained_with([name], option) if (value := getattr(options, option)) is None else value
         for option in ("max_length", "stride")
     }
-    space = options.add_prefix_space or bool(subject.trained_with([name], "add_prefix_space"))
+    space = options.add_prefix_space or bool(runner.trained_with([name], "add_prefix_space"))
     return {**how, "add_prefix_space": space}

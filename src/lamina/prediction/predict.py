@@ -19,11 +19,10 @@ from lamina.layers.wrappers import unwrapped
 from lamina.store.opening import opened
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions, as_examples
-from lamina.train.model import ModelSubject, task_of
-from lamina.train.options import FitOptions
-from lamina.train.plan import Group, encoder_of
-from lamina.train.readers import BankSubject
-from lamina.train.run import max_length
+from lamina.train.bank_runner import BankRunner
+from lamina.train.groups import Group, encoder_of, max_length
+from lamina.train.model_runner import ModelRunner, task_of
+from lamina.train.options import PassOptions
 from lamina.train.scoring import collect
 
 if TYPE_CHECKING:
@@ -94,7 +93,17 @@ def predict(  # noqa: PLR0913
             token to fill in.
         UnknownNameError: If a reader does not exist.
     """
-    options = FitOptions.of_call(locals(), "predict", eval_batch_size=batch_size)
+    options = PassOptions.checked(
+        "predict",
+        batch_size=batch_size,
+        add_prefix_space=add_prefix_space,
+        prefix=prefix,
+        max_target_length=max_target_length,
+        num_beams=num_beams,
+        length_penalty=length_penalty,
+        num_workers=num_workers,
+        progress=progress,
+    )
     if isinstance(bank_or_model, str | Path):
         bank_or_model = opened(bank_or_model)
     return Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor)(examples)
@@ -132,7 +141,7 @@ class Predictor:
     def __init__(
         self,
         target: ReaderBank | PreTrainedModel,
-        options: FitOptions,
+        options: PassOptions,
         *,
         readers: Sequence[str] | None = None,
         kind: str | None = None,
@@ -148,11 +157,11 @@ class Predictor:
             raise ConfigError(f"predict: readers are {list(readers)} for a whole model, which has none.")
         if isinstance(target, ReaderBank):
             self._tasks = {name: target[name].config.head for name in (target if readers is None else readers)}
-            self._subject = BankSubject(target, "predict", processor)
+            self._subject = BankRunner(target, "predict", processor)
         else:
             task = task_of(target, kind)
             self._tasks = {task.kind: task}
-            self._subject = ModelSubject(target, task, "predict", processor, options)
+            self._subject = ModelRunner(target, task, "predict", processor, options)
         if not self._tasks:
             raise ConfigError("predict: there is no reader; at least one is needed.")
         self.names = tuple(self._tasks)
@@ -182,7 +191,7 @@ class Predictor:
         """Per example, name -> answer."""
         prepared = self.prepare(examples)
         prepared.warn("predict")
-        self._subject.warn_of_pairs(
+        self._subject.warn_about_pairs(
             {name: prepared.splits[task.kind].pairs for name, task in self._tasks.items() if name not in self._told}
         )
         self._told.update(self._tasks if prepared.count else ())
@@ -259,17 +268,17 @@ class Predictor:
 
     def _group(self, names: Sequence[str], splits: Mapping[str, Split], *, add_prefix_space: bool) -> Group:
         """Some tasks' common inputs."""
-        subject, options = self._subject, self._options
+        runner, options = self._subject, self._options
         tasks = {name: self._tasks[name] for name in names}
         first, per_token = encoder_of(tasks, names), [name for name in names if kind_of(tasks[name].kind).per_token]
         kind = kind_of(tasks[first].kind)
         how = EncodeOptions(
             part="predict",
             max_length=self.max_length(names),
-            stride=subject.trained_with(per_token or names, "stride"),
+            stride=runner.trained_with(per_token or names, "stride"),
             windows=kind.per_token,
             add_prefix_space=add_prefix_space,
             prefix=options.prefix if kind.takes_prefix else "",
         )
-        inputs = kind.encode(splits[tasks[first].kind], subject.processor, how)
+        inputs = kind.encode(splits[tasks[first].kind], runner.processor, how)
         return Group("predict", tasks, inputs, {})

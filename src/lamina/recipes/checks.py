@@ -16,9 +16,9 @@ from lamina.store.models import check_weights
 from lamina.store.replay import read_record
 from lamina.tasks import kind_of
 from lamina.train.engine import check_device
+from lamina.train.groups import groups_of
 from lamina.train.options import FitOptions
-from lamina.train.rates import parameter_groups
-from lamina.train.run import groups_of
+from lamina.train.parameter_groups import parameter_groups
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -33,7 +33,7 @@ from lamina.store.files import claimed, staged
 from lamina.tasks import kind_of
 from lamina.train.options import FitOptions
 from lamina.train.results import IMPORTANCES, sorted_rows, write_parquet
-from lamina.train.run import RATES, Tables, train
+from lamina.train.training_run import RATES, Tables, train
 from lamina.utils import derive_seed, rank, write_text
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from lamina.store.files import Files
     from lamina.tasks.task import Task
     from lamina.train.grid import RunSpec
-    from lamina.train.plan import Encodings
+    from lamina.train.groups import Encodings
     from lamina.train.results import FitResult
 
 logger = logging.getLogger(__name__)

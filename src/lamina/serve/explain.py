@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lamina.bank import ReaderBank
     from lamina.data.batches import Budget
     from lamina.prediction.predict import Prepared
-    from lamina.train.plan import Group
+    from lamina.train.groups import Group
 
 _ROUNDS, _SPARE_S = 9, 0.1  # of timed passes after the first, as many as take no longer
 _DIGITS = 6

@@ -18,7 +18,7 @@ from lamina.layers.selectors import select
 from lamina.prediction.predict import Predictor
 from lamina.serve.uploads import Upload, plain
 from lamina.tasks.inputs import check_tokenizer
-from lamina.train.options import FitOptions
+from lamina.train.options import PassOptions
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -72,7 +72,7 @@ class Work(ABC):
 
 def predictor_of(bank: ReaderBank, tasks: tuple[str, ...]) -> Predictor:
     """What reads texts and answers for some readers of a bank; how many rows a pass has is for a budget to say."""
-    options = FitOptions.of_call({}, "serve", eval_batch_size=_ROWS, progress=False)
+    options = PassOptions(batch_size=_ROWS)
     return Predictor(bank, options, readers=tasks)
 
 

@@ -11,8 +11,7 @@ import xxhash
 from safetensors.torch import load_file, save_file
 
 from lamina.errors import ConfigError, StoreError, convert_errors
-from lamina.train.identity import difference
-from lamina.train.sealed import seal, unseal
+from lamina.train.identity import difference, seal, unseal
 from lamina.utils import barrier, rank
 
 if TYPE_CHECKING:

@@ -13,26 +13,27 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
-from lamina.errors import ConfigError, MissingExtraError
+from lamina.errors import ConfigError, MissingExtraError, NotFiniteError
+from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.preserve import evaluating, preserve_randomness
 from lamina.tasks.metrics import LOWER
-from lamina.train.divergence import DivergenceGuard
 from lamina.train.learner import BASE
 from lamina.train.plan import batches, parts_of
 from lamina.train.scoring import autocast, eval_mode, score
 from lamina.utils import barrier, derive_seed, rank, seed_torch, world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor, nn
 
+    from lamina.train.base import Runner
     from lamina.train.checkpoint import Checkpoints
+    from lamina.train.groups import Group
     from lamina.train.learner import Learner
     from lamina.train.options import FitOptions
-    from lamina.train.plan import Group, Plan, Step
-    from lamina.train.subjects import Subject
+    from lamina.train.plan import Plan, Step
 
 _SHOWN = 6  # learners in a line of progress
 
@@ -71,7 +72,7 @@ class Engine:
 
     def __init__(
         self,
-        subject: Subject,
+        runner: Runner,
         learners: Sequence[Learner],
         plan: Plan,
         validation: Sequence[Group],
@@ -80,7 +81,7 @@ class Engine:
         accelerator: Accelerator,
         checkpoints: Checkpoints | None = None,
     ) -> None:
-        self.subject, self.plan, self.validation, self.options = subject, plan, validation, options
+        self.runner, self.plan, self.validation, self.options = runner, plan, validation, options
         self.everyone = list(learners)  # a base that is trained along last
         self.learners = {learner.name: learner for learner in learners}
         self.base = self.learners.pop(BASE, None)
@@ -90,8 +91,8 @@ class Engine:
         self._accelerator, self._checkpoints = accelerator, checkpoints
         self._epoch, self._at = 0, 0
         self._parts = options.gradient_accumulation_steps * world_size()  # of a step
-        self._guard = DivergenceGuard(subject)
-        self._scaler = torch.amp.GradScaler(subject.device.type, enabled=options.precision == "float16")
+        self._guard = DivergenceGuard(runner)
+        self._scaler = torch.amp.GradScaler(runner.device.type, enabled=options.precision == "float16")
 
     def run(self) -> None:
         """Train to the end, and put the weights that are kept in place."""
@@ -103,7 +104,7 @@ class Engine:
             for learner in self.everyone:
                 learner.restart_importance()
                 self._note_importance(learner)
-        with preserve_randomness(), _put_back(self.everyone, self.subject.modules), self._bar() as bar:
+        with preserve_randomness(), _put_back(self.everyone, self.runner.modules), self._bar() as bar:
             while self._epoch < self.plan.last_epoch():
                 self._run_epoch(bar)
         for learner in self.everyone:
@@ -116,7 +117,7 @@ class Engine:
         left = [(step, parts_of(step.rows, self._parts, rank(), world_size())) for step in steps[self._at :]]
         jobs = [(groups[step.group].inputs, rows, step.epoch) for step, parts in left for rows, _ in parts]
         loader = batches(jobs, self.options.num_workers)
-        for module in self.subject.modules:
+        for module in self.runner.modules:
             module.train()
             for part in module.modules():
                 if _is_still(part):
@@ -143,15 +144,15 @@ class Engine:
         noted = [learner for learner in learners if every and (learner.progress.done + 1) % every == 0]
         for learner in noted:
             learner.restart_importance()
-        if self.subject.draws:  # so that a run that resumes needs no record of torch's random numbers
+        if self.runner.draws:  # so that a run that resumes needs no record of torch's random numbers
             _seed(derive_seed(self.options.seed, "step", self.steps, rank()))
         labels = [group.labels(rows, batch.pop("labels", None), names) for rows, _, batch in parts]
         parts_losses: list[Tensor] = []
         weights = self._weights(names, labels, [counts for _, counts, _ in parts], len(step.rows))
         for number, (rows, _, batch) in enumerate(parts):
             states = None if group.states is None else group.states.batch(rows)
-            with autocast(self.subject, self.options):
-                losses = torch.stack(self.subject.losses(batch, labels[number], names, states))
+            with autocast(self.runner, self.options):
+                losses = torch.stack(self.runner.losses(batch, labels[number], names, states))
                 loss = losses.sum() if weights is None else (losses * weights[number].to(losses)).sum()
             parts_losses.append(losses.detach())
             self._scaler.scale(loss).backward()
@@ -188,7 +189,7 @@ class Engine:
         own = torch.zeros(len(counts), len(names))
         for number, valid in enumerate(counts):
             if valid:
-                own[number] = torch.tensor([self.subject.count(name, labels[number][name]) for name in names])
+                own[number] = torch.tensor([self.runner.count(name, labels[number][name]) for name in names])
         total = own.sum(0)
         if world_size() > 1:
             total = self._accelerator.reduce(total.to(self._accelerator.device), "sum").cpu()  # pyright: ignore
@@ -209,8 +210,8 @@ class Engine:
 
     def score(self, names: set[str], bar: Any) -> None:
         """Score every learner that learnt in this epoch, and let each draw its own conclusions."""
-        with eval_mode(*self.subject.modules):  # once for all groups: each change of mode starts importances anew
-            scores, epoch = score(self.subject, self.validation, self.options, names=names), self._epoch + 1
+        with eval_mode(*self.runner.modules):  # once for all groups: each change of mode starts importances anew
+            scores, epoch = score(self.runner, self.validation, self.options, names=names), self._epoch + 1
         scores |= {name: {} for name in self.learners if name in names and name not in scores}
         for name, own in scores.items():
             self.history.append({"reader": name, "epoch": epoch, **own})
@@ -324,3 +325,59 @@ def _put_back(learners: Sequence[Learner], modules: Sequence[nn.Module]) -> Iter
         for parameter, flag in zip(parameters, flags, strict=True):
             parameter.requires_grad_(flag)
             parameter.grad = None
+
+
+_NEVER = 2**62
+_EVERY = 100  # steps between looks at what a GPU has noted; on a CPU, which makes nobody wait, every step is looked at
+_HINT = "The learning rate may be too high, or an input or a label is not finite"
+
+
+class DivergenceGuard:
+    """Notes on the device at which step the loss or gradient of a learner was first NaN or infinite, counted from 1."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._subject = runner
+        self._first: dict[tuple[str, ...], Tensor] = {}  # learners of a step -> the first bad one of each
+
+    def note(self, step: int, names: Sequence[str], losses: Sequence[Tensor], norms: Sequence[Tensor]) -> None:
+        """Take note of a step: its losses `[readers]`, part by part, and perhaps the norm of each learner's gradients.
+
+        Raises:
+            NotFiniteError: If one is not finite; for a GPU perhaps up to 99 steps later, with the step that it was.
+        """
+        values = torch.stack(list(losses)).sum(0) if len(losses) > 1 else losses[0]
+        if len(values) < len(names):  # a base has no loss of its own
+            values = torch.cat([values, values.new_zeros(1)])
+        if norms:
+            values = values + torch.stack([norm.to(values.device) for norm in norms])
+        on_cpu, key = values.device.type == "cpu", tuple(names)
+        if on_cpu and bool(values.isfinite().all()):
+            return
+        if key not in self._first:
+            self._first[key] = torch.full(values.shape, _NEVER, device=values.device)
+        self._first[key] = torch.where(values.isfinite(), self._first[key], self._first[key].clamp(max=step))
+        if on_cpu or step % _EVERY == 0:
+            self.check()
+
+    def check(self) -> None:
+        """Raise NotFiniteError for the first number that was noted."""
+        noted = [
+            (at, name) for names, first in self._first.items() for name, at in zip(names, first.tolist(), strict=True)
+        ]
+        step, name = min(noted, default=(_NEVER, ""))
+        if step < _NEVER:
+            what = f"the loss or the gradient of {self._subject.title(name)} is NaN or infinite at step {step}"
+            raise self._error(what, name, step)
+
+    def check_weights(self, learners: Iterable[Learner], step: int) -> None:
+        """The same for the weights that are trained, before they are kept; here a step means: there or before."""
+        self.check()
+        for learner in learners:
+            if weight := first_non_finite((str(number), own) for number, own in enumerate(learner.parameters)):
+                names = {id(own): key for key, own in learner.module.named_parameters()}
+                weight = names[id(learner.parameters[int(weight)])]
+                what = f"the weight '{weight}' of {self._subject.title(learner.name)} is NaN or infinite"
+                raise self._error(f"{what} at or before step {step}", learner.name, step)
+
+    def _error(self, what: str, name: str, step: int) -> NotFiniteError:
+        return NotFiniteError(f"{self._subject.op}: {what}; training stops. {_HINT}.", name=name, step=step)

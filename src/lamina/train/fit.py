@@ -1,11 +1,13 @@
-"""Train readers on tasks, all of them in one pass of the model; or a whole model on one."""
+"""Train the readers of a bank, all of them in one pass of the model, or a whole model on one task."""
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
+from lamina.errors import check_known
 from lamina.train.options import FitOptions
-from lamina.train.run import train
+from lamina.train.training_run import train
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.bank import ReaderBank
+    from lamina.layers.types import Processor
     from lamina.tasks.task import Task
     from lamina.train.results import FitResult
 
@@ -23,7 +26,7 @@ def fit(  # noqa: PLR0913
     tasks: Mapping[str, Task] | Task,
     *,
     grid: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
-    processor: Any = None,
+    processor: Processor | None = None,
     output: str | Path | None = None,
     epochs: int | Mapping[str, int] = 3,
     batch_size: int = 32,
@@ -71,101 +74,150 @@ def fit(  # noqa: PLR0913
 ) -> FitResult:
     """Train the readers of a bank, or a whole model; both end with the weights of their best epoch.
 
-    Tasks over the same examples share every pass; others take turns. Each reader has its own gradient clipping,
-    learning-rate schedule, early stop and choice of best epoch, so what it learns does not depend on its neighbours. A
-    bank with `train_base` has one best epoch and one stop, by the mean of its readers' scores. A whole model is trained
-    with the head it has; what is frozen stays as it is (`freeze_`). Under `torchrun`, every process takes its share of
-    each step, and process 0 saves.
+    Tasks over the same examples share every pass; other tasks take turns. Each reader has its own gradient clipping,
+    learning-rate schedule, early stopping and best epoch, so what it learns does not depend on the other readers. A
+    bank with `train_base` has one best epoch and one stop, decided by the mean score of its readers. A whole model is
+    trained with its own head; frozen parameters (`freeze_`) stay as they are. Under `torchrun`, every process computes
+    its shard of each step, and process 0 saves.
 
     Args:
-        bank_or_model: The readers and their model (readers without a task are left alone); or a transformers model with
-            a head for the task. A head without names for its classes gets the task's.
-        tasks: Reader name -> task with "train" and "validation" parts; with `keep="last"`, where no score decides
-            anything, one without "validation" is not scored. For a whole model its one task.
-        grid: Reader name -> key -> values, such as `{"cola": {"fusion.alpha": [1, 8], "seed": [0, 1]}}`: in its place
-            come "cola_0001" and so on, one reader per combination, all trained in the same passes. Keys are fields of
-            the fusion and the head, "fusion" (whole methods), "seed", "learning_rate" and "epochs".
-        processor: Tokenizer, image processor or feature extractor; None: the bank's, or the one that belongs to
+        bank_or_model: A bank, whose readers without a task stay as they are; or a transformers model with a head for
+            the task. A head whose classes have no names gets the names of the task's labels.
+        tasks: Reader name -> task with "train" and "validation" parts, or for a whole model its task. With
+            `keep="last"` and no other option that needs scores, a task without "validation" is not scored.
+        grid: Reader name -> key -> values, such as `{"cola": {"fusion.alpha": [1, 8], "seed": [0, 1]}}`. Readers
+            "cola_0001", "cola_0002" ... replace the reader "cola": one per combination, all trained in the same passes.
+            Keys are fields of the fusion and the head, "fusion" (whole methods), "seed", "learning_rate" and "epochs".
+        processor: Tokenizer, image processor or feature extractor. None: the bank's, or the one that belongs to
             `model.name_or_path`. An image processor is set to the task's `image_size`, if it has one.
-        output: Folder for the bank or model, `history.json`, `table.parquet`, `importances.parquet` and checkpoints to
-            resume from; None: nothing is written.
-        epochs: How often each reader (or the model) goes through its rows; a mapping has a number per reader.
-        batch_size: Rows per pass: windows, blocks, images or clips.
-        learning_rate: The highest learning rate, perhaps per reader; None: 1e-3 for readers, 2e-5 for a whole model.
-        base_learning_rate: That of the model in a bank that trains it too, over all steps of the run.
-        layer_decay: Of a model that is trained: the rate of every layer is that of the layer above it times this; the
-            top block of a stack, and what is in no layer (pooler, head), have the full one.
-        layer_rates: Layer selector -> learning rate, in place of the others; the last that names a layer holds. "head"
-            names what is in no layer, "inserted" the inserted layers. Rate 0 leaves a layer as it is.
+        output: Folder for the bank or model, `history.json`, `table.parquet`, `importances.parquet` and the checkpoints
+            of the run. None: nothing is written.
+        epochs: Number of passes over the training rows; a mapping has a number for each reader.
+        batch_size: Rows per pass. A row is a window of tokens, a block, an image or an audio clip.
+        learning_rate: Highest learning rate; a mapping has a rate for each reader. None: 1e-3 for readers, 2e-5 for a
+            whole model.
+        base_learning_rate: Learning rate of the base model when `train_base=True`, over all steps of the run.
+        layer_decay: Factor from the learning rate of a layer to that of the layer below it, in a model that is trained.
+            The top block, and what belongs to no layer (pooler, head), have the full rate. 1: all layers do.
+        layer_rates: Layer selector -> learning rate, which replaces the rate from `layer_decay`; the last selector that
+            names a layer counts. "head" names what belongs to no layer, "inserted" the inserted layers. Rate 0 leaves a
+            layer as it is. None: no layer has a rate of its own.
         optimizer: "adamw", "adam" (weight decay as a part of the gradient) or "sgd" (with `momentum`).
-        momentum: See `optimizer`.
-        adam_epsilon: Of AdamW and Adam.
-        weight_decay: On matrices only: not on layer scores, biases and norms.
-        schedule: "linear" (to 0 over the learner's own steps), "cosine" (to 0), "plateau" (times `plateau_factor` when
-            its score has not risen for more than `plateau_patience` epochs) or "constant".
-        warmup_ratio: Share of a learner's steps over which its learning rate rises from 0.
-        warmup_steps: The same as a number of steps; in place of the share.
-        plateau_factor: See `schedule`.
-        plateau_patience: In epochs.
-        min_learning_rate: The plateau schedule goes no lower.
-        max_grad_norm: Largest gradient norm, of each learner by itself; 0: none.
-        early_stopping_patience: Stop a learner whose score has not risen for so many epochs; None: never.
-        keep: Which weights a learner ends with: those of its "best" or of its "last" epoch.
-        max_steps: End after so many steps of each learner, whatever the epochs; None: not.
-        gradient_accumulation_steps: So many batches make a step.
-        seed: Decides the order of the rows, hidden tokens and crops, and a trained model's dropout. (A reader's own
-            seed decides its start and dropout.)
-        max_length: Tokens per window; None: what the model allows. Of sound the samples that are read of a clip, at the
-            feature extractor's rate; None: 30 seconds.
-        stride: Tokens two windows of a long text share; None: a quarter of the window.
-        add_prefix_space: Put a space before every text where the tokenizer needs one to read the first word as any
-            other (byte-level BPE, as RoBERTa's and BART's), which is what giving it words one by one amounts to.
-        eval_batch_size: Rows per pass when scoring; None: twice `batch_size`.
-        precision: "float32", "bfloat16" or "float16" (mixed).
-        prefix: Stands before every text that is to be summarised or translated.
-        max_target_length: Tokens of a text to write.
-        num_beams: Of the search for it when scoring; 1 is greedy.
-        length_penalty: Of a search with beams: above 0 favours longer texts.
+        momentum: Momentum of "sgd".
+        adam_epsilon: Term that AdamW and Adam add to the denominator.
+        weight_decay: Weight decay of matrices; layer scores, biases and norms have none. 0: no decay.
+        schedule: How the learning rate changes: "linear" (to 0 over the learner's steps), "cosine" (to 0), "plateau"
+            (multiplied by `plateau_factor` after more than `plateau_patience` epochs without a better score) or
+            "constant".
+        warmup_ratio: Fraction of a learner's steps over which its learning rate rises from 0. 0: no warm-up.
+        warmup_steps: Number of warm-up steps, which replaces `warmup_ratio`. None: by `warmup_ratio`.
+        plateau_factor: Factor of the learning rate in the "plateau" schedule.
+        plateau_patience: Epochs without a better score that the "plateau" schedule waits.
+        min_learning_rate: Lowest learning rate of the "plateau" schedule.
+        max_grad_norm: Gradients of each learner are clipped to this norm. 0: no clipping.
+        early_stopping_patience: Stop a learner after this number of epochs without a better score. None: never.
+        keep: Final weights of a learner: those of its "best" or of its "last" epoch.
+        max_steps: Maximum optimizer steps per learner. None: no limit.
+        gradient_accumulation_steps: Batches per optimizer step.
+        seed: Seed of the order of the rows, of masked tokens and image crops, and of a trained model's dropout. (The
+            weights and dropout of a reader follow the reader's own seed.)
+        max_length: Tokens per window, or samples per audio clip at the rate of the feature extractor. None: what the
+            model allows; 30 seconds of audio.
+        stride: Tokens that two windows of a long text share. None: a quarter of a window.
+        add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
+            any other word (byte-level BPE, such as RoBERTa's and BART's). This gives the tokens of a text that is
+            tokenized word by word.
+        eval_batch_size: Rows per pass when scoring. None: twice `batch_size`.
+        precision: "float32", or "bfloat16" or "float16" for mixed precision.
+        prefix: Text that is put before every text to summarise or translate. "": none.
+        max_target_length: Maximum tokens of a target text, in training and when generating.
+        num_beams: Number of beams when generating for evaluation. 1: greedy decoding.
+        length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
         augment: Crop and flip training images at random.
-        test: Score the kept weights on the "test" part.
-        cache: Keep the hidden states of a frozen model on disk and read them in place of its passes: "on", "off", or
-            "auto", where reading takes less time than computing and there is room.
-        cache_dtype: "float16" or "float32", of the files.
-        cache_dir: Where; None: `$LAMINA_CACHE`, else the user's folder for caches.
-        num_workers: Processes that make batches ahead, such as decoding images; 0: none. The batches are the same.
-        importance_steps: Take down the importances of layers every so many steps of a reader too, from its start on,
-            and not only after epochs; None: not. Of fusions that weigh each token anew (`Gated`, `DWAtt`, `Routing`)
-            they are those of the step's own rows.
-        save_steps: Also save a checkpoint every so many steps, not only after epochs; None: not.
-        resume: Go on from the newest checkpoint in the output folder, if there is one.
+        test: Score the final weights on the "test" part.
+        cache: Store the hidden states of a frozen model on disk and read them instead of running the model: "on",
+            "off", or "auto" (if reading is faster than computing, and there is room).
+        cache_dtype: Dtype of the stored states: "float16" or "float32".
+        cache_dir: Folder of the stored states. None: `$LAMINA_CACHE`, else the user's cache folder.
+        num_workers: Number of processes that prepare batches, for example decode images. 0: this process prepares them.
+            The batches are the same.
+        importance_steps: Record the layer importances of a reader at its start and every this number of its steps, not
+            only after each epoch. Fusions that weigh each token anew (`Gated`, `DWAtt`, `Routing`) then report the
+            importances on the rows of that step. None: after epochs only.
+        save_steps: Also save a checkpoint every this number of steps. None: after epochs only.
+        resume: Continue from the newest checkpoint in the output folder, if there is one.
         tensorboard: Write TensorBoard events into the output folder.
-        progress: Show a progress bar.
-        **unknown: Refused, with the nearest option.
+        progress: Show a progress bar on standard error.
+        **unknown: Any other keyword raises UnknownNameError, which suggests the nearest option.
 
     Returns:
-        Scores, their history, and the history of the importances.
+        The scores, their history, and the history of the layer importances.
 
     Raises:
         UnknownNameError: If an option, a reader or a key of a grid does not exist.
-        ConfigError: If an option or a task does not fit, a bank reads the model, or kept states do not fit in memory.
+        ConfigError: If an option or a task does not fit, a bank reads the model, or a batch does not fit in memory.
         LayerIndexError: If a learning rate names a layer that does not exist.
-        CacheError: If states are to be cached and cannot be.
-        StoreError: If the output folder cannot be written or holds what something else saved, before any training.
+        CacheError: If `cache="on"` and the states cannot be stored.
+        StoreError: If the output folder cannot be written, or holds files of another program. Raised before training.
     """
-    options = FitOptions.of_call(locals(), "fit", layer_rates={} if layer_rates is None else layer_rates, **unknown)
+    options = FitOptions.checked(
+        "fit",
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        base_learning_rate=base_learning_rate,
+        layer_decay=layer_decay,
+        layer_rates={} if layer_rates is None else layer_rates,
+        optimizer=optimizer,
+        momentum=momentum,
+        adam_epsilon=adam_epsilon,
+        weight_decay=weight_decay,
+        schedule=schedule,
+        warmup_ratio=warmup_ratio,
+        warmup_steps=warmup_steps,
+        plateau_factor=plateau_factor,
+        plateau_patience=plateau_patience,
+        min_learning_rate=min_learning_rate,
+        max_grad_norm=max_grad_norm,
+        early_stopping_patience=early_stopping_patience,
+        keep=keep,
+        max_steps=max_steps,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        seed=seed,
+        max_length=max_length,
+        stride=stride,
+        add_prefix_space=add_prefix_space,
+        eval_batch_size=eval_batch_size,
+        precision=precision,
+        prefix=prefix,
+        max_target_length=max_target_length,
+        num_beams=num_beams,
+        length_penalty=length_penalty,
+        augment=augment,
+        test=test,
+        cache=cache,
+        cache_dtype=cache_dtype,
+        cache_dir=cache_dir,
+        num_workers=num_workers,
+        importance_steps=importance_steps,
+        save_steps=save_steps,
+        resume=resume,
+        tensorboard=tensorboard,
+        progress=progress,
+        **unknown,
+    )
     return train(bank_or_model, tasks, options, grid=grid, processor=processor, output=output)
 
 
-def finetune(  # noqa: D417, PLR0913
+def finetune(  # noqa: PLR0913
     model: PreTrainedModel,
     task: Task,
     *,
-    processor: Any = None,
+    processor: Processor | None = None,
     output: str | Path | None = None,
     epochs: int = 3,
     batch_size: int = 32,
     learning_rate: float | None = None,
-    base_learning_rate: float = 2e-5,
     layer_decay: float = 1.0,
     layer_rates: Mapping[str | int, float] | None = None,
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw",
@@ -195,31 +247,119 @@ def finetune(  # noqa: D417, PLR0913
     length_penalty: float = 1.0,
     augment: bool = True,
     test: bool = False,
-    cache: Literal["off", "auto", "on"] = "off",
-    cache_dtype: Literal["float16", "float32"] = "float16",
-    cache_dir: str | Path | None = None,
     num_workers: int = 0,
-    importance_steps: int | None = None,
     save_steps: int | None = None,
     resume: bool = False,
     tensorboard: bool = False,
     progress: bool = True,
     **unknown: object,
 ) -> FitResult:
-    """Fine-tune a whole model with a head of its own, in place: `fit` for a model and its one task, with its options.
+    """Fine-tune a whole model with its own head, in place: `fit` for one model and its one task.
+
+    The options are those of `fit`, without the options that only readers have: `cache`, `cache_dtype`, `cache_dir`,
+    `base_learning_rate` and `importance_steps`.
 
     Args:
-        model: A transformers model with a head for the task; plain or edited.
+        model: A transformers model with a head for the task, plain or edited. It must not be read by a bank.
         task: The task.
-        processor: Its tokenizer or image processor; None: the one that belongs to `model.name_or_path`.
-        output: Folder for the model (as `lamina.save` writes it) and its scores; None: nothing is written.
+        processor: Tokenizer, image processor or feature extractor. None: the one that belongs to `model.name_or_path`.
+        output: Folder for the model, as `lamina.save` writes it, its scores and checkpoints. None: nothing is written.
+        epochs: Number of passes over the training rows.
+        batch_size: Rows per pass. A row is a window of tokens, a block, an image or an audio clip.
+        learning_rate: Highest learning rate. None: 2e-5.
+        layer_decay: Factor from the learning rate of a layer to that of the layer below it, in a model that is trained.
+            The top block, and what belongs to no layer (pooler, head), have the full rate. 1: all layers do.
+        layer_rates: Layer selector -> learning rate, which replaces the rate from `layer_decay`; the last selector that
+            names a layer counts. "head" names what belongs to no layer, "inserted" the inserted layers. Rate 0 leaves a
+            layer as it is. None: no layer has a rate of its own.
+        optimizer: "adamw", "adam" (weight decay as a part of the gradient) or "sgd" (with `momentum`).
+        momentum: Momentum of "sgd".
+        adam_epsilon: Term that AdamW and Adam add to the denominator.
+        weight_decay: Weight decay of matrices; layer scores, biases and norms have none. 0: no decay.
+        schedule: How the learning rate changes: "linear" (to 0 over the learner's steps), "cosine" (to 0), "plateau"
+            (multiplied by `plateau_factor` after more than `plateau_patience` epochs without a better score) or
+            "constant".
+        warmup_ratio: Fraction of a learner's steps over which its learning rate rises from 0. 0: no warm-up.
+        warmup_steps: Number of warm-up steps, which replaces `warmup_ratio`. None: by `warmup_ratio`.
+        plateau_factor: Factor of the learning rate in the "plateau" schedule.
+        plateau_patience: Epochs without a better score that the "plateau" schedule waits.
+        min_learning_rate: Lowest learning rate of the "plateau" schedule.
+        max_grad_norm: The gradients are clipped to this norm. 0: no clipping.
+        early_stopping_patience: Stop a learner after this number of epochs without a better score. None: never.
+        keep: Final weights of a learner: those of its "best" or of its "last" epoch.
+        max_steps: Maximum optimizer steps per learner. None: no limit.
+        gradient_accumulation_steps: Batches per optimizer step.
+        seed: Seed of the order of the rows, of masked tokens and image crops, and of dropout.
+        max_length: Tokens per window, or samples per audio clip at the rate of the feature extractor. None: what the
+            model allows; 30 seconds of audio.
+        stride: Tokens that two windows of a long text share. None: a quarter of a window.
+        add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
+            any other word (byte-level BPE, such as RoBERTa's and BART's). This gives the tokens of a text that is
+            tokenized word by word.
+        eval_batch_size: Rows per pass when scoring. None: twice `batch_size`.
+        precision: "float32", or "bfloat16" or "float16" for mixed precision.
+        prefix: Text that is put before every text to summarise or translate. "": none.
+        max_target_length: Maximum tokens of a target text, in training and when generating.
+        num_beams: Number of beams when generating for evaluation. 1: greedy decoding.
+        length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
+        augment: Crop and flip training images at random.
+        test: Score the final weights on the "test" part.
+        num_workers: Number of processes that prepare batches, for example decode images. 0: this process prepares them.
+            The batches are the same.
+        save_steps: Also save a checkpoint every this number of steps. None: after epochs only.
+        resume: Continue from the newest checkpoint in the output folder, if there is one.
+        tensorboard: Write TensorBoard events into the output folder.
+        progress: Show a progress bar on standard error.
+        **unknown: Any other keyword raises UnknownNameError, which suggests the nearest option.
 
     Returns:
-        Scores and their history; the task's name stands where `fit` has a reader's.
+        The scores and their history, under the task's name.
 
     Raises:
-        LaminaError: As `fit`.
+        UnknownNameError: If an option does not exist.
+        ConfigError: If an option or the task does not fit the model, or a bank reads the model.
+        LayerIndexError: If a learning rate names a layer that does not exist.
+        StoreError: If the output folder cannot be written, or holds files of another program. Raised before training.
     """
-    rates = {} if layer_rates is None else layer_rates
-    options = FitOptions.of_call(locals(), "finetune", layer_rates=rates, **unknown)
+    check_known("finetune", unknown, list(signature(finetune).parameters)[2:-1], "option")
+    options = FitOptions.checked(
+        "finetune",
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        layer_decay=layer_decay,
+        layer_rates={} if layer_rates is None else layer_rates,
+        optimizer=optimizer,
+        momentum=momentum,
+        adam_epsilon=adam_epsilon,
+        weight_decay=weight_decay,
+        schedule=schedule,
+        warmup_ratio=warmup_ratio,
+        warmup_steps=warmup_steps,
+        plateau_factor=plateau_factor,
+        plateau_patience=plateau_patience,
+        min_learning_rate=min_learning_rate,
+        max_grad_norm=max_grad_norm,
+        early_stopping_patience=early_stopping_patience,
+        keep=keep,
+        max_steps=max_steps,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        seed=seed,
+        max_length=max_length,
+        stride=stride,
+        add_prefix_space=add_prefix_space,
+        eval_batch_size=eval_batch_size,
+        precision=precision,
+        prefix=prefix,
+        max_target_length=max_target_length,
+        num_beams=num_beams,
+        length_penalty=length_penalty,
+        augment=augment,
+        test=test,
+        num_workers=num_workers,
+        save_steps=save_steps,
+        resume=resume,
+        tensorboard=tensorboard,
+        progress=progress,
+    )
     return train(model, task, options, op="finetune", processor=processor, output=output)

@@ -6,8 +6,10 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+import xxhash
+
 from lamina.editing.record import edits
-from lamina.errors import UnsupportedModelError
+from lamina.errors import StoreError, UnsupportedModelError, first_line
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.layers import stacks
@@ -16,16 +18,18 @@ from lamina.utils import derive_seed, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from torch import Tensor
     from transformers import PreTrainedModel
 
     from lamina.bank import Reader
     from lamina.tasks.split import Split
+    from lamina.train.base import Runner
+    from lamina.train.groups import Group
     from lamina.train.learner import Learner
     from lamina.train.options import FitOptions
-    from lamina.train.plan import Group, Plan
-    from lamina.train.subjects import Subject
+    from lamina.train.plan import Plan
 
 Facts = dict[str, dict[str, Any]]  # where ("in reader 'cola'", or "" for the run) -> name -> value
 
@@ -35,7 +39,7 @@ _SHOWN = 200  # characters of a value in a message
 
 
 def identity(
-    subject: Subject,
+    runner: Runner,
     learners: Sequence[Learner],
     plan: Plan,
     validation: Sequence[Group],
@@ -43,17 +47,17 @@ def identity(
     options: FitOptions,
 ) -> dict[str, Facts]:
     """What a run of `fit` is, JSON-ready: settings, which messages quote, and digests of its weights and data."""
-    model = subject.base
+    model = runner.base
     changed = [[edit.kind, edit.stack, edit.layers, dict(edit.settings)] for edit in edits(model)]
     settings: Facts = {"": {"model": type(model).__name__, "edits": changed, "trains": list(plan.tasks)}}
     settings[""] |= {"processes": world_size(), **options.model_dump(exclude=_FREE)}
-    shapes = [(name, *weight.shape) for module in subject.modules for name, weight in module.named_parameters()]
-    weights = subject.starting_weights([parameter for learner in learners for parameter in learner.parameters])
+    shapes = [(name, *weight.shape) for module in runner.modules for name, weight in module.named_parameters()]
+    weights = runner.starting_weights([parameter for learner in learners for parameter in learner.parameters])
     digests: Facts = {"": {"weights of the model": weights, "shapes of the weights": derive_seed(shapes)}}
     for name, task in plan.tasks.items():
         facts = {"metric": task.metric, "epochs": plan.epochs[name], "learning_rate": rates[name]}
         facts |= {"by_row": task.by_row, "label_all_tokens": task.label_all_tokens}
-        settings[f"in '{name}'"] = {**subject.settings(name), **facts}
+        settings[f"in '{name}'"] = {**runner.settings(name), **facts}
     known: dict[int, dict[str, Any]] = {}
     for group in (*plan.groups, *validation):
         for name, task in group.tasks.items():
@@ -117,3 +121,30 @@ def difference(before: Mapping[str, Facts], now: Mapping[str, Facts]) -> str | N
         if other := [name for name, value in values.items() if was.get(name) != value]:
             return f"other {other[0]}{where and f' {where}'}"
     return None
+
+
+FORMAT = 2  # of the file and of what is in it; a checkpoint of version 0.1 had another
+
+
+def seal(run: Mapping[str, Any], state: Mapping[str, Any]) -> str:
+    """What a run has come to, as JSON with the run that it is of, and a checksum."""
+    content = json.dumps([run, state], default=str)
+    return f'{{"format": {FORMAT}, "checksum": "{xxhash.xxh3_128_hexdigest(content.encode())}", "content": {content}}}'
+
+
+def unseal(path: Path) -> tuple[dict[str, Facts], dict[str, Any]]:
+    """The run and the state that `seal` wrote; a StoreError, in short, if the file is damaged or of another version."""
+    try:
+        fields = json.loads(path.read_bytes())
+        fields = fields if isinstance(fields, dict) else {}
+        checksum = xxhash.xxh3_128_hexdigest(json.dumps(fields.get("content")).encode())
+    except OSError as error:
+        raise StoreError(f"{path.name} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path.name} is no JSON: {first_line(error)}") from error
+    if (version := fields.get("format")) != FORMAT:
+        what = f"format {str(version)[:40]}; this version of lamina reads format {FORMAT}"
+        raise StoreError(f"{path.name} is damaged or was written by another version of lamina, in {what}")
+    if fields.get("checksum") != checksum:
+        raise StoreError(f"{path.name} holds something else than was saved; its checksum differs")
+    return tuple(fields["content"])  # pyright: ignore[reportReturnType]

@@ -207,12 +207,3 @@ def _optimizer(groups: Sequence[dict[str, Any]], options: FitOptions) -> Optimiz
         return torch.optim.SGD(list(groups), momentum=options.momentum, fused=fused)
     kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
     return kind(list(groups), eps=options.adam_epsilon, fused=fused)
-
-
-def reader_groups(module: nn.Module, rate: float, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups of a module with one rate; only matrices decay, not layer scores, biases and norms."""
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
-    others = [parameter for parameter in parameters if parameter.ndim < 2]
-    groups = ((matrices, weight_decay), (others, 0.0))
-    return [{"params": params, "lr": rate, "weight_decay": decay} for params, decay in groups if params]

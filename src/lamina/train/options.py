@@ -1,22 +1,27 @@
-"""What a user may say about a training run."""
+"""Options of training runs and of passes over examples, with their defaults and checks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from lamina.errors import ConfigError, UnknownNameError, check_known
+from lamina.errors import ConfigError, LaminaError, UnknownNameError, check_known
 from lamina.tasks import kind_of
+from lamina.tasks.base import EncodeOptions
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
 
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch, NumPy and a column of a table can all hold
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # fits torch, NumPy and an integer column of a table
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 _TYPES = {
@@ -36,13 +41,98 @@ _BOUNDS = {
 }
 
 
-class FitOptions(BaseModel):
-    """How to train readers or a whole model; `lamina.fit` says what each option means."""
+class PassOptions(BaseModel):
+    """Options of every pass of a model over examples, as `predict`, `evaluate` and `calibrate` use them.
+
+    Attributes:
+        batch_size: Rows per pass. A row is a window of tokens, a block, an image or an audio clip.
+        max_length: Tokens per window, or samples per audio clip. None: what the readers were trained with, else the
+            most that the model allows.
+        stride: Tokens that two neighbouring windows share. None: as in training, else a quarter of a window.
+        add_prefix_space: Put a space before each text. False: only for readers that were trained with it.
+        precision: "float32", or "bfloat16" or "float16" for mixed precision.
+        prefix: Text that is put before every text to summarise or translate. "": none.
+        max_target_length: Maximum number of tokens to generate per example.
+        num_beams: Number of beams for generating. 1: greedy decoding.
+        length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
+        num_workers: Number of processes that prepare batches. 0: this process prepares them.
+        progress: Show a progress bar on standard error.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    epochs: Count | Mapping[str, Count] = 3
     batch_size: Count = 32
+    max_length: Count | None = None
+    stride: Annotated[int, Field(ge=0)] | None = None
+    add_prefix_space: bool = False
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    prefix: str = ""
+    max_target_length: Count = 128
+    num_beams: Count = 1
+    length_penalty: float = 1.0
+    num_workers: Annotated[int, Field(ge=0)] = 0
+    progress: bool = False
+
+    @classmethod
+    def checked(cls, op: str, /, **options: object) -> Self:
+        """Build the options from keywords, for the operation `op`, which errors name.
+
+        Raises:
+            UnknownNameError: If an option, or the choice for an option, does not exist.
+            ConfigError: If a value has the wrong type or is out of range.
+        """
+        check_known(op, options, cls.model_fields, "option")
+        try:
+            return cls.model_validate(options)
+        except ValidationError as error:
+            raise cls._first_error(error, options, op) from None
+
+    @classmethod
+    def of(cls, given: Mapping[str, object], op: str = "fit") -> Self:
+        """Build the options from a mapping, such as a recipe's; errors are those of `checked`."""
+        return cls.checked(op, **given)
+
+    @classmethod
+    def _first_error(cls, error: ValidationError, given: Mapping[str, object], op: str) -> LaminaError:
+        """Return the first problem that pydantic reports, as an UnknownNameError (a choice) or a ConfigError."""
+        name = str(error.errors()[0]["loc"][0])
+        value = given[name]
+        known = [choice for choice in get_args(cls.model_fields[name].annotation) if isinstance(choice, str)]
+        if known:
+            return UnknownNameError(op=op, got=str(value), known=known, what=name)
+        problems = [problem for problem in error.errors() if problem["loc"][0] == name]
+        if isinstance(value, Mapping) and len(problems) > 1:
+            problems = [problem for problem in problems if len(problem["loc"]) > 2] or problems
+        rule = _rule(problems[0]) + (", or None" if cls.model_fields[name].default is None else "")
+        return ConfigError(f"{op}: {name} is {value!r}; it must be {rule}.")
+
+    def check_kinds(self, op: str, kinds: Iterable[str]) -> None:
+        """Raise ConfigError if `prefix` is set for a kind of task that takes none."""
+        for kind in kinds:
+            if self.prefix and not kind_of(kind).takes_prefix:
+                raise ConfigError(f"{op}: prefix is '{self.prefix}' for a task of kind {kind}, which takes no prefix.")
+
+    def encode_options(self, part: str, max_length: int) -> EncodeOptions:
+        """Return how to turn the examples of one part into inputs of at most `max_length` tokens or samples."""
+        return EncodeOptions(
+            part=part,
+            max_length=max_length,
+            stride=self.stride,
+            prefix=self.prefix,
+            max_target_length=self.max_target_length,
+            add_prefix_space=self.add_prefix_space,
+        )
+
+    @property
+    def scoring_batch_size(self) -> int:
+        """Rows per pass without gradients."""
+        return self.batch_size
+
+
+class FitOptions(PassOptions):
+    """Options of a training run, for readers or a whole model; the docstring of `lamina.fit` explains each."""
+
+    epochs: Count | Mapping[str, Count] = 3
     learning_rate: Positive | Mapping[str, Positive] | None = None
     base_learning_rate: Positive = 2e-5
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -63,98 +153,77 @@ class FitOptions(BaseModel):
     max_steps: Count | None = None
     gradient_accumulation_steps: Count = 1
     seed: Seed = 0
-    max_length: Count | None = None
-    stride: Annotated[int, Field(ge=0)] | None = None
-    add_prefix_space: bool = False
     eval_batch_size: Count | None = None
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    prefix: str = ""
-    max_target_length: Count = 128
-    num_beams: Count = 1
-    length_penalty: float = 1.0
     augment: bool = True
     test: bool = False
     cache: Literal["off", "auto", "on"] = "off"
     cache_dtype: Literal["float16", "float32"] = "float16"
     cache_dir: str | Path | None = None
-    num_workers: Annotated[int, Field(ge=0)] = 0
     importance_steps: Count | None = None
     save_steps: Count | None = None
     resume: bool = False
     tensorboard: bool = False
     progress: bool = True
 
-    @classmethod
-    def of(cls, given: Mapping[str, Any], op: str = "fit") -> Self:
-        """Build from keywords; UnknownNameError or ConfigError where an option or a value does not exist or fit."""
-        check_known(op, given, cls.model_fields, "option")
-        try:
-            return cls(**given)
-        except ValidationError as error:
-            raise cls._first_error(error, given, op) from None
-
-    @classmethod
-    def of_call(cls, arguments: Mapping[str, Any], op: str, /, **changes: Any) -> Self:
-        """Build from the options among the arguments of a call, and from `changes`."""
-        return cls.of({key: value for key, value in arguments.items() if key in cls.model_fields} | changes, op)
-
-    @classmethod
-    def _first_error(cls, error: ValidationError, given: Mapping[str, Any], op: str) -> ConfigError | UnknownNameError:
-        """The first thing that pydantic found, as an error of ours."""
-        name = str(error.errors()[0]["loc"][0])
-        value = given[name]
-        known = [choice for choice in get_args(cls.model_fields[name].annotation) if isinstance(choice, str)]
-        if known:
-            return UnknownNameError(op=op, got=value, known=known, what=name)
-        problems = [problem for problem in error.errors() if problem["loc"][0] == name]
-        if isinstance(value, Mapping) and len(problems) > 1:
-            problems = [problem for problem in problems if len(problem["loc"]) > 2] or problems
-        rule = _rule(problems[0]) + (", or None" if cls.model_fields[name].default is None else "")
-        return ConfigError(f"{op}: {name} is {value!r}; it must be {rule}.")
-
     def check_use(self, op: str, kinds: Iterable[str], *, bank: bool, train_base: bool = False) -> None:
-        """Raise ConfigError if an option was given that has no effect on tasks of these kinds, a bank or a model."""
-        for kind in kinds:
-            if self.prefix and not kind_of(kind).takes_prefix:
-                raise ConfigError(f"{op}: prefix is '{self.prefix}' for a task of kind {kind}, which has none.")
-        where, unused = "a whole model", ("cache", "base_learning_rate", "importance_steps")
+        """Raise ConfigError if an option is set that has no effect.
+
+        Args:
+            op: The operation, which errors name.
+            kinds: Names of the kinds of task that are trained.
+            bank: Whether the readers of a bank are trained, and not a whole model.
+            train_base: Whether the bank's base model is trained too.
+        """
+        self.check_kinds(op, kinds)
+        where, unused = "a whole model", _OF_BANKS
         if bank:
-            where, unused = "a bank whose base is frozen", _OF_BASES * (not train_base)
+            where, unused = "a bank whose base is frozen", () if train_base else _BASE_ONLY
         for name in unused:
             value = getattr(self, name)
             if value != type(self).model_fields[name].get_default(call_default_factory=True):
                 raise ConfigError(f"{op}: {name} is {value!r}; {where} has no use for it.")
 
+    def encode_options(self, part: str, max_length: int) -> EncodeOptions:
+        """Return how to encode one part for training or scoring; masking and augmentation follow `seed`."""
+        options = super().encode_options(part, max_length)
+        return replace(options, seed=self.seed, augment=self.augment)
+
     @property
     def moments(self) -> int:
-        """How many numbers the optimizer keeps for each that is trained."""
+        """How many numbers the optimizer stores for each parameter that is trained."""
         return int(self.momentum > 0) if self.optimizer == "sgd" else 2
 
     @property
     def scoring_batch_size(self) -> int:
-        """Rows per pass when scoring."""
+        """Rows per pass without gradients: `eval_batch_size`, or twice `batch_size`."""
         return self.eval_batch_size or 2 * self.batch_size
 
     @property
     def step_size(self) -> int:
-        """Rows per step."""
+        """Rows per optimizer step, over all processes and accumulated batches."""
         return self.batch_size * self.gradient_accumulation_steps
 
 
-_OF_BASES = ("layer_decay", "layer_rates", "base_learning_rate")  # options of a model that is trained
+_OF_BANKS = ("cache", "base_learning_rate", "importance_steps")  # options without effect on a whole model
+_BASE_ONLY = ("layer_decay", "layer_rates", "base_learning_rate")  # options of a base model that is trained
 
 
-def _rule(problem: Any) -> str:
-    """What must hold, in words."""
+def _rule(problem: ErrorDetails) -> str:
+    """Return in words what a value must be, for one problem that pydantic reports: "at least 1"."""
     if problem["type"] in _BOUNDS:
         word, key = _BOUNDS[problem["type"]]
-        bound = problem["ctx"][key]
+        bound = problem.get("ctx", {})[key]
         return f"{word} {bound}" if isinstance(bound, int) else f"{word} {bound:g}"
     return next((words for start, words in _TYPES.items() if problem["type"].startswith(start)), problem["msg"])
 
 
-def each(value: T | Mapping[str, T], names: list[str], option: str) -> dict[str, T]:
-    """One value per reader, from one for all or a mapping, which must name exactly the readers that are trained."""
+def per_reader(value: T | Mapping[str, T], names: list[str], option: str) -> dict[str, T]:
+    """Return reader name -> value of an option, from one value for all readers or a mapping with a value for each.
+
+    Raises:
+        UnknownNameError: If the mapping names a reader that is not among `names`.
+        ConfigError: If the mapping has no value for one of `names`.
+    """
     if not isinstance(value, Mapping):
         return dict.fromkeys(names, value)
     check_known(f"fit: {option}", value, names, "reader")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import sys
-from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -14,92 +13,18 @@ from torch.utils.data import DataLoader
 
 from lamina.data.batches import batch_count, length_batches
 from lamina.errors import LaminaError
-from lamina.tasks import kind_of
-from lamina.tasks.base import EncodeOptions
 from lamina.utils import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
-    from lamina.tasks.base import Inputs, Targets, TaskLike
-    from lamina.tasks.task import Task
+    from lamina.tasks.base import Inputs
+    from lamina.train.groups import Group
 
-    Encodings = MutableMapping[Hashable, Inputs]
-    """Inputs that were made before, for runs that read the same examples again."""
     Job = tuple[Inputs, Sequence[int], int]
     """What a batch is made of: inputs, rows, epoch."""
-
-
-@dataclass
-class Group:
-    """Tasks over the same inputs: encoded once, run in one pass."""
-
-    part: str  # "train", "validation", "test" or "predict"
-    tasks: Mapping[str, Any]  # learner name -> `Task`; to predict, `TaskLike`
-    inputs: Inputs
-    targets: dict[str, Targets | None]  # learner name -> its labels; None where the inputs make them
-    states: Any = None  # the cached states of the rows, where the model is not to be run
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The learners."""
-        return tuple(self.tasks)
-
-    @property
-    def equal_lengths(self) -> bool:
-        """Whether the rows of a batch must be of one length; see `AudioInputs`."""
-        return bool(getattr(self.inputs, "equal_lengths", False))
-
-    def labels(self, rows: Sequence[int], of_inputs: Tensor | None, names: Iterable[str]) -> dict[str, Tensor]:
-        """Learner name -> labels of some rows, which the inputs may have made (`of_inputs`)."""
-        targets = {name: self.targets[name] for name in names}
-        labels = {name: of_inputs if own is None else own.tensor(rows) for name, own in targets.items()}
-        return {name: tensor for name, tensor in labels.items() if tensor is not None}
-
-    def truncated(self, name: str) -> int:
-        """How many examples a learner sees without their end."""
-        return kind_of(self.tasks[name].kind).truncated(self.inputs)
-
-
-def group_tasks(
-    tasks: Mapping[str, Task], options: EncodeOptions, processor: Any, encodings: Encodings | None = None
-) -> list[Group]:
-    """Put the tasks with the same inputs together, and encode each set of examples once.
-
-    `encodings` is what was encoded before, and is used again; it is filled.
-    """
-    encodings = {} if encodings is None else encodings
-    splits = {name: task.split(options.part) for name, task in tasks.items()}
-    kinds = {name: kind_of(task.kind) for name, task in tasks.items()}
-    together: dict[tuple[str, str, bool, int | None], list[str]] = defaultdict(list)
-    for name, split in splits.items():
-        task = tasks[name]
-        together[kinds[name].inputs, split.key, task.by_row, task.image_size].append(name)
-    groups: list[Group] = []
-    for key, names in together.items():
-        first = encoder_of(tasks, names)
-        own = {"by_row": tasks[first].by_row, "image_size": tasks[first].image_size}
-        how = replace(options, windows=kinds[first].per_token, **own)
-        how = how if kinds[first].draws else replace(how, seed=0)
-        mark = (*key, how, len(splits[first]))
-        if mark not in encodings:
-            encodings[mark] = kinds[first].encode(splits[first], processor, how)
-        inputs = encodings[mark]
-        targets: dict[tuple[int, str, bool], Targets | None] = {}  # made once for readers of one task
-        same = {name: (id(splits[name]), tasks[name].kind, tasks[name].label_all_tokens) for name in names}
-        for name in names:
-            if same[name] not in targets:
-                targets[same[name]] = kinds[name].targets(tasks[name], splits[name], inputs)
-        own = {name: targets[same[name]] for name in names}
-        groups.append(Group(options.part, {name: tasks[name] for name in names}, inputs, own))
-    return groups
-
-
-def encoder_of(tasks: Mapping[str, TaskLike], names: Sequence[str]) -> str:
-    """Which learner's kind encodes the examples of several: one that answers token by token needs them whole."""
-    return next((name for name in names if kind_of(tasks[name].kind).per_token), names[0])
 
 
 class Step(NamedTuple):

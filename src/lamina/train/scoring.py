@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from lamina.data.batches import Budget
     from lamina.tasks.base import Results
-    from lamina.train.options import FitOptions
-    from lamina.train.plan import Group
-    from lamina.train.subjects import Subject
+    from lamina.train.base import Runner
+    from lamina.train.groups import Group
+    from lamina.train.options import PassOptions
 
 
 @contextmanager
@@ -35,17 +35,17 @@ def eval_mode(*modules: nn.Module) -> Iterator[None]:
         yield
 
 
-def autocast(subject: Subject, options: FitOptions) -> AbstractContextManager[Any]:
+def autocast(runner: Runner, options: PassOptions) -> AbstractContextManager[Any]:
     """The mixed precision of a run."""
     if options.precision == "float32":
         return nullcontext()
-    return torch.autocast(subject.device.type, getattr(torch, options.precision))
+    return torch.autocast(runner.device.type, getattr(torch, options.precision))
 
 
 def score(
-    subject: Subject,
+    runner: Runner,
     groups: Iterable[Group],
-    options: FitOptions,
+    options: PassOptions,
     *,
     names: Collection[str] | None = None,
     per_class: bool = False,
@@ -68,12 +68,12 @@ def score(
             name: kind_of(task.kind).results(task, task.split(group.part), group.inputs) for name, task in tasks.items()
         }
         if results:
-            collect(subject, group, results, options, progress=progress)
+            collect(runner, group, results, options, progress=progress)
         for name, result in results.items():
             scores[name] = dict(result.scores(tasks[name].metrics))
             if bad := [metric for metric, value in scores[name].items() if not math.isfinite(value)]:
-                what = f"the {bad[0]} of {subject.title(name)} is {scores[name][bad[0]]}; a score is a finite number"
-                raise NotFiniteError(f"{subject.op}: {what}.", name=name)
+                what = f"the {bad[0]} of {runner.title(name)} is {scores[name][bad[0]]}; a score is a finite number"
+                raise NotFiniteError(f"{runner.op}: {what}.", name=name)
             if per_class:
                 scores[name]["per_class"] = result.per_class()
             if errors:
@@ -81,19 +81,19 @@ def score(
     return scores
 
 
-def scoring_rows(subject: Subject, group: Group, names: Iterable[str], options: FitOptions) -> int:
+def scoring_rows(runner: Runner, group: Group, names: Iterable[str], options: PassOptions) -> int:
     """Rows of a batch that is scored."""
     size = options.scoring_batch_size
     for name in names:
-        size = kind_of(group.tasks[name].kind).batch_size(size, group.inputs, subject.outputs_per_position(name))
+        size = kind_of(group.tasks[name].kind).batch_size(size, group.inputs, runner.outputs_per_position(name))
     return max(1, size)
 
 
 def collect(
-    subject: Subject,
+    runner: Runner,
     group: Group,
     results: Mapping[str, Results],
-    options: FitOptions,
+    options: PassOptions,
     *,
     progress: bool = False,
     budget: Budget | None = None,
@@ -106,20 +106,20 @@ def collect(
         NotFiniteError: If a learner gives NaN or infinity for a row.
     """
     names, inputs = list(results), group.inputs
-    size = scoring_rows(subject, group, names, options)
+    size = scoring_rows(runner, group, names, options)
     order = length_batches(inputs.lengths, size, equal=group.equal_lengths, budget=budget)
     loader = batches([(inputs, rows, 0) for rows in order], options.num_workers)
     bar = progress_bar(order, show=progress, unit="batch", leave=False)
-    with eval_mode(*subject.modules), autocast(subject, options):
+    with eval_mode(*runner.modules), autocast(runner, options):
         for rows, batch in zip(bar, loader, strict=True):
             labels = batch.pop("labels", None)
-            labels = None if labels is None else labels.to(subject.device)
+            labels = None if labels is None else labels.to(runner.device)
             states = None if group.states is None else group.states.batch(rows)
-            outputs = subject.outputs(batch, labels, names, states)
+            outputs = runner.outputs(batch, labels, names, states)
             for name in names:
                 results[name].add(rows, outputs[name], labels)
     for name, result in results.items():
         if (row := result.first_not_finite()) is not None:
             what = f"example {row}" if group.part == "predict" else f"row {row} of the {group.part} part"
-            message = f"{subject.op}: {subject.title(name)} gives NaN or infinity for {what}, counted from 0"
+            message = f"{runner.op}: {runner.title(name)} gives NaN or infinity for {what}, counted from 0"
             raise NotFiniteError(f"{message}; a score is a finite number.", name=name, row=row)

@@ -37,7 +37,7 @@ from lamina import evaluate, fit, predict
 from lamina.errors import ConfigError
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.split import Split
-from lamina.train.plan import group_tasks
+from lamina.train.groups import group_tasks
 from lamina.train.scoring import eval_mode
 
 TOKEN = "AutoModelForTokenClassification"

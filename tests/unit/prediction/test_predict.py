@@ -31,7 +31,7 @@ from lamina.heads.token_classification import TokenClassification
 from lamina.prediction import evaluate, predict
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.task import Task
-from lamina.train.plan import group_tasks
+from lamina.train.groups import group_tasks
 
 STRANGE = {
     "empty": "",

@@ -14,7 +14,7 @@ from lamina.recipes.loading import load_tasks
 from lamina.recipes.run import run_recipe
 from lamina.recipes.schema import load_recipe, parse_recipe
 from lamina.tasks.base import EncodeOptions
-from lamina.train.plan import group_tasks
+from lamina.train.groups import group_tasks
 
 PATH = Path(__file__).parents[3] / "recipes/small/halueval.yaml"
 

@@ -16,7 +16,7 @@ from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
-from lamina.train.plan import group_tasks
+from lamina.train.groups import group_tasks
 
 KIND = kind_of("masked_lm")
 PAIRS = [{"a": "the film is good", "b": "anna was in paris .", "y": "yes"}, {"a": "a film", "b": " ", "y": "no"}] * 4

@@ -19,7 +19,7 @@ from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.task import Task
-from lamina.train.plan import group_tasks
+from lamina.train.groups import group_tasks
 
 if TYPE_CHECKING:
     from pathlib import Path

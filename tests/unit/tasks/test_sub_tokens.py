@@ -22,7 +22,7 @@ from lamina.tasks.base import EncodeOptions
 from lamina.tasks.split import Split
 from lamina.tasks.tags import continued
 from lamina.tasks.task import Task
-from lamina.train.plan import group_tasks
+from lamina.train.groups import group_tasks
 
 TOKEN = "token_classification"
 ROWS = [

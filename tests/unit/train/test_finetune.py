@@ -33,10 +33,10 @@ from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, DataError, LaminaError, LayerIndexError, NotFiniteError, UnknownNameError
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.split import Split
-from lamina.train import engine, run
+from lamina.train import engine, training_run
 from lamina.train.engine import Engine
 from lamina.train.learner import Learner
-from lamina.train.model import ModelSubject
+from lamina.train.model_runner import ModelRunner
 from lamina.train.options import FitOptions
 
 TOKEN = "AutoModelForTokenClassification"
@@ -295,13 +295,13 @@ def test_a_rate_of_nothing_costs_nothing(monkeypatch: pytest.MonkeyPatch):
     """What has no rate has no gradient, so that it has no share in the norm that is clipped."""
     model = bert()
     before, flags = tensors(model), []
-    losses = ModelSubject.losses
+    losses = ModelRunner.losses
 
-    def spy(self: ModelSubject, *args: Any) -> Any:
+    def spy(self: ModelRunner, *args: Any) -> Any:
         flags.append({name for name, one in model.named_parameters() if one.requires_grad})
         return losses(self, *args)
 
-    monkeypatch.setattr(ModelSubject, "losses", spy)
+    monkeypatch.setattr(ModelRunner, "losses", spy)
     result = tune(model, yes_no(), layer_rates={"0-2": 0.0})
     moved = {name for name, value in tensors(model).items() if not torch.equal(value, before[name])}
     assert moved <= flags[0]
@@ -363,14 +363,14 @@ def test_checkpoints_of_a_run_in_a_folder_of_their_own(tmp_path: Path):
     """As recipes keep them for each of their runs."""
     whole, again, task = bert(), bert(), yes_no()
     options = FitOptions.of({"epochs": 2, "batch_size": 4, "progress": False, "save_steps": 3})
-    run.train(whole, task, options, processor=tiny_tokenizer())
+    training_run.train(whole, task, options, processor=tiny_tokenizer())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "score", None)
         with pytest.raises(TypeError):
-            run.train(bert(), task, options, processor=tiny_tokenizer(), checkpoints=tmp_path)
+            training_run.train(bert(), task, options, processor=tiny_tokenizer(), checkpoints=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] != []
     resumed = options.model_copy(update={"resume": True})
-    result = run.train(again, task, resumed, processor=tiny_tokenizer(), checkpoints=tmp_path)
+    result = training_run.train(again, task, resumed, processor=tiny_tokenizer(), checkpoints=tmp_path)
     assert result.folder is None
     assert same(tensors(whole), tensors(again))
 

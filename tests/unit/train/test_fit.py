@@ -40,7 +40,7 @@ from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.prediction import evaluate
 from lamina.tasks.task import Task
-from lamina.train import run
+from lamina.train import training_run
 from lamina.train.checkpoint import Checkpoints
 from lamina.train.engine import Engine
 from lamina.train.learner import Learner
@@ -496,7 +496,7 @@ def test_a_folder_that_cannot_be_saved_to_is_refused_before_anything_is_read(
     with pytest.raises(StoreError) as saving:
         save(target, output) if whole_model else target.save_pretrained(output)
     before = sorted(tmp_path.rglob("*"))
-    monkeypatch.setattr(run, "_specs", None)  # what comes next
+    monkeypatch.setattr(training_run, "_specs", None)  # what comes next
     with pytest.raises(StoreError, match="save: ") as training:
         fit(target, task, output=output, processor=tiny_tokenizer(), progress=False)
     assert (type(training.value), str(training.value)) == (type(saving.value), str(saving.value))

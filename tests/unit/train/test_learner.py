@@ -11,8 +11,9 @@ import torch
 from tests.support.finetuned import bert
 from tests.support.training import reader, same, tiny_bank
 
-from lamina.train.learner import Learner, Progress, reader_groups
+from lamina.train.learner import Learner, Progress
 from lamina.train.options import FitOptions
+from lamina.train.parameter_groups import reader_groups
 
 
 def learner(total: int = 5, rate: float = 1.0, metric: str = "accuracy", **options: Any) -> Learner:

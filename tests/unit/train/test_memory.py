@@ -27,11 +27,11 @@ from lamina import (
 )
 from lamina.errors import ConfigError
 from lamina.fusion import FUSIONS
-from lamina.train import readers as readers_module
+from lamina.train import bank_runner as readers_module
+from lamina.train.bank_runner import BankRunner
+from lamina.train.groups import groups_of
 from lamina.train.memory import KeptBytes, peak_bytes, reader_memory, saved_bytes, scoring_memory
 from lamina.train.options import FitOptions
-from lamina.train.readers import BankSubject
-from lamina.train.run import groups_of
 
 LABELS = ("no", "yes")
 HEADS: dict[str, Any] = {
@@ -191,9 +191,9 @@ def refused(bank: ReaderBank, tasks: Any, monkeypatch: pytest.MonkeyPatch, free:
 def test_streaming_readers_that_do_not_fit_are_refused_with_what_would(monkeypatch: pytest.MonkeyPatch):
     task = yes_no(train=64)
     bank = tiny_bank({"mood": Reader(AdaLayers(dim=8), HEADS["pooled"])})
-    subject = BankSubject(bank, "fit")
-    (group,) = groups_of(subject, {"mood": task}, "train", FitOptions())
-    kept, tokens = subject.kept(group, FitOptions()), int(max(group.inputs.lengths))
+    runner = BankRunner(bank, "fit")
+    (group,) = groups_of(runner, {"mood": task}, "train", FitOptions())
+    kept, tokens = runner.kept(group, FitOptions()), int(max(group.inputs.lengths))
     before = {key: value.clone() for key, value in bank.state_dict().items()}
     message = refused(bank, {"mood": task}, monkeypatch, kept.of(16) + 10, batch_size=64)
     assert f"fit: the gradients of mood keep 0.0 GiB for 64 rows of {tokens} tokens" in message
@@ -205,9 +205,9 @@ def test_streaming_readers_that_do_not_fit_are_refused_with_what_would(monkeypat
 def test_steps_that_were_accumulated_already_stay_the_same(monkeypatch: pytest.MonkeyPatch):
     task = yes_no(train=64)
     bank = tiny_bank({"mood": Reader(AdaLayers(dim=8), HEADS["pooled"])})
-    subject = BankSubject(bank, "fit")
-    (group,) = groups_of(subject, {"mood": task}, "train", FitOptions())
-    free = subject.kept(group, FitOptions()).of(8)
+    runner = BankRunner(bank, "fit")
+    (group,) = groups_of(runner, {"mood": task}, "train", FitOptions())
+    free = runner.kept(group, FitOptions()).of(8)
     message = refused(bank, {"mood": task}, monkeypatch, free, batch_size=32, gradient_accumulation_steps=2)
     assert "Use batch_size=8 with gradient_accumulation_steps=8, which" in message
 
@@ -221,16 +221,16 @@ def test_a_row_that_does_not_fit(monkeypatch: pytest.MonkeyPatch):
 def test_a_batch_to_score_that_does_not_fit_is_refused_with_what_would(monkeypatch: pytest.MonkeyPatch):
     task = yes_no(train=64, validation=64)
     bank = tiny_bank({"mood": Reader(Head2Toe(), HEADS["first"])})
-    subject = BankSubject(bank, "fit")
-    (group,) = groups_of(subject, {"mood": task}, "validation", FitOptions())
-    held, tokens = subject.held(group, FitOptions()), int(max(group.inputs.lengths))
+    runner = BankRunner(bank, "fit")
+    (group,) = groups_of(runner, {"mood": task}, "validation", FitOptions())
+    held, tokens = runner.held(group, FitOptions()), int(max(group.inputs.lengths))
     options = {"batch_size": 2, "eval_batch_size": 64}
     message = refused(bank, {"mood": task}, monkeypatch, held.of(16) + 10, **options)
     assert f"fit: scoring mood takes 0.0 GiB for 64 rows of {tokens} tokens" in message
     assert "Use eval_batch_size=16, or a smaller max_length" in message
     fit(bank, {"mood": task}, epochs=1, progress=False, **options | {"eval_batch_size": 16})
     bank = tiny_bank({"who": Reader(SingleLayer(dim=2), HEADS["first"])})
-    monkeypatch.setattr(BankSubject, "kept", lambda *_: KeptBytes(0, 0))
+    monkeypatch.setattr(BankRunner, "kept", lambda *_: KeptBytes(0, 0))
     assert "Not one row fits. Use a smaller max_length" in refused(bank, {"who": task}, monkeypatch, 10)
 
 
@@ -247,7 +247,7 @@ def test_states_that_are_held_count_where_nothing_of_them_is_saved():
     """Head2Toe has no parameters, so autograd saves none of the states that it waits for."""
     task = yes_no(train=8)
     bank = tiny_bank({"toe": Reader(Head2Toe(), HEADS["first"])})
-    subject = BankSubject(bank, "fit")
-    (group,) = groups_of(subject, {"toe": task}, "train", FitOptions())
-    kept, tokens = subject.kept(group, FitOptions()), int(max(group.inputs.lengths))
+    runner = BankRunner(bank, "fit")
+    (group,) = groups_of(runner, {"toe": task}, "train", FitOptions())
+    kept, tokens = runner.kept(group, FitOptions()), int(max(group.inputs.lengths))
     assert kept.row >= tokens * 4 * 16 * 4  # four states of width 16 in single precision

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from lamina import finetune, fit
+from lamina import evaluate, finetune, fit, predict, predict_file
 from lamina.errors import ConfigError, UnknownNameError
-from lamina.train.options import FitOptions, each
+from lamina.monitors import calibrate
+from lamina.train.options import FitOptions, PassOptions, per_reader
 
 
 def test_an_unknown_option_is_answered_with_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"fit: unknown option 'epoch'; known: epochs, .*Did you mean 'epochs'"):
+    with pytest.raises(UnknownNameError, match=r"fit: unknown option 'epoch'; known: .*epochs, .*mean 'epochs'"):
         FitOptions.of({"epoch": 3})
 
 
@@ -22,19 +23,48 @@ def test_options_from_keywords():
     assert (options.epochs, options.max_grad_norm, options.learning_rate) == ({"a": 2}, 0.0, 1)
 
 
-@pytest.mark.parametrize("function", [fit, finetune])
-def test_every_option_is_a_keyword_with_the_same_default(function: Any):
-    own = {"bank_or_model", "model", "tasks", "task", "grid", "processor", "output", "unknown"}
-    parameters = {key: one for key, one in inspect.signature(function).parameters.items() if key not in own}
-    fields = FitOptions.model_fields
-    assert list(parameters) == list(fields)
-    defaults = {key: field.get_default(call_default_factory=True) for key, field in fields.items()}
-    assert {key: one.default for key, one in parameters.items()} == {**defaults, "layer_rates": None}
+NOT_OPTIONS = {"bank_or_model", "model", "tasks", "task", "grid", "processor", "output", "unknown"}
+READERS_ONLY = {"cache", "cache_dtype", "cache_dir", "base_learning_rate", "importance_steps"}
 
 
-def test_every_option_is_documented_once():
-    documented = inspect.getdoc(fit) or ""
-    assert all(f"\n    {name}: " in documented for name in FitOptions.model_fields)
+@pytest.mark.parametrize(("function", "without"), [(fit, set()), (finetune, READERS_ONLY)])
+def test_every_option_is_a_keyword_with_the_same_default(function: Any, without: set[str]):
+    signature = inspect.signature(function).parameters
+    defaults = {key: parameter.default for key, parameter in signature.items() if key not in NOT_OPTIONS}
+    fields = {key: field.get_default(call_default_factory=True) for key, field in FitOptions.model_fields.items()}
+    assert {**defaults, "layer_rates": {}} == {key: value for key, value in fields.items() if key not in without}
+    assert defaults["layer_rates"] is None
+
+
+@pytest.mark.parametrize(
+    ("function", "defaults"),
+    [
+        (predict, {}),
+        (evaluate, {"batch_size": 64}),
+        (predict_file, {"progress": True}),
+        (calibrate, {}),
+    ],
+)
+def test_every_option_of_a_pass_has_its_default_everywhere(function: Any, defaults: dict[str, Any]):
+    fields = {key: field.default for key, field in PassOptions.model_fields.items()} | defaults
+    parameters = inspect.signature(function).parameters
+    shared = [key for key in fields if key in parameters]
+    assert {"batch_size", "add_prefix_space", "progress"} <= set(shared)
+    assert {key: parameters[key].default for key in shared} == {key: fields[key] for key in shared}
+
+
+@pytest.mark.parametrize("function", [fit, finetune, predict, evaluate, predict_file, calibrate])
+def test_every_keyword_is_documented_once(function: Any):
+    documented = (inspect.getdoc(function) or "").split("\nReturns:")[0]
+    keys = [key for key in inspect.signature(function).parameters if key != "unknown"]
+    assert {key: documented.count(f"\n    {key}: ") for key in keys} == dict.fromkeys(keys, 1)
+
+
+@pytest.mark.parametrize("option", sorted(READERS_ONLY))
+def test_finetune_has_no_option_of_readers_and_names_those_it_has(option: str):
+    model: Any = None
+    with pytest.raises(UnknownNameError, match=f"finetune: unknown option '{option}'; known: .*epochs, batch_size"):
+        finetune(model, model, **{option: 1})
 
 
 @pytest.mark.parametrize(
@@ -131,9 +161,9 @@ def test_the_last_value_that_fits(option: str, value: Any):
 
 
 def test_one_value_for_all_or_one_for_each():
-    assert each(3, ["a", "b"], "epochs") == {"a": 3, "b": 3}
-    assert each({"b": 1, "a": 2}, ["a", "b"], "epochs") == {"a": 2, "b": 1}
+    assert per_reader(3, ["a", "b"], "epochs") == {"a": 3, "b": 3}
+    assert per_reader({"b": 1, "a": 2}, ["a", "b"], "epochs") == {"a": 2, "b": 1}
     with pytest.raises(UnknownNameError, match=r"fit: epochs: unknown reader 'aa'; known: a, b\. Did you mean 'a'"):
-        each({"a": 1, "b": 1, "aa": 1}, ["a", "b"], "epochs")
+        per_reader({"a": 1, "b": 1, "aa": 1}, ["a", "b"], "epochs")
     with pytest.raises(ConfigError, match="fit: epochs has no value for reader 'b'; it needs one for each"):
-        each({"a": 1}, ["a", "b"], "epochs")
+        per_reader({"a": 1}, ["a", "b"], "epochs")

@@ -16,7 +16,8 @@ from lamina.errors import DataError
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
-from lamina.train.plan import Group, Plan, batches, group_tasks, parts_of
+from lamina.train.groups import Group, group_tasks
+from lamina.train.plan import Plan, batches, parts_of
 
 
 def groups_of(tasks: dict[str, Task], encodings: Any = None, **options: Any) -> list[Group]:

@@ -141,7 +141,7 @@ def test_an_image_that_does_not_decode_is_named_and_others_go_on(shades: Task, t
 
 def test_memory_is_measured_in_the_tokens_of_the_model(shades: Task, monkeypatch: pytest.MonkeyPatch):
     """Of 17 tokens an image, not of one."""
-    from lamina.train import readers
+    from lamina.train import bank_runner as readers
 
     bank = ReaderBank(vision("vit"), ViTImageProcessor(size={"height": 16, "width": 16}))
     bank.add("shade", shades)

@@ -24,9 +24,10 @@ from lamina.layers.wrappers import unwrapped
 from lamina.store import load
 from lamina.studies.probing.controls import LabelBits, code_blocks, code_length, control_task, only_rows
 from lamina.tasks import kind_of
+from lamina.train.groups import groups_of
 from lamina.train.options import FitOptions
-from lamina.train.run import groups_of, open_subject, train
 from lamina.train.scoring import collect
+from lamina.train.training_run import open_runner, train
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from lamina.heads.base import Head
     from lamina.tasks.base import Results, Targets
     from lamina.tasks.task import Task
-    from lamina.train.plan import Group
+    from lamina.train.groups import Group
 
 MLP = "mlp"
 Collected = TypeVar("Collected", bound="Results")
@@ -133,7 +134,7 @@ class Trained:
         """Run probes over a part of their tasks, into what `make` gives each; none of no tasks."""
         results: dict[str, Collected] = {}
         if tasks:
-            subject = open_subject(self._bank, tasks, "probe", None, self._options)
+            subject = open_runner(self._bank, tasks, "probe", None, self._options)
             for group in groups_of(subject, tasks, part, self._options, self._encodings):
                 own = {name: make(name, group) for name in group.names}
                 collect(subject, group, own, self._options)

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.tasks.task import Task
+    from lamina.train.groups import Group
     from lamina.train.learner import Learner
     from lamina.train.options import FitOptions
-    from lamina.train.plan import Group, Plan
+    from lamina.train.plan import Plan
 
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ def placed(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tenso
     return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
 
 
-class Subject(ABC):
+class Runner(ABC):
     """What is trained or scored; one method per thing that the engine asks of it."""
 
     base: PreTrainedModel
@@ -68,7 +69,7 @@ class Subject(ABC):
     def trained_with(self, names: Sequence[str], option: str) -> int | None:  # noqa: B027 not abstract
         """The value of an option that learners were trained with; None where that is not known."""
 
-    def warn_of_pairs(self, pairs: Mapping[str, bool]) -> None:
+    def warn_about_pairs(self, pairs: Mapping[str, bool]) -> None:
         """Log which learners are asked about pairs of texts and learnt from single ones, or the other way round."""
         for name, asked in pairs.items():
             if (learnt := self.trained_with([name], "pair")) is not None and bool(learnt) != asked:

@@ -15,12 +15,12 @@ from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.preserve import evaluating
 from lamina.tasks import kind_of
+from lamina.train.base import Runner, placed
 from lamina.train.identity import reader_settings, starting_weights
-from lamina.train.learner import BASE, Learner, reader_groups
+from lamina.train.learner import BASE, Learner
 from lamina.train.memory import reader_memory, scoring_memory
-from lamina.train.rates import parameter_groups
+from lamina.train.parameter_groups import parameter_groups, reader_groups
 from lamina.train.scoring import autocast, scoring_rows
-from lamina.train.subjects import Subject, placed
 from lamina.utils import world_size
 
 if TYPE_CHECKING:
@@ -30,14 +30,15 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
     from lamina.tasks.task import Task
+    from lamina.train.groups import Group
     from lamina.train.memory import KeptBytes, Readers
-    from lamina.train.options import FitOptions
-    from lamina.train.plan import Group, Plan
+    from lamina.train.options import FitOptions, PassOptions
+    from lamina.train.plan import Plan
 
 GIB = 1 << 30
 
 
-class BankSubject(Subject):
+class BankRunner(Runner):
     """The readers of a bank, and its base where that is trained along."""
 
     def __init__(self, bank: ReaderBank, op: str, processor: Any = None) -> None:
@@ -107,7 +108,7 @@ class BankSubject(Subject):
             kept = reader_memory(self.bank.model, self._readers(group), tokens, partial(self._labels, group))
         return kept._replace(row=max(kept.row, tokens * self._buffered_bytes(group.names)))
 
-    def held(self, group: Group, options: FitOptions) -> KeptBytes:
+    def held(self, group: Group, options: PassOptions) -> KeptBytes:
         """What they hold at most to score such rows."""
         made = group.inputs.batch([0]).get("labels")  # heads that know them read labelled positions alone
         labels = None if made is None else partial(self._labels, group)

@@ -24,6 +24,15 @@ HEAD, INSERTED = "head", "inserted"
 _OP = "fit: layer_rates"
 
 
+def reader_groups(module: nn.Module, rate: float, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameter groups of a module with one rate; only matrices decay, not layer scores, biases and norms."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
+    others = [parameter for parameter in parameters if parameter.ndim < 2]
+    groups = ((matrices, weight_decay), (others, 0.0))
+    return [{"params": params, "lr": rate, "weight_decay": decay} for params, decay in groups if params]
+
+
 def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, op: str) -> list[dict[str, Any]]:
     """Parameter groups for an optimiser, one per learning rate and weight decay; `rate` is that of what has no other.
 

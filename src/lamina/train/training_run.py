@@ -1,4 +1,4 @@
-"""One training run, from tasks to results."""
+"""One training run: from tasks to trained readers or a trained model, its scores, and the files of both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lamina.bank import ReaderBank, ReaderModule
 from lamina.editing.record import note_place
@@ -20,16 +20,16 @@ from lamina.store.bank_folder import claimed_output, save_bank, saved_bytes
 from lamina.store.files import check_room
 from lamina.store.save_model import save
 from lamina.tasks import kind_of
-from lamina.tasks.base import EncodeOptions
 from lamina.tasks.metrics import LOWER
 from lamina.tasks.task import Task
+from lamina.train.bank_runner import BankRunner
 from lamina.train.checkpoint import Checkpoints
 from lamina.train.grid import RunSpec, expand_into, templates_kept
+from lamina.train.groups import groups_of, max_length, tasks_by_name
 from lamina.train.identity import identity
-from lamina.train.model import ModelSubject
-from lamina.train.options import each
-from lamina.train.plan import Plan, group_tasks
-from lamina.train.readers import BankSubject
+from lamina.train.model_runner import ModelRunner
+from lamina.train.options import FitOptions, per_reader
+from lamina.train.plan import Plan
 from lamina.train.results import IMPORTANCES, FitResult, sorted_rows, write_parquet
 from lamina.train.scoring import score
 from lamina.utils import barrier, rank, write_text
@@ -39,12 +39,14 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from lamina.layers.types import Processor
     from lamina.store.files import Files
+    from lamina.train.base import Runner
     from lamina.train.engine import Engine
+    from lamina.train.groups import Encodings
     from lamina.train.learner import Learner
-    from lamina.train.options import FitOptions
-    from lamina.train.plan import Encodings, Group
-    from lamina.train.subjects import Subject
+    from lamina.train.options import PassOptions
+
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +91,8 @@ def train(  # noqa: PLR0913
     if options.resume and place is None:
         raise ConfigError(f"{op}: resume is set but no output folder; checkpoints are kept in one.")
     tasks = tasks_by_name(op, tasks)
-    subject = open_subject(target, tasks, op, processor, options)
-    scored, accelerator = _scored(op, subject, tasks, options), start_accelerator(options, folder or events)
+    runner = open_runner(target, tasks, op, processor, options)
+    scored, accelerator = _scored(op, runner, tasks, options), start_accelerator(options, folder or events)
     held, names = folder or place, [*_names(target), *(tables.names if tables else ())] if folder else ()
     with (
         nullcontext() if held is None or rank() else claimed_output(target, Path(held), names),
@@ -99,9 +101,9 @@ def train(  # noqa: PLR0913
         specs = _specs(target, tasks, grid or {}, options)
         tasks = {name: tasks[spec.task] for name, spec in specs.items()}
         target.to(accelerator.device)  # pyright: ignore
-        groups = groups_of(subject, tasks, "train", options, encodings)
+        groups = groups_of(runner, tasks, "train", options, encodings)
         validated = {name: task for name, task in tasks.items() if specs[name].task in scored}
-        validation = groups_of(subject, validated, "validation", options, encodings)
+        validation = groups_of(runner, validated, "validation", options, encodings)
         plan = Plan(
             groups,
             {name: int(spec.epochs or 1) for name, spec in specs.items()},
@@ -110,38 +112,38 @@ def train(  # noqa: PLR0913
             options.max_steps,
         )
         start = time.perf_counter()
-        subject.prepare([*groups, *validation], options, max(plan.epochs.values()))
+        runner.prepare([*groups, *validation], options, max(plan.epochs.values()))
         rates, kept = {name: float(spec.learning_rate or 0) for name, spec in specs.items()}, None
-        learners = subject.learners(tasks, plan, rates, options)
+        learners = runner.learners(tasks, plan, rates, options)
         if place is not None and held is not None:
-            kept = Checkpoints(Path(place), op, identity(subject, learners, plan, validation, rates, options))
+            kept = Checkpoints(Path(place), op, identity(runner, learners, plan, validation, rates, options))
             if rank() == 0:
                 needed = kept.needed_bytes(sum(learner.checkpoint_bytes for learner in learners))
                 check_room(Path(held), needed + (saved_bytes(target) if folder else 0))
-        engine = Engine(subject, learners, plan, validation, options=options, accelerator=accelerator, checkpoints=kept)
+        engine = Engine(runner, learners, plan, validation, options=options, accelerator=accelerator, checkpoints=kept)
         settle()
         engine.run()
         for tracker in accelerator.trackers:  # `end_training` would end the process group as well
             tracker.finish()
         _note(engine)
-        scores = score(subject, groups_of(subject, tasks, "test", options, encodings) if options.test else [], options)
+        scores = score(runner, groups_of(runner, tasks, "test", options, encodings) if options.test else [], options)
         result = _result(engine, specs, scores, seconds=time.perf_counter() - start, folder=folder)
         if folder is not None and rank() == 0:
             files = {name: file for name, file in _files(result).items() if name in _names(target)}
-            _write(target, subject.processor, folder, files | (tables.files(result) if tables else {}))
+            _write(target, runner.processor, folder, files | (tables.files(result) if tables else {}))
         barrier()
     _warn_of_few(op, scored, options)
     return result
 
 
-def _scored(op: str, subject: Subject, tasks: Mapping[str, Task], options: FitOptions) -> dict[str, Task]:
+def _scored(op: str, runner: Runner, tasks: Mapping[str, Task], options: FitOptions) -> dict[str, Task]:
     """Check the tasks' parts; which are scored after each epoch: all, or if no score decides, those that can be."""
-    subject.check(tasks, ("train", *(["test"] if options.test else [])))
+    runner.check(tasks, ("train", *(["test"] if options.test else [])))
     decides = options.keep == "best" or options.early_stopping_patience or options.schedule == "plateau"
-    decides = decides or len(subject.modules) > 1  # a base that is trained along has a best epoch of its own
+    decides = decides or len(runner.modules) > 1  # a base that is trained along has a best epoch of its own
     scored = {name: task for name, task in tasks.items() if decides or "validation" in task.splits}
     if scored:
-        subject.check(scored, ("validation",))
+        runner.check(scored, ("validation",))
     _warn_of_turns(op, scored)
     return scored
 
@@ -169,44 +171,29 @@ def _warn_of_turns(op: str, tasks: Mapping[str, Task]) -> None:
         logger.warning("%s: %s. Give them one validation part, or make them with stratify=False.", op, told)
 
 
-def open_subject(
-    target: ReaderBank | PreTrainedModel, tasks: Mapping[str, Task], op: str, processor: Any, options: FitOptions
-) -> Subject:
-    """What is trained or scored: a bank's readers, or a whole model for its one task."""
+def open_runner(
+    target: ReaderBank | PreTrainedModel,
+    tasks: Mapping[str, Task],
+    op: str,
+    processor: Processor | None,
+    options: PassOptions,
+) -> Runner:
+    """Return what runs `target` for its tasks: a BankRunner for a bank, a ModelRunner for a whole model.
+
+    Raises:
+        ConfigError: If a whole model has more than one task, or an option has no effect on it.
+    """
     bank = target if isinstance(target, ReaderBank) else None
     kinds = [task.kind for task in tasks.values()]
-    options.check_use(op, kinds, bank=bank is not None, train_base=bank is not None and bank.train_base)
-    if isinstance(target, ReaderBank):
-        return BankSubject(target, op, processor)
+    options.check_kinds(op, kinds)
+    if isinstance(options, FitOptions):
+        options.check_use(op, kinds, bank=bank is not None, train_base=bank is not None and bank.train_base)
+    if bank is not None:
+        return BankRunner(bank, op, processor)
     if len(tasks) != 1:
         raise ConfigError(f"{op}: {len(tasks)} tasks were given; a whole model is trained on one.")
     (task,) = tasks.values()
-    return ModelSubject(target, task, op, processor, options)
-
-
-def groups_of(
-    subject: Subject,
-    tasks: Mapping[str, Task],
-    part: str,
-    options: FitOptions,
-    encodings: Encodings | None = None,
-) -> list[Group]:
-    """The tasks' examples in one part, encoded for a subject."""
-    given = options.model_dump(include={"stride", "add_prefix_space", "seed", "prefix", "max_target_length", "augment"})
-    alike: dict[str, dict[str, Task]] = defaultdict(dict)
-    for name, task in tasks.items():
-        alike[kind_of(task.kind).inputs][name] = task
-    groups: list[Group] = []
-    for own in alike.values():
-        how = EncodeOptions(part=part, max_length=max_length(subject, own, options.max_length), **given)
-        groups += group_tasks(own, how, subject.processor, encodings)
-    return groups
-
-
-def max_length(subject: Subject, tasks: Mapping[str, Any], asked: int | None) -> int:
-    """What is read of one example of these tasks, which share their inputs; see `Kind.length_limit`."""
-    kinds = {task.kind for task in tasks.values()}
-    return max(kind_of(kind).length_limit(subject.base, subject.processor, asked) for kind in kinds)
+    return ModelRunner(cast("PreTrainedModel", target), task, op, processor, options)
 
 
 def _specs(
@@ -218,7 +205,7 @@ def _specs(
     """Everything that is trained, by name; the readers of grids are put into the bank."""
     bank = target if isinstance(target, ReaderBank) else None
     rate = RATES[bank is not None] if options.learning_rate is None else options.learning_rate
-    rates, epochs = each(rate, list(tasks), "learning_rate"), each(options.epochs, list(tasks), "epochs")
+    rates, epochs = per_reader(rate, list(tasks), "learning_rate"), per_reader(options.epochs, list(tasks), "epochs")
     if bank is None:
         if grid:
             raise ConfigError("fit: a grid was given for a whole model; grids are of readers.")
@@ -235,8 +222,8 @@ def _specs(
 
 def _note(engine: Engine) -> None:
     """Have readers say what they were trained on, and a model that it is no longer what it was."""
-    if engine.subject.base in engine.subject.modules:
-        note_place(engine.subject.base, "")
+    if engine.runner.base in engine.runner.modules:
+        note_place(engine.runner.base, "")
     for name, task in engine.plan.tasks.items():
         learner = engine.learners[name]
         if isinstance(learner.module, ReaderModule):
@@ -247,7 +234,7 @@ def _note(engine: Engine) -> None:
                 "epoch": learner.progress.best_epoch,
                 "rows": len(task.split("train")),
                 "pair": task.split("train").pairs,
-                "max_length": max_length(engine.subject, {name: task}, engine.options.max_length),
+                "max_length": max_length(engine.runner, {name: task}, engine.options.max_length),
                 "stride": engine.options.stride,
                 "add_prefix_space": engine.options.add_prefix_space,
             }
@@ -308,15 +295,3 @@ def _write(target: ReaderBank | PreTrainedModel, processor: Any, folder: Path, f
         save_bank(target, folder, files=files)
     else:
         save(target, folder, processor, files=files)
-
-
-def tasks_by_name(op: str, tasks: Any) -> dict[str, Task]:
-    """Name -> task, of a mapping or a single task; ConfigError if it is neither."""
-    if isinstance(tasks, Task):
-        return {tasks.name: tasks}
-    if not isinstance(tasks, Mapping) or not all(isinstance(task, Task) for task in tasks.values()):
-        came = type(tasks).__name__
-        if isinstance(tasks, Mapping):
-            came = f"a mapping to {type(next(one for one in tasks.values() if not isinstance(one, Task))).__name__}"
-        raise ConfigError(f"{op}: tasks are {came}; a lamina.Task, or a mapping of names to tasks, is needed.")
-    return dict(tasks)

@@ -11,8 +11,8 @@ from tests.support.training import length_of_text, names, reader, tiny_bank, tin
 from lamina import DWAtt, Reader, ReaderBank, SequenceClassification, fit
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.tasks.split import Split
-from lamina.train import readers
-from lamina.train.readers import BankSubject, free_bytes
+from lamina.train import bank_runner as readers
+from lamina.train.bank_runner import BankRunner, free_bytes
 
 
 def bank_of(*layers: str) -> ReaderBank:
@@ -39,7 +39,7 @@ TASK = yes_no(train=4, validation=4)
 
 
 def checked(bank: ReaderBank, tasks: dict[str, Any], *parts: str) -> None:
-    BankSubject(bank, "fit").check(tasks, parts)
+    BankRunner(bank, "fit").check(tasks, parts)
 
 
 def test_what_fits_passes():

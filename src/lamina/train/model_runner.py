@@ -13,11 +13,11 @@ from lamina.store.models import load_processor
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.base import GenerationOptions, TaskOutline
 from lamina.tasks.interpolation import size_problem
+from lamina.train.base import Runner
 from lamina.train.identity import starting_weights
 from lamina.train.learner import Learner
-from lamina.train.rates import parameter_groups
+from lamina.train.parameter_groups import parameter_groups
 from lamina.train.scoring import eval_mode
-from lamina.train.subjects import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,18 +27,19 @@ if TYPE_CHECKING:
 
     from lamina.tasks.base import Kind, TaskLike
     from lamina.tasks.task import Task
-    from lamina.train.options import FitOptions
-    from lamina.train.plan import Group, Plan
+    from lamina.train.groups import Group
+    from lamina.train.options import FitOptions, PassOptions
+    from lamina.train.plan import Plan
 
 
 _PROCESSOR = "_lamina_processor"  # an attribute of the model object: the processor, where a task set its size
 _IMAGE_SIZE = "Leave image_size out, or set the processor to the model's size."
 
 
-class ModelSubject(Subject):
+class ModelRunner(Runner):
     """A whole model with a head of its own."""
 
-    def __init__(self, model: PreTrainedModel, task: TaskLike, op: str, processor: Any, options: FitOptions) -> None:
+    def __init__(self, model: PreTrainedModel, task: TaskLike, op: str, processor: Any, options: PassOptions) -> None:
         self.model = self.base = model
         self.modules, self.draws, self.op, self.task = (model,), True, op, task
         self.kind: Kind = kind_of(task.kind)
