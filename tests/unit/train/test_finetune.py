@@ -270,8 +270,11 @@ def test_what_evaluate_does_not_know():
 
 
 @pytest.mark.parametrize("options", [{"cache": "on"}, {"base_learning_rate": 1.0}])
-def test_options_of_banks_have_no_use(options: dict[str, Any]):
-    refused(bert(), yes_no(), "finetune: .*; a whole model has no use for it", **options)
+def test_options_of_banks_have_no_effect_on_a_model(options: dict[str, Any]):
+    (name,) = options
+    with pytest.raises(ConfigError, match=f"fit: {name} is .*; a whole model has no use for it"):
+        fit(bert(), yes_no(), processor=tiny_tokenizer(), **options)
+    refused(bert(), yes_no(), f"finetune: unknown option '{name}'; known: .*", UnknownNameError, **options)
 
 
 def test_a_model_has_one_task_and_no_grid():

@@ -12,7 +12,6 @@ from pyarrow import parquet
 from tests.support.finetuned import bert
 from tests.support.training import names, reader, tiny_bank, tiny_tokenizer, train, weights, yes_no
 
-from lamina import finetune
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError
 from lamina.fusion.gated import Gated
@@ -152,7 +151,7 @@ def test_a_killed_and_resumed_run_has_the_same_rows(count: int, whole: FitResult
 
 
 def test_a_whole_model_has_no_importances():
-    with pytest.raises(ConfigError, match="finetune: importance_steps is 5; a whole model has no use for it"):
-        finetune(bert(), TEXTS, processor=tiny_tokenizer(), importance_steps=5)
+    with pytest.raises(ConfigError, match="fit: importance_steps is 5; a whole model has no use for it"):
+        fit(bert(), TEXTS, processor=tiny_tokenizer(), importance_steps=5)
     with pytest.raises(ConfigError, match="fit: importance_steps is 0; it must be at least 1, or None"):
         train(tiny_bank({"a": reader(TEXTS)}), {"a": TEXTS}, importance_steps=0)
