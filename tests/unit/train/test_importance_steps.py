@@ -18,7 +18,7 @@ from lamina.fusion.gated import Gated
 from lamina.fusion.last_layer import LastLayer
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.tasks.task import Task
-from lamina.train import FitResult
+from lamina.train import FitResult, fit
 from lamina.train.engine import Engine
 from lamina.train.learner import Learner
 
