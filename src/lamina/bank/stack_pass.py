@@ -244,7 +244,7 @@ def run_heads(
                 logits[first] = readers[first].logits(features[first], mask, labels.get(first))
             else:
                 stacked = _stacked([features[name] for name in names])
-                logits |= zip(names, heads[0].many(heads, stacked, mask), strict=True)
+                logits |= zip(names, heads[0].forward_many(heads, stacked, mask), strict=True)
     return {name: ReaderOutput(logits[name], real) for name in readers}
 
 

@@ -1,4 +1,4 @@
-"""Heads: from fused features to the output of one task."""
+"""Heads turn the features of a fusion into the output of one task."""
 
 from lamina.registry import Registry
 

@@ -1,6 +1,6 @@
-"""Parts of the heads, each computed for several alike heads in one operation.
+"""Building blocks of heads, computed for several heads of the same shape in one operation.
 
-`nn.MultiheadAttention` has the same parameters and start, but at inference takes a slower kernel when texts are padded.
+`nn.MultiheadAttention` has the same parameters and initialisation, but it is slower at inference on padded batches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.fusion.dropout import Generators, dropout
-from lamina.heads.base import PassThrough, check_heads
+from lamina.heads.base import PassThrough, check_attention_heads
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 def linear(
     maps: Sequence[nn.Linear | PassThrough], features: Float[Tensor, "heads *rows dim"]
 ) -> Float[Tensor, "heads *rows out"]:
-    """Each member's own linear map of its own features."""
+    """Apply linear map i to `features[i]`, for all heads in one operation."""
     return affine([module.weight for module in maps], [module.bias for module in maps], features)
 
 
 def affine(weights: Sequence[Tensor], biases: Sequence[Tensor], features: Tensor) -> Tensor:
-    """`features[i] @ weights[i].T + biases[i]`."""
+    """Return `features[i] @ weights[i].T + biases[i]` for all i, in one operation."""
     if len(weights) == 1:
         return F.linear(features, weights[0], biases[0])
     rows = features.flatten(1, -2) if features.ndim > 2 else features.unsqueeze(1)
@@ -37,25 +37,35 @@ def affine(weights: Sequence[Tensor], biases: Sequence[Tensor], features: Tensor
 
 
 def norm(norms: Sequence[nn.LayerNorm], features: Float[Tensor, "heads *rows dim"]) -> Float[Tensor, "heads *rows dim"]:
-    """Each member's own LayerNorm of its own features."""
+    """Apply LayerNorm i to `features[i]`, for all heads in one operation; the norms have the same shape and eps."""
     if len(norms) == 1:
         return norms[0](features)
     normal = F.layer_norm(features, norms[0].normalized_shape, eps=norms[0].eps)
-    places = (len(norms), *[1] * (features.ndim - 2), -1)
-    weight = torch.stack([module.weight for module in norms]).view(places)
-    bias = torch.stack([module.bias for module in norms]).view(places)
+    shape = (len(norms), *[1] * (features.ndim - 2), -1)
+    weight = torch.stack([module.weight for module in norms]).view(shape)
+    bias = torch.stack([module.bias for module in norms]).view(shape)
     return torch.addcmul(bias, normal, weight)
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention with biases, without residual; `dropout` is on the attention weights."""
+    """Multi-head self-attention with biases and without a residual connection; `attend` computes it.
+
+    Args:
+        op: The operation that error messages begin with.
+        dim: Size of the features.
+        heads: Number of attention heads, which must divide `dim`.
+        dropout: Probability of dropout on the attention weights.
+
+    Raises:
+        ConfigError: If `heads` does not divide `dim`.
+    """
 
     def __init__(self, op: str, dim: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
-        check_heads(op, dim, heads)
+        check_attention_heads(op, dim, heads)
         self.heads, self.dropout = heads, dropout
         self.output = nn.Linear(dim, dim)
-        self.weight = nn.Parameter(torch.empty(3 * dim, dim))  # query, key and value, one above the other
+        self.weight = nn.Parameter(torch.empty(3 * dim, dim))  # the rows for queries, then keys, then values
         self.bias = nn.Parameter(torch.zeros(3 * dim))
         nn.init.xavier_uniform_(self.weight)
         nn.init.zeros_(self.output.bias)
@@ -67,25 +77,40 @@ def attend(
     mask: Bool[Tensor, "batch tokens"],
     generators: Generators,
 ) -> Float[Tensor, "heads batch tokens dim"]:
-    """Mix the tokens; only those under `mask` are attended to, and every row must have one."""
+    """Return the self-attention of each member on its own features, for all members in one operation.
+
+    Args:
+        members: Modules of the same shape and settings.
+        features: The features of member i at index i.
+        mask: True at tokens that are attended to; every row must have one.
+        generators: Each member's generator for dropout. None: torch's global generator.
+    """
     first = members[0]
     mixed = affine([member.weight for member in members], [member.bias for member in members], features)
     query, key, value = mixed.unflatten(-1, (3, first.heads, -1)).permute(3, 0, 4, 1, 2, 5).unbind(0)
-    # [batch, members * attention heads, tokens, size]: to the kernel, members are more attention heads
+    # [batch, members * attention heads, tokens, size]: the kernel sees members as more attention heads
     query, key, value = (part.permute(2, 0, 1, 3, 4).flatten(1, 2) for part in (query, key, value))
-    seen = mask[:, None, None, :]
+    key_mask = mask[:, None, None, :]
     if first.training and first.dropout > 0:
-        scores = (query @ key.mT / math.sqrt(query.shape[-1])).masked_fill(~seen, -math.inf).softmax(-1)
+        scores = (query @ key.mT / math.sqrt(query.shape[-1])).masked_fill(~key_mask, -math.inf).softmax(-1)
         scores = dropout(scores.unflatten(1, (len(members), -1)), first.dropout, generators, axis=1).flatten(1, 2)
         attended = scores @ value
     else:
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=key_mask)
     attended = attended.unflatten(1, (len(members), -1)).permute(1, 0, 3, 2, 4).flatten(-2)
     return linear([member.output for member in members], attended)
 
 
 class EncoderLayer(nn.Module):
-    """A pre-norm encoder layer with GELU; dropout on attention weights, inside the feed-forward, on both branches."""
+    """A pre-norm transformer encoder layer with GELU; `encode` computes it.
+
+    Args:
+        op: The operation that error messages begin with.
+        dim: Size of the features.
+        heads: Number of attention heads, which must divide `dim`.
+        feedforward: Inner size of the feed-forward network.
+        dropout: Probability of dropout on attention weights, inside the feed-forward network, and on both branches.
+    """
 
     def __init__(self, op: str, dim: int, heads: int, feedforward: int, dropout: float) -> None:
         super().__init__()
@@ -103,11 +128,14 @@ def encode(
     mask: Bool[Tensor, "batch tokens"],
     generators: Generators,
 ) -> Float[Tensor, "heads batch tokens dim"]:
-    """Attention and feed-forward, each added to what came in."""
+    """Return the output of each member's encoder layer on its own features, for all members in one operation.
+
+    The arguments are those of `attend`.
+    """
     p = members[0].dropout if members[0].training else 0.0
-    before = norm([member.attention_norm for member in members], features)
-    mixed = attend([member.attention for member in members], before, mask, generators)
+    normed = norm([member.attention_norm for member in members], features)
+    mixed = attend([member.attention for member in members], normed, mask, generators)
     features = features + dropout(mixed, p, generators)
-    before = norm([member.feedforward_norm for member in members], features)
-    inner = dropout(F.gelu(linear([member.inner for member in members], before)), p, generators)
+    normed = norm([member.feedforward_norm for member in members], features)
+    inner = dropout(F.gelu(linear([member.inner for member in members], normed)), p, generators)
     return features + dropout(linear([member.outer for member in members], inner), p, generators)

@@ -1,4 +1,4 @@
-"""What every head is: a frozen config that builds a module with logits and a loss."""
+"""The contract of a head: a frozen config that builds a module with logits and a loss."""
 
 from __future__ import annotations
 
@@ -21,131 +21,157 @@ if TYPE_CHECKING:
     from lamina.layers.stack import LayerStack
 
 ProblemType = Literal["classification", "regression", "multi_label"]
-IGNORE = -100  # the label of a position that has none, as in transformers
+IGNORE = -100  # label of a position that has no label and is left out of the loss, as in transformers
 
 
 @runtime_checkable
 class TaskLike(Protocol):
-    """What a kind must know of a task: of a `Task`, or of a reader's head where nothing is trained."""
+    """The facts about a task that its kind needs; a `Task` has them, and so have its stand-ins in prediction."""
 
     @property
     def kind(self) -> str:
-        """Name of its kind, which is also that of the heads that serve it."""
+        """Name of the task's kind, which is also the `kind` of the heads for it."""
         ...
 
     @property
     def problem_type(self) -> Any:
-        """Which of the kind's problems it is."""
+        """Which of the kind's problem types it is, such as "classification" or "regression"."""
         ...
 
     @property
     def labels(self) -> Sequence[str]:
-        """Class names in the order of their ids."""
+        """Names of the classes, in the order of their ids."""
         ...
 
 
 @runtime_checkable
 class ReadTask(TaskLike, Protocol):
-    """What a reader must know of a task: of a `Task`, or of what is known of one before its data is read."""
+    """The facts about a task from which a default reader is chosen; a `Task` has them, and so has a recipe's task."""
 
     @property
     def pairs(self) -> bool:
-        """Whether its examples are pairs of texts."""
+        """Whether the examples are pairs of texts."""
         ...
 
 
 class HeadConfig(ABC):
-    """Settings of one head. Subclasses are frozen dataclasses with a `labels` tuple."""
+    """The settings of a head. Subclasses are frozen dataclasses.
+
+    Attributes:
+        labels: Names of the classes.
+        kind: Name of the kind of task that the head is for.
+        inputs: Arguments of the model that show which tower a reader with this head reads, if it names no stack.
+        problem_type: Whether the head classifies, predicts a number, or decides on several labels at once.
+    """
 
     labels: Sequence[str]
-    kind: ClassVar[str]  # the task kind it serves
-    inputs: ClassVar[tuple[str, ...]] = ("input_ids",)  # which of the model's towers it reads, if none is named
+    kind: ClassVar[str]
+    inputs: ClassVar[tuple[str, ...]] = ("input_ids",)
     problem_type: ProblemType = "classification"
 
     @property
     def weighs_tokens(self) -> bool:
-        """Whether its module gives each token a weight, see `Head.log_weights`."""
+        """Whether the module gives each token a weight; see `Head.log_weights`."""
         return False
 
     @abstractmethod
     def build(self, dim: int) -> Head:
-        """Make the trainable module for features of size `dim`."""
+        """Return a new module for features of size `dim`."""
 
     @classmethod
     def default(cls, task: ReadTask) -> tuple[FusionConfig, Self]:
-        """The fusion and head to begin with for a task; ConfigError if none was chosen."""
+        """Return the default fusion and head for a task.
+
+        Raises:
+            ConfigError: If there is no default for tasks of this kind, as here, unless a subclass overrides it.
+        """
         came = f"no default reader was chosen for tasks of kind {task.kind}"
         raise ConfigError(f"reader: {came}. Name its fusion and head, as Reader(ScalarMix(), {cls.__name__}()).")
 
     def build_on(self, model: PreTrainedModel, dim: int) -> Head:
-        """Make the module for a model that is at hand; most heads need nothing of it."""
+        """Return a new module for features of size `dim` on `model`; unless overridden, the model is not used."""
         return self.build(dim)
 
 
 class Head(nn.Module, ABC):
-    """Features -> logits, and the loss of logits against labels."""
+    """A module from features to logits, with the loss of logits against labels.
 
-    generator: torch.Generator | None = None  # source of dropout's random numbers; None is torch's own
-    logits_to_keep: ClassVar[bool] = False  # True: `forward` takes `logits_to_keep`, the positions that are wanted
-    pools: ClassVar[bool] = False  # True: one row of logits per text, not per token
+    Attributes:
+        generator: Source of dropout's random numbers. None: torch's global generator.
+        logits_to_keep: Whether `forward` has an argument `logits_to_keep`, a mask of the positions to compute.
+        pools: Whether there is one row of logits per sequence rather than per token.
+    """
+
+    generator: torch.Generator | None = None
+    logits_to_keep: ClassVar[bool] = False
+    pools: ClassVar[bool] = False
 
     @abstractmethod
     def forward(self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]) -> Tensor:
-        """Logits; every row of `mask` must have a real token."""
+        """Return the logits. `mask` is True at real tokens; every row must have at least one."""
 
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Scalar mean over the labels that are given; 0 where none is."""
+        """Return the mean loss over all labels that are present (not IGNORE), a scalar; 0 if there are none."""
 
     @property
     @abstractmethod
     def outputs(self) -> int:
-        """Number of scores per position: labels, or entries of a vocabulary."""
+        """Number of logits per position: the labels, or the entries of a vocabulary."""
 
     @property
     def reads_first(self) -> bool:
-        """Whether it reads the features of the first real token alone."""
+        """Whether the head reads only the features of the first real token."""
         return False
 
     def is_token_wise(self) -> bool:
-        """Whether it says something of each token by itself: its logits, or of a whole text the mean of theirs.
+        """Return whether the logits are those of single tokens, each from its own features, or a mean over them.
 
-        A text of one token has that token's logits then, whatever comes before or after it. The mean is a plain one,
-        or weighed by `log_weights`.
+        The mean is a plain one or weighted by `log_weights`. So the score of a growing text can be kept as a running
+        mean: a token's own logits do not depend on the tokens around it.
         """
         return False
 
     def log_weights(self, features: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"] | None:
-        """The logarithm of each token's weight in the mean that a text's logits are, but for a constant.
+        """Return the logarithm, up to a constant, of each token's weight in the mean over a sequence.
 
-        None, as in most heads, is the same weight for each.
+        None: all tokens have the same weight. That is so unless a head overrides it.
         """
         return None
 
     def check_reads(self, model: PreTrainedModel, stack: LayerStack, fusion: Fusion) -> None:
-        """Raise ConfigError if what a fusion makes of a model's stack is not for this head; most take anything."""
+        """Raise ConfigError if this head cannot read what `fusion` computes from `stack` of `model`; most heads can."""
 
     def count(self, labels: Tensor) -> Tensor:
-        """What `loss` divides by: how many labels are given, or their weight."""
-        return counted(labels, None)
+        """Return the divisor of `loss`: the number of labels that are present, or the sum of their class weights."""
+        return count_labels(labels, None)
 
-    def borrowed(self) -> Mapping[str, Tensor]:
-        """Tensors of the base that the head uses and does not save, by a name each."""
+    def borrowed_tensors(self) -> Mapping[str, Tensor]:
+        """Return, by name, tensors of the base model that the head uses and that are not saved with it."""
         return {}
 
     def group(self) -> Hashable | None:
-        """Heads of one class with equal groups are computed as one operation; None: alone."""
+        """Return a key: heads of one class with equal keys are computed as one operation. None: always alone."""
         return None
 
-    def many(
+    def forward_many(
         self, heads: list[Any], features: Float[Tensor, "heads batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "heads batch ..."]:
-        """Logits of several heads, all of which have the `group` of this one, each on its own features."""
+        """Return the logits of several heads with the same `group` as this one, each for its own features."""
         return torch.stack([head(part, mask) for head, part in zip(heads, features, strict=True)])
 
 
 class PassThrough(nn.Module):
-    """In place of a linear map where features are logits: its weight is the identity, neither learnt nor saved."""
+    """Stands in for the linear map of a head whose features are the logits: weight identity, neither trained nor saved.
+
+    Args:
+        op: The operation that error messages begin with.
+        dim: Size of the features.
+        labels: Number of labels, which must be equal to `dim`.
+
+    Raises:
+        ConfigError: If the two differ.
+    """
 
     weight: Tensor
     bias: Tensor
@@ -161,21 +187,31 @@ class PassThrough(nn.Module):
 
 
 class LabelHead(Head):
-    """A head that ends in one linear map, a score per label; its config has `labels` and `class_weights`.
+    """Base class of heads that end in a linear map with one logit per label.
 
-    Where the config has `linear=False` the map passes features on as they are.
+    Args:
+        config: The settings; they have `labels` and `class_weights`, and optionally `linear`. With `linear=False` the
+            features themselves are the logits.
+        dim: Size of the features.
+        **parts: Submodules that come before the linear map, by name.
+
+    Attributes:
+        settings: Names of the settings that heads must have in common to be computed in one operation.
+        class_weights: Weight of each label in the loss. None: all equal.
     """
 
-    settings: ClassVar[tuple[str, ...]]  # of the config: heads whose logits are computed at once have these in common
+    settings: ClassVar[tuple[str, ...]]
     class_weights: Tensor | None
 
     def __init__(self, config: Any, dim: int, **parts: nn.Module) -> None:
         super().__init__()
         self.config = config
-        for name, part in parts.items():  # these come before the linear map
+        for name, part in parts.items():
             self.add_module(name, part)
-        count, learns = len(config.labels), getattr(config, "linear", True)
-        self.output: Any = nn.Linear(dim, count) if learns else PassThrough(config.kind, dim, count)
+        count, has_map = len(config.labels), getattr(config, "linear", True)
+        self.output: nn.Linear | PassThrough = (
+            nn.Linear(dim, count) if has_map else PassThrough(config.kind, dim, count)
+        )
         weights = None if config.class_weights is None else torch.tensor(config.class_weights)
         self.register_buffer("class_weights", weights, persistent=False)
 
@@ -185,28 +221,36 @@ class LabelHead(Head):
         return self.output.out_features
 
     def group(self) -> Hashable:
-        """Same shape, same settings, same place."""
+        """Return the key of heads that are computed together: same shape, settings, mode and dtype."""
         weight, settings = self.output.weight, [getattr(self.config, name) for name in self.settings]
         return (*weight.shape, *settings, self.training, weight.dtype)
 
     def forward(self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]) -> Tensor:
-        """Logits of each text or token; those of padding mean nothing."""
-        return self.many([self], features.unsqueeze(0), mask)[0]
+        """Return the logits of each sequence or token; those of padding are meaningless."""
+        return self.forward_many([self], features.unsqueeze(0), mask)[0]
 
     def loss(self, logits: Float[Tensor, "*batch classes"], labels: Tensor) -> Float[Tensor, ""]:
-        """Mean cross-entropy over the labels that are not IGNORE; ConfigError unless there is one per text or token."""
+        """Return the mean cross-entropy over the labels that are not IGNORE.
+
+        Raises:
+            ConfigError: If there is not one label per sequence or token.
+        """
         if labels.shape != logits.shape[:-1]:
             came = f"labels are {list(labels.shape)} for logits of {list(logits.shape)}"
             raise ConfigError(f"{self.config.kind}: {came}; one per text or token is needed.")
         return cross_entropy(logits, labels, self.class_weights)
 
     def count(self, labels: Tensor) -> Tensor:
-        """Number (or weight) of the labels that are given."""
-        return counted(labels, self.class_weights)
+        """Return the number of labels that are not IGNORE, or the sum of their class weights."""
+        return count_labels(labels, self.class_weights)
 
 
 def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
-    """Label names from a sequence of them, or from their number; ConfigError if there is none, or one twice."""
+    """Return label names as a tuple, from a sequence of names or from their number (then "0", "1", ...).
+
+    Raises:
+        ConfigError: If there is no label, one comes twice, or `labels` is a single string or a mapping.
+    """
     if isinstance(labels, str | Mapping):
         raise ConfigError(f"{op}: labels are {labels!r}; a list of names is needed.")
     names = tuple(str(i) for i in range(labels)) if isinstance(labels, int) else tuple(labels)
@@ -215,16 +259,20 @@ def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
     return names
 
 
-def check_heads(op: str, dim: int, attention_heads: int) -> None:
+def check_attention_heads(op: str, dim: int, attention_heads: int) -> None:
     """Raise ConfigError unless `attention_heads` divides `dim`."""
     if attention_heads < 1 or dim % attention_heads:
-        fits = ", ".join(str(heads) for heads in range(1, dim + 1) if dim % heads == 0)
+        divisors = ", ".join(str(heads) for heads in range(1, dim + 1) if dim % heads == 0)
         came = f"attention_heads is {attention_heads} for features of size {dim}"
-        raise ConfigError(f"{op}: {came}; it must divide that size. Use one of {fits}.")
+        raise ConfigError(f"{op}: {came}; it must divide that size. Use one of {divisors}.")
 
 
-def checked_weights(op: str, weights: Sequence[float] | None, labels: int) -> tuple[float, ...] | None:
-    """The weights as a tuple; ConfigError unless there is one positive weight per label."""
+def check_class_weights(op: str, weights: Sequence[float] | None, labels: int) -> tuple[float, ...] | None:
+    """Return class weights as a tuple of floats, or None for None.
+
+    Raises:
+        ConfigError: Unless there is one positive, finite weight per label.
+    """
     if weights is None:
         return None
     if len(weights) != labels or not all(0 < weight < math.inf for weight in weights):
@@ -234,13 +282,16 @@ def checked_weights(op: str, weights: Sequence[float] | None, labels: int) -> tu
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean cross-entropy over the labels that are not IGNORE, weighted as in torch; 0, not NaN, where there is none."""
+    """Return the mean cross-entropy over the labels that are not IGNORE; 0 (unlike torch, not NaN) if there are none.
+
+    `weight` holds one weight per class, as in torch. None: all equal.
+    """
     flat, targets = logits.flatten(0, -2).float(), labels.flatten()
     total = F.cross_entropy(flat, targets, weight=weight, ignore_index=IGNORE, reduction="sum")
-    return total / counted(targets, weight).clamp(min=torch.finfo(flat.dtype).tiny)
+    return total / count_labels(targets, weight).clamp(min=torch.finfo(flat.dtype).tiny)
 
 
-def counted(labels: Tensor, weight: Tensor | None) -> Tensor:
-    """How many labels are not IGNORE, or the sum of their classes' weights."""
-    given = labels != IGNORE
-    return given.sum() if weight is None else weight[labels[given]].sum()
+def count_labels(labels: Tensor, weight: Tensor | None) -> Tensor:
+    """Return how many labels are not IGNORE, or, given `weight` per class, the sum of the weights of their classes."""
+    present = labels != IGNORE
+    return present.sum() if weight is None else weight[labels[present]].sum()

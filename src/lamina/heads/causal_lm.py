@@ -1,4 +1,4 @@
-"""The word that comes next: causal language modelling with the base's own vocabulary."""
+"""Causal language modelling: logits of the next token, over the vocabulary of the base model."""
 
 from __future__ import annotations
 
@@ -23,40 +23,41 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class CausalLM(VocabularyConfig):
-    """A linear map, then the base's own vocabulary projection with a bias of its own: the logits of the next token.
+    """A head for causal language modelling: a linear map, then the base model's vocabulary projection and a new bias.
 
-    Features as wide as the projection start unchanged, so that `Reader(LastLayer(), CausalLM())` starts as the base's
-    own head, but for what some bases do to their logits (Gemma 2's cap, Granite's scale). The projection is the base's
-    and is neither copied nor saved; it stays as it is unless the base itself is trained.
+    The logits at a token predict the next token. If the features have the width of the projection, the linear map is
+    initialised to the identity, so `Reader(LastLayer(), CausalLM())` begins as the base model's own head (except that
+    some models modify their logits: Gemma 2 caps them, Granite scales them). The projection belongs to the base model:
+    it is neither copied nor saved, and only changes if the base model is trained.
 
-    A token's features must come of the tokens up to it alone, or the token that is asked for would be seen: the base is
-    a causal language model, and the fusion token-wise.
+    The features of a token must not depend on later tokens, which would give away the answer. So the base must be a
+    causal language model and the fusion must be token-wise.
 
     Source:
         Radford et al. 2018, "Improving Language Understanding by Generative Pre-Training", equations 1 and 2; the
-        linear map is ours.
+        linear map is our addition.
     """
 
     kind: ClassVar[str] = "causal_lm"
 
     def build_on(self, model: PreTrainedModel, dim: int) -> CausalLMHead:
-        """Make the module for a model that is at hand; ConfigError if it has no vocabulary."""
+        """Return a new module for features of size `dim` on `model`; ConfigError if the model has no vocabulary."""
         projection = vocabulary_of(model, self.kind)
         classes, width = projection.weight.shape
-        dense, own = nn.Linear(dim, width), getattr(projection, "bias", None)
+        dense, base_bias = nn.Linear(dim, width), getattr(projection, "bias", None)
         if dim == width:
             nn.init.eye_(dense.weight)
             nn.init.zeros_(dense.bias)
-        bias = nn.Parameter(torch.zeros(classes) if own is None else own.detach().clone().float())
+        bias = nn.Parameter(torch.zeros(classes) if base_bias is None else base_bias.detach().clone().float())
         return CausalLMHead(projection, Transform(dense, nn.Identity(), nn.Identity(), bias), dim)
 
 
 @final
 class CausalLMHead(VocabularyHead):
-    """The module of `CausalLM`."""
+    """The module of `CausalLM`; logits `[batch, tokens, classes]`."""
 
     def check_reads(self, model: PreTrainedModel, stack: LayerStack, fusion: Fusion) -> None:
-        """Raise ConfigError if a token's features may depend on later tokens."""
+        """Raise ConfigError if a token's features may depend on later tokens, because of the model or the fusion."""
         came = None
         if stack.name != "main":
             came = f"the stack '{stack.name}' is one of two, which read different texts"

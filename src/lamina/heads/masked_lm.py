@@ -1,4 +1,4 @@
-"""The word behind a mask: masked language modelling with the base's own vocabulary."""
+"""Masked language modelling: logits of masked tokens, over the vocabulary of the base model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lamina.layers.probe_input import NoInputError, probe_input
 from lamina.layers.stack import alike
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 _CLOSE = 1e-3  # relative to the largest logit; a wrong activation or order is off by far more
 
@@ -26,11 +26,11 @@ _CLOSE = 1e-3  # relative to the largest logit; a wrong activation or order is o
 @final
 @dataclass(frozen=True)
 class MaskedLM(VocabularyConfig):
-    """Dense, activation, LayerNorm, then the base's own vocabulary projection with a bias of its own.
+    """A head for masked language modelling: dense map, activation, LayerNorm, then the model's vocabulary projection.
 
-    On a base with a head for masked language modelling (`BertForMaskedLM`) the first three and the bias start as a copy
-    of that head's; on any other they start fresh. The projection is the base's and is neither copied nor saved; it
-    stays as it is unless the base itself is trained.
+    The head has a bias of its own. On a model with a head for masked language modelling (`BertForMaskedLM`), dense map,
+    activation, norm and bias are initialised as copies of that head's; on any other model they are new. The projection
+    belongs to the base model: it is neither copied nor saved, and only changes if the base model is trained.
 
     Source:
         Devlin et al. 2019, arXiv:1810.04805, section 3.1; ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)",
@@ -40,9 +40,9 @@ class MaskedLM(VocabularyConfig):
     kind: ClassVar[str] = "masked_lm"
 
     def build_on(self, model: PreTrainedModel, dim: int) -> MaskedLMHead:
-        """Make the module for a model that is at hand; ConfigError if it has no vocabulary."""
+        """Return a new module for features of size `dim` on `model`; ConfigError if the model has no vocabulary."""
         projection = vocabulary_of(model, self.kind)
-        transform = _own_transform(model, projection)
+        transform = _copy_transform(model, projection)
         if transform is None:
             classes, width = projection.weight.shape
             bias = nn.Parameter(torch.zeros(classes))
@@ -52,11 +52,14 @@ class MaskedLM(VocabularyConfig):
 
 @final
 class MaskedLMHead(VocabularyHead):
-    """The module of `MaskedLM`."""
+    """The module of `MaskedLM`; logits `[batch, tokens, classes]`."""
 
 
-def _own_transform(model: PreTrainedModel, projection: Projection) -> Transform | None:
-    """A copy of the model's own, if it has one that this module can be: shown by the logits it gives."""
+def _copy_transform(model: PreTrainedModel, projection: Projection) -> Transform | None:
+    """Return a copy of dense map, activation, norm and bias of the model's own head for masked language modelling.
+
+    None if the model has no such head, or a head of another form: the copy must give the model's own logits.
+    """
     classes, width = projection.weight.shape
     inside = set(model.base_model.modules())
     outside = [module for module in model.modules() if module not in inside and module is not projection]
@@ -64,20 +67,20 @@ def _own_transform(model: PreTrainedModel, projection: Projection) -> Transform 
     norms = [part for part in outside if isinstance(part, nn.LayerNorm) and part.normalized_shape == (width,)]
     if len(maps) != 1 or len(norms) != 1:
         return None
-    # what is added to the logits is the projection's bias, or a vector of that size in the head
+    # the bias of the logits belongs to the projection, or is a vector of that size in the head
     parameters = (parameter for module in (projection, *outside) for parameter in module.parameters(recurse=False))
     biases = (nn.Parameter(parameter.detach()) for parameter in parameters if parameter.shape == (classes,))
     bias = next(biases, nn.Parameter(torch.zeros(classes, device=main_device(model))))
     parts = [Transform(maps[0], activation, norms[0], bias) for activation in _activations(model.config)]
-    own = parts[0] if main_device(model).type == "meta" else _first_equal(model, projection, parts)
-    if own is None:
+    transform = parts[0] if main_device(model).type == "meta" else _first_equal(model, projection, parts)
+    if transform is None:
         return None
     dense, norm = (copy.deepcopy(part).float().requires_grad_(True) for part in (maps[0], norms[0]))
-    return own._replace(dense=dense, norm=norm, bias=nn.Parameter(bias.detach().clone().float()))
+    return transform._replace(dense=dense, norm=norm, bias=nn.Parameter(bias.detach().clone().float()))
 
 
-def _activations(config: Any) -> Iterator[Activation]:
-    """The functions that the config names, then the usual ones."""
+def _activations(config: PretrainedConfig) -> Iterator[Activation]:
+    """Yield the activation functions that a config names, then the usual ones."""
     from transformers.activations import ACT2FN
 
     named = [value for key, value in vars(config).items() if key.endswith(("_act", "activation"))]
@@ -88,7 +91,7 @@ def _activations(config: Any) -> Iterator[Activation]:
 
 @torch.no_grad()
 def _first_equal(model: PreTrainedModel, projection: Projection, parts: Sequence[Transform]) -> Transform | None:
-    """The first that makes the model's own logits out of its last hidden state."""
+    """Return the first of `parts` that computes the model's own logits from its last state; None if none does."""
     try:
         inputs = probe_input(model, 8, seed=0).inputs
     except NoInputError:
@@ -98,5 +101,5 @@ def _first_equal(model: PreTrainedModel, projection: Projection, parts: Sequence
         states, logits = out.get("hidden_states"), out.get("logits", out.get("prediction_logits"))
         if states is None or logits is None:
             return None
-        again = ((part, part.logits(states[-1], projection.weight)) for part in parts)
-        return next((part for part, own in again if alike(own, logits, _CLOSE)), None)
+        computed = ((part, part.logits(states[-1], projection.weight)) for part in parts)
+        return next((part for part, candidate in computed if alike(candidate, logits, _CLOSE)), None)

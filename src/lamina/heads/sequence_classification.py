@@ -1,4 +1,4 @@
-"""One output for a whole text, image or clip: classification, regression or several labels at once."""
+"""One output for a whole text, image or audio clip: classification, regression or several labels at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lamina.fusion.dropout import dropout
 from lamina.fusion.paired_layers import PairedLayers
 from lamina.fusion.pooled_layers import PooledLayers
 from lamina.heads.attention import EncoderLayer, SelfAttention, attend, encode, linear
-from lamina.heads.base import HeadConfig, LabelHead, ProblemType, checked_weights, label_names
+from lamina.heads.base import HeadConfig, LabelHead, ProblemType, check_class_weights, label_names
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
@@ -30,28 +30,31 @@ Pooling = Literal["attention", "query", "mean", "first"]
 
 @dataclass(frozen=True)
 class PooledClassification(HeadConfig):
-    """Pool the tokens, then one linear map: what the heads of whole texts, images and clips are.
+    """Base class of heads for whole texts, images and audio clips: they pool the tokens, then apply a linear map.
 
     Args:
         labels: Names of the classes, or their number; one name for regression.
-        attention_heads: Heads of the self-attention (pooling "attention", encoder layers); must divide the features'
-            size.
-        dropout: Probability, inside the encoder layers and before pooling.
-        attention_dropout: Probability, on the self-attention's weights; the paper's code has its `dropout` there too.
-        pooling: "attention" (self-attention without residual, GELU, dropout, mean over real tokens: the paper's),
-            "query" (a mean over real tokens with the weights `softmax_t(query . h_t / sqrt(dim))`, where the query is
-            learnt and starts at 0), "mean" (over real tokens) or "first" (the first real token).
-        problem_type: "classification", "regression" (one output, squared error) or "multi_label" (a sigmoid each).
-        class_weights: One positive weight per label for the loss; None: all equal.
-        linear: False: no linear map and no dropout before it; the pooled features, as many as there are labels, are the
-            logits, as where `Routing` ends in the classes. Pooling is then not "attention", and no encoder layer mixes.
-        encoder_layers: How many pre-norm transformer encoder layers the features go through first.
-        feedforward: Inner size of each.
+        attention_heads: Attention heads of the self-attention (pooling "attention") and of the encoder layers; must
+            divide the size of the features.
+        dropout: Probability of dropout inside the encoder layers and before pooling.
+        attention_dropout: Probability of dropout on the weights of the self-attention. The paper's code uses its
+            `dropout` there too.
+        pooling: How the tokens' features become one vector. "attention", as in the paper: self-attention without
+            residual, GELU, dropout, then the mean over real tokens. "query": the mean over real tokens with the weights
+            `softmax_t(query . h_t / sqrt(dim))`; the query is learned and initialised to 0. "mean": the mean over real
+            tokens. "first": the first real token.
+        problem_type: "classification", "regression" (one output, squared error) or "multi_label" (a sigmoid per label).
+        class_weights: One positive weight per label for the loss. None: all equal.
+        linear: Whether there is a linear map, with dropout before it. False: the pooled features are the logits, so
+            their size must be the number of labels, as after `Routing(dim=len(labels))`. This excludes pooling
+            "attention" and encoder layers.
+        encoder_layers: Number of pre-norm transformer encoder layers before the pooling.
+        feedforward: Inner size of each encoder layer's feed-forward network.
 
     Source:
-        Dremov 2024, section 5.2; the encoder layers are those of its tags (figure 15). "query" is one head of the
-        attention probes of Kramár et al. 2026, arXiv:2601.11516, section 3.1.2, on the fusion's features; theirs have
-        several heads, each behind an MLP.
+        Dremov 2024, section 5.2; the encoder layers are those of its token tasks (figure 15). "query" is one head of
+        the attention probes of Kramár et al. 2026, arXiv:2601.11516, section 3.1.2, applied to the fusion's features;
+        theirs have several heads, each after an MLP.
     """
 
     labels: Sequence[str]
@@ -67,7 +70,7 @@ class PooledClassification(HeadConfig):
 
     @classmethod
     def default(cls, task: ReadTask) -> tuple[FusionConfig, Self]:
-        """Every layer pooled by learned queries; of pairs, each text by itself too, and how the two match."""
+        """Return the default reader's fusion and head: `PairedLayers` for pairs of texts, else `PooledLayers`."""
         fusion = PairedLayers() if task.pairs else PooledLayers()
         return fusion, cls(task.labels, pooling="first", problem_type=task.problem_type)
 
@@ -88,22 +91,22 @@ class PooledClassification(HeadConfig):
             )
         if self.problem_type == "regression" and len(self.labels) != 1:
             raise ConfigError(f"{self.kind}: {len(self.labels)} labels for a regression; it has one.")
-        object.__setattr__(self, "class_weights", checked_weights(self.kind, self.class_weights, len(self.labels)))
+        object.__setattr__(self, "class_weights", check_class_weights(self.kind, self.class_weights, len(self.labels)))
 
     @property
     def weighs_tokens(self) -> bool:
-        """By the query, where it sees what the fusion says of a token alone."""
+        """Whether tokens are weighted: by the query, if no encoder layer mixes tokens before it."""
         return self.pooling == "query" and not self.encoder_layers
 
     def build(self, dim: int) -> PooledClassificationHead:
-        """Make the module for features of size `dim`."""
+        """Return a new module for features of size `dim`."""
         return PooledClassificationHead(self, dim)
 
 
 @final
 @dataclass(frozen=True)
 class SequenceClassification(PooledClassification):
-    """One output for a whole text; see `PooledClassification` for the settings."""
+    """A head with one output for a whole text; see `PooledClassification` for the settings."""
 
     kind: ClassVar[str] = "sequence_classification"
 
@@ -111,10 +114,10 @@ class SequenceClassification(PooledClassification):
 @final
 @dataclass(frozen=True)
 class ImageClassification(PooledClassification):
-    """One class for an image; see `PooledClassification` for the settings.
+    """A head with one class for an image; see `PooledClassification` for the settings.
 
-    All of a model's positions are read: patches, class tokens and registers. "first" is the class token, where there is
-    one. A model has one class per image: problem type "classification".
+    The tokens are all positions of the model: patches, class token and registers. Pooling "first" reads the class token
+    of models that have one. The only problem type is "classification".
     """
 
     kind: ClassVar[str] = "image_classification"
@@ -124,9 +127,9 @@ class ImageClassification(PooledClassification):
 @final
 @dataclass(frozen=True)
 class AudioClassification(PooledClassification):
-    """One class for a clip of sound; see `PooledClassification` for the settings.
+    """A head with one class for an audio clip; see `PooledClassification` for the settings.
 
-    The tokens are the frames of the sound itself; those of padding are not read, where the model says which they are.
+    The tokens are the audio frames. Frames of padding are left out if the model says which they are.
     """
 
     kind: ClassVar[str] = "audio_classification"
@@ -135,7 +138,7 @@ class AudioClassification(PooledClassification):
 
 @final
 class PooledClassificationHead(LabelHead):
-    """The module of `PooledClassification`; logits `[batch, classes]`."""
+    """The module of `PooledClassification` and its subclasses; logits `[batch, classes]`."""
 
     pools: ClassVar[bool] = True
     settings: ClassVar = (
@@ -152,52 +155,60 @@ class PooledClassificationHead(LabelHead):
         parts = {}
         if config.pooling == "attention":
             parts["attention"] = SelfAttention(config.kind, dim, config.attention_heads, config.attention_dropout)
-        how = (config.attention_heads, config.feedforward, config.dropout)
-        parts["encoder"] = nn.ModuleList(EncoderLayer(config.kind, dim, *how) for _ in range(config.encoder_layers))
+        settings = (config.attention_heads, config.feedforward, config.dropout)
+        parts["encoder"] = nn.ModuleList(
+            EncoderLayer(config.kind, dim, *settings) for _ in range(config.encoder_layers)
+        )
         super().__init__(config, dim, **parts)
         self.query = nn.Parameter(torch.zeros(dim)) if config.pooling == "query" else None
 
     @property
     def reads_first(self) -> bool:
-        """Where that is the pooling, and nothing mixes the tokens before."""
+        """Whether only the first real token is read: with pooling "first" and no encoder layers."""
         return self.config.pooling == "first" and not self.config.encoder_layers
 
     def is_token_wise(self) -> bool:
-        """Where the pooling is a mean of what the fusion gave: the logits are then that of the tokens' own."""
+        """Return whether the logits are a mean of the tokens' own logits.
+
+        They are with pooling "mean" or "query", unless encoder layers mix the tokens before.
+        """
         return self.config.pooling in ("mean", "query") and not self.config.encoder_layers
 
     def log_weights(self, features: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"] | None:
-        """What the query says of a token."""
+        """Return the query's score of each token; None unless the pooling is "query" on unmixed tokens."""
         if self.query is None or not self.config.weighs_tokens:
             return None
-        return _asked(self.query, features)
+        return _query_scores(self.query, features)
 
-    def many(
+    def forward_many(
         self, heads: list[Any], features: Float[Tensor, "heads batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "heads batch classes"]:
-        """Logits of each text, for alike heads at once."""
+        """Return the logits of each sequence, for several heads of the same shape in one operation."""
         outputs, generators = [head.output for head in heads], [head.generator for head in heads]
         p = self.config.dropout if self.training and self.config.linear else 0.0
         for layers in zip(*(head.encoder for head in heads), strict=True):
             features = encode(layers, features, mask, generators)
         if self.config.pooling == "first":
             first = mask.int().argmax(1)
-            seen = features[:, torch.arange(features.shape[1], device=first.device), first]
-            return linear(outputs, dropout(seen, p, generators))
+            features = features[:, torch.arange(features.shape[1], device=first.device), first]
+            return linear(outputs, dropout(features, p, generators))
         if self.config.pooling == "attention":
             features = F.gelu(attend([head.attention for head in heads], features, mask, generators))
         if self.config.pooling == "query":
-            weights = torch.stack([_asked(head.query, part) for head, part in zip(heads, features, strict=True)])
+            weights = torch.stack([_query_scores(head.query, part) for head, part in zip(heads, features, strict=True)])
             weights = weights.masked_fill(~mask, -torch.inf).softmax(-1).unsqueeze(-1)
             return linear(outputs, (dropout(features, p, generators) * weights).sum(2))
         share = mask.unsqueeze(-1).to(features.dtype)
         return linear(outputs, (dropout(features, p, generators) * share).sum(2) / share.sum(1))
 
     def loss(self, logits: Float[Tensor, "batch classes"], labels: Tensor) -> Float[Tensor, ""]:
-        """Cross-entropy, squared error, or binary cross-entropy.
+        """Return the mean loss over the labels that are present: cross-entropy, squared or binary cross-entropy error.
 
-        Labels are `[batch]` class indices (IGNORE: none), `[batch]` floats (NaN: none), or `[batch, classes]` zeros and
-        ones (a negative: none).
+        Labels are `[batch]` class indices for classification (IGNORE: no label), `[batch]` floats for regression (NaN:
+        no label), and `[batch, classes]` zeros and ones for multi-label tasks (a negative value: no label).
+
+        Raises:
+            ConfigError: If the labels have another shape.
         """
         if self.config.problem_type == "classification":
             return super().loss(logits, labels)
@@ -206,21 +217,23 @@ class PooledClassificationHead(LabelHead):
         if labels.shape != logits.shape:
             came = f"labels are {tuple(labels.shape)} for a {self.config.problem_type} of {tuple(logits.shape)}"
             raise ConfigError(f"{self.config.kind}: {came}; both must have one shape.")
-        given, logits = self._given(labels), logits.float()
-        target = labels.masked_fill(~given, 0).float()
+        present, logits = self._present(labels), logits.float()
+        target = labels.masked_fill(~present, 0).float()
         if self.config.problem_type == "regression":
             error = F.mse_loss(logits, target, reduction="none")
         else:
             error = F.binary_cross_entropy_with_logits(logits, target, weight=self.class_weights, reduction="none")
-        return (error * given).sum() / given.sum().clamp(min=1)
+        return (error * present).sum() / present.sum().clamp(min=1)
 
     def count(self, labels: Tensor) -> Tensor:
-        """Number (or weight) of the labels that are given."""
-        return super().count(labels) if self.config.problem_type == "classification" else self._given(labels).sum()
+        """Return the number of labels that are present, or for classification the sum of their class weights."""
+        return super().count(labels) if self.config.problem_type == "classification" else self._present(labels).sum()
 
-    def _given(self, labels: Tensor) -> Tensor:
+    def _present(self, labels: Tensor) -> Tensor:
+        """Return True where there is a label: not NaN for regression, not negative otherwise."""
         return ~labels.isnan() if self.config.problem_type == "regression" else labels >= 0
 
 
-def _asked(query: Float[Tensor, " dim"], features: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"]:
+def _query_scores(query: Float[Tensor, " dim"], features: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"]:
+    """Return `query . h / sqrt(dim)` for each feature vector h."""
     return features @ query / math.sqrt(len(query))

@@ -1,4 +1,4 @@
-"""One class for each token: entities, parts of speech."""
+"""Token classification: one class per token, such as entities or parts of speech."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from lamina.fusion.concat import Concat
 from lamina.fusion.dropout import dropout
 from lamina.heads.attention import EncoderLayer, encode, linear
-from lamina.heads.base import HeadConfig, LabelHead, checked_weights, label_names
+from lamina.heads.base import HeadConfig, LabelHead, check_class_weights, label_names
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class TokenClassification(HeadConfig):
-    """Pre-norm transformer encoder layers over the features, then one linear map per token.
+    """A head that runs pre-norm transformer encoder layers on the features, then a linear map per token.
 
     Args:
         labels: Names of the classes, or their number.
-        encoder_layers: How many encoder layers; 0: the linear map alone.
-        attention_heads: Heads of each; must divide the features' size.
-        feedforward: Inner size of each.
-        dropout: Probability, inside the layers and before the linear map.
-        class_weights: One positive weight per label for the loss; None: all equal.
+        encoder_layers: Number of encoder layers. 0: only the linear map.
+        attention_heads: Attention heads of each encoder layer; must divide the size of the features.
+        feedforward: Inner size of each encoder layer's feed-forward network.
+        dropout: Probability of dropout inside the encoder layers and before the linear map.
+        class_weights: One positive weight per label for the loss. None: all equal.
 
     Source:
         Dremov 2024, section 5.2 and figure 15.
@@ -50,7 +50,7 @@ class TokenClassification(HeadConfig):
 
     @classmethod
     def default(cls, task: ReadTask) -> tuple[FusionConfig, TokenClassification]:
-        """All layers mapped to one small vector, behind one encoder layer."""
+        """Return the default reader's fusion and head: all layers mapped to 128 numbers, and one encoder layer."""
         return Concat(dim=128, layers="all"), cls(task.labels, feedforward=512)
 
     def __post_init__(self) -> None:
@@ -58,10 +58,10 @@ class TokenClassification(HeadConfig):
         check_range(self.kind, "dropout", self.dropout, 0, 1, open_high=True)
         check_range(self.kind, "encoder_layers", self.encoder_layers, 0, 64)
         check_range(self.kind, "feedforward", self.feedforward, 1, 1 << 20)
-        object.__setattr__(self, "class_weights", checked_weights(self.kind, self.class_weights, len(self.labels)))
+        object.__setattr__(self, "class_weights", check_class_weights(self.kind, self.class_weights, len(self.labels)))
 
     def build(self, dim: int) -> TokenClassificationHead:
-        """Make the module for features of size `dim`."""
+        """Return a new module for features of size `dim`."""
         return TokenClassificationHead(self, dim)
 
 
@@ -77,13 +77,13 @@ class TokenClassificationHead(LabelHead):
         super().__init__(config, dim, encoder=nn.ModuleList(encoder))
 
     def is_token_wise(self) -> bool:
-        """Without encoder layers, in which the tokens see each other."""
+        """Return whether a token's logits depend on its own features only: without encoder layers."""
         return self.config.encoder_layers == 0
 
-    def many(
+    def forward_many(
         self, heads: list[Any], features: Float[Tensor, "heads batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "heads batch tokens classes"]:
-        """Logits of each token, for alike heads at once."""
+        """Return the logits of each token, for several heads of the same shape in one operation."""
         generators = [head.generator for head in heads]
         for layers in zip(*(head.encoder for head in heads), strict=True):
             features = encode(layers, features, mask, generators)

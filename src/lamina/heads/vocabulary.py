@@ -1,4 +1,4 @@
-"""Heads that end in the base's own vocabulary: what masked and causal language modelling share."""
+"""Base classes of heads whose classes are the base model's vocabulary: masked and causal language modelling."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 Activation = Callable[[Tensor], Tensor]
 Projection = nn.Linear | nn.Embedding
-LABELS = ("token",)  # the classes are the base's vocabulary, which is not listed
+LABELS = ("token",)  # placeholder: the classes are the base model's vocabulary, which is not listed
 
 
 @dataclass(frozen=True)
 class VocabularyConfig(HeadConfig, ABC):
-    """Settings of a head whose classes are the base's vocabulary."""
+    """Settings of a head whose classes are the base model's vocabulary; `labels` must keep its default."""
 
-    labels: Sequence[str] = LABELS  # no others
+    labels: Sequence[str] = LABELS
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", label_names(self.kind, self.labels))
@@ -34,30 +34,33 @@ class VocabularyConfig(HeadConfig, ABC):
             raise ConfigError(f"{self.kind}: labels are {self.labels}; the classes are the base's vocabulary.")
 
     def build(self, dim: int) -> Head:
-        """Raise ConfigError: the base is needed."""
+        """Raise ConfigError: such a head can only be made with `build_on`, which gets the base model."""
         came = f"only the size {dim} of the features was given"
         raise ConfigError(f"{self.kind}: {came}; it projects onto a model's vocabulary. Attach the reader to a bank.")
 
 
 class Transform(NamedTuple):
-    """What stands between features and vocabulary."""
+    """The trainable parts of a vocabulary head, which come before and after the vocabulary projection."""
 
     dense: nn.Linear
     activation: Activation
     norm: nn.Module
-    bias: nn.Parameter
+    bias: nn.Parameter  # added to the logits
 
     def logits(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """Logits of hidden states, in the dtype of the vocabulary's `weight` `[classes, width]`."""
+        """Return the logits of hidden states, in the dtype of the vocabulary projection `weight` `[classes, width]`."""
         hidden = self.norm(self.activation(self.dense(hidden)))
         return F.linear(hidden.to(weight.dtype), weight, self.bias.to(weight.dtype))
 
 
 class VocabularyHead(Head, ABC):
-    """Logits `[batch, tokens, classes]`, a class per entry of the base's vocabulary.
+    """Base class of heads with logits `[batch, tokens, classes]`, one class per entry of the base model's vocabulary.
 
-    The base's `projection` (`weight` `[classes, width]`) is kept by reference: it follows the base to its device and is
-    no part of this module's state. Where the transform takes features of another size, `enter` maps them first.
+    Args:
+        projection: The base model's module whose `weight` `[classes, width]` maps onto the vocabulary. It is kept by
+            reference: it moves with the base model and is not part of this module's state dict.
+        transform: The trainable parts.
+        dim: Size of the features. If the transform reads another size, the linear map `enter` comes first.
     """
 
     logits_to_keep: ClassVar[bool] = True
@@ -75,10 +78,13 @@ class VocabularyHead(Head, ABC):
         mask: Bool[Tensor, "batch tokens"],
         logits_to_keep: Bool[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens classes"] | Float[Tensor, "kept classes"]:
-        """Logits of each token, in the dtype of the base's projection; those of padding mean nothing.
+        """Return the logits of each token, in the dtype of the projection; those of padding are meaningless.
 
-        With `logits_to_keep`, those of these positions alone, in row order: the vocabulary is large, and a loss needs
-        only the positions that have a label.
+        Args:
+            features: The features.
+            mask: True at real tokens.
+            logits_to_keep: If given, only the positions at which it is True are computed, and returned as
+                `[kept, classes]` in row order. The vocabulary is large, and a loss needs only labelled positions.
         """
         if logits_to_keep is not None:
             features = features[logits_to_keep]
@@ -89,26 +95,33 @@ class VocabularyHead(Head, ABC):
         return transform.logits(hidden, self._projection[0].weight)
 
     def is_token_wise(self) -> bool:
-        """Every token's logits come of its features alone."""
+        """Return True: the logits of a token depend on its own features only."""
         return True
 
     @property
     def outputs(self) -> int:
-        """Size of the base's vocabulary."""
+        """Size of the base model's vocabulary."""
         return len(self._projection[0].weight)
 
-    def borrowed(self) -> dict[str, Tensor]:
-        """The projection's weight."""
+    def borrowed_tensors(self) -> dict[str, Tensor]:
+        """Return the projection's weight under the name "vocabulary"."""
         return {"vocabulary": self._projection[0].weight}
 
     def loss(self, logits: Tensor, labels: Int[Tensor, "batch tokens"]) -> Float[Tensor, ""]:
-        """Mean cross-entropy over tokens whose label is not IGNORE; of all logits, or of those of just these tokens."""
-        given = labels != IGNORE
-        return cross_entropy(logits if logits.ndim == 2 else logits[given], labels[given], None)
+        """Return the mean cross-entropy over tokens whose label is not IGNORE.
+
+        `logits` are `[batch, tokens, classes]`, or `[kept, classes]` of exactly these tokens.
+        """
+        present = labels != IGNORE
+        return cross_entropy(logits if logits.ndim == 2 else logits[present], labels[present], None)
 
 
 def vocabulary_of(model: PreTrainedModel, op: str) -> Projection:
-    """The module whose `weight` `[classes, width]` maps onto the vocabulary: output embeddings, else the input's."""
+    """Return the module of a model whose `weight` `[classes, width]` maps onto its vocabulary.
+
+    These are its output embeddings, or else its input embeddings. If it has neither, a ConfigError is raised, whose
+    message begins with `op`.
+    """
     for find in (model.get_output_embeddings, model.get_input_embeddings):
         try:
             module = find()

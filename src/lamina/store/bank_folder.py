@@ -236,7 +236,7 @@ def _save_reader(reader: ReaderModule, folder: Path) -> None:
 
 def _borrowed(reader: ReaderModule) -> str | None:
     """Return a fingerprint of the model's tensors that the reader's head uses without saving them; None without any."""
-    tensors = reader.head.borrowed()
+    tensors = reader.head.borrowed_tensors()
     return fingerprint_of_tensors(tensors.items()) if tensors else None
 
 

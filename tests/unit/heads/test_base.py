@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError
-from lamina.heads.base import IGNORE, check_heads, checked_weights, cross_entropy, label_names
+from lamina.heads.base import IGNORE, check_attention_heads, check_class_weights, cross_entropy, label_names
 
 
 def test_labels_from_names_or_their_number():
@@ -22,7 +22,7 @@ def test_labels_that_are_none_or_twice_are_refused(labels: object):
 
 
 def test_attention_heads_that_divide_pass():
-    check_heads("here", 12, 4)
+    check_attention_heads("here", 12, 4)
 
 
 @pytest.mark.parametrize("heads", [0, -2, 5, 24])
@@ -30,12 +30,12 @@ def test_attention_heads_that_do_not_divide_are_refused(heads: int):
     with pytest.raises(
         ConfigError, match=f"here: attention_heads is {heads} for features of size 12.* 1, 2, 3, 4, 6, 12"
     ):
-        check_heads("here", 12, heads)
+        check_attention_heads("here", 12, heads)
 
 
 def test_weights_become_a_tuple_of_floats():
-    assert checked_weights("here", [1, 2], 2) == (1.0, 2.0)
-    assert checked_weights("here", None, 2) is None
+    assert check_class_weights("here", [1, 2], 2) == (1.0, 2.0)
+    assert check_class_weights("here", None, 2) is None
 
 
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, 0.0), (1.0, -1.0), (1.0, 1.0, 1.0)])
@@ -43,7 +43,7 @@ def test_weights_that_do_not_fit_are_refused(weights: tuple[float, ...]):
     with pytest.raises(
         ConfigError, match=r"here: class_weights are \(.*\) for 2 labels; one positive weight per label"
     ):
-        checked_weights("here", weights, 2)
+        check_class_weights("here", weights, 2)
 
 
 @pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 5.0, 0.5])])
