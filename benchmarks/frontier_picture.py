@@ -8,7 +8,7 @@ from typing import Any
 
 import altair as alt
 
-from lamina.report.figures import COLOURS, save_chart, styled
+from lamina.report.chart_files import COLOURS, save_chart, styled
 
 NAME_WIDTH, NAME_HEIGHT = 0.5, 0.05  # of the logarithm of passes, of the way
 

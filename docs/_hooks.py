@@ -53,7 +53,7 @@ def on_page_markdown(markdown: str, page: Any, **_more: Any) -> str:
 
 def commands() -> str:
     """A section per command, with its help."""
-    from lamina.cli.app import COMMANDS, build
+    from lamina.cli.application import COMMANDS, build
 
     named = build().commands
     return "\n".join([INTRO, *(f"## {name}\n\n```text\n{_help(name, named[name])}\n```\n" for name in COMMANDS)])

@@ -18,7 +18,7 @@ from lamina.bank import Reader, ReaderBank
 from lamina.cli import main
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.fusion.mean import Mean
-from lamina.recipes.run import run_recipe
+from lamina.recipes.run_recipe import run_recipe
 from lamina.recipes.schema import load_recipe
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions, Inputs, Results, Targets

@@ -21,7 +21,7 @@ from tests.support.browser import chromium, missing, prefer, resize
 from tests.support.documented import ROOT, blocks
 
 import lamina
-from lamina.cli.app import COMMANDS
+from lamina.cli.application import COMMANDS
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 

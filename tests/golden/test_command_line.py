@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lamina.cli import app
+from lamina.cli import application as app
 
 GOLDEN = Path(__file__).with_name("command_line.json")
 

@@ -24,8 +24,8 @@ from transformers import BertForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 import lamina
-from lamina.cli.app import build
-from lamina.data.cache_files import publish
+from lamina.cli.application import build
+from lamina.data.disk_cache import publish
 from lamina.store import load, save, save_bank
 
 TRAIN = ("train", "films.yaml", "--data", ".", "-o", "out")

@@ -15,7 +15,7 @@ from tests.support.adapters import add_adapter, enable_adapters
 from tests.support.cached import Rows, opened
 from tests.support.training import reader, tiny_bank, tiny_model
 
-from lamina.data.cache_files import INDEX, clear, entries
+from lamina.data.disk_cache import INDEX, clear, entries
 from lamina.errors import CacheError
 
 ROWS = Rows([[2, 5, 7, 3], [2, 6, 3], [2, 8, 9, 10, 3]])

@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 import lamina
 from lamina.cli.cache import _facts, _row
-from lamina.data.cache_files import entries, publish
+from lamina.data.disk_cache import entries, publish
 from lamina.data.read import read_chunks, read_table
 from lamina.errors import LaminaError
 from lamina.prediction.bulk import Partial

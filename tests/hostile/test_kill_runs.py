@@ -23,13 +23,13 @@ from tests.unit.recipes import test_run
 
 from lamina import predict_file
 from lamina.cli.edit import edit
-from lamina.data.cache_files import clear, entries
+from lamina.data.disk_cache import clear, entries
 from lamina.editing.record import edits
 from lamina.editing.truncate import truncate_
 from lamina.errors import StoreError
 from lamina.prediction.bulk import Partial
 from lamina.prediction.predict import Predictor
-from lamina.recipes.run import run_recipe
+from lamina.recipes.run_recipe import run_recipe
 from lamina.report import importance
 from lamina.store import bank_folder, load, load_bank, load_model, save, save_bank
 from lamina.store.files import claimed, read_steady, settle

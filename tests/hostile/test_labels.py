@@ -15,7 +15,7 @@ import pytest
 from tests.support.files import jsonl, put, tsv
 
 from lamina.errors import DataError, UnknownNameError
-from lamina.recipes.loading import load_task
+from lamina.recipes.load_tasks import load_task
 from lamina.recipes.schema import TaskRecipe
 from lamina.tasks.task import Task
 

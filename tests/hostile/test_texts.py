@@ -169,7 +169,7 @@ def test_a_header_of_many_columns(tmp_path: Path, ending: str):
 
 
 def test_lines_that_are_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lamina.data.formats.MAX_BYTES", 100)
+    monkeypatch.setattr("lamina.data.read.MAX_BYTES", 100)
     for ending, long in (
         ("txt", "x" * 250),
         ("jsonl", '{"text": "' + "x" * 250 + '"}'),

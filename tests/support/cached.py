@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lamina.bank import ReaderBank
-from lamina.data.cache import CacheSettings, open_states
+from lamina.data.state_cache import CacheSettings, open_states
 
 
 @dataclass(frozen=True)

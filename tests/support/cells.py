@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from lamina.recipes import run as recipe_run
+from lamina.recipes import run_recipe as recipe_run
 from lamina.studies.runner import Cell
 from lamina.train.learner import Learner
 

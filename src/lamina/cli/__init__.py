@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     With 1 it ends where Lamina itself is at fault; LAMINA_DEBUG=1 shows the traceback of any error.
     """
-    from lamina.cli.app import build, quiet
+    from lamina.cli.application import build, quiet
 
     quiet()
     build().main(args=arguments, prog_name="lamina")

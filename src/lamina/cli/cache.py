@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.filesize import decimal
 from typer import Option
 
-from lamina.cli.options import JsonOption
 from lamina.cli.output import print_json, print_table
+from lamina.cli.shared_options import JsonOption
 
 if TYPE_CHECKING:
-    from lamina.data.cache_files import Entry
+    from lamina.data.disk_cache import Entry
 
 _CLEAR = 'Remove an entry (the beginning of its key is enough), or "all" of them.'
 _FOLDER = "Folder of the cache; by default $LAMINA_CACHE, or lamina in ~/.cache."
@@ -28,11 +28,11 @@ def cache(
 
     What a killed run left unfinished is removed by any --clear.
     """
-    from lamina.data import cache_files as files
+    from lamina.data import disk_cache
 
-    folder = files.cache_folder(cache_dir)
-    entries = files.entries(folder) if clear is None else files.clear(folder, clear)
-    unfinished = [path.name for path in files.unfinished(folder)]
+    folder = disk_cache.cache_folder(cache_dir)
+    entries = disk_cache.entries(folder) if clear is None else disk_cache.clear(folder, clear)
+    unfinished = [path.name for path in disk_cache.unfinished(folder)]
     count = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
     total = f"{count}, {decimal(sum(entry.size_bytes for entry in entries))}"
     if as_json:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from lamina.cli.options import JsonOption
 from lamina.cli.output import print_json, print_table
+from lamina.cli.shared_options import JsonOption
 
 if TYPE_CHECKING:
     from lamina.demo.run import Demo

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from lamina.cli.options import JsonOption, ModelArgument
 from lamina.cli.output import print_json, print_table
+from lamina.cli.shared_options import JsonOption, ModelArgument
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.utils import is_file
 

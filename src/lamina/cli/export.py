@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from lamina.cli import options
+from lamina.cli import shared_options as options
 from lamina.cli.output import print_json, print_table
 from lamina.errors import ConfigError, check_known
 from lamina.utils import is_file

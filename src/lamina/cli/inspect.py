@@ -1,4 +1,4 @@
-"""`lamina inspect`: the layers of a model, where each of them is read, and what became of inserted ones."""
+"""`lamina inspect`: the layers of a model, what it costs to read them, and inserted layers drawn."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from lamina.cli.draw_inserted import draw_inserted
-from lamina.cli.options import JsonOption, ModelArgument
 from lamina.cli.output import print_json, print_table, text
+from lamina.cli.shared_options import JsonOption, ModelArgument
 from lamina.errors import ConfigError, error_context
 from lamina.utils import pluralize
 
 if TYPE_CHECKING:
     from lamina.layers import LayerStack
-
 
 _PICTURE = "Draw the weights of an inserted layer, at the start, trained and their change; .png, .svg or .html."
 _BESIDE = "Another model to draw below, once per model."
@@ -110,3 +108,23 @@ def _outside(stack: LayerStack) -> int | None:
     inside = {id(parameter) for block in stack.blocks for parameter in block.parameters()}
     own = {id(p): p.numel() for module in stack.run for p in module.parameters(recurse=False) if id(p) not in inside}
     return sum(own.values())
+
+
+_TITLE = "Means of the inserted weights, on the diagonal and off it; of the change those of its absolute value"
+
+
+def draw_inserted(names: list[str], path: Path, head: int, chosen: dict[str, Any], *, as_json: bool) -> None:
+    """Draw one inserted layer of some models, and print the means of all their inserted layers."""
+    from lamina.report.inserted_weights import chosen_weight, diagonals, inserted_weights, weight_maps
+    from lamina.store import load, saved_class
+
+    found = {name: inserted_weights(load(name, saved_class(name))[0]) for name in dict.fromkeys(names)}
+    labels = [Path(name).name for name in found]
+    shown = dict(zip(found if len(set(labels)) < len(labels) else labels, found.values(), strict=True))
+    weight_maps({label: chosen_weight(weights, **chosen) for label, weights in shown.items()}, path, head=head)
+    rows = [{"model": label, **row} for label, weights in shown.items() for row in diagonals(weights)]
+    if as_json:
+        print_json(rows)
+        return
+    print_table(_TITLE, [column.replace("_", " ") for column in rows[0]], [list(row.values()) for row in rows])
+    print(f"drawn in {path}")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from lamina.cli.options import JsonOption
 from lamina.cli.output import print_json, print_table
+from lamina.cli.shared_options import JsonOption
 from lamina.errors import ConfigError, MissingExtraError
 from lamina.utils import is_file, pluralize
 
@@ -63,7 +63,7 @@ def report(
 
 
 def _write_page(runs: Sequence[Path], output: Path, title: str | None, *, files: bool, as_json: bool) -> None:
-    from lamina.report.page import write_page
+    from lamina.report.html_page import write_page
 
     page = write_page(runs, output, as_files=files, **({} if title is None else {"title": title}))
     if as_json:
@@ -75,7 +75,7 @@ def _write_page(runs: Sequence[Path], output: Path, title: str | None, *, files:
 
 def write(folder: Path, formats: list[str], beside: Sequence[Path] = ()) -> Report:
     """Write the report of a folder; without the packages that draw, all but the figures, and say so."""
-    from lamina.report.folder import write_report
+    from lamina.report.run_report import write_report
 
     try:
         return write_report(folder, formats, beside=beside)
@@ -85,7 +85,7 @@ def write(folder: Path, formats: list[str], beside: Sequence[Path] = ()) -> Repo
 
 
 def _show(table: PivotTable) -> None:
-    from lamina.report.tables import PAPER, chosen, grid, heads, remarks
+    from lamina.report.run_report import PAPER, chosen, grid, heads, remarks
 
     columns = ["", *(PAPER if paper else name for name, paper in heads(table))]
     print_table(table.title, columns, grid(table))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from lamina.cli import options
+from lamina.cli import shared_options as options
 from lamina.errors import ConfigError, MissingExtraError
 from lamina.utils import is_dir
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from lamina.cli.options import DataOption, JsonOption, RayOption
 from lamina.cli.output import end_if_failed, print_json, print_table
+from lamina.cli.shared_options import DataOption, JsonOption, RayOption
 from lamina.registry import STUDIES
 from lamina.utils import pluralize
 

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from lamina.cli.options import DataOption, JsonOption, RayOption
 from lamina.cli.output import end_if_failed, print_json, print_table
 from lamina.cli.report import write as write_report
+from lamina.cli.shared_options import DataOption, JsonOption, RayOption
+from lamina.recipes.estimate import readable
 from lamina.utils import pluralize
 
 if TYPE_CHECKING:
-    from lamina.recipes.run import Run
+    from lamina.recipes.estimate import Estimate
+    from lamina.recipes.run_recipe import Run
 
 SHOWN = 20  # rows of a sweep's table
 _OUTPUT = "Where to save, in place of an earlier run; by default out/<recipe>."
@@ -47,13 +49,13 @@ def train(  # noqa: PLR0913
         loaded = with_sweep(loaded, read_sweeps(sweep))
     folder = output or Path("out") / recipe.stem
     if dry_run:
-        from lamina.cli.estimate_table import print_estimate
+        from lamina.cli.train import print_estimate
         from lamina.recipes.estimate import estimate
 
         cost = estimate(loaded, data=data, output=folder)
         print_json(cost) if as_json else print_estimate(cost)
         return
-    from lamina.recipes.run import run_recipe
+    from lamina.recipes.run_recipe import run_recipe
     from lamina.utils import rank
 
     options: dict[str, Any] = {"resume": True} if resume else {}
@@ -79,7 +81,7 @@ def train(  # noqa: PLR0913
 
 def _show(run: Run, folder: Path) -> None:
     """Print the table of a run, one row per task, method and setting, of a sweep the best; and what texts lost."""
-    from lamina.recipes.summary import printed
+    from lamina.recipes.summary_table import printed
 
     columns, cells = printed(run.table)
     rows = run.table[:SHOWN] if any(row["settings"] for row in run.table) else run.table
@@ -92,3 +94,42 @@ def _show(run: Run, folder: Path) -> None:
     for name, count in run.truncated.items():
         if count:
             print(f"{name}: {count} training texts were longer than the model reads; their ends were not seen")
+
+
+def print_estimate(cost: Estimate) -> None:
+    """Print what a recipe would do and cost."""
+    model, flops = cost.model, cost.flops
+    print(f"{model['name']}: {model['parameters']:,} parameters, {'trained' if model['trained'] else 'frozen'}")
+    columns = ("task", "method", "settings", "runs", "epochs", "steps", "parameters", "by edits", "trained", "FLOPs")
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in cost.runs:
+        groups.setdefault((row["task"], row["method"]), []).append(row)
+    print_table("Runs", columns, [_run(rows) for rows in groups.values()])
+    names = ("task", "rows", "validation", "tokens", "repeats", "runs", "steps_per_epoch", "steps")
+    tasks = [{**row, "tokens": f"{row['tokens']} + {row['target']}"} if row["target"] else row for row in cost.tasks]
+    print_table("Tasks", [name.replace("_", " ") for name in names], [[row[name] for name in names] for row in tasks])
+    shared = f", {readable(flops['base'])} of them in the model that readers share" if flops["base"] else ""
+    steps = pluralize(sum(row["steps"] for row in tasks), "step")
+    print(
+        f"At most {steps}, about {readable(flops['total'])}FLOPs{shared}: "
+        f"2 x parameters x tokens, 3 times that with gradients; {flops['total'] / 3.6e15:.2g} h at 1 TFLOP/s."
+    )
+    cache = f"; a cache of the states would take {readable(cost.cache_bytes)}B" if cost.cache_bytes else ""
+    print(f"Weights, gradients and the optimizer's moments take up to {readable(cost.memory_bytes)}B{cache}.")
+    batch = f"a batch of {pluralize(cost.kept_rows, 'row')}"
+    kept = f"readers keep up to {readable(cost.kept_bytes)}B for the gradients of {batch}"
+    for note in [*([kept] if cost.kept_rows else []), *cost.notes]:
+        print(f"({note})")
+
+
+def _run(rows: list[dict[str, Any]]) -> tuple[object, ...]:
+    """One line for all settings of a task and method: how many values there are, or the lowest and the highest."""
+    values = {key: list(dict.fromkeys(str(row["settings"][key]) for row in rows)) for key in rows[0]["settings"]}
+    settings = [f"{key}={given[0]}" if len(given) == 1 else f"{len(given)} x {key}" for key, given in values.items()]
+    columns = ("epochs", "steps", "parameters", "added", "trained")
+    spans = ([min(row[key] for row in rows), max(row[key] for row in rows)] for key in columns)
+    return (
+        *(rows[0]["task"], rows[0]["method"], ", ".join(settings), sum(row["count"] for row in rows)),
+        *(low if low == high else f"{readable(low)} to {readable(high)}" for low, high in spans),
+        readable(sum(row["flops"] for row in rows)),
+    )

@@ -20,7 +20,7 @@ from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.prediction import evaluate, predict
 from lamina.recipes.report_file import Curves, Point
-from lamina.report.curves import draw
+from lamina.report.chart_files import draw_curves
 from lamina.store import load
 from lamina.tasks.task import Task
 from lamina.train import fit
@@ -176,7 +176,7 @@ def _draw_layers(layers: list[dict[str, Any]], scores: list[dict[str, Any]], pat
         for row, series, x, score in single + across
     ]
     title = "What one layer gives, and the default reader over all"
-    return draw(Curves(title, "test", "layer (0 = embeddings)", points), path)
+    return draw_curves(Curves(title, "test", "layer (0 = embeddings)", points), path)
 
 
 def _keep_defaults(bank: ReaderBank) -> None:

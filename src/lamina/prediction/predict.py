@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from lamina.bank import ReaderBank
-from lamina.data.cache import hash_processor
+from lamina.data.state_cache import hash_processor
 from lamina.errors import ConfigError, error_context
 from lamina.layers.fingerprints import fingerprint_of_modules
 from lamina.layers.wrappers import unwrapped

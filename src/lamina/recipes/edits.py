@@ -17,7 +17,7 @@ from lamina.editing.reinit import reinit_
 from lamina.editing.truncate import truncate_
 from lamina.errors import ConfigError, LaminaError, LayerIndexError, check_known, convert_errors
 from lamina.layers import select
-from lamina.recipes.located import Strict, checked
+from lamina.recipes.strict_yaml import Strict, checked
 from lamina.utils import derive_seed
 
 if TYPE_CHECKING:

@@ -5,32 +5,33 @@ from __future__ import annotations
 import copy
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lamina.errors import ModelNotFoundError, error_context
-from lamina.recipes.checks import check_machine, check_model, check_output
 from lamina.recipes.edits import config_of
 from lamina.recipes.expand import expand_recipe, grid_of
-from lamina.recipes.loading import NOT_DATA
+from lamina.recipes.load_tasks import NOT_DATA, check_parts, load_tasks
 from lamina.recipes.model_size import EditSize, Sizes
-from lamina.recipes.outlines import load_outlines
+from lamina.recipes.preflight import check_machine, check_model, check_output
 from lamina.store import load_config
 from lamina.tasks import kind_of
-from lamina.tasks.base import PARTS
+from lamina.tasks.base import PARTS, TaskOutline
+from lamina.tasks.presets import find_preset
+from lamina.tasks.split import HELD_OUT, Split
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from transformers import PretrainedConfig
 
     from lamina.recipes.model_size import ReaderSize
-    from lamina.recipes.schema import Recipe
-    from lamina.tasks.base import TaskOutline
+    from lamina.recipes.schema import Recipe, TaskRecipe
+    from lamina.tasks.task import Task
     from lamina.train.grid import RunSpec
 
 FORWARD, TRAINING = 2, 6  # operations per parameter and token; gradients take twice a forward's
@@ -260,3 +261,56 @@ def readable(count: float) -> str:
     power = 0 if count < 1000 else min(int(math.log10(count) / 3 + 1e-9), 8)
     power += power < 8 and count / 1000**power >= 999.5  # which three digits round to the next thousand
     return f"{count / 1000**power:.3g} {' kMGTPEZY'[power]}".strip()
+
+
+_MEASURED = 2000  # texts whose length is measured
+
+
+def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, TaskOutline], dict[str, list[Task]]]:
+    """What is known of a recipe's tasks, sizes too, and those with data; without a folder presets are as published."""
+    local = {name: body for name, body in recipe.tasks.items() if data is not None or body.preset is None}
+    tasks = load_tasks(recipe.model_copy(update={"tasks": local}), data)
+    outlines: dict[str, TaskOutline] = {}
+    for name, body in recipe.tasks.items():
+        outlines[name] = _measured(tasks[name][0]) if name in tasks else _published(body)
+        check_parts(recipe, name, outlines[name].rows)
+    return outlines, tasks
+
+
+def _published(recipe: TaskRecipe) -> TaskOutline:
+    _, preset = find_preset(str(recipe.preset))
+    outline = recipe.outline()
+    whole = recipe.masked_lm is None or outline.by_row or recipe.pair_separator is not None
+    texts = 1 if whole or preset.columns[1] is None else 2  # both of a pair become rows
+    rows = {part: texts * count for part, count in preset.rows.items()}
+    limits = {"train": recipe.limit, "validation": recipe.limit_validation}
+    own = "validation" in rows  # of which there may be less; else the limits are of the parts that are made
+    late = {"validation": recipe.limit_validation} if recipe.hold_out else {}  # of the rows that are held out
+    rows = _limited(rows, {part: limits[part] for part in limits if part not in late}, texts) if own else rows
+    if recipe.hold_out or not own:
+        held = round(HELD_OUT * rows["train"])
+        test = {"test": rows["validation"]} if "validation" in rows else {}
+        rows = {**test, **rows, "train": rows["train"] - held, "validation": held}
+    rows = _limited(rows, late if own else limits, texts)
+    if recipe.subsample is not None:
+        classes, _ = kind_of(outline.kind).row_classes(outline, Split.of(()))
+        rows["train"] = recipe.subsample.size().count(len(classes), rows["train"])
+    return replace(outline, rows=rows, tokens=preset.length / texts)
+
+
+def _limited(rows: Mapping[str, int], limits: Mapping[str, int | None], texts: int) -> dict[str, int]:
+    most = {part: texts * limit for part, limit in limits.items() if limit is not None}
+    return {part: min(count, most.get(part, count)) for part, count in rows.items()}
+
+
+def _measured(task: Task) -> TaskOutline:
+    """Of a task that was read; words stand for tokens, of which there are about a third more."""
+    train = task.split("train")
+    words, texts = 0, range(0, len(train), max(1, len(train) // _MEASURED))
+    for row in texts if kind_of(task.kind).processor == "tokenizer" else ():
+        text = train.texts[row]
+        words += sum(len(part.split()) for part in ((text,) if isinstance(text, str) else text))
+    rows = {part: len(split) for part, split in task.splits.items()}
+    tokens = max(3, 2 + 4 / 3 * words / max(1, len(texts)))
+    asked = {"by_row": task.by_row, "image_size": task.image_size, "pairs": task.pairs}
+    return TaskOutline(task.kind, task.problem_type, tuple(task.labels), rows, tokens, **asked)

@@ -11,8 +11,8 @@ import yaml
 
 from lamina.errors import ConfigError, DataError, check_known, error_context
 from lamina.recipes.edits import is_made
-from lamina.recipes.located import parse_yaml
 from lamina.recipes.schema import MethodRecipe, check_options, parse_recipe, slug
+from lamina.recipes.strict_yaml import parse_yaml
 from lamina.train.grid import MOST_RUNS, RunSpec, expand, full_key, swept
 from lamina.train.options import FitOptions
 

@@ -22,8 +22,8 @@ from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.recipes.edits import arguments_of, check_edit, check_selector, config_of
-from lamina.recipes.layout import AS_LIST, FigureRecipe, TableRecipe, check_layout, with_published
-from lamina.recipes.located import Strict, at, checked, fail, raise_first, read_yaml
+from lamina.recipes.paper_tables import AS_LIST, FigureRecipe, TableRecipe, check_layout, with_published
+from lamina.recipes.strict_yaml import Strict, at, checked, fail, raise_first, read_yaml
 from lamina.tasks import kind_of
 from lamina.tasks.base import TaskOutline, check_image_size
 from lamina.tasks.presets import find_preset
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from lamina.fusion.base import FusionConfig
     from lamina.heads.base import ReadTask
-    from lamina.recipes.located import YamlFile
+    from lamina.recipes.strict_yaml import YamlFile
     from lamina.registry import Registry
     from lamina.tasks.presets import Preset
 

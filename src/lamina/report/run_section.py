@@ -8,15 +8,11 @@ from typing import TYPE_CHECKING, Any
 from lamina.cells.run_cells import FAILURES
 from lamina.errors import convert_errors
 from lamina.recipes.report_file import read_report_file
-from lamina.recipes.summary import plus_minus
-from lamina.report.curves import rows_of
-from lamina.report.data_tables import DataTable
-from lamina.report.figures import drawn_ends
-from lamina.report.folder import read_importances
-from lamina.report.importance_figures import averaged_importances
-from lamina.report.points import LAYER, Drawing
-from lamina.report.sections import Section
-from lamina.report.tables import PAPER, chosen, grid, heads, remarks
+from lamina.recipes.summary_table import plus_minus
+from lamina.report.chart_files import averaged_importances, curve_rows, drawn_ends
+from lamina.report.page_charts import LAYER, Drawing
+from lamina.report.run_report import PAPER, chosen, grid, heads, read_importances, remarks
+from lamina.report.sections import DataTable, Section
 from lamina.store.files import damaged, read_json
 from lamina.train.results import sort_key, summarise
 from lamina.utils import pluralize
@@ -121,7 +117,7 @@ def _curves(curves: Curves) -> Drawing:
     kept = ("facet", "series", "x", "mean", "runs")
     names = {"series": "colour", "mean": "value", "runs": "seeds"}
     rows = []
-    for row in rows_of(curves):
+    for row in curve_rows(curves):
         ends = ("low", "high") if row["interval"] is not None else ()
         drawn = {key: row[key] for key in (*kept, *ends) if row[key] != ""}
         rows.append(_renamed(drawn, **names) | ({"across": True} if row["across"] else {}))

@@ -1,35 +1,17 @@
-"""What the page says of one run: its conclusions, charts, tables, settings and examples of errors."""
+"""The parts of the page: the section of one run, its tables, and its examples of errors."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
-import numpy as np
-
-from lamina.report.data_tables import tables_of
-from lamina.report.points import drawing_of
+from lamina.report.run_report import escaped, markdown_text
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from collections.abc import Iterable, Sequence
 
-    from lamina.report.data_tables import DataTable
-    from lamina.report.points import Drawing
-    from lamina.studies.study import Study
-
-MOST_EXAMPLES = 40  # of errors that are shown; the table has them all
-EXAMPLE = (
-    "task",
-    "layer",
-    "row",
-    "metric",
-    "score",
-    "text",
-    "true",
-    "predicted",
-)  # columns of a table whose rows are examples
+    from lamina.report.page_charts import Drawing
 
 
 @final
@@ -75,84 +57,62 @@ class Section:
     errors: int = 0
 
 
-def study_section(study: Study, label: str) -> Section:
-    """What the page says of a study.
+@final
+@dataclass(frozen=True)
+class DataTable:
+    """A table that is shown.
 
-    Raises:
-        UnknownNameError: If a figure is drawn from a column that the table does not have.
+    Attributes:
+        title: Written above.
+        columns: Their names.
+        rows: Cells: texts, numbers, truth values, or None where there is nothing.
+        note: Written below.
     """
-    drawings = {name: drawing for name in study.figures if (drawing := drawing_of(study, name)).rows}
-    figures = study.figures.values()
-    axes = {name for own in figures for name in (own.x, own.y, own.colour, own.facet, *own.where) if name is not None}
-    tables = tables_of(study.table, study.name.replace("_", " ").capitalize(), axes)
-    wrong = _wrong(study)
-    return Section(
-        label,
-        study.name,
-        study.conclusions,
-        drawings,
-        tables,
-        study.settings,
-        _seeds(study),
-        _examples(wrong),
-        len(wrong),
-    )
+
+    title: str
+    columns: list[str]
+    rows: list[list[Any]]
+    note: str = ""
+
+    def compact(self) -> dict[str, Any]:
+        """The table as JSON, column by column; texts that come again and again are written once."""
+        cells = zip(*self.rows, strict=True) if self.rows else ([] for _ in self.columns)
+        return {
+            "title": self.title,
+            "note": self.note,
+            "columns": [{"name": name, **_packed(list(own))} for name, own in zip(self.columns, cells, strict=True)],
+        }
+
+    def markdown(self) -> str:
+        """As Markdown."""
+        head, *body = (f"| {' | '.join(map(markdown_text, line))} |" for line in self._lines())
+        ruled = "|" + "".join("---:|" if self._is_numeric(at) else "---|" for at in range(len(self.columns)))
+        note = ["", markdown_text(self.note)] if self.note else []
+        return "\n".join([f"## {markdown_text(self.title)}", "", head, ruled, *body, *note, ""])
+
+    def latex(self) -> str:
+        """As LaTeX, for the packages booktabs and longtable, which goes on over pages."""
+        head, *body = (" & ".join(map(escaped, line)) + r" \\" for line in self._lines())
+        aligned = "".join("r" if self._is_numeric(at) else "l" for at in range(len(self.columns)))
+        caption = rf"\caption{{{escaped(' '.join(filter(None, (f'{self.title}.', self.note))))}}} \\"
+        begin = [rf"\begin{{longtable}}{{{aligned}}}", caption, r"\toprule", head, r"\midrule", r"\endhead"]
+        return "\n".join([*begin, *body, r"\bottomrule", r"\end{longtable}", ""])
+
+    def _lines(self) -> Iterable[list[str]]:
+        return [self.columns, *([_text(cell) for cell in row] for row in self.rows)]
+
+    def _is_numeric(self, at: int) -> bool:
+        return all(isinstance(row[at], int | float | None) for row in self.rows)
 
 
-def _seeds(study: Study) -> list[int]:
-    if "seed" in study.table:
-        return sorted({int(seed) for seed in study.table["seed"].dropna()})
-    seed = study.settings.get("seed")
-    return [seed] if isinstance(seed, int) else []
+def _packed(cells: Sequence[Any]) -> dict[str, Any]:
+    if any(isinstance(cell, str) for cell in cells):
+        levels = list(dict.fromkeys(cells))
+        if len(levels) < len(cells):
+            numbers = {level: number for number, level in enumerate(levels)}
+            return {"levels": levels, "codes": [numbers[cell] for cell in cells]}
+    return {"cells": list(cells)}
 
 
-def _wrong(study: Study) -> pd.DataFrame:
-    """The rows of a study's table that are wrong answers."""
-    return study.table.dropna(subset=["text"]) if set(EXAMPLE) <= set(study.table.columns) else study.table.head(0)
-
-
-def _examples(wrong: pd.DataFrame) -> list[Example]:
-    """As many of each task and layer, of each those that come first; in the order of the table."""
-    rank = wrong.groupby(["task", "layer"], sort=False).cumcount().to_numpy() if len(wrong) else np.zeros(0, int)
-    places, groups = np.argsort(rank, kind="stable"), int((rank == 0).sum())
-    if groups > MOST_EXAMPLES:
-        places = places[np.linspace(0, groups - 1, MOST_EXAMPLES).astype(int)]
-    shown = wrong.iloc[np.sort(places[:MOST_EXAMPLES])]
-    return [_example(row) for row in shown.to_dict("records")]
-
-
-def _example(row: Mapping[Any, Any]) -> Example:
-    sides = [_value(row["true"]), _value(row["predicted"])]
-    text = _value(row["text"])
-    text = " | ".join(map(str, text)) if isinstance(text, list) else str(text)
-    about = f"{row['task']} · layer {row['layer']} · row {row['row']}", f"{row['metric']} {row['score']:.3f}"
-    if any(isinstance(span, dict) for side in sides if isinstance(side, list) for span in side):
-        true, predicted = (marked_parts(text, side if isinstance(side, list) else []) for side in sides)
-        return Example(*about, [], true, predicted)
-    said = [", ".join(map(str, side)) if isinstance(side, list) else str(side) for side in sides]
-    true, predicted = ([(label, "", "")] for label in said)
-    return Example(*about, [(text, "", "")], true, predicted)
-
-
-def _value(cell: Any) -> Any:
-    """A cell that may hold a list, as Parquet gives it back or as JSON."""
-    if hasattr(cell, "tolist"):
-        cell = cell.tolist()
-    if isinstance(cell, str) and cell[:1] == "[":
-        try:
-            return json.loads(cell)
-        except ValueError:
-            return cell
-    return cell
-
-
-def marked_parts(text: str, spans: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """A text in parts, cut at its spans ("start", "end", "label", "error"); of overlapping ones the first is marked."""
-    parts, at = [], 0
-    for span in sorted(spans, key=lambda span: span["start"]):
-        if at <= span["start"] < span["end"]:
-            parts += [(text[at : span["start"]], "", "")] if span["start"] > at else []
-            inside = text[span["start"] : span["end"]]
-            parts.append((inside, str(span.get("label") or ""), str(span.get("error") or "wrong")))
-            at = span["end"]
-    return [*parts, *([(text[at:], "", "")] if at < len(text) else [])]
+def _text(cell: Any) -> str:
+    return "" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else " ".join(str(cell).split())

@@ -16,9 +16,9 @@ from pydantic import BaseModel, BeforeValidator, Field, PositiveInt, ValidationE
 from lamina.data.read import read_chunks
 from lamina.errors import ConfigError, check_known, error_context
 from lamina.recipes.edits import check_selector
-from lamina.recipes.loading import load_task, repeats
-from lamina.recipes.located import Strict, at, checked, raise_first, read_yaml
+from lamina.recipes.load_tasks import load_task, repeats
 from lamina.recipes.schema import TaskRecipe
+from lamina.recipes.strict_yaml import Strict, at, checked, raise_first, read_yaml
 from lamina.registry import STUDIES
 from lamina.store import load, load_bank
 from lamina.store.files import claimed

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import torch
 
-from lamina.data.cache import CacheSettings, obstacle, open_states
+from lamina.data.state_cache import CacheSettings, obstacle, open_states
 from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.preserve import evaluating

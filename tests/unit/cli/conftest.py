@@ -12,7 +12,8 @@ from tests.support.stored import save_base, tiny_bank, tiny_model, tiny_tokenize
 from transformers import BertForSequenceClassification
 
 from lamina.bank import ReaderBank
-from lamina.cli import app, main
+from lamina.cli import application as app
+from lamina.cli import main
 from lamina.store import load, save, save_bank
 
 

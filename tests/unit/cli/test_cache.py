@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from lamina.cli.cache import age
-from lamina.data import cache_files
+from lamina.data import disk_cache
 
 KEY, OTHER = "a" * 32, "b" * 32
 
 
 def fill(folder: Path, key: str) -> None:
-    with cache_files.claim(folder, key) as private:
+    with disk_cache.claim(folder, key) as private:
         assert private is not None
         (private / "main.bin").write_bytes(bytes(160))
         facts = {"rows": 2, "tokens": 5, "layers": {"main": [1, 2, 3, 6]}, "dtype": "float16", "precision": "float32"}
-        cache_files.publish(private, {"model": "org/tiny", **facts})
+        disk_cache.publish(private, {"model": "org/tiny", **facts})
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LAMINA_CACHE", str(tmp_path))
     fill(tmp_path, KEY)
     fill(tmp_path, OTHER)
-    (tmp_path / OTHER / cache_files.INDEX).write_text('{"format": 7}')
+    (tmp_path / OTHER / disk_cache.INDEX).write_text('{"format": 7}')
     return tmp_path
 
 
@@ -57,7 +57,7 @@ def test_it_lists_as_json(lamina, folder: Path):
 def test_it_removes_one(lamina, folder: Path):
     ran = lamina("cache", "--clear", "aaa")
     assert (ran.code, ran.out.startswith(f"{folder}: removed 1 entry, ")) == (0, True)
-    assert [entry.key for entry in cache_files.entries(folder)] == [OTHER]
+    assert [entry.key for entry in disk_cache.entries(folder)] == [OTHER]
 
 
 def test_it_removes_all(lamina, folder: Path):

@@ -136,7 +136,7 @@ def test_texts_that_lost_their_end_are_told_once_per_task(lamina: Lamina, recipe
 
 
 def test_only_the_first_of_several_processes_prints(lamina: Lamina, recipe: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lamina.recipes.run.run_recipe", lambda *args, **kwargs: None)
+    monkeypatch.setattr("lamina.recipes.run_recipe.run_recipe", lambda *args, **kwargs: None)
     monkeypatch.setattr(utils, "rank", lambda: 1)
     ran = run(lamina, recipe)
     assert (ran.code, ran.out) == (0, "")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lamina.data.cache import CachedStates, Layout
+from lamina.data.state_cache import CachedStates, Layout
 from lamina.errors import CacheError
 
 LENGTHS = (3, 1, 5, 2, 4)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from lamina.recipes.layout import FigureRecipe, TableRecipe
+from lamina.recipes.paper_tables import FigureRecipe, TableRecipe
 from lamina.recipes.schema import MethodRecipe, ReaderRecipe, Recipe, TaskRecipe, load_recipe
 from lamina.studies.run_study import StudyRecipe, load_study_recipe
 

@@ -10,8 +10,8 @@ from tests.support.files import jsonl
 
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.recipes.estimate import estimate
-from lamina.recipes.loading import load_tasks
-from lamina.recipes.run import run_recipe
+from lamina.recipes.load_tasks import load_tasks
+from lamina.recipes.run_recipe import run_recipe
 from lamina.recipes.schema import load_recipe, parse_recipe
 from lamina.tasks.base import EncodeOptions
 from lamina.train.groups import group_tasks

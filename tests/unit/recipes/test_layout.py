@@ -11,9 +11,9 @@ import pytest
 
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.recipes.expand import with_sweep
-from lamina.recipes.layout import cells_of, place_of_x, places
-from lamina.recipes.located import read_yaml
+from lamina.recipes.paper_tables import cells_of, place_of_x, places
 from lamina.recipes.schema import Recipe, load_recipe, parse_recipe
+from lamina.recipes.strict_yaml import read_yaml
 
 ROOT = Path(__file__).parents[3] / "recipes"
 PATHS = sorted(path for path in ROOT.rglob("*.yaml") if path.name != "published.yaml" and path.parent.name != "studies")

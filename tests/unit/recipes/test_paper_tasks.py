@@ -11,7 +11,7 @@ from tests.support import shipped
 from lamina.errors import LaminaError
 from lamina.recipes.estimate import Estimate, estimate
 from lamina.recipes.expand import expand_recipe, with_sweep
-from lamina.recipes.loading import load_task, load_tasks
+from lamina.recipes.load_tasks import load_task, load_tasks
 from lamina.recipes.schema import Recipe, parse_recipe
 
 PAPERS = Path(__file__).parents[3] / "recipes" / "papers"

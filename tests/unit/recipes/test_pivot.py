@@ -10,8 +10,7 @@ import pytest
 
 from lamina.errors import ConfigError, StoreError, UnknownNameError
 from lamina.recipes.expand import expand_recipe
-from lamina.recipes.layout import check_one_metric
-from lamina.recipes.pivot import pivot
+from lamina.recipes.paper_tables import check_one_metric, pivot
 from lamina.recipes.report_file import (
     REPORT,
     Cell,
@@ -23,12 +22,12 @@ from lamina.recipes.report_file import (
     write_report_file,
 )
 from lamina.recipes.schema import Recipe, load_recipe, parse_recipe
-from lamina.recipes.summary import summaries
+from lamina.recipes.summary_table import summaries
 from lamina.train.results import summarise
 
 
 def summary(task: str, method: str, settings: dict[str, Any], scores: list[float], **more: Any) -> dict[str, Any]:
-    """A row of a run's table, as `lamina.recipes.summary.summaries` makes it."""
+    """A row of a run's table, as `lamina.recipes.summary_table.summaries` makes it."""
     metric = more.pop("metric", "accuracy")
     names = [f"{task}-{method}-{json.dumps(settings)}-{seed}" for seed in range(len(scores))]
     runs = [
@@ -263,7 +262,7 @@ def test_a_report_that_cannot_be_used(old: str | None, new: str | None, match: s
 
 
 def test_a_metric_that_the_data_s_task_lacks_is_refused_before_training(tmp_path: Path):
-    from lamina.recipes.loading import load_tasks
+    from lamina.recipes.load_tasks import load_tasks
 
     (tmp_path / "a.tsv").write_text("sentence\tlabel\na\tno\nb\tyes\n")
     files = {"train": "a.tsv", "validation": "a.tsv"}

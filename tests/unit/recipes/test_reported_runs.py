@@ -10,7 +10,7 @@ import pytest
 from tests.support.stored import save_base
 
 from lamina.recipes.report_file import Curves, PivotTable, read_report_file, write_report_file
-from lamina.recipes.run import run_recipe
+from lamina.recipes.run_recipe import run_recipe
 from lamina.recipes.schema import Recipe, parse_recipe
 
 LAST = {"fusion": "last_layer", "head": {"pooling": "mean"}}

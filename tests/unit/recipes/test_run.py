@@ -15,12 +15,12 @@ from tests.support.stored import save_base
 
 from lamina.errors import ConfigError, StoreError
 from lamina.prediction import evaluate
-from lamina.recipes import run as runner
+from lamina.recipes import run_recipe as runner
 from lamina.recipes.expand import expand_recipe
-from lamina.recipes.loading import load_task
-from lamina.recipes.run import Run, run_recipe
+from lamina.recipes.load_tasks import load_task
+from lamina.recipes.run_recipe import Run, run_recipe
 from lamina.recipes.schema import Recipe, parse_recipe
-from lamina.recipes.summary import markdown, plus_minus, summaries
+from lamina.recipes.summary_table import markdown, plus_minus, summaries
 from lamina.store import load, load_bank
 from lamina.tasks import kind_of
 from lamina.tasks.task import Task

@@ -18,8 +18,8 @@ from tests.unit.recipes.test_run import LAST, methods, recipe
 from lamina.cells import run_cells as cells
 from lamina.editing.insert import insert_
 from lamina.errors import ConfigError, LayerIndexError, NotFiniteError, StoreError
-from lamina.recipes import run as runner
-from lamina.recipes.run import run_recipe
+from lamina.recipes import run_recipe as runner
+from lamina.recipes.run_recipe import run_recipe
 from lamina.recipes.schema import Recipe
 from lamina.store import load, save
 
@@ -144,7 +144,7 @@ def test_of_equal_models_the_first_of_the_recipe_is_kept_whichever_ended_last(
 def test_a_model_that_is_not_where_its_worker_wrote_it_is_an_error(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("lamina.recipes.separate.save", lambda *_: None)
+    monkeypatch.setattr("lamina.recipes.run_recipe.save", lambda *_: None)
     with pytest.raises(StoreError, match=r"the model of film-plain-0 is not in .*film-plain-0\.model, .*keep: none"):
         run_recipe(methods(folder, {"plain": {}}), data=folder, output=tmp_path)
 

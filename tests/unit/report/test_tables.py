@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lamina.recipes.report_file import Cell, PivotTable
-from lamina.report.tables import chosen, escaped, grid, heads, latex, markdown, remarks
+from lamina.report.run_report import chosen, escaped, grid, heads, latex, markdown, remarks
 
 
 def cell(row: str, column: str, mean: float, interval: float | None = None, runs: int = 1, **settings: Any) -> Cell:

@@ -18,7 +18,7 @@ from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.prediction import evaluate, predict, predict_file
 from lamina.recipes.estimate import estimate
-from lamina.recipes.run import run_recipe
+from lamina.recipes.run_recipe import run_recipe
 from lamina.recipes.schema import parse_recipe
 from lamina.store import load, save
 from lamina.tasks.image_size import target_of

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from lamina.data import cache_files
-from lamina.data.cache_files import check_room, claim, clear, disk_errors, entries, publish, read_entry, unfinished
+from lamina.data import disk_cache
+from lamina.data.disk_cache import check_room, claim, clear, disk_errors, entries, publish, read_entry, unfinished
 from lamina.errors import CacheError, ConfigError, UnknownNameError
 
 KEY, OTHER = "a" * 32, "ab" + "c" * 30
@@ -31,7 +31,7 @@ def fill(folder: Path, key: str = KEY) -> None:
 
 
 def index(folder: Path, key: str = KEY) -> Path:
-    return folder / key / cache_files.INDEX
+    return folder / key / disk_cache.INDEX
 
 
 def contents(folder: Path) -> set[str]:
@@ -41,12 +41,12 @@ def contents(folder: Path) -> set[str]:
 def test_where_states_are_cached(monkeypatch: pytest.MonkeyPatch):
     for name in ("LAMINA_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    assert cache_files.cache_folder() == Path("~/.cache/lamina").expanduser()
+    assert disk_cache.cache_folder() == Path("~/.cache/lamina").expanduser()
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert cache_files.cache_folder() == Path("/xdg/lamina")
+    assert disk_cache.cache_folder() == Path("/xdg/lamina")
     monkeypatch.setenv("LAMINA_CACHE", "/own")
-    assert cache_files.cache_folder() == Path("/own")
-    assert cache_files.cache_folder("~/asked") == Path("~/asked").expanduser()
+    assert disk_cache.cache_folder() == Path("/own")
+    assert disk_cache.cache_folder("~/asked") == Path("~/asked").expanduser()
 
 
 # Room
@@ -61,7 +61,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_reserve_is_a_gibibyte_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**50, 0, cache_files.GIB + 420))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2**50, 0, disk_cache.GIB + 420))
     check_room(tmp_path, 420)
 
 
@@ -122,7 +122,7 @@ def test_a_damaged_entry_has_a_problem_and_is_replaced(tmp_path: Path, damage: s
     elif damage in ("gone", "no index"):
         (file if damage == "gone" else index(tmp_path)).unlink()
     else:
-        texts = {"no JSON": "{", "list": "[]", "no files": f'{{"format": {cache_files.FORMAT}}}', "deep": "[" * 99999}
+        texts = {"no JSON": "{", "list": "[]", "no files": f'{{"format": {disk_cache.FORMAT}}}', "deep": "[" * 99999}
         texts["other"] = json.dumps({**facts, "rows": 6})
         index(tmp_path).write_text(texts.get(damage, json.dumps({**facts, "format": 99})))
     entry = read_entry(tmp_path / KEY)

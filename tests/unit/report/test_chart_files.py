@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from lamina.errors import ConfigError, DataError, MissingExtraError
-from lamina.report import figures
-from lamina.report.figures import _labels, drawn_ends, importance, scores
+from lamina.report import chart_files as figures
+from lamina.report.chart_files import _labels, drawn_ends, importance, scores
 
 
 def shares(readers: int, layers: int = 4) -> list[dict]:

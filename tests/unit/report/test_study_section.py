@@ -10,7 +10,7 @@ from scipy import stats
 from tests.support.studied import probe
 
 from lamina.errors import DataError, UnknownNameError
-from lamina.report.points import drawing_of, plain, with_interval
+from lamina.report.study_section import drawing_of, plain, with_interval
 from lamina.studies.study import Figure, Study
 
 

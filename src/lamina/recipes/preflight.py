@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lamina.data.cache_files import cache_folder, entries
+from lamina.data.disk_cache import cache_folder, entries
 from lamina.errors import CacheError, ConfigError, error_context
 from lamina.recipes.model_size import Sizes
 from lamina.store import load_config, load_processor

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, final
 
 from lamina.errors import ConfigError, DataError, MissingExtraError, StoreError
 from lamina.recipes.report_file import REPORT
-from lamina.report.charts import layout_of, spec_of
-from lamina.report.folder import labelled
+from lamina.report.page_charts import layout_of, spec_of, theme
+from lamina.report.run_report import labelled
 from lamina.report.run_section import run_section
-from lamina.report.sections import study_section
-from lamina.report.themes import theme
+from lamina.report.study_section import study_section
 from lamina.store.files import read_json, settle, staged
 from lamina.studies.study import STUDY, Study, library_versions
 from lamina.utils import is_dir, is_file, pluralize, write_text
@@ -25,7 +24,7 @@ from lamina.utils import is_dir, is_file, pluralize, write_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from lamina.report.points import Drawing
+    from lamina.report.page_charts import Drawing
     from lamina.report.sections import Section
 
 MARK = "lamina_page.json"  # in the folder beside a page, with the names of its files

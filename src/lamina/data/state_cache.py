@@ -22,7 +22,7 @@ from rich.filesize import decimal
 from torch import distributed
 
 from lamina.data.batches import tokenizer_of
-from lamina.data.cache_files import FORMAT, cache_folder, check_room, claim, disk_errors, entries, publish, read_entry
+from lamina.data.disk_cache import FORMAT, cache_folder, check_room, claim, disk_errors, entries, publish, read_entry
 from lamina.errors import CacheError
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.utils import progress_bar, world_size

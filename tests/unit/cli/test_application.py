@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lamina.cli import app
+from lamina.cli import application as app
 from lamina.errors import ConfigError, LaminaError
 
 

@@ -19,9 +19,9 @@ from tests.support.training import reader, sentences, tiny_bank, tiny_model, tin
 from transformers import BartConfig, BartModel
 
 from lamina.bank import Reader, ReaderBank
-from lamina.data import cache as cache_module
-from lamina.data import cache_files
-from lamina.data.cache import CachedStates, hash_processor, layers_of, obstacle
+from lamina.data import disk_cache
+from lamina.data import state_cache as cache_module
+from lamina.data.state_cache import CachedStates, hash_processor, layers_of, obstacle
 from lamina.errors import CacheError
 from lamina.fusion.extra_layers import ExtraLayers
 from lamina.fusion.mean import Mean
@@ -128,7 +128,7 @@ def test_mixed_precision_is_kept_apart_and_computed_so(tmp_path: Path):
 def test_clearing_does_not_disturb_who_reads(tmp_path: Path):
     bank = bank_of()
     states = opened(bank, tmp_path)
-    cache_files.clear(tmp_path, "all")
+    disk_cache.clear(tmp_path, "all")
     assert difference(bank, states, [0, 4]) == 0
 
 
@@ -186,7 +186,7 @@ def test_whatever_changes_the_states_makes_another_entry(tmp_path: Path):
 def test_another_format_makes_another_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     first = opened(bank_of(), tmp_path)
     monkeypatch.setattr(cache_module, "FORMAT", 99)
-    monkeypatch.setattr(cache_files, "FORMAT", 99)
+    monkeypatch.setattr(disk_cache, "FORMAT", 99)
     second = opened(bank_of(), tmp_path)
     assert first is not None
     assert second is not None
@@ -224,7 +224,7 @@ def test_an_entry_that_cannot_be_used_is_written_again(tmp_path: Path, caplog: p
     bank = bank_of()
     first = opened(bank, tmp_path)
     assert first is not None
-    index = first.folder / cache_files.INDEX
+    index = first.folder / disk_cache.INDEX
     facts = json.loads(index.read_text())
     if damage == "short":
         (first.folder / "main.bin").write_bytes(b"")
@@ -241,7 +241,7 @@ def test_entries_of_another_version_are_spoken_of_when_nothing_is_found(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     (tmp_path / ("b" * 32)).mkdir()
-    (tmp_path / ("b" * 32) / cache_files.INDEX).write_text('{"format": 0}')
+    (tmp_path / ("b" * 32) / disk_cache.INDEX).write_text('{"format": 0}')
     assert opened(bank_of(), tmp_path) is not None
     assert f"1 entries in {tmp_path} were written by another version" in caplog.text
 
@@ -250,11 +250,11 @@ def test_an_entry_that_vanishes_while_it_is_opened_is_written_again(tmp_path: Pa
     bank = bank_of()
     first = opened(bank, tmp_path)
     assert first is not None
-    entry = cache_files.read_entry(first.folder)
+    entry = disk_cache.read_entry(first.folder)
     shutil.rmtree(first.folder)
     answers = [entry]
     monkeypatch.setattr(
-        cache_module, "read_entry", lambda *given: answers.pop() if answers else cache_files.read_entry(*given)
+        cache_module, "read_entry", lambda *given: answers.pop() if answers else disk_cache.read_entry(*given)
     )
     assert difference(bank, opened(bank, tmp_path), [0, 5]) == 0
 
@@ -414,5 +414,5 @@ def test_training_with_a_cache_works_without_posix(tmp_path: Path):
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == ["['one']"] * 2
-    assert all(entry.problem is None for entry in cache_files.entries(tmp_path))
-    assert len(cache_files.entries(tmp_path)) == 2
+    assert all(entry.problem is None for entry in disk_cache.entries(tmp_path))
+    assert len(disk_cache.entries(tmp_path)) == 2

@@ -9,8 +9,8 @@ import pytest
 from tests.support.training import yes_no
 
 from lamina.errors import ConfigError, UnknownNameError
-from lamina.recipes import loading
-from lamina.recipes.loading import load_task, load_tasks, repeats
+from lamina.recipes import load_tasks as loading
+from lamina.recipes.load_tasks import load_task, load_tasks, repeats
 from lamina.recipes.schema import Recipe, parse_recipe
 
 READERS = {"Ada": {"fusion": "ada_layers"}}

@@ -1,18 +1,47 @@
-"""Charts of the page: what is drawn, as Vega-Lite that takes its colours and sizes from the page it stands on."""
+"""Charts of the page: what is drawn, as Vega-Lite, and the light and dark themes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, final
 
-from lamina.report.figures import chart_package, in_order
+from lamina.report.chart_files import chart_package, in_order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
-    from lamina.report.points import Drawing
-
     Domain = tuple[float, float]
+
+LAYER = "layer (0 = embeddings)"
+
+
+@final
+@dataclass(frozen=True)
+class Drawing:
+    """A chart before it is drawn.
+
+    Attributes:
+        kind: As that of a figure.
+        rows: What is drawn: "x", "value" and, where there are any, "y", "colour", "facet", "label", "x_label", the ends
+            of the interval "low" and "high" (see `drawn_ends`), and "across" for a value that holds for all x.
+        title: Written above.
+        titles: Of "x", "y", "value", "colour" and "facet", with their units.
+        note: What to see in it.
+        remark: What a point is: of how many seeds and rows, and what the interval is.
+        log_x: Whether the axis of x is logarithmic.
+        apart: Whether each panel has a scale of its own, as those of different metrics.
+    """
+
+    kind: Literal["line", "heat", "bar", "scatter"]
+    rows: list[dict[str, Any]]
+    title: str
+    titles: dict[str, str] = field(default_factory=dict)
+    note: str = ""
+    remark: str = ""
+    log_x: bool = False
+    apart: bool = False
+
 
 FEW_TICKS = 26  # values of x up to which each has its tick
 FEW_SERIES = 8  # colours that can be told apart; more are shades
@@ -250,3 +279,78 @@ def _named(names: dict[Any, str]) -> str:
     import json
 
     return f"({json.dumps({str(x): str(name) for x, name in names.items()})})[datum.value]"
+
+
+# Okabe and Ito 2008, "Color Universal Design"; those that stand out most against the background come first.
+ON_LIGHT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4a4f55", "#b3a500")
+ON_DARK = ("#56B4E9", "#E69F00", "#1fc294", "#CC79A7", "#F0E442", "#ff7f3f", "#c9d1d9", "#3f9bdc")
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+def theme(*, dark: bool) -> dict[str, Any]:
+    """A Vega-Lite config; without a page around them charts are drawn in the light one."""
+    ink, quiet, rule, surface = (
+        ("#e6e9ed", "#a3adb8", "#2d353e", "#171b20") if dark else ("#1b1f24", "#59636e", "#e2e6ea", "#ffffff")
+    )
+    series, shades = (ON_DARK, [0.12, 1]) if dark else (ON_LIGHT, [0, 0.88])
+    viridis = {"scheme": "viridis", "extent": shades}
+    return {
+        "background": surface,
+        "font": FONT,
+        "padding": 4,
+        "range": {
+            "category": list(series),
+            "ordinal": viridis,
+            "ramp": {"scheme": "viridis"},
+            "heatmap": {"scheme": "viridis"},
+            "symbol": [
+                "circle",
+                "square",
+                "triangle-up",
+                "diamond",
+                "cross",
+                "triangle-down",
+                "triangle-right",
+                "wedge",
+            ],
+        },
+        "mark": {"color": series[0]},
+        "rule": {"color": ink},
+        "view": {"stroke": None},
+        "axis": {
+            "labelColor": quiet,
+            "titleColor": ink,
+            "labelFontSize": 12,
+            "titleFontSize": 12,
+            "titleFontWeight": 500,
+            "titlePadding": 9,
+            "domainColor": rule,
+            "tickColor": rule,
+            "gridColor": rule,
+            "labelFlush": False,
+        },
+        "axisYQuantitative": {"tickCount": 5},
+        "axisX": {"domainColor": quiet, "tickColor": quiet},
+        "header": {
+            "labelLimit": 260,
+            "labelColor": ink,
+            "labelFontSize": 13,
+            "labelFontWeight": 600,
+            "labelAnchor": "start",
+        },
+        "legend": {
+            "labelColor": ink,
+            "titleColor": quiet,
+            "labelFontSize": 12,
+            "titleFontSize": 12,
+            "titleFontWeight": 400,
+            "labelLimit": 240,
+            "titleLimit": 400,
+            "orient": "top",
+            "gradientLength": 160,
+            "gradientThickness": 10,
+            "symbolSize": 90,
+            "rowPadding": 5,
+        },
+        "title": {"color": ink, "subtitleColor": quiet, "anchor": "start", "fontSize": 15, "subtitleFontSize": 12},
+    }

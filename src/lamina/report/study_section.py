@@ -1,52 +1,127 @@
-"""From rows of a study to what a chart draws: means over seeds with their intervals, and a line that says of what."""
+"""How a study is shown on the page: its conclusions, charts, tables, settings and examples of errors."""
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from lamina.errors import DataError
-from lamina.report.figures import drawn_ends
+from lamina.report.chart_files import drawn_ends
+from lamina.report.page_charts import LAYER, Drawing
+from lamina.report.sections import DataTable, Example, Section
 from lamina.train.results import half_interval
 from lamina.utils import pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
+
+    import pandas as pd
 
     from lamina.studies.study import Figure, Study
 
+MOST_EXAMPLES = 40  # of errors that are shown; the table has them all
+EXAMPLE = (
+    "task",
+    "layer",
+    "row",
+    "metric",
+    "score",
+    "text",
+    "true",
+    "predicted",
+)  # columns of a table whose rows are examples
+
+
+def study_section(study: Study, label: str) -> Section:
+    """What the page says of a study.
+
+    Raises:
+        UnknownNameError: If a figure is drawn from a column that the table does not have.
+    """
+    drawings = {name: drawing for name in study.figures if (drawing := drawing_of(study, name)).rows}
+    figures = study.figures.values()
+    axes = {name for own in figures for name in (own.x, own.y, own.colour, own.facet, *own.where) if name is not None}
+    tables = tables_of(study.table, study.name.replace("_", " ").capitalize(), axes)
+    wrong = _wrong(study)
+    return Section(
+        label,
+        study.name,
+        study.conclusions,
+        drawings,
+        tables,
+        study.settings,
+        _seeds(study),
+        _examples(wrong),
+        len(wrong),
+    )
+
+
+def _seeds(study: Study) -> list[int]:
+    if "seed" in study.table:
+        return sorted({int(seed) for seed in study.table["seed"].dropna()})
+    seed = study.settings.get("seed")
+    return [seed] if isinstance(seed, int) else []
+
+
+def _wrong(study: Study) -> pd.DataFrame:
+    """The rows of a study's table that are wrong answers."""
+    return study.table.dropna(subset=["text"]) if set(EXAMPLE) <= set(study.table.columns) else study.table.head(0)
+
+
+def _examples(wrong: pd.DataFrame) -> list[Example]:
+    """As many of each task and layer, of each those that come first; in the order of the table."""
+    rank = wrong.groupby(["task", "layer"], sort=False).cumcount().to_numpy() if len(wrong) else np.zeros(0, int)
+    places, groups = np.argsort(rank, kind="stable"), int((rank == 0).sum())
+    if groups > MOST_EXAMPLES:
+        places = places[np.linspace(0, groups - 1, MOST_EXAMPLES).astype(int)]
+    shown = wrong.iloc[np.sort(places[:MOST_EXAMPLES])]
+    return [_example(row) for row in shown.to_dict("records")]
+
+
+def _example(row: Mapping[Any, Any]) -> Example:
+    sides = [_value(row["true"]), _value(row["predicted"])]
+    text = _value(row["text"])
+    text = " | ".join(map(str, text)) if isinstance(text, list) else str(text)
+    about = f"{row['task']} · layer {row['layer']} · row {row['row']}", f"{row['metric']} {row['score']:.3f}"
+    if any(isinstance(span, dict) for side in sides if isinstance(side, list) for span in side):
+        true, predicted = (marked_parts(text, side if isinstance(side, list) else []) for side in sides)
+        return Example(*about, [], true, predicted)
+    said = [", ".join(map(str, side)) if isinstance(side, list) else str(side) for side in sides]
+    true, predicted = ([(label, "", "")] for label in said)
+    return Example(*about, [(text, "", "")], true, predicted)
+
+
+def _value(cell: Any) -> Any:
+    """A cell that may hold a list, as Parquet gives it back or as JSON."""
+    if hasattr(cell, "tolist"):
+        cell = cell.tolist()
+    if isinstance(cell, str) and cell[:1] == "[":
+        try:
+            return json.loads(cell)
+        except ValueError:
+            return cell
+    return cell
+
+
+def marked_parts(text: str, spans: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """A text in parts, cut at its spans ("start", "end", "label", "error"); of overlapping ones the first is marked."""
+    parts, at = [], 0
+    for span in sorted(spans, key=lambda span: span["start"]):
+        if at <= span["start"] < span["end"]:
+            parts += [(text[at : span["start"]], "", "")] if span["start"] > at else []
+            inside = text[span["start"] : span["end"]]
+            parts.append((inside, str(span.get("label") or ""), str(span.get("error") or "wrong")))
+            at = span["end"]
+    return [*parts, *([(text[at:], "", "")] if at < len(text) else [])]
+
+
 Frame = Any  # of pandas, whose types say less than they ask for
-LAYER = "layer (0 = embeddings)"
 COUNTS = {"rows": "row", "tokens": "token", "texts": "text", "n": "row"}  # column or setting -> what it counts
 MOST_SCATTERED = 4000  # points of a scatter; a sample of more is drawn
-
-
-@final
-@dataclass(frozen=True)
-class Drawing:
-    """A chart before it is drawn.
-
-    Attributes:
-        kind: As that of a figure.
-        rows: What is drawn: "x", "value" and, where there are any, "y", "colour", "facet", "label", "x_label", the ends
-            of the interval "low" and "high" (see `drawn_ends`), and "across" for a value that holds for all x.
-        title: Written above.
-        titles: Of "x", "y", "value", "colour" and "facet", with their units.
-        note: What to see in it.
-        remark: What a point is: of how many seeds and rows, and what the interval is.
-        log_x: Whether the axis of x is logarithmic.
-        apart: Whether each panel has a scale of its own, as those of different metrics.
-    """
-
-    kind: Literal["line", "heat", "bar", "scatter"]
-    rows: list[dict[str, Any]]
-    title: str
-    titles: dict[str, str] = field(default_factory=dict)
-    note: str = ""
-    remark: str = ""
-    log_x: bool = False
-    apart: bool = False
 
 
 def drawing_of(study: Study, name: str) -> Drawing:
@@ -215,3 +290,27 @@ def _value_title(rows: Frame, figure: Figure) -> str:
     """What the numbers are: their measure, if it is one only."""
     measures = list(rows["measure"].unique()) if figure.value == "score" and "measure" in rows else []
     return str(measures[0] if len(measures) == 1 else figure.value).replace("_", " ")
+
+
+def tables_of(frame: Frame, title: str, axes: Collection[str] = ()) -> list[DataTable]:
+    """A study's table; before it the means over seeds, if there are several.
+
+    Numbers with a point are measured, and left out of the means, unless they are among the `axes` of its figures.
+    """
+    whole = _of_frame(frame, title)
+    if "seed" not in frame or "score" not in frame or frame["seed"].nunique() < 2:
+        return [whole]
+    names = [str(name) for name in frame.columns if name not in ("seed", "score")]
+    keys = [name for name in names if name in axes or frame[name].dtype.kind != "f"]
+    if not keys:
+        return [whole]
+    means = with_interval(frame, keys, "score").rename(columns={"value": "mean"})
+    note = "low and high are the ends of the 95 % t interval over seeds; they are empty where there is one seed."
+    return [_of_frame(means[[*keys, "mean", "low", "high", "seeds"]], f"{title}: means over seeds", note), whole]
+
+
+def _of_frame(frame: Frame, title: str, note: str = "") -> DataTable:
+    cells = frame.astype(object).where(frame.notna(), None).to_numpy().tolist()
+    return DataTable(
+        title, [str(name) for name in frame.columns], [[plain(cell) for cell in row] for row in cells], note
+    )

@@ -19,7 +19,7 @@ from lamina.recipes.report_file import (
     read_report_file,
     write_report_file,
 )
-from lamina.report import folder as reports
+from lamina.report import run_report as reports
 from lamina.report import write_report
 from lamina.store.files import claimed
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError, check_known
-from lamina.recipes.layout import check_metrics, check_one_metric
+from lamina.recipes.paper_tables import check_metrics, check_one_metric
 from lamina.recipes.schema import OF_FILES
 from lamina.tasks.presets import find_preset
 from lamina.tasks.split import limited

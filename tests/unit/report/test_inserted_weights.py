@@ -16,8 +16,7 @@ from lamina.editing.merge import merge_
 from lamina.editing.record import edits
 from lamina.editing.truncate import truncate_
 from lamina.errors import ConfigError, DataError, UnknownNameError
-from lamina.report.weight_maps import weight_maps
-from lamina.report.weights import STATES, chosen_weight, diagonals, inserted_weights
+from lamina.report.inserted_weights import STATES, chosen_weight, diagonals, inserted_weights, weight_maps
 from lamina.store import load, save
 
 

@@ -7,7 +7,8 @@ import json
 import pandas as pd
 from tests.support.studied import probe
 
-from lamina.report.data_tables import DataTable, tables_of
+from lamina.report.sections import DataTable
+from lamina.report.study_section import tables_of
 
 TABLE = DataTable("Scores | all", ["task", "n & m", "score"], [["a|b_c", 3, 0.12345], ["a|b_c", None, 2.0]], "50 %")
 
