@@ -18,7 +18,7 @@ from tests.support.studied import EVIL, probe, saved, wrong_answers
 
 from lamina.errors import ConfigError, DataError, LaminaError, MissingExtraError, StoreError
 from lamina.report import write_page
-from lamina.report.sections import marked_parts, study_section
+from lamina.report.study_section import marked_parts, study_section
 from lamina.studies.study import Figure, Study
 
 

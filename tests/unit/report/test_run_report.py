@@ -63,7 +63,9 @@ def test_an_older_report_goes_with_its_figures_alone(run: Path):
 
 def test_figures_of_other_runs_are_drawn_beside(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     drawn: list[list[str]] = []
-    monkeypatch.setattr(reports, "draw", lambda figure, path: (drawn.append(series(figure)), path.write_text(""))[0])
+    monkeypatch.setattr(
+        reports, "draw_curves", lambda figure, path: (drawn.append(series(figure)), path.write_text(""))[0]
+    )
     other = tmp_path / "other"
     curve = reported().figures[0]
     points = [replace(point, series="large") for point in curve.points]
@@ -78,7 +80,9 @@ def test_figures_of_other_runs_are_drawn_beside(run: Path, tmp_path: Path, monke
 
 def test_runs_of_one_name_are_told_apart(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     drawn: list[list[str]] = []
-    monkeypatch.setattr(reports, "draw", lambda figure, path: (drawn.append(series(figure)), path.write_text(""))[0])
+    monkeypatch.setattr(
+        reports, "draw_curves", lambda figure, path: (drawn.append(series(figure)), path.write_text(""))[0]
+    )
     for place in ("one", "two"):
         write_report_file(tmp_path / place / run.name / REPORT, reported(1))
     write_report(run, beside=[tmp_path / "one" / run.name, tmp_path / "two" / run.name])
