@@ -18,7 +18,7 @@ import torch
 from tests.support import finetuned, training
 from tests.support.deaths import Contents, contents, deaths, dies, is_interrupted, is_killed
 from tests.support.stored import save_base, tiny_bank, tiny_model
-from tests.unit.data import test_cache
+from tests.unit.data import test_state_cache
 from tests.unit.recipes import test_run
 
 from lamina import predict_file
@@ -272,7 +272,7 @@ def test_predictions_that_die_again(resume: bool, step: int, tmp_path: Path):
 
 
 def states(folder: Path) -> dict[int, torch.Tensor]:
-    cached = test_cache.opened(test_cache.bank_of(), folder)
+    cached = test_state_cache.opened(test_state_cache.bank_of(), folder)
     assert cached is not None
     return cached.batch([0, 3])["main"]
 
