@@ -1,7 +1,6 @@
-"""Monitors: what readers say of a text while it is written, as one score that may flag it."""
+"""Monitors: running scores of a text, from a reader's logits token by token, with thresholds that flag it."""
 
 from importlib import import_module
-from typing import Any
 
 from lamina.monitors.attention_mean import AttentionMean
 from lamina.monitors.base import AGGREGATIONS, Aggregation
@@ -32,8 +31,8 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load `calibrate` when it is first used: it runs a bank over a task, so its code lies in a later room."""
+def __getattr__(name: str) -> object:
+    """Import `calibrate` on first use: it runs a bank over a task, so its code is in a later room."""
     if name == "calibrate":
         return import_module("lamina.prediction.calibrate").calibrate
     raise AttributeError(f"module 'lamina.monitors' has no attribute '{name}'")

@@ -1,4 +1,4 @@
-"""What every aggregation is: from the scores of tokens to the score of the text so far, token by token."""
+"""The base class of aggregations, which turn the scores of tokens into a running score of the text."""
 
 from __future__ import annotations
 
@@ -25,81 +25,102 @@ AGGREGATIONS = Registry(
         "attention_mean": "lamina.monitors.attention_mean:AttentionMean",
     },
 )
-State = tuple[Tensor, ...]  # what is kept of the tokens so far; every tensor is [batch, ...]
+State = tuple[Tensor, ...]  # what an aggregation remembers of the tokens so far; every tensor is [batch, ...]
 
 
 class Aggregation(ABC):
-    """Makes one score of a text out of its tokens' scores. Subclasses are frozen dataclasses.
+    """Turns the scores of a text's tokens into one running score of the text. Subclasses are frozen dataclasses.
 
-    The score after a token depends on that token and those before it. Tokens that are not real count nowhere.
+    The running score at a token depends on that token and on earlier ones only. Tokens that are not real are skipped.
     """
 
-    per_label: ClassVar[bool] = False  # True: takes the scores of the labels apart, `[batch, labels]` at a time
-    weighted: ClassVar[bool] = False  # True: takes the score and the log weight of the head, `[batch, 2]` at a time
+    per_label: ClassVar[bool] = False  # True: a token's score is `[batch, labels]`, one column per flagged label
+    weighted: ClassVar[bool] = False  # True: a token's score is `[batch, 2]`, the score and its log weight
 
     @abstractmethod
     def first(self, score: Tensor) -> State:
-        """What is kept of a text's first token; `score` is `[batch]`, of more columns if `per_label` or `weighted`."""
+        """Return the state after the first token of each text.
+
+        Args:
+            score: Score of the token, `[batch]`; `[batch, columns]` if the class is `per_label` or `weighted`.
+        """
 
     @abstractmethod
     def next(self, state: State, score: Tensor) -> State:
-        """What is kept once another token has come."""
+        """Return the state after one more token.
+
+        Args:
+            state: State after the token before.
+            score: Score of the new token, shaped as in `first`.
+        """
 
     @abstractmethod
     def value(self, state: State) -> Float[Tensor, " batch"]:
-        """The score of the text so far."""
+        """Return the running score of each text, from the state after its last token."""
 
     def running(
-        self, scores: Float[Tensor, "batch tokens labels"], mask: Bool[Tensor, "batch tokens"]
+        self, scores: Float[Tensor, "batch tokens columns"], mask: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "batch tokens"]:
-        """The score of each text up to and including each token.
+        """Return the running score of each text at each of its tokens.
 
         Args:
-            scores: Score of each token; of one label, or several where `per_label`, or with its log weight.
-            mask: True where a token is real.
+            scores: Scores of the tokens. One column; or one per flagged label (`per_label`); or the score and its log
+                weight (`weighted`).
+            mask: True at real tokens.
 
         Returns:
-            In float64. At a token that is not real the score is that of the tokens before it; NaN before the first.
+            Running scores in float64. At a token that is not real, the score of the token before is repeated. Before
+            the first real token it is NaN.
         """
         return RunningScore(self).add(scores, mask)
 
 
 @final
 class RunningScore:
-    """An aggregation under way: takes tokens in pieces of any length, and gives what it would give of all at once."""
+    """An aggregation in progress over a batch of texts whose tokens come in pieces.
+
+    The result does not depend on how the tokens are divided into pieces.
+    """
 
     def __init__(self, aggregation: Aggregation) -> None:
         self._aggregation = aggregation
-        self._state: State | None = None
-        self._begun: Tensor | None = None  # [batch], True where a real token has come; None: everywhere
+        self._state: State | None = None  # None before the first token
+        # [batch], True in texts that have had a real token; None once all have, which saves the comparisons
+        self._begun: Tensor | None = None
 
     def add(
-        self, scores: Float[Tensor, "batch tokens labels"], mask: Bool[Tensor, "batch tokens"]
+        self, scores: Float[Tensor, "batch tokens columns"], mask: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "batch tokens"]:
-        """Take some more tokens; see `Aggregation.running`."""
-        several = self._aggregation.per_label or self._aggregation.weighted
-        scores = scores.double() if several else scores.double().squeeze(-1)
-        values = [self._one(score, real) for score, real in zip(scores.unbind(1), mask.unbind(1), strict=True)]
+        """Add the next tokens and return the running score at each; see `Aggregation.running`."""
+        has_columns = self._aggregation.per_label or self._aggregation.weighted
+        scores = scores.double() if has_columns else scores.double().squeeze(-1)
+        values = [self._add_token(score, real) for score, real in zip(scores.unbind(1), mask.unbind(1), strict=True)]
         return torch.stack(values, dim=1) if values else scores.new_empty(mask.shape)
 
-    def _one(self, score: Tensor, real: Bool[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        how = self._aggregation
+    def _add_token(self, score: Tensor, real: Bool[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+        """Add one token of each text and return the running scores.
+
+        Args:
+            score: Score of the token in each text.
+            real: True in the texts in which the token is real; the others keep their state.
+        """
+        aggregation = self._aggregation
         if self._state is None:
-            fresh, self._begun = how.first(score), torch.zeros_like(real)
+            fresh, self._begun = aggregation.first(score), torch.zeros_like(real)
             self._state = fresh
         elif self._begun is None:
-            fresh = how.next(self._state, score)
-        else:
-            fresh = _where(self._begun, how.next(self._state, score), how.first(score))
-        every = bool(real.all())
-        self._state = fresh if every else _where(real, fresh, self._state)
+            fresh = aggregation.next(self._state, score)
+        else:  # some texts begin with this token, others are under way
+            fresh = _where(self._begun, aggregation.next(self._state, score), aggregation.first(score))
+        all_real = bool(real.all())
+        self._state = fresh if all_real else _where(real, fresh, self._state)
         if self._begun is not None:
-            self._begun = None if every else self._begun | real
-        value = how.value(self._state)
+            self._begun = None if all_real else self._begun | real
+        value = aggregation.value(self._state)
         return value if self._begun is None else value.masked_fill(~self._begun, torch.nan)
 
 
 def _where(condition: Bool[Tensor, " batch"], then: State, other: State) -> State:
-    """Row by row one state or the other."""
+    """Return the state `then` for texts where the condition is True, else the state `other`."""
     pairs = zip(then, other, strict=True)
     return tuple(torch.where(condition.view(-1, *[1] * (new.ndim - 1)), new, old) for new, old in pairs)

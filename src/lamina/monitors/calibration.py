@@ -1,13 +1,16 @@
-"""Thresholds: which score gives a rate of false alarms, and how certain the rates are."""
+"""Calibration: choose a monitor's threshold for a rate of false positives, and measure how certain the rates are."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 from lamina.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lamina.utils import JSON
 
 Interval = tuple[float, float]
 
@@ -15,31 +18,46 @@ Interval = tuple[float, float]
 @final
 @dataclass(frozen=True)
 class Calibration:
-    """How a threshold was chosen: by the highest score that each text reaches anywhere, since that is what flags it.
+    """A monitor's threshold and the rates that were measured with it. `lamina.monitors.calibrate` makes it.
 
-    The intervals are Clopper and Pearson's. That of the false positives is of the rows that the threshold was chosen
-    on; on others the rate is a little higher in the mean.
+    A text counts as flagged if its running score reaches the threshold at any token, so only the highest score of each
+    text matters. The intervals are exact (Clopper-Pearson). If the threshold was chosen on the same texts, the rate of
+    false positives on other texts is slightly higher on average.
+
+    Attributes:
+        threshold: A text is flagged from the first token on whose score is at least this.
+        target: Rate of false positives for which the threshold was chosen; None if the threshold was given.
+        false_positive_rate: Fraction of the negative texts that are flagged.
+        false_positive_interval: Confidence interval of that rate.
+        recall: Fraction of the positive texts that are flagged.
+        recall_interval: Confidence interval of the recall.
+        negatives: Number of negative texts.
+        positives: Number of positive texts.
+        confidence: Confidence level of the intervals.
+        task: Name of the task whose texts were scored.
+        split: Name of their split.
+        asked: For a cascade, the fraction of tokens for which its second reader ran; else None.
     """
 
     threshold: float
-    target: float | None  # the rate of false positives that was asked for; None if the threshold was given
-    false_positive_rate: float  # share of the negatives that are flagged
+    target: float | None
+    false_positive_rate: float
     false_positive_interval: Interval
-    recall: float  # share of the positives that are flagged
+    recall: float
     recall_interval: Interval
     negatives: int
     positives: int
-    confidence: float = 0.95  # of the intervals
+    confidence: float = 0.95
     task: str = ""
     split: str = ""
-    asked: float | None = None  # of a cascade: share of the tokens for which its second reader ran
+    asked: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("false_positive_interval", "recall_interval"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))  # lists, as they come back from a file
+        for name in ("false_positive_interval", "recall_interval"):  # JSON files have lists in place of tuples
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready fields."""
+    def to_dict(self) -> dict[str, JSON]:
+        """Return the fields in a form that JSON can hold; `Calibration(**fields)` builds the same object again."""
         return {**asdict(self), **{key: list(value) for key, value in vars(self).items() if isinstance(value, tuple)}}
 
     @classmethod
@@ -53,80 +71,96 @@ class Calibration:
         confidence: float = 0.95,
         **facts: Any,
     ) -> Self:
-        """Choose the lowest threshold whose rate of false positives is at most the one asked for.
+        """Choose the lowest threshold whose rate of false positives is at most the one asked for, and measure it.
 
         Args:
-            highest: The highest score of each text; -inf for one that has none.
-            positive: Which texts should be flagged.
-            false_positive_rate: Share of the others that may be, above 0 and below 1.
-            threshold: One that was chosen before, whose rates are to be measured; None: it is chosen.
-            confidence: Of the intervals.
-            **facts: More fields.
+            highest: Highest score of each text; -inf for a text without a score.
+            positive: For each text, whether it should be flagged.
+            false_positive_rate: Fraction of the negative texts that may be flagged, above 0 and below 1.
+            threshold: Threshold to measure instead; None: it is chosen.
+            confidence: Confidence level of the intervals, above 0 and below 1.
+            **facts: The fields `task`, `split` and `asked` of the result.
 
         Raises:
-            ConfigError: If the rate or `confidence` is no share, there are no negatives or too few of them for the
-                rate, no positives or no scores.
+            ConfigError: If the rate or the confidence level is out of range; if there are no positive texts, no
+                negative ones, or too few of them for the rate; or if no text has a score.
         """
         check_confidence(confidence)
-        both = list(zip(highest, positive, strict=True))
-        no, yes = (sorted((score for score, is_so in both if is_so == kind), reverse=True) for kind in (False, True))
-        for kind, rows, what in (("negative", no, "a rate of false positives"), ("positive", yes, "recall")):
-            if not rows:
+        labelled = list(zip(highest, positive, strict=True))
+        negatives = sorted((score for score, is_positive in labelled if not is_positive), reverse=True)
+        positives = sorted((score for score, is_positive in labelled if is_positive), reverse=True)
+        for kind, scores, what in (
+            ("negative", negatives, "a rate of false positives"),
+            ("positive", positives, "recall"),
+        ):
+            if not scores:
                 raise ConfigError(
-                    f"calibrate: no row is {kind}; {what} needs one at least. Check `positive` and the task."
+                    f"calibrate: no row is {kind}; {what} needs at least one. Check `positive` and the task."
                 )
         target = None if threshold is not None else false_positive_rate
         if threshold is None:
-            threshold = _chosen(no, highest, false_positive_rate)
-        false, true = ((sum(score >= threshold for score in scores), len(scores)) for scores in (no, yes))
+            threshold = _lowest_threshold(negatives, highest, false_positive_rate)
+        false_positives = sum(score >= threshold for score in negatives)
+        true_positives = sum(score >= threshold for score in positives)
         return cls(
             threshold=threshold,
             target=target,
-            false_positive_rate=false[0] / false[1],
-            false_positive_interval=interval(*false, confidence),
-            recall=true[0] / true[1],
-            recall_interval=interval(*true, confidence),
-            negatives=len(no),
-            positives=len(yes),
+            false_positive_rate=false_positives / len(negatives),
+            false_positive_interval=interval(false_positives, len(negatives), confidence),
+            recall=true_positives / len(positives),
+            recall_interval=interval(true_positives, len(positives), confidence),
+            negatives=len(negatives),
+            positives=len(positives),
             confidence=confidence,
             **facts,
         )
 
 
 def check_confidence(confidence: float) -> None:
-    """Raise ConfigError unless it is between 0 and 1."""
+    """Raise ConfigError unless a confidence level is between 0 and 1."""
     if not 0 < confidence < 1:
         raise ConfigError(f"calibrate: confidence is {confidence}; it must be between 0 and 1, such as 0.95.")
 
 
-def _chosen(no: Sequence[float], highest: Sequence[float], false_positive_rate: float) -> float:
-    """The lowest threshold that flags at most this share of the negatives `no`, which are sorted, the highest first."""
+def _lowest_threshold(negatives: Sequence[float], highest: Sequence[float], false_positive_rate: float) -> float:
+    """Return the lowest threshold that flags at most a given fraction of the negative texts.
+
+    Args:
+        negatives: Highest scores of the negative texts, in descending order.
+        highest: Highest scores of all texts.
+        false_positive_rate: The fraction.
+
+    Raises:
+        ConfigError: If there are too few negatives, no text has a score, or no threshold keeps the rate.
+    """
     if not 0 < false_positive_rate < 1:
         raise ConfigError(f"calibrate: false_positive_rate is {false_positive_rate}; it must be between 0 and 1.")
-    allowed = math.floor(len(no) * false_positive_rate + 1e-9)
+    allowed = math.floor(len(negatives) * false_positive_rate + 1e-9)  # 0.29 * 100 is 28.999...
     if not allowed:
         needed = math.ceil(1 / false_positive_rate - 1e-9)
-        came = f"there are {len(no)} negatives for a false_positive_rate of {false_positive_rate:g}"
-        raise ConfigError(f"calibrate: {came}; {needed} are needed at least. Give more, or ask for a higher rate.")
+        came = f"there are {len(negatives)} negatives for a false_positive_rate of {false_positive_rate:g}"
+        raise ConfigError(f"calibrate: {came}; at least {needed} are needed. Give more, or ask for a higher rate.")
     if not any(map(math.isfinite, highest)):
         came = "no text has a token that is scored"
         raise ConfigError(f"calibrate: {came}. Check the texts, and the first threshold of a cascade.")
-    if no[allowed] == math.inf:
-        came = f"{sum(score == math.inf for score in no)} of {len(no)} negatives are flagged without a threshold"
-        raise ConfigError(f"calibrate: {came}, as the first of a cascade is sure. Raise `sure`.")
-    return _between(no[allowed], highest)
+    if negatives[allowed] == math.inf:
+        count = sum(score == math.inf for score in negatives)
+        came = f"{count} of {len(negatives)} negatives are flagged by the first monitor of the cascade alone"
+        raise ConfigError(f"calibrate: {came}, whatever the threshold. Raise `sure`.")
+    # the first negative beyond those allowed must stay below the threshold
+    return _just_above(negatives[allowed], highest)
 
 
 def interval(hits: int, count: int, confidence: float = 0.95) -> Interval:
-    """The exact (Clopper-Pearson) confidence interval of a share."""
+    """Return the exact (Clopper-Pearson) confidence interval of the fraction `hits / count`."""
     from scipy.stats import binomtest
 
     low, high = binomtest(hits, count).proportion_ci(confidence, method="exact")
     return float(low), float(high)
 
 
-def _between(score: float, scores: Sequence[float]) -> float:
-    """A threshold above a score and below the next higher one, so that rounding flags neither otherwise."""
+def _just_above(score: float, scores: Sequence[float]) -> float:
+    """Return a threshold half-way between a score and the next higher one, so that rounding changes no flag."""
     higher = (other for other in scores if score < other < math.inf)
     above = min(higher, default=math.nextafter(score, math.inf))
     middle = above - (above - score) / 2

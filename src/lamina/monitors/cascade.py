@@ -1,4 +1,4 @@
-"""Two monitors in a row: a cheap one for every token, and one that runs only where the first is unsure."""
+"""Cascades: a cheap monitor for every token, and a larger one only where the cheap one is unsure."""
 
 from __future__ import annotations
 
@@ -19,28 +19,33 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lamina.monitors.monitor import GetLogits
+    from lamina.utils import JSON
 
 
 @final
 @dataclass(frozen=True)
 class Cascade:
-    """A cheap monitor for every token, and a larger one for those tokens at which the first is unsure.
+    """Two monitors: a cheap one for every token, and a larger one for the tokens at which the cheap one is unsure.
 
-    A text is not flagged while the first one's score of it is below that one's threshold, and flagged where it is at
-    least `sure`. At tokens in between the second reader runs, its monitor aggregates these tokens alone, and its
-    threshold decides; while it has none, nothing is flagged. Both read the same pass of the model, so that what is
-    saved is the second reader's own work; `Watch.asked` and `Calibration.asked` say on which share of the tokens it
-    ran.
+    At each token, the score of the first monitor decides:
+
+    - below the first monitor's threshold, the text is not flagged;
+    - from `sure` on, the text is flagged;
+    - in between, the second reader runs. Its monitor aggregates such tokens only, and its threshold decides. While it
+      has no threshold, it flags nothing.
+
+    Both readers read the same pass of the model, so a cascade saves the computation of the second reader.
+    `Watch.asked` and `Calibration.asked` say for which fraction of the tokens that reader ran.
 
     Args:
-        first: The cheap one, such as a `SingleLayer` or a fusion of few layers; its threshold should let all through
-            that may have to be flagged (`lamina.monitors.calibrate` it for a high rate of false positives).
-        second: The larger one; `lamina.monitors.calibrate` of the cascade chooses its threshold.
-        sure: The score of the first from which on the second is not asked; None: it is always asked.
-        name: What it is called; None: as the second.
+        first: The cheap monitor, for example with a `SingleLayer` fusion. Its threshold should let through everything
+            that may have to be flagged: calibrate it for a high rate of false positives.
+        second: The larger monitor. `lamina.monitors.calibrate` on the cascade chooses its threshold.
+        sure: Score of the first monitor from which on the second is not needed. None: it is always needed.
+        name: Name of the cascade. None: that of the second monitor.
 
     Raises:
-        ConfigError: If the first has no threshold, or one that is not below `sure`.
+        ConfigError: If the first monitor has no threshold, or its threshold is not below `sure`.
     """
 
     first: Monitor
@@ -59,38 +64,38 @@ class Cascade:
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """The reader that always runs, and the one that runs on demand."""
+        """Names of the reader that runs on every token, and of the one that runs where it is needed."""
         return (self.first.reader, self.second.reader)
 
     @property
     def reader(self) -> str:
-        """The reader with which it is saved."""
+        """Name of the reader with which the cascade is saved: the second."""
         return self.second.reader
 
     @property
     def threshold(self) -> float | None:
-        """That of the second."""
+        """Threshold of the second monitor."""
         return self.second.threshold
 
     @property
     def calibration(self) -> Calibration | None:
-        """How that was chosen."""
+        """How the threshold of the second monitor was chosen."""
         return self.second.calibration
 
     def check(self, heads: Mapping[str, HeadConfig]) -> None:
-        """Raise an error if one of the two does not fit its reader's head."""
+        """Check that both monitors fit the heads of their readers; the errors are those of `Monitor.check`."""
         self.first.check(heads)
         self.second.check(heads)
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready fields."""
+    def to_dict(self) -> dict[str, JSON]:
+        """Return the fields in a form that JSON can hold; `from_dict` reads them."""
         return {"first": self.first.to_dict(), "second": self.second.to_dict(), "sure": self.sure, "name": self.name}
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> Self:
-        """Build from what `to_dict` gave."""
-        both = {key: Monitor.from_dict(given[key]) for key in ("first", "second")}
-        return cls(**{**given, **both})
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Build a cascade from the fields that `to_dict` returned."""
+        both = {key: Monitor.from_dict(fields[key]) for key in ("first", "second")}
+        return cls(**{**fields, **both})
 
 
 AnyMonitor = Monitor | Cascade
@@ -99,38 +104,49 @@ AnyMonitor = Monitor | Cascade
 def start_monitors(
     monitors: Mapping[str, AnyMonitor], heads: Mapping[str, HeadConfig]
 ) -> list[tuple[tuple[str, ...], RunningMonitors]]:
-    """Begin new texts: names, and those monitors at work."""
+    """Start monitors on a new batch of texts.
+
+    Args:
+        monitors: Name -> monitor.
+        heads: Reader name -> config of its head.
+
+    Returns:
+        Pairs of names and the running scores of these monitors. Monitors with equal `group` are computed together;
+        each cascade stands alone.
+    """
     groups: dict[Hashable, list[str]] = defaultdict(list)
     for name, monitor in monitors.items():
         groups[monitor.group(heads) if isinstance(monitor, Monitor) else name].append(name)
-    working: list[tuple[tuple[str, ...], RunningMonitors]] = []
+    started: list[tuple[tuple[str, ...], RunningMonitors]] = []
     for names in groups.values():
-        first, alike = monitors[names[0]], [own for name in names if isinstance(own := monitors[name], Monitor)]
+        first, alike = monitors[names[0]], [one for name in names if isinstance(one := monitors[name], Monitor)]
         running = _RunningCascade(first, heads) if isinstance(first, Cascade) else MonitorGroup(alike, heads)
-        working.append((tuple(names), running))
-    return working
+        started.append((tuple(names), running))
+    return started
 
 
 class _RunningCascade(RunningMonitors):
-    """A cascade at work. Its score is the second's: -inf where that is not asked, inf where not needed."""
+    """The scores in progress of a cascade: those of its second monitor at the tokens where it ran."""
 
     def __init__(self, cascade: Cascade, heads: Mapping[str, HeadConfig]) -> None:
         self._cascade = cascade
-        self._first, self._second = (MonitorGroup([one], heads) for one in (cascade.first, cascade.second))
+        self._first, self._second = (MonitorGroup([monitor], heads) for monitor in (cascade.first, cascade.second))
 
-    def add(self, ask: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
-        score, sure = self._first.add(ask, mask)[0], self._cascade.sure
+    def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
+        """Score the tokens: -inf where the first monitor stays below its threshold, inf where it is sure."""
+        score, sure = self._first.add(get_logits, mask)[0], self._cascade.sure
         certain = mask & (score >= (torch.inf if sure is None else sure))
         unsure = mask & ~certain & (score >= (self._cascade.first.threshold or 0.0))
         rows = unsure.any(1)
 
-        def ask_some(name: str, _rows: Bool[Tensor, " batch"]) -> Tensor:
-            logits = ask(name, rows)
+        def get_unsure_logits(name: str, _rows: Bool[Tensor, " batch"]) -> Tensor:
+            """Return logits for the whole batch, of which only the rows with an unsure token are computed."""
+            logits = get_logits(name, rows)
             whole = logits.new_zeros(len(rows), *logits.shape[1:])
             whole[rows] = logits
             return whole
 
         value = torch.full_like(score, -torch.inf)
         if bool(rows.any()):
-            value = torch.where(unsure, self._second.add(ask_some, unsure)[0], value)
+            value = torch.where(unsure, self._second.add(get_unsure_logits, unsure)[0], value)
         return value.masked_fill(certain, torch.inf).unsqueeze(0)

@@ -1,4 +1,4 @@
-"""The exponential moving average of token scores."""
+"""Aggregation by an exponential moving average."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class EMA(Aggregation):
-    """An exponential moving average: `S_t = (1 - a) S_(t-1) + a s_t` with `a = 1 - 2^(-1 / half_life)`, `S_1 = s_1`.
+    """Exponential moving average: `S_t = (1 - a) S_(t-1) + a s_t` with `a = 1 - 2^(-1 / half_life)`, and `S_1 = s_1`.
 
     Args:
-        half_life: Tokens after which a score weighs half as much; positive.
+        half_life: Number of tokens after which the weight of a score has halved; positive and finite.
+
+    Raises:
+        ConfigError: If `half_life` is not positive and finite.
 
     Source:
-        Kramár et al. 2026, "Building Production-Ready Probes For Gemini", arXiv:2601.11516, section 3.1.2, who begin at
-        `S_0 = 0` and use a = 0.5, a half-life of 1. A monitor flags by the largest average so far, as they do.
+        Kramár et al. 2026, "Building Production-Ready Probes For Gemini", arXiv:2601.11516, section 3.1.2. They start
+        from `S_0 = 0` and use a = 0.5, a half-life of 1. As theirs, a monitor flags by the largest average so far.
     """
 
     half_life: float = 5.0
@@ -34,13 +37,13 @@ class EMA(Aggregation):
             raise ConfigError(f"ema: half_life is {self.half_life}; it must be a positive, finite number of tokens.")
 
     def first(self, score: Tensor) -> State:
-        """The score."""
+        """Return the first token's score, which is the average so far."""
         return (score,)
 
     def next(self, state: State, score: Tensor) -> State:
-        """A step towards the new score."""
+        """Return the average, moved towards the new score."""
         return (state[0] + (1 - 2 ** (-1 / self.half_life)) * (score - state[0]),)
 
     def value(self, state: State) -> Float[Tensor, " batch"]:
-        """What is kept."""
+        """Return the average."""
         return state[0]

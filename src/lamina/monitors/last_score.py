@@ -1,4 +1,4 @@
-"""The score of the last token."""
+"""Aggregation by the score of the last token."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class LastScore(Aggregation):
-    """The score of the token that came last: `S_t = s_t`."""
+    """Score of the last token alone: `S_t = s_t`."""
 
     def first(self, score: Tensor) -> State:
-        """The score."""
+        """Return the first token's score."""
         return (score,)
 
     def next(self, state: State, score: Tensor) -> State:
-        """The new score."""
+        """Return the new score, and forget the one before."""
         return (score,)
 
     def value(self, state: State) -> Float[Tensor, " batch"]:
-        """What is kept."""
+        """Return the last score."""
         return state[0]

@@ -1,4 +1,4 @@
-"""The mean score of the tokens so far."""
+"""Aggregation by the plain mean of all tokens so far."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class MeanScore(Aggregation):
-    """The mean of the tokens so far: `S_t = (s_1 + ... + s_t) / t`.
+    """Mean of the scores so far: `S_t = (s_1 + ... + s_t) / t`.
 
-    Of a reader of whole texts that pools by "mean", on the scale "log_odds", it is what the reader says of the text so
-    far, where it has two labels.
+    For a sequence classifier with `pooling="mean"` and two labels, on the scale "log_odds", the score equals the
+    reader's log odds for the text so far.
     """
 
     def first(self, score: Tensor) -> State:
-        """Sum and count."""
+        """Return (sum, count) after the first token."""
         return score, torch.ones_like(score)
 
     def next(self, state: State, score: Tensor) -> State:
-        """Add to both."""
+        """Return (sum, count) with the new score added."""
         return state[0] + score, state[1] + 1
 
     def value(self, state: State) -> Float[Tensor, " batch"]:
-        """Their ratio."""
+        """Return the sum divided by the count."""
         return state[0] / state[1]

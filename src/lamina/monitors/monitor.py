@@ -1,4 +1,4 @@
-"""Monitors: a reader's label, how its tokens' scores make one score of a text, and which score flags it."""
+"""Monitors: which label of a reader is watched for, how tokens' scores are aggregated, and which score flags a text."""
 
 from __future__ import annotations
 
@@ -20,42 +20,44 @@ from lamina.monitors.ema import EMA
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
+    from lamina.utils import JSON
+
 Scale = Literal["probability", "log_odds"]
+# Returns the logits [rows, tokens, classes] of a reader, from its name and a mask [batch] of the rows that are wanted.
+# If the head of the reader weighs tokens, their log weights are the last column.
 GetLogits = Callable[[str, Tensor], Tensor]
-"""What hands over a reader's logits `[rows, tokens, classes]`, by its name and the rows `[batch]` (bool) wanted.
-
-Where its head weighs tokens, their log weights are a last column.
-"""
-
-
-class RunningMonitors(ABC):
-    """Some monitors or a cascade at work on some texts."""
-
-    @abstractmethod
-    def add(self, ask: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
-        """Take some more tokens; returns the score of each text up to and including each of them, in float64."""
 
 
 @final
 @dataclass(frozen=True)
 class Monitor:
-    """Watches a text while it is written: a reader's label, the score of the text so far, and a threshold.
+    """A running score of a text, from one reader, and a threshold that flags the text.
 
-    `lamina.monitors.calibrate` chooses the threshold for a rate of false alarms and keeps the monitor with the bank;
-    `bank.stream` and `bank.watch` run it.
+    At each token the reader's logits give the token's score for the labels in `flag`, and `aggregate` turns the scores
+    so far into the score of the text. `bank.watch` and `bank.stream` run monitors while a model generates.
+    `lamina.monitors.calibrate` chooses the threshold for a rate of false positives and stores the monitor in the bank.
+
+    Example:
+        ```python
+        monitor = Monitor("safety", flag="unsafe", aggregate=EMA(half_life=10), threshold=0.9)
+        ```
 
     Args:
-        reader: Name of the reader in the bank. What it says of a token must not depend on later ones: a token-wise
-            fusion under `TokenClassification(encoder_layers=0)`, or under `SequenceClassification(pooling="mean")` or
-            "query", to which each token is then a text.
-        flag: The reader's label that is watched for, or several: their probabilities are summed (of several
-            independent labels the highest counts).
-        aggregate: How the scores of the tokens make that of the text so far.
-        threshold: The text is flagged from the first token on whose score is at least this; None: never.
-        scale: Of a token's score: "probability", or "log_odds", its logarithm over that of all other labels. Of a
-            regression it is the value either way.
-        name: What it is called; None: as the reader.
-        calibration: How the threshold was chosen, if by `lamina.monitors.calibrate`.
+        reader: Name of a reader in the bank. Its logits of a token must not depend on later tokens: use a token-wise
+            fusion with `TokenClassification(encoder_layers=0)`, or with `SequenceClassification` and `pooling="mean"`
+            or "query", which then labels each token as if it were a text.
+        flag: Label, or labels, of the reader to watch for. The probabilities of several labels are added; if the labels
+            are independent (multi-label), the highest counts.
+        aggregate: How the scores of the tokens make the score of the text.
+        threshold: The text is flagged from the first token on at which its score is at least this. None: never.
+        scale: "probability", or "log_odds": the logarithm of the odds of the flagged labels against all others. A
+            regression has its value on either scale.
+        name: Name of the monitor. None: that of the reader.
+        calibration: How the threshold was chosen, if `lamina.monitors.calibrate` chose it.
+
+    Raises:
+        ConfigError: If there is no label, a label comes twice, or the threshold is not a finite number.
+        UnknownNameError: If there is no such scale.
     """
 
     reader: str
@@ -70,40 +72,55 @@ class Monitor:
         object.__setattr__(self, "flag", (self.flag,) if isinstance(self.flag, str) else tuple(self.flag))
         object.__setattr__(self, "name", self.name or self.reader)
         check_known("monitor", [self.scale], get_args(Scale), "scale")
-        given = self.threshold
-        if given is not None and not (isinstance(given, int | float) and math.isfinite(given)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"monitor: the threshold of '{self.name}' is {given!r}; a finite number is needed.")
+        threshold = self.threshold
+        if threshold is not None and not (isinstance(threshold, int | float) and math.isfinite(threshold)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"monitor: the threshold of '{self.name}' is {threshold!r}; it must be a finite number.")
         if not self.flag:
-            raise ConfigError(f"monitor: '{self.name}' flags no label; at least one is needed.")
+            raise ConfigError(f"monitor: '{self.name}' flags no label; give at least one.")
         if twice := [label for label in self.flag if list(self.flag).count(label) > 1]:
-            raise ConfigError(f"monitor: '{self.name}' flags '{twice[0]}' twice; each label counts once.")
+            raise ConfigError(f"monitor: '{self.name}' flags '{twice[0]}' twice; name each label once.")
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """The reader that always runs."""
+        """Names of the readers that run: one."""
         return (self.reader,)
 
     def check(self, heads: Mapping[str, HeadConfig]) -> None:
-        """Raise UnknownNameError or ConfigError if it does not fit the reader's head."""
-        labels = heads[self.reader].labels
-        check_known(f"monitor '{self.name}'", self.flag, labels, "label")
-        if set(labels) == set(self.flag) and heads[self.reader].problem_type == "classification":
+        """Check that the monitor fits the head of its reader.
+
+        Args:
+            heads: Reader name -> config of its head.
+
+        Raises:
+            UnknownNameError: If the reader has no such label.
+            ConfigError: If all labels of the reader are flagged, the threshold is a probability above 1, or the
+                aggregation needs a head that weighs tokens and this one does not.
+        """
+        head = heads[self.reader]
+        check_known(f"monitor '{self.name}'", self.flag, head.labels, "label")
+        if set(head.labels) == set(self.flag) and head.problem_type == "classification":
             came = f"flags every label of reader '{self.reader}'"
-            raise ConfigError(f"monitor '{self.name}': it {came}; at least one must be left.")
-        is_share = self.scale == "probability" and heads[self.reader].problem_type != "regression"
-        if is_share and self.threshold is not None and self.threshold > 1:
+            raise ConfigError(f"monitor '{self.name}': it {came}; at least one must remain.")
+        is_probability = self.scale == "probability" and head.problem_type != "regression"
+        if is_probability and self.threshold is not None and self.threshold > 1:
             came = f"the threshold is {self.threshold}, and a probability is at most 1, so nothing would be flagged"
             raise ConfigError(f"monitor '{self.name}': {came}. Give one below, or scale='log_odds'.")
-        if self.aggregate.weighted and not heads[self.reader].weighs_tokens:
-            came = f"{type(self.aggregate).__name__} weighs tokens as the head of reader '{self.reader}' does"
+        if self.aggregate.weighted and not head.weighs_tokens:
+            came = f"{type(self.aggregate).__name__} needs the head of reader '{self.reader}' to weigh tokens"
             raise ConfigError(
-                f"monitor '{self.name}': {came}, and that weighs none. Use SequenceClassification(pooling='query')."
+                f"monitor '{self.name}': {came}, which it does not. Use SequenceClassification(pooling='query')."
             )
 
     def token_scores(self, logits: Float[Tensor, "*batch columns"], head: HeadConfig) -> Float[Tensor, "*batch scores"]:
-        """The score of each token.
+        """Return the scores of tokens from their logits, in the columns that the aggregation needs.
 
-        Where the aggregation is `per_label` one for each flagged label; where it is `weighted`, and its log weight.
+        Args:
+            logits: A column per label of the head, then the log weight if the head weighs tokens.
+            head: Config of the reader's head.
+
+        Returns:
+            In float64: one column; or one per flagged label if the aggregation is `per_label`; or the score and the log
+            weight if it is `weighted`.
         """
         logits, weights = logits[..., : len(head.labels)], logits[..., len(head.labels) :]
         flagged = [list(head.labels).index(label) for label in self.flag]
@@ -112,6 +129,7 @@ class Monitor:
         return torch.cat([scores, weights.double()], dim=-1) if self.aggregate.weighted else scores
 
     def _score(self, logits: Tensor, group: list[int], head: HeadConfig) -> Float[Tensor, "*batch"]:
+        """Return one score per token for a group of labels (their indices), on the monitor's scale."""
         if head.problem_type != "classification":
             highest = logits[..., group].amax(-1)
             return highest.sigmoid() if (head.problem_type, self.scale) == ("multi_label", "probability") else highest
@@ -120,36 +138,58 @@ class Monitor:
         return odds.sigmoid() if self.scale == "probability" else odds
 
     def group(self, heads: Mapping[str, HeadConfig]) -> Hashable:
-        """Monitors with equal groups are computed as one."""
+        """Return a key: monitors with equal keys are computed as one batch (`MonitorGroup`)."""
         head = heads[self.reader]
         return self.aggregate, self.scale, tuple(self.flag), tuple(head.labels), head.problem_type, head.weighs_tokens
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready fields."""
-        calibration = None if self.calibration is None else self.calibration.to_dict()
-        own = {"flag": list(self.flag), "threshold": self.threshold, "scale": self.scale, "calibration": calibration}
-        return {"reader": self.reader, "name": self.name, "aggregate": AGGREGATIONS.to_dict(self.aggregate), **own}
+    def to_dict(self) -> dict[str, JSON]:
+        """Return the fields in a form that JSON can hold; `from_dict` reads them."""
+        return {
+            "reader": self.reader,
+            "name": self.name,
+            "aggregate": AGGREGATIONS.to_dict(self.aggregate),
+            "flag": list(self.flag),
+            "threshold": self.threshold,
+            "scale": self.scale,
+            "calibration": None if self.calibration is None else self.calibration.to_dict(),
+        }
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> Monitor:
-        """Build from what `to_dict` gave."""
-        calibration = None if given["calibration"] is None else Calibration(**given["calibration"])
-        aggregate = AGGREGATIONS.from_dict(given["aggregate"])
-        return cls(**{**given, "aggregate": aggregate, "calibration": calibration})
+    def from_dict(cls, fields: Mapping[str, Any]) -> Monitor:
+        """Build a monitor from the fields that `to_dict` returned."""
+        calibration = None if fields["calibration"] is None else Calibration(**fields["calibration"])
+        aggregate = AGGREGATIONS.from_dict(fields["aggregate"])
+        return cls(**{**fields, "aggregate": aggregate, "calibration": calibration})
+
+
+class RunningMonitors(ABC):
+    """The scores in progress of one or several monitors, over a batch of texts whose tokens come in pieces."""
+
+    @abstractmethod
+    def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
+        """Add the next tokens, and return the score of each text up to each of them.
+
+        Args:
+            get_logits: Returns the logits of a reader for these tokens.
+            mask: True at the tokens to score.
+
+        Returns:
+            Scores in float64.
+        """
 
 
 @final
 class MonitorGroup(RunningMonitors):
-    """Monitors of one group at work."""
+    """The scores in progress of monitors with equal `Monitor.group`, which differ in their readers only."""
 
     def __init__(self, monitors: Sequence[Monitor], heads: Mapping[str, HeadConfig]) -> None:
         self._monitors, self._head = monitors, heads[monitors[0].reader]
         self._running = RunningScore(monitors[0].aggregate)
 
-    def add(self, ask: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
-        """Score the tokens, and aggregate."""
-        every = torch.ones_like(mask[:, 0])
-        logits = torch.stack([ask(monitor.reader, every) for monitor in self._monitors])
+    def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
+        """Score the tokens for all monitors at once, as if each monitor were more texts of the batch."""
+        all_rows = torch.ones_like(mask[:, 0])
+        logits = torch.stack([get_logits(monitor.reader, all_rows) for monitor in self._monitors])
         scores = self._monitors[0].token_scores(logits, self._head)
         count = len(self._monitors)
         return self._running.add(scores.flatten(0, 1), mask.repeat(count, 1)).unflatten(0, (count, -1))

@@ -1,4 +1,4 @@
-"""The sum of every label's highest score."""
+"""Aggregation by the sum of each label's highest score."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class MultiMax(Aggregation):
-    """Each flagged label's highest score so far, summed: `S_t = sum_h max_(u <= t) s_(u, h)`.
+    """Sum over the flagged labels of each label's highest score so far: `S_t = sum_h max_(u <= t) s_(u, h)`.
 
-    A single suspicious token counts in full however long the text is, and different labels may peak at different ones.
+    A single suspicious token counts fully however long the text is, and labels may peak at different tokens.
 
     Source:
-        Kramár et al. 2026, arXiv:2601.11516, section 3.2.1: `f(S) = sum_h max_j v_h . MLP(x_j)`. There the heads h are
-        learned together; here they are the labels of the reader that the monitor flags.
+        Kramár et al. 2026, arXiv:2601.11516, section 3.2.1: `f(S) = sum_h max_j v_h . MLP(x_j)`. Their heads h are
+        learned together; here h runs over the reader's labels that the monitor flags.
     """
 
     per_label: ClassVar[bool] = True
 
     def first(self, score: Tensor) -> State:
-        """The scores of the labels."""
+        """Return the scores `[batch, labels]` of the first token."""
         return (score,)
 
     def next(self, state: State, score: Tensor) -> State:
-        """The higher ones."""
+        """Return the maximum of the old and the new scores, label by label."""
         return (torch.maximum(state[0], score),)
 
     def value(self, state: State) -> Float[Tensor, " batch"]:
-        """Their sum."""
+        """Return the sum over the labels."""
         return state[0].sum(1)

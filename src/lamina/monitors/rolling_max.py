@@ -1,4 +1,4 @@
-"""The highest mean of some tokens in a row."""
+"""Aggregation by the highest mean over a window of consecutive tokens."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class RollingMax(Aggregation):
-    """The highest mean of `window` tokens in a row: `S_t = max_(u <= t) (s_(u-w+1) + ... + s_u) / w`.
+    """Highest mean of `window` consecutive tokens: `S_t = max_(u <= t) (s_(u-w+1) + ... + s_u) / w`.
 
-    Before there are as many tokens it is the mean of those that came, which does not count later.
+    Until `window` tokens have come, the score is the mean of the tokens so far. These means are not part of the maximum
+    later.
 
     Args:
-        window: Tokens of a mean; 1 gives the highest score of any token.
+        window: Number of tokens in a window, 1 to 65,536; 1 gives the highest score of any token.
+
+    Raises:
+        ConfigError: If `window` is out of range.
 
     Source:
         McKenzie et al. 2025, arXiv:2506.10805. Kramár et al. 2026, arXiv:2601.11516, section 3.2.2, also weigh the
-        tokens of a window by learned attention; here they weigh alike.
+        tokens of a window by learned attention; here all tokens of a window have the same weight.
     """
 
     window: int = 10
@@ -36,16 +40,16 @@ class RollingMax(Aggregation):
         check_range("rolling_max", "window", self.window, 1, 1 << 16)
 
     def first(self, score: Tensor) -> State:
-        """The last scores, how many have come, and the highest mean of a whole window."""
+        """Return (last scores `[batch, window]`, number of tokens, highest mean of a full window) after one token."""
         last = torch.nn.functional.pad(score.unsqueeze(1), (self.window - 1, 0))
         return last, torch.ones_like(score), score if self.window == 1 else torch.full_like(score, -torch.inf)
 
     def next(self, state: State, score: Tensor) -> State:
-        """Move the window on."""
+        """Return the state with the window moved on by one token."""
         last, count, best = torch.cat([state[0][:, 1:], score.unsqueeze(1)], dim=1), state[1] + 1, state[2]
         return last, count, torch.where(count >= self.window, torch.maximum(best, last.mean(1)), best)
 
     def value(self, state: State) -> Float[Tensor, " batch"]:
-        """The highest mean."""
+        """Return the highest mean of a full window; before there is one, the mean of the tokens so far."""
         last, count, best = state
         return torch.where(count >= self.window, best, last.sum(1) / count)

@@ -1,4 +1,4 @@
-"""The mean score of the tokens so far, the higher the more weight."""
+"""Aggregation by a mean in which higher scores weigh more."""
 
 from __future__ import annotations
 
@@ -17,35 +17,43 @@ if TYPE_CHECKING:
 
 
 class ExponentialMean(Aggregation):
-    """A mean with the weights `softmax(e)` of exponents that tokens come with."""
+    """Base class of means whose weights are a softmax over the tokens so far of one exponent per token.
+
+    The state is (highest exponent so far, weighted sum of the scores, sum of the weights). The sums are relative to the
+    highest exponent, so that no exponential overflows.
+    """
 
     @abstractmethod
     def first(self, score: Tensor) -> State:
-        """The highest exponent, and relative to it the sums of weighted scores and of weights."""
+        """Return (exponent, score, weight 1) of a token."""
 
     def next(self, state: State, score: Tensor) -> State:
-        """Add a token to both sums, after rescaling them to the new highest exponent."""
+        """Return the state with one more token; both sums are rescaled to the new highest exponent."""
         exponent, value, _ = self.first(score)
         top = torch.maximum(state[0], exponent)
         before, weight = (state[0] - top).exp(), (exponent - top).exp()
         return top, state[1] * before + weight * value, state[2] * before + weight
 
     def value(self, state: State) -> Float[Tensor, " batch"]:
-        """The ratio of the sums."""
+        """Return the weighted mean: the sum of the scores divided by the sum of the weights."""
         return state[1] / state[2]
 
 
 @final
 @dataclass(frozen=True)
 class SoftmaxMean(ExponentialMean):
-    """A mean that weighs tokens by a softmax of their scores: `S_t = sum_u softmax(s / temperature)_u s_u`, u <= t.
+    """Mean with a softmax of the scores as weights: `S_t = sum_u softmax(s / temperature)_u s_u` over u <= t.
 
     Args:
-        temperature: In units of the score; positive. Near 0 it is the highest score, large the plain mean.
+        temperature: In units of the score; positive and finite. Near 0 the mean is the highest score, for a large value
+            the plain mean.
+
+    Raises:
+        ConfigError: If `temperature` is not positive and finite.
 
     Source:
-        Cunningham et al. 2026, "Constitutional Classifiers++", arXiv:2601.04603, weigh the training loss of the tokens
-        so; here the scores themselves.
+        Cunningham et al. 2026, "Constitutional Classifiers++", arXiv:2601.04603. They weigh the training loss of the
+        tokens in this way; here it is the scores themselves.
     """
 
     temperature: float = 1.0
@@ -55,5 +63,5 @@ class SoftmaxMean(ExponentialMean):
             raise ConfigError(f"softmax_mean: temperature is {self.temperature}; it must be positive and finite.")
 
     def first(self, score: Tensor) -> State:
-        """The score is the exponent, too."""
+        """Return (exponent, score, weight 1) of a token; the exponent is the score divided by the temperature."""
         return score / self.temperature, score, torch.ones_like(score)

@@ -88,10 +88,10 @@ def test_it_comes_back_from_a_file():
 @pytest.mark.parametrize(
     ("negatives", "positives", "rate", "told"),
     [
-        (99, 5, 0.01, "there are 99 negatives for a false_positive_rate of 0.01; 100 are needed at least"),
-        (2, 5, 0.3, "there are 2 negatives for a false_positive_rate of 0.3; 4 are needed"),
-        (0, 5, 0.01, "no row is negative; a rate of false positives needs one at least"),
-        (100, 0, 0.01, "no row is positive; recall needs one at least"),
+        (99, 5, 0.01, "there are 99 negatives for a false_positive_rate of 0.01; at least 100 are needed"),
+        (2, 5, 0.3, "there are 2 negatives for a false_positive_rate of 0.3; at least 4 are needed"),
+        (0, 5, 0.01, "no row is negative; a rate of false positives needs at least one"),
+        (100, 0, 0.01, "no row is positive; recall needs at least one"),
         (100, 5, 0.0, "false_positive_rate is 0.0; it must be between 0 and 1"),
         (100, 5, 1, "false_positive_rate is 1; it must be between 0 and 1"),
     ],
@@ -110,7 +110,7 @@ def test_texts_without_a_score_are_refused(score: float):
 
 def test_a_rate_that_the_first_of_a_cascade_exceeds_is_refused():
     highest, positive = [math.inf] * 3 + [0.1] * 8, [False] * 10 + [True]
-    with pytest.raises(ConfigError, match="3 of 10 negatives are flagged without a threshold, as the first"):
+    with pytest.raises(ConfigError, match="3 of 10 negatives are flagged by the first monitor"):
         Calibration.of(highest, positive, false_positive_rate=0.2)
 
 

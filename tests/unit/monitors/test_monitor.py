@@ -83,7 +83,7 @@ def test_the_mean_of_a_reader_of_whole_texts_is_what_it_says_of_the_text(pooling
         (
             lambda: Monitor("r", "B-x", AttentionMean()).check({"r": TAGS}),
             ConfigError,
-            r"AttentionMean weighs tokens as the head of reader 'r' does, and that weighs none.*pooling='query'",
+            r"AttentionMean needs the head of reader 'r' to weigh tokens, which it does not.*pooling='query'",
         ),
         (lambda: Monitor("r", "B-y").check({"r": TAGS}), UnknownNameError, "monitor 'r': unknown label 'B-y'"),
         (lambda: Monitor("r", TAGS.labels).check({"r": TAGS}), ConfigError, "it flags every label of reader 'r'"),
@@ -177,7 +177,7 @@ def test_both_come_back_from_a_file():
 
 @pytest.mark.parametrize("threshold", [float("nan"), float("inf"), -float("inf")])
 def test_a_threshold_is_a_finite_number(threshold: float):
-    with pytest.raises(ConfigError, match="a finite number is needed"):
+    with pytest.raises(ConfigError, match="it must be a finite number"):
         Monitor("mood", "odd", threshold=threshold)
 
 

@@ -220,7 +220,7 @@ def test_training_a_reader_anew_takes_its_monitors_away():
 @pytest.mark.parametrize(
     ("monitor", "given", "error", "told"),
     [
-        (SPANS, {}, ConfigError, "there are 60 negatives for a false_positive_rate of 0.005; 200 are needed at least"),
+        (SPANS, {}, ConfigError, "there are 60 negatives for a false_positive_rate of 0.005; at least 200 are needed"),
         (SPANS, {"positive": "worse"}, UnknownNameError, "calibrate: unknown label 'worse'; known: B-bad, I-bad, O"),
         (SPANS, {"positive": ["B-bad", "O"]}, ConfigError, "no row is negative"),
         (SPANS, {"split": "test"}, UnknownNameError, "task spans: unknown split 'test'; known: train, validation"),
