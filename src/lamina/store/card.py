@@ -1,11 +1,11 @@
-"""The model card: what a bank's folder says about itself to a person."""
+"""The model card (README.md) of a saved bank: what it is, how it was measured, and how to load it."""
 
 from __future__ import annotations
 
 import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -14,18 +14,21 @@ from lamina.layers.selectors import ranges
 from lamina.monitors import Cascade
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lamina.bank import ReaderBank, ReaderModule
     from lamina.monitors.cascade import AnyMonitor
 
 SHOWN_LABELS = 8
 _FROZEN = "The model itself is frozen: it stays as it is."
 _TRAINED = "The model was fine-tuned along with them; the folder `base` holds it as it is now, a plain checkpoint."
-_TAGS = {  # what the hub calls a kind, where it is not its name
+# kind -> the hub's name of such tasks, where that is not the kind with hyphens
+_TAGS = {
     "sequence_classification": "text-classification",
     "masked_lm": "fill-mask",
     "causal_lm": "text-generation",
 }
-_METRICS = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}  # so too
+_METRICS = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}  # our name -> the hub's
 
 _CARD = """---
 {{ card_data }}
@@ -54,21 +57,26 @@ The readers fit this base alone; its fingerprint is checked on loading.
 
 
 def model_card(bank: ReaderBank, title: str) -> ModelCard:
-    """Write the card of a bank: Markdown with the front matter that the hub reads."""
+    """Return the model card of a bank: Markdown, with the front matter that the hub reads.
+
+    Args:
+        bank: The bank.
+        title: Title of the card, which is also the name to load the bank by.
+    """
     base = str(getattr(bank.model, "name_or_path", "") or "")
     on_hub = not Path(base).exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base)
     kinds = dict.fromkeys(_task_type(bank[name]) for name in bank)
     frozen = [] if bank.saves_base else ["frozen-base"]
     results = [result for name in bank for result in _results(name, bank[name])]
-    card: Any = ModelCard
-    return card.from_template(
-        ModelCardData(
-            library_name="lamina",
-            base_model=base if on_hub else None,
-            tags=["lamina", *frozen, *kinds],
-            model_name=title if results else None,
-            eval_results=results or None,
-        ),
+    fields = ModelCardData(
+        library_name="lamina",
+        base_model=base if on_hub else None,
+        tags=["lamina", *frozen, *kinds],
+        model_name=title if results else None,
+        eval_results=results or None,
+    )
+    return cast("type[ModelCard]", ModelCard).from_template(
+        fields,
         template_str=_CARD,
         title=title,
         count=f"{len(bank)} reader{'' if len(bank) == 1 else 's'}",
@@ -79,33 +87,39 @@ def model_card(bank: ReaderBank, title: str) -> ModelCard:
     )
 
 
-def _results(name: str, reader: ReaderModule) -> list[EvalResult]:
-    """What a reader was measured at, as its training noted it: its own metric first; none if it was not trained.
+def _scores_of(reader: ReaderModule) -> Mapping[str, object]:
+    """Return metric name -> score on the validation split, from the reader's `info`; empty if it was not trained.
 
-    Whatever reads the card joins results of one task and data set, so each metric is named after the reader too.
+    `info` may hold anything that the user put there, so a value of another form counts as no scores.
     """
-    scores, metric, task = (reader.info.get(key) for key in ("scores", "metric", "task"))
-    if not isinstance(scores, dict):
-        return []
-    measured: dict[str, Any] = {str(key): value for key, value in cast("dict[Any, Any]", scores).items()}
-    order = sorted(measured, key=lambda key: key != metric)
+    scores: object = reader.info.get("scores")
+    return cast("Mapping[str, object]", scores) if isinstance(scores, dict) else {}
+
+
+def _results(name: str, reader: ReaderModule) -> list[EvalResult]:
+    """Return the scores of a reader in the hub's form, the metric that chose the best epoch first.
+
+    The hub merges results of equal task and data set, so the name of each metric contains the name of the reader.
+    """
+    metric, task = reader.info.get("metric"), str(reader.info.get("task") or name)
     return [
         EvalResult(
             task_type=_task_type(reader),
-            task_name=str(task or name),
-            dataset_type=str(task or name),
-            dataset_name=str(task or name),
+            task_name=task,
+            dataset_type=task,
+            dataset_name=task,
             dataset_split="validation",
-            metric_type=_METRICS.get(key, key),
+            metric_type=_METRICS.get(str(key), str(key)),
             metric_name=f"{key} of {name}",
-            metric_value=float(measured[key]),
+            metric_value=float(score),
         )
-        for key in order
-        if isinstance(measured[key], int | float) and math.isfinite(measured[key])
+        for key, score in sorted(_scores_of(reader).items(), key=lambda item: item[0] != metric)
+        if isinstance(score, int | float) and math.isfinite(score)
     ]
 
 
 def _task_type(reader: ReaderModule) -> str:
+    """Return the hub's name of the reader's kind of task, such as "text-classification"."""
     kind = reader.config.head.kind
     return _TAGS.get(kind, kind.replace("_", "-"))
 
@@ -122,34 +136,38 @@ their confidence intervals.
 
 
 def _monitors(bank: ReaderBank) -> str:
-    """A table of the monitors that are kept with the bank; nothing if there are none."""
-    rows = [_cells(_monitor_cells(name, monitor)) for name, monitor in bank.monitors.items()]
+    """Return the section on the monitors that are stored with the bank; "" if there are none."""
+    rows = [_table_row(_monitor_cells(name, monitor)) for name, monitor in bank.monitors.items()]
     return _MONITORS + "\n".join(rows) + "\n" if rows else ""
 
 
 def _monitor_cells(name: str, monitor: AnyMonitor) -> list[str]:
-    second = monitor.second if isinstance(monitor, Cascade) else monitor  # of a cascade, the one that decides
-    facts, threshold, rates = monitor.calibration, monitor.threshold, ["", ""]
-    if facts is not None:
-        false = facts.false_positive_rate, facts.false_positive_interval, facts.negatives
-        true = facts.recall, facts.recall_interval, facts.positives
-        rates = [f"{rate:.3f} ({low:.3f} to {high:.3f}, {count} texts)" for rate, (low, high), count in (false, true)]
-    readers, flags = ", ".join(monitor.readers), ", ".join(second.flag)
+    """Return the cells of one monitor's row: its settings, and its rates if it was calibrated."""
+    deciding = monitor.second if isinstance(monitor, Cascade) else monitor
+    calibration, threshold, rates = monitor.calibration, monitor.threshold, ["", ""]
+    if calibration is not None:
+        negatives = calibration.false_positive_rate, calibration.false_positive_interval, calibration.negatives
+        positives = calibration.recall, calibration.recall_interval, calibration.positives
+        rates = [
+            f"{rate:.3f} ({low:.3f} to {high:.3f}, {count} texts)"
+            for rate, (low, high), count in (negatives, positives)
+        ]
+    readers, flags = ", ".join(monitor.readers), ", ".join(deciding.flag)
     return [name, readers, flags, "none" if threshold is None else f"{threshold:.4g}", *rates]
 
 
 def _row(name: str, reader: ReaderModule) -> str:
+    """Return the row of one reader in the table of readers."""
     labels = [str(label) for label in reader.config.head.labels]
     more = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
     shown = ", ".join(labels[:SHOWN_LABELS]) + more
     metric = reader.info.get("metric")
-    scores: Any = reader.info.get("scores")  # if it was trained; whatever else was put there
-    score: object = cast("dict[object, object]", scores).get(metric) if isinstance(scores, dict) else None
+    score = _scores_of(reader).get(metric)
     task, fusion = reader.config.head.kind.replace("_", " "), FUSIONS.name_of(reader.config.fusion)
     scored = f"{metric} {score:.3f}" if isinstance(score, int | float) else ""
-    return _cells([name, task, fusion, ranges(reader.layers), shown, f"{reader.size():,}", scored])
+    return _table_row([name, task, fusion, ranges(reader.layers), shown, f"{reader.size():,}", scored])
 
 
-def _cells(cells: list[str]) -> str:
-    """A row of a table."""
+def _table_row(cells: list[str]) -> str:
+    """Return a row of a Markdown table; bars and line breaks in the cells would end a cell, so they are replaced."""
     return "| " + " | ".join(re.sub(r"\s+", " ", cell.replace("|", "\\|")) for cell in cells) + " |"

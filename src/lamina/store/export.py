@@ -1,11 +1,11 @@
-"""Readers out of the house: a plain PyTorch module that needs nothing of Lamina."""
+"""Export a reader as a plain PyTorch module that needs nothing of Lamina."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
@@ -29,39 +29,51 @@ from lamina.store.files import check_finite, staged, write_json, write_tensors
 from lamina.store.manifest import READER, WEIGHTS
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from torch import Tensor, nn
 
     from lamina.layers import LayerStack
+    from lamina.utils import JSON
 
 MODULE = "lamina_reader.py"
-Part = tuple[dict[str, Any], "dict[str, Tensor]"]  # settings and weights
+# What `PlainReader` needs of a fusion or a head: entries of its settings, and its weights.
+Part = tuple[dict[str, "JSON"], "dict[str, Tensor]"]
 
 
-def export_reader(bank: ReaderBank, name: str, folder: str | Path) -> None:
+class Point(TypedDict):
+    """Where a layer can be hooked in a model, as `reader.json` holds it."""
+
+    module: str  # name of the module
+    side: str  # "input" or "output" of the module
+    block: bool  # whether the module is a block of the stack
+
+
+def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> None:
     """Write a reader as a plain PyTorch module: weights, settings, and a Python file that needs torch and safetensors.
 
-    `lamina_reader.PlainReader.load(folder)` reads states `[tokens, width]` by layer and gives the logits that the bank
-    gives, within 1e-5; the file also has the hooks with which a reader of tokens takes part in the passes of vLLM and
-    SGLang. Layers that have no weight in the reader are left out.
+    `lamina_reader.PlainReader.load(folder)` then computes logits from states `[tokens, width]` by layer; they equal
+    those of the bank within 1e-5. The file also has hooks for vLLM and SGLang, for readers that label each token.
+    Layers that have no weight in the fusion are left out.
 
     Args:
         bank: The bank.
-        name: Of the reader. Its fusion is a sum (LastLayer, Mean, ScalarMix, Elementwise), AdaLayers or SingleLayer
-            without positions, Concat, or PooledLayers; its head labels texts or tokens.
-        folder: Where to; made if it is not there. A reader that was exported there before is replaced.
+        name: Name of the reader. Its fusion must be a sum of layers (LastLayer, Mean, ScalarMix, Elementwise),
+            AdaLayers or SingleLayer without positions, Concat, or PooledLayers. Its head must label texts or tokens.
+        folder: Folder to write; created if it does not exist. A reader that was exported there before is replaced.
 
     Raises:
         UnknownNameError: If the bank has no such reader.
-        ConfigError: If a reader of that kind cannot be exported.
-        StoreError: If the folder cannot be written, or holds files of these names that were made by something else.
+        ConfigError: If a reader with this fusion or head cannot be exported.
+        StoreError: If the folder cannot be written, or files of these names in it come from something else.
         NotFiniteError: If a weight of the reader holds NaN or infinity.
     """
     reader = bank[name]
-    (fused, fusion), (said, head) = _fusion(name, reader), _head(name, reader)
+    (fusion_settings, fusion_weights), (head_settings, head_weights) = _fusion(name, reader), _head(name, reader)
     check_finite(f"reader '{name}'", reader.state_dict().items())
     active = [reader.layers[index] for index in reader.fusion.active_layers()]
     stack = bank.stacks[reader.stack]
-    settings = {
+    settings: dict[str, JSON] = {
         "format": plain_reader.FORMAT,
         "name": name,
         "kind": reader.config.head.kind,
@@ -72,46 +84,50 @@ def export_reader(bank: ReaderBank, name: str, folder: str | Path) -> None:
         "width": stack.width,
         "layers": active,
         "points": _points(bank.model, stack, active),
-        **fused,
-        **said,
+        **fusion_settings,
+        **head_settings,
     }
-    with staged(Path(folder), [MODULE, READER, WEIGHTS]) as stage:  # the first is in no saved bank
+    with staged(Path(folder), [MODULE, READER, WEIGHTS]) as stage:  # MODULE is the mark, since no saved bank has it
         write_json(stage / READER, settings)
-        write_tensors(stage / WEIGHTS, {**fusion, **head})
+        write_tensors(stage / WEIGHTS, {**fusion_weights, **head_weights})
         shutil.copyfile(plain_reader.__file__, stage / MODULE)
 
 
-def _points(model: nn.Module, stack: LayerStack, layers: list[int]) -> dict[str, dict[str, Any]]:
-    """Where each layer is seen, by the names that the model has in a server, which are those of its checkpoint."""
+def _points(model: nn.Module, stack: LayerStack, layers: list[int]) -> dict[str, Point]:
+    """Return layer -> where to hook it, with the names that modules have in a checkpoint, and so in a server."""
     inside = backbone(model)
     prefix: str = getattr(inside, "base_model_prefix", "")
     paths = {module: path for path, module in by_path(inside).items()}
-    blocks, points = set(stack.blocks), {layer: stack.points[layer] for layer in layers}
-    return {
-        str(layer): {
-            "module": f"{prefix}.{paths[point.module]}" if prefix else paths[point.module],
-            "side": point.side,
-            "block": point.module in blocks,
-        }
-        for layer, point in points.items()
-    }
+    blocks = set(stack.blocks)
+    points: dict[str, Point] = {}
+    for layer in layers:
+        point = stack.points[layer]
+        path = paths[point.module]
+        name = f"{prefix}.{path}" if prefix else path
+        points[str(layer)] = {"module": name, "side": point.side, "block": point.module in blocks}
+    return points
 
 
 def _fusion(name: str, reader: ReaderModule) -> Part:
-    fusion: Any = reader.fusion
-    made = next((make for kind, make in _FUSIONS.items() if isinstance(fusion, kind)), None)
-    if made is None or (not fusion.is_token_wise() and not isinstance(fusion, PooledLayersFusion)):
-        what = type(reader.config.fusion).__name__ + ("" if made is None else "(positions=True)")
+    """Return the settings and weights of a reader's fusion; ConfigError if it cannot be exported."""
+    fusion = reader.fusion
+    export = next((function for kind, function in _FUSIONS.items() if isinstance(fusion, kind)), None)
+    if export is None or (not fusion.is_token_wise() and not isinstance(fusion, PooledLayersFusion)):
+        what = type(reader.config.fusion).__name__ + ("" if export is None else "(positions=True)")
         raise ConfigError(
             f"export_reader: reader '{name}' has the fusion {what}, which is not exported. Use a sum of layers, "
             "AdaLayers or SingleLayer without positions, Concat, or PooledLayers."
         )
     with torch.no_grad():
-        return made(fusion)
+        return export(fusion)
 
 
-def _summed(scales: Callable[[Any], Tensor]) -> Callable[[Any], Part]:
-    """Of a sum of layers, each times a number or a vector."""
+def _sum_of(scales: Callable[[Any], Tensor]) -> Callable[[Any], Part]:
+    """Return an export function for a sum of layers, each multiplied by a number or by a vector.
+
+    Args:
+        scales: Returns a fusion's factors, `[layers]` or `[layers, width]`.
+    """
 
     def part(fusion: Fusion) -> Part:
         rows = scales(fusion).reshape(fusion.layers, -1)[list(fusion.active_layers())]
@@ -121,6 +137,7 @@ def _summed(scales: Callable[[Any], Tensor]) -> Callable[[Any], Part]:
 
 
 def _projected(fusion: ProjectedFusion) -> Part:
+    """Export AdaLayers or SingleLayer: the projections and weights of the active layers."""
     active = list(fusion.active_layers())
     projection = fusion.projection[active] if len(fusion.projection) > 1 else fusion.projection
     settings = {"fusion": "projected", "activation": fusion.config.output_activation}
@@ -128,20 +145,22 @@ def _projected(fusion: ProjectedFusion) -> Part:
 
 
 def _concat(fusion: ConcatFusion) -> Part:
+    """Export Concat: its projection, and its bias if it has one."""
     bias = {} if fusion.bias is None else {"bias": fusion.bias}
     return {"fusion": "concat"}, {"projection": fusion.projection, **bias}
 
 
 def _pooled(fusion: PooledLayersFusion) -> Part:
-    own = {"queries": fusion.queries, "projection": fusion.projection}
-    return {"fusion": "pooled"}, {**own, "weights": fusion.scores.softmax(0)}
+    """Export PooledLayers: the queries, projections and weights of the layers."""
+    weights = {"queries": fusion.queries, "projection": fusion.projection, "weights": fusion.scores.softmax(0)}
+    return {"fusion": "pooled"}, weights
 
 
 _FUSIONS: dict[type, Callable[[Any], Part]] = {
-    LastLayerFusion: _summed(lambda fusion: torch.ones(fusion.layers)),
-    MeanFusion: _summed(lambda fusion: fusion.importance()),
-    ScalarMixFusion: _summed(lambda fusion: fusion.scale * fusion.scores.softmax(0)),
-    ElementwiseFusion: _summed(lambda fusion: fusion.scales),
+    LastLayerFusion: _sum_of(lambda fusion: torch.ones(fusion.layers)),
+    MeanFusion: _sum_of(lambda fusion: fusion.importance()),
+    ScalarMixFusion: _sum_of(lambda fusion: fusion.scale * fusion.scores.softmax(0)),
+    ElementwiseFusion: _sum_of(lambda fusion: fusion.scales),
     ProjectedFusion: _projected,
     ConcatFusion: _concat,
     PooledLayersFusion: _pooled,
@@ -149,6 +168,7 @@ _FUSIONS: dict[type, Callable[[Any], Part]] = {
 
 
 def _head(name: str, reader: ReaderModule) -> Part:
+    """Return the settings and weights of a reader's head; ConfigError if it cannot be exported."""
     head, config = reader.head, reader.config.head
     if not isinstance(head, PooledClassificationHead | TokenClassificationHead):
         came = f"reader '{name}' has a head for {config.kind}"

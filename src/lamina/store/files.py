@@ -1,4 +1,16 @@
-"""Files of a saved folder: written whole or not at all, and read with every damage turned into one sentence."""
+"""Files of a saved folder: replace them all at once or not at all, and report damage in one clear sentence.
+
+How files are replaced: the new files are written to WORK/new. PLAN, a list of the old and the new files, then appears
+in one rename. The old files move to WORK/old, the new ones to their places, and PLAN is deleted, then WORK.
+
+The process may die at any point. The next one that reserves or reads the folder finds PLAN and moves everything back,
+so it sees the old files; without PLAN, the folder has either the old or the new files, and WORK is deleted.
+
+This covers the death of a process. It also covers a power failure on a file system that keeps the order of renames, as
+journaling ones do, because the new files are synced to disk before PLAN appears. Folders are not synced, so the last
+save may be lost. Checkpoints are large and frequent and are not synced at all: the previous one remains, and a damaged
+one is refused.
+"""
 
 from __future__ import annotations
 
@@ -25,54 +37,68 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-Files = dict[str, "Callable[[Path], object]"]  # name in a folder -> what writes the file of that path
+    from lamina.utils import JSON
+
+Files = dict[str, "Callable[[Path], object]"]  # name in a folder -> function that writes the file at the given path
 T = TypeVar("T")
+
+WORK, LOCK, PLAN = ".lamina-swap", ".lamina-lock", "plan.json"
+_READS = 3  # attempts to read a folder that another process replaces meanwhile
 
 
 def damaged(place: object, what: str) -> StoreError:
-    """The error for a file or folder that holds something else than was saved."""
+    """Return the error for a file or folder that does not hold what was saved.
+
+    Args:
+        place: The file or folder.
+        what: What is wrong, as the rest of a sentence that begins with the place.
+    """
     return StoreError(f"load: {place} {what}. Copy or save it again.")
 
 
-# How files are replaced: all is written to WORK/new; PLAN appears in one rename; the old go to WORK/old, the new take
-# their places; PLAN goes, then WORK. A process may die anywhere: whoever claims or reads the folder next undoes a PLAN
-# that is there, and finds the old files; without one the folder holds the old or the new, and a claim sweeps WORK.
-# That is for processes that die. Should the power fail, the files are on the disk before PLAN is, and the renames keep
-# their order where the file system keeps it, as journals do; folders are not synced, so the last save may be undone.
-# Checkpoints are large and many, and are not synced at all: the one before stays, and a damaged one is refused.
-WORK, LOCK, PLAN = ".lamina-swap", ".lamina-lock", "plan.json"
-_READS = 3  # of a folder that is replaced while it is read
+# Reserving and replacing
 
 
 @contextmanager
 def locked(path: Path, output: Path, op: str = "save") -> Generator[None]:
-    """Hold a lock file, which goes at the end, while an output is written; the thread may take it again.
+    """Hold a lock file for the time of the context, and delete it at the end. The same thread may lock it again.
+
+    Args:
+        path: The lock file.
+        output: The output that it protects, which error messages name.
+        op: Operation that error messages name.
 
     Raises:
-        StoreError: If another run holds it.
+        StoreError: If another run holds the lock.
     """
     lock = FileLock(path.absolute(), is_singleton=True)
     try:
-        held = lock.acquire(timeout=1.0, poll_interval=0.02)  # longer than another needs to undo a plan
+        held = lock.acquire(timeout=1.0, poll_interval=0.02)  # another process needs less to undo a plan
     except Timeout:
         raise StoreError(f"{op}: {output} is being written by another run. Give another output, or wait.") from None
     with held:
         try:
             yield
         finally:
-            if lock.lock_counter == 1:
+            if lock.lock_counter == 1:  # the outermost lock of this thread
                 with suppress(OSError):
-                    path.unlink()  # filelock gives no lock on a file that is gone
+                    path.unlink()  # safe: filelock does not acquire a lock on a deleted file
 
 
 @contextmanager
 def claimed(folder: Path, names: Sequence[str] = (), *, force: bool = False) -> Generator[None]:
-    """Hold the right to write files of these names to a folder, made if it is not there; its thread may claim it again.
+    """Reserve a folder for writing for the time of the context; it is created if it does not exist.
 
-    The first name is that of the mark: without it (unless `force`) such files were made by something else.
+    The same thread may reserve it again. A folder that was created and is empty at the end is removed.
+
+    Args:
+        folder: The folder.
+        names: Names of the files that will be written. The first is the mark: files of the other names are overwritten
+            only if the folder has the mark, since they come from something else otherwise.
+        force: Overwrite files without the mark too.
 
     Raises:
-        StoreError: If another run holds the folder, it cannot be written, or it holds such files without the mark.
+        StoreError: If another run has reserved the folder, it cannot be written, or it has such files but no mark.
     """
     with ExitStack() as stack:
         with _disk_errors(folder):
@@ -81,33 +107,46 @@ def claimed(folder: Path, names: Sequence[str] = (), *, force: bool = False) -> 
             stack.callback(_remove_empty, [path for path in (folder, *folder.parents) if not path.exists()])
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder / LOCK, folder))
-            _recover(folder)
+            _undo_plan(folder)
         _check_names(folder, names, force=force)
         yield
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, innermost first, until one is not empty."""
     with suppress(OSError):
         for folder in folders:
             folder.rmdir()
 
 
 def settle(folder: Path) -> None:
-    """Undo what a process that died while it replaced files began; whoever reads a folder calls this first."""
+    """Undo a replacement that a dead process left unfinished. Call this before reading a saved folder.
+
+    Raises:
+        StoreError: If another run holds the folder and its replacement does not end.
+    """
     if is_file(plan := folder / WORK / PLAN):
         try:
             with claimed(folder):
                 pass
         except StoreError:
-            if plan.exists():  # or the run that holds the folder is done with it, and goes on
+            if plan.exists():  # else the run that holds the folder has finished the replacement
                 raise
 
 
 def read_steady(folder: Path, mark: str, read: Callable[[], T]) -> T:
-    """What `read` makes of the files of a folder; it is called again if they were replaced meanwhile.
+    """Read a folder, and read it again if another process replaced its files in the meantime.
+
+    Args:
+        folder: The folder.
+        mark: Name of a file that every replacement replaces.
+        read: Reads the files.
+
+    Returns:
+        What `read` returns.
 
     Raises:
-        StoreError: If they are replaced again and again.
+        StoreError: If the files are replaced at every attempt.
     """
     for _ in range(_READS):
         settle(folder)
@@ -124,7 +163,7 @@ def read_steady(folder: Path, mark: str, read: Callable[[], T]) -> T:
 
 
 def _version(folder: Path, mark: str) -> tuple[object, ...]:
-    """Differs between before, during and after a replacement of a folder's files."""
+    """Return a value that differs before, during and after a replacement of the folder's files."""
     try:
         facts = (folder / mark).stat()
     except OSError:
@@ -133,7 +172,7 @@ def _version(folder: Path, mark: str) -> tuple[object, ...]:
 
 
 def check_room(folder: Path, needed_bytes: int) -> None:
-    """Raise StoreError unless so much can be written to a folder."""
+    """Raise StoreError unless the disk of a folder has `needed_bytes` free."""
     if needed_bytes > (free := shutil.disk_usage(folder).free):
         what = f"needs about {decimal(needed_bytes)} for what will be written, and {decimal(free)} are free"
         raise StoreError(f"save: {folder} {what}. Make room there, or give another folder.")
@@ -141,10 +180,23 @@ def check_room(folder: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, force: bool = False) -> Generator[Path]:
-    """Yield an empty folder to write the files of a folder into; they replace the old ones all at once, or not at all.
+    """Replace files of a folder all at once: yield an empty folder, whose files take their places at the end.
 
-    Takes and raises what `claimed` does. The mark goes first and comes last: whoever reads past `settle` finds the old
-    files, the new ones, or no mark. Of what is not replaced only `names` and `listed` files go.
+    If the context raises, the folder stays as it was. Of the old files, only `names` and `listed` are deleted. The mark
+    is the first file to leave and the last to come, so that whoever reads the folder after `settle` finds the old
+    files, the new ones, or no mark.
+
+    Args:
+        folder: The folder, reserved as in `claimed`.
+        names: Names of the files; the first is the mark.
+        listed: Names of more files that an earlier save wrote, and that go if they are not written again.
+        force: Overwrite files without the mark too.
+
+    Yields:
+        The folder to write to.
+
+    Raises:
+        StoreError: As in `claimed`; also if the disk is full, or a link leads out of the folder.
     """
     with claimed(folder, names, force=force), _disk_errors(folder):
         (stage := folder / WORK / "new").mkdir(parents=True)
@@ -158,60 +210,70 @@ def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, fo
             old, new = ([name for name in known if (place / name).is_file()] for place in (folder, stage))
             (usual := folder / WORK / "usual").touch()
             for name in new:
-                shutil.copymode(usual, stage / name)  # safetensors gives weights to their owner alone
+                shutil.copymode(usual, stage / name)  # safetensors makes files that only their owner can read
                 fsync(stage / name)
             write_text(folder / WORK / PLAN, json.dumps([old, new]))
             _move(old, folder, folder / WORK / "old")
             _move(reversed(new), stage, folder)
             (folder / WORK / PLAN).unlink()
         finally:
-            _recover(folder)
+            _undo_plan(folder)
 
 
 def _check_names(folder: Path, names: Sequence[str], *, force: bool) -> None:
-    foreign = [name for name in names if os.path.lexists(folder / name)]
-    if foreign and names[0] not in foreign and not force:
-        what = f"holds {', '.join(foreign)} but no {names[0]}; it was made by something else and is not overwritten"
+    """Raise StoreError if a folder has files of these names but not the first, which marks them as ours."""
+    present = [name for name in names if os.path.lexists(folder / name)]
+    if present and names[0] not in present and not force:
+        what = f"holds {', '.join(present)} but no {names[0]}; it was made by something else and is not overwritten"
         raise StoreError(f"save: {folder} {what}. Give an empty folder.")
 
 
 def _disk_errors(folder: Path) -> AbstractContextManager[None]:
+    """Return a context that turns errors of the system, such as a full disk, into StoreError."""
     what, hint = "cannot be written ({}); nothing in it was changed", "Check the rights and the space there."
     return convert_errors(lambda reason: StoreError(f"save: {folder} {what.format(reason)}. {hint}"))
 
 
-def _recover(folder: Path) -> None:
-    """Undo a plan, and sweep what was staged."""
+def _undo_plan(folder: Path) -> None:
+    """Move files back by the plan in a folder, if there is one, and delete the working folder.
+
+    Every step can be repeated: the process that undoes a plan may die too.
+    """
     work, stage = folder / WORK, folder / WORK / "new"
     if (work / PLAN).exists():
         old, new = _read(work / PLAN, TypeAdapter(tuple[list[str], list[str]]).validate_json, "a plan")
         places = [place.relative_to(folder) / name for place in (folder, work / "old", stage) for name in (*old, *new)]
         if not all(_is_inside(folder, place) for place in places):
             raise damaged(work / PLAN, "leads out of the folder")
+        # a new file that is not staged any more is in its place already
         _move([name for name in new if not (stage / name).exists()], folder, stage)
         _move(reversed(old), work / "old", folder)
         if old and (folder / old[0]).exists():
-            os.utime(folder / old[0])  # so that who reads meanwhile (`read_steady`) knows that it was away
+            os.utime(folder / old[0])  # a new time of the mark, so that `read_steady` sees that it was away
         (work / PLAN).unlink()
     if work.exists():
         shutil.rmtree(work)
 
 
 def _is_inside(folder: Path, name: str | Path) -> bool:
-    """Whether a file of a folder is in it, which ".." and links can prevent."""
+    """Return whether a file name leads to a place within a folder, which ".." and links can prevent."""
     return (folder / name).parent.resolve().is_relative_to(folder.resolve())
 
 
 def _move(names: Iterable[str], source: Path, target: Path) -> None:
+    """Move the files that exist from one folder to another, in this order."""
     for name in names:
         if (source / name).is_file():
-            os.renames(source / name, target / name)  # with the folders on its way, which go when they are empty
+            os.renames(source / name, target / name)  # also makes the target's folders, and removes empty ones behind
 
 
-def write_json(path: Path, fields: Mapping[str, Any]) -> None:
-    """Write an object as indented JSON; StoreError if a value is of a type that JSON has not.
+# Reading and writing
 
-    NaN and infinity are written as Python's `json` does, which reads them again.
+
+def write_json(path: Path, fields: Mapping[str, JSON]) -> None:
+    """Write an object as indented JSON; StoreError if a value has a type that JSON does not have.
+
+    NaN and infinity are written in the form of Python's `json`, which reads them again.
     """
     holds = "`info` can hold text, numbers, lists and mappings"
     with convert_errors(lambda reason: StoreError(f"save: {path.name} cannot be written ({reason}); {holds}.")):
@@ -227,7 +289,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", fields)
 
 
-def _read(path: Path, parse: Callable[[bytes], Any], form: str, most: int | None = None) -> Any:
+def _read(path: Path, parse: Callable[[bytes], T], form: str, most: int | None = None) -> T:
+    """Read and parse a file.
+
+    Args:
+        path: The file.
+        parse: Makes the result from the bytes.
+        form: Name of the format, for error messages.
+        most: Maximum size in bytes; None: no limit.
+
+    Raises:
+        StoreError: If the file is missing, cannot be read, is too large, or cannot be parsed.
+    """
     with convert_errors(lambda reason: StoreError(f"load: {path} cannot be read ({reason}).")):
         try:
             content = path.read_bytes() if most is None else read_bytes(path, most)
@@ -238,23 +311,28 @@ def _read(path: Path, parse: Callable[[bytes], Any], form: str, most: int | None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors in the safetensors format; those that share memory are written one by one."""
+    """Write tensors in the safetensors format; tensors that share memory are written separately."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     path.write_bytes(dump_safetensors(plain, metadata={"format": "pt"}))
 
 
 def check_finite(what: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise NotFiniteError if a tensor that is to be saved holds NaN or infinity."""
+    """Raise NotFiniteError if a tensor holds NaN or infinity; `what` names the owner of the (name, tensor) pairs."""
     if name := first_non_finite(tensors):
         raise NotFiniteError(f"save: {what} holds NaN or infinity in '{name}'; such weights are not saved.", name=name)
 
 
 def read_tensors(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read tensors from a safetensors file; StoreError if it is damaged, or a name or shape is not as expected.
+    """Read the tensors of a reader from a safetensors file.
 
-    Floats must be floats, of whichever precision was saved, and finite.
+    Args:
+        path: The file.
+        expected: Name -> tensor of the shape that the file must have. Floats may have any float type.
+
+    Raises:
+        StoreError: If the file is damaged, a name or shape differs, or a tensor holds NaN or infinity.
     """
-    tensors: dict[str, Tensor] = _read(path, load_safetensors, "safetensors")
+    tensors = _read(path, load_safetensors, "safetensors")
     wrong = [f"no tensor '{name}'" for name in expected if name not in tensors]
     wrong += [f"an unexpected tensor '{name}'" for name in tensors if name not in expected]
     for name, want in expected.items():

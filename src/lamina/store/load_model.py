@@ -1,4 +1,4 @@
-"""One way to load a model, edited or not: from a folder, from the hub, or from an installed package."""
+"""Load a model, edited or not, from a folder, from the hub, or from an installed package."""
 
 from __future__ import annotations
 
@@ -36,27 +36,37 @@ def load(
     dtype: str | torch.dtype = "auto",
     new_weights: bool = True,
 ) -> tuple[PreTrainedModel, Any]:
-    """Load a model, in eval mode, and its tokenizer, image processor, feature extractor or joint processor (or None).
+    """Load a model in eval mode, and its processor.
 
-    A folder that `lamina.save` wrote comes back with its edits: inserted layers in place, what was frozen frozen. Code
-    that comes with a model is never run.
+    A folder that `lamina.save` wrote is loaded with its edits: inserted layers are in place, and what was frozen is
+    frozen. Code that comes with a model is never run.
+
+    Example:
+        ```python
+        model, tokenizer = lamina.load("bert-base-uncased")
+        model, tokenizer = lamina.load("out/model", head="sequence_classification", labels=("no", "yes"))
+        ```
 
     Args:
-        name: A local folder, a hub id, or "minilm" (all-MiniLM-L6-v2, from its package if that is installed).
+        name: A local folder, a hub id, or "minilm" (all-MiniLM-L6-v2, from its Python package if that is installed).
         head: None for the backbone alone; a kind of task, such as "sequence_classification"; or the name of an auto
-            class or model class of transformers.
-        labels: Names of the classes of a head. Weights of a head with as many classes are kept, others start at random.
+            class or model class of transformers, or such a class.
+        labels: Names of the classes of a head. The head's saved weights are used if it has as many classes; else they
+            start at random.
         revision: Branch, tag or commit on the hub.
-        dtype: Of the weights; "auto" is the one they were saved in.
-        new_weights: Let any weights that the files lack start at random, with a warning; else only those of a head and
-            a pooler may, and of all parameters no more than half.
+        dtype: Type of the weights, such as "bfloat16"; "auto" is the type in which they were saved.
+        new_weights: Whether any weights that the files lack may start at random, with a warning. If not, only those of
+            a head and a pooler may, and at most half of all parameters.
+
+    Returns:
+        The model, and its tokenizer, image processor, feature extractor or joint processor; None if it has none.
 
     Raises:
-        ModelNotFoundError: If there is no such folder, and the hub has none or cannot be reached.
-        StoreError: If files are damaged or do not fit together, or lack weights that may not be new.
+        ModelNotFoundError: If there is no such folder, and the hub has no such model or cannot be reached.
+        StoreError: If files are damaged, do not fit together, or lack weights that may not start at random.
         UnknownNameError: If there is no such head.
         UnsupportedModelError: If transformers does not know the family, or the family has no such head.
-        ConfigError: If `dtype` is no float type, or `labels` are none, a text, or name one twice.
+        ConfigError: If `dtype` is not a float type, or `labels` is empty, a string, or has a name twice.
     """
     name, kind = str(name), models.model_class(head)
     wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
@@ -77,6 +87,7 @@ def _load(
     *,
     new_weights: bool,
 ) -> tuple[PreTrainedModel, Any]:
+    """Load a model and its processor once; see `load`. `kind` is the class of transformers that loads the model."""
     config = models.load_config(name, revision=revision)
     if labels is not None:
         models.name_classes(config, label_names("load", labels))
@@ -92,9 +103,9 @@ def _load(
             dtype=dtype,
             trust_remote_code=False,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, by name
+            ignore_mismatched_sizes=True,  # `_check_report` refuses them, with the name of the weight
         )
-    except Exception as error:  # transformers raises many unrelated kinds
+    except Exception as error:  # transformers raises many unrelated classes
         raise models.model_error(name, config.model_type, error) from error
     new = _check_report(model, name, report, new_head=labels is not None)
     if weight := first_non_finite(model.named_parameters()):
@@ -102,8 +113,8 @@ def _load(
     if not new_weights:
         check_head(model, name, new)
     if edits:
-        model.__class__ = plain
-    if architecture:  # `save` wrote all that there was
+        model.__class__ = plain  # the subclass of `with_inserts` was needed for loading only
+    if architecture:  # the folder has all weights of the saved model, since `lamina.save` wrote it
         check_weights(model, name, report, exact=type(model).__name__ == architecture)
     if edits:
         restore_edits(model, name, edits)
@@ -114,10 +125,16 @@ def _load(
 
 
 def _check_report(model: PreTrainedModel, name: str, report: dict[str, Any], *, new_head: bool) -> list[str]:
-    """Refuse weights of another shape than the config says, but not of a head with new classes; log what is random.
+    """Return the names of the weights that start at random, and log them.
 
-    Returns:
-        The weights that start at random.
+    Args:
+        model: The loaded model.
+        name: Where it was loaded from.
+        report: The loading info of transformers.
+        new_head: Whether the head got new classes, so that its weights may have another shape than the saved ones.
+
+    Raises:
+        StoreError: If a saved weight has another shape than the config says.
     """
     for key, saved, wanted in sorted(report["mismatched_keys"]):
         if not new_head or key.startswith(f"{model.base_model_prefix}."):
@@ -130,7 +147,12 @@ def _check_report(model: PreTrainedModel, name: str, report: dict[str, Any], *, 
 
 
 def outline(name: str | Path, head: str | None = None) -> PreTrainedModel:
-    """Build a model on the meta device from its config and its record of edits: no weights, no memory."""
+    """Build a model with its edits on the meta device, from its config and record: without weights and memory.
+
+    Args:
+        name: As in `load`.
+        head: As in `load`.
+    """
     name = str(name)
     model = models.empty_model(models.load_config(name), models.model_class(head))
     _, edits = read_record(name)

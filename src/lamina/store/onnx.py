@@ -1,4 +1,4 @@
-"""A bank or a whole model as one ONNX graph: token ids and a mask in, every reader's logits out."""
+"""Export a bank or a whole model as one ONNX graph, from token ids and a mask to the logits of every reader."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import inspect
 import logging
 import warnings
-from collections import defaultdict
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from lamina.bank import ReaderBank
 from lamina.bank.listening import internal_pass
 from lamina.bank.segments import separators_of
-from lamina.bank.stack_pass import StackPass, attach
+from lamina.bank.stack_pass import StackPass, attach, stack_passes
 from lamina.errors import ConfigError, LaminaError, MissingExtraError, StoreError, UnsupportedModelError, first_line
 from lamina.fusion.base import Fusion
 from lamina.layers.probe_input import probe_input
@@ -34,11 +33,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.bank import ReaderModule
+    from lamina.layers.types import Processor
 
 MARK, GRAPH, WEIGHTS = "onnx.json", "model.onnx", "model.onnx.data"
-TOLERANCE = 1e-4  # between onnxruntime and PyTorch; of logits above 1, as a part of the largest
+TOLERANCE = 1e-4  # largest difference to PyTorch; if logits are above 1, relative to the largest one
 OPSET = 18
-_TRACED, _CHECKED = (3, 11), ((2, 14), (1, 5))  # rows and tokens
+_TRACED, _CHECKED = (3, 11), ((2, 14), (1, 5))  # rows and tokens of the batches to trace and to check with
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids", "decoder_attention_mask")
 _LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
 _OP = "export"
@@ -47,22 +47,40 @@ Batch = dict[str, Tensor]
 
 
 class OutputFacts(SavedFacts):
-    """What one output of a graph says."""
+    """One output of a graph.
 
-    kind: str | None  # of the reader's task; None: the output is the model's own
+    Attributes:
+        kind: Kind of the reader's task; None for the model's own output.
+        problem_type: Problem type of the reader's head; None for the model's own output.
+        labels: Class names in the order of the logits; empty if the classes are a vocabulary.
+        axes: Names of the axes: "batch", "tokens" if there is one row per token, and "classes" or "width".
+        max_length: Number of tokens to which texts were truncated when the reader was trained; None if unknown.
+    """
+
+    kind: str | None
     problem_type: str | None
-    labels: list[str]  # in the order of the logits; none where the classes are a vocabulary
-    axes: list[str]  # "batch", "tokens" (for each token) and "classes" or "width"
-    max_length: int | None  # tokens of a text, as the reader was trained
+    labels: list[str]
+    axes: list[str]
+    max_length: int | None
 
 
 class OnnxFacts(SavedFacts):
-    """`onnx.json`: what goes into a graph, what comes out, and how far that is from PyTorch."""
+    """`onnx.json`, which describes a graph.
+
+    Attributes:
+        format: Version of the format.
+        base: Folder or hub id of the model; None if unknown.
+        model_type: The model's family.
+        inputs: Names of the inputs, integers `[batch, tokens]`.
+        outputs: Output name -> facts.
+        max_difference: Largest difference to PyTorch that was measured.
+        files: All files of the export.
+    """
 
     format: int
     base: str | None
     model_type: str
-    inputs: list[str]  # whole numbers `[batch, tokens]`
+    inputs: list[str]
     outputs: dict[str, OutputFacts]
     max_difference: float
     files: list[str]
@@ -71,31 +89,36 @@ class OnnxFacts(SavedFacts):
 def export_onnx(
     bank_or_model: ReaderBank | PreTrainedModel,
     folder: str | Path,
-    processor: Any = None,
+    processor: Processor | None = None,
     *,
     readers: Sequence[str] | None = None,
     main: bool = False,
 ) -> OnnxFacts:
-    """Write a bank, or a plain or edited model, as one ONNX graph, with its tokenizer and `onnx.json` beside it.
+    """Write a bank, or a plain or edited model, as one ONNX graph, with its tokenizer and `onnx.json`.
 
-    The graph takes any number of rows and tokens, and computes in float32. It is run in onnxruntime, on batches of
-    other sizes than it was traced with, before it takes its place: what it says must be within 1e-4 of what PyTorch
-    says (of logits above 1, within 1e-4 of the largest). Of an encoder-decoder model whose encoder alone is read, only
-    that is written; if the decoder is read too, the graph takes `decoder_input_ids` and `decoder_attention_mask`.
+    The graph takes any number of rows and tokens, and computes in float32. Before the files are put in place, the graph
+    runs in onnxruntime on batches of other sizes than it was traced with, and its outputs are compared to PyTorch's:
+    they may differ by 1e-4 at most (for logits above 1, by 1e-4 of the largest). If readers read only the encoder of an
+    encoder-decoder model, only the encoder is written. If they read the decoder, the graph also has the inputs
+    `decoder_input_ids` and `decoder_attention_mask`.
 
     Args:
-        bank_or_model: The bank, or a model that reads text.
-        folder: Where to; made if it is not there. What was exported there before is replaced.
-        processor: The tokenizer that is saved along; None: the bank's.
-        readers: Names of the readers that are written; None: all.
-        main: Write the model's own output too: "logits", or "last_hidden_state" of a model without a head.
+        bank_or_model: The bank, or a model that reads text. It is not changed.
+        folder: Folder to write; created if it does not exist. An earlier export in it is replaced.
+        processor: Tokenizer to save with the graph; None: the bank's.
+        readers: Names of the readers to write; None: all.
+        main: Also write the model's own output: "logits", or "last_hidden_state" of a model without a head. A model
+            without readers always has it.
+
+    Returns:
+        The contents of `onnx.json`.
 
     Raises:
         UnknownNameError: If the bank has no such reader.
-        ConfigError: If there is nothing to write, or a reader is called as the model's own output is.
+        ConfigError: If there is nothing to write, or a reader has the name of the model's own output.
         UnsupportedModelError: If the model does not read text alone, or torch cannot write one of its parts as ONNX.
         NotFiniteError: If a weight holds NaN or infinity.
-        StoreError: If the graph says something else than PyTorch does, or the folder cannot be written.
+        StoreError: If the outputs differ too much from PyTorch's, or the folder cannot be written.
         MissingExtraError: If onnx, onnxscript or onnxruntime is not installed.
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
@@ -125,15 +148,20 @@ def export_onnx(
 
 
 def _listed(folder: Path) -> list[str]:
-    """The files that an earlier export wrote to a folder; none if that cannot be read."""
+    """Return the files that an earlier export wrote to a folder; empty if there is no readable `onnx.json`."""
     try:
         return OnnxFacts.read(folder / MARK).files
     except LaminaError:
         return []
 
 
-def _copied(bank_or_model: ReaderBank | PreTrainedModel, processor: Any) -> ReaderBank:
-    """A bank on a copy of the model, in float32, on the CPU and in eval mode; of a model without readers."""
+def _copied(bank_or_model: ReaderBank | PreTrainedModel, processor: Processor | None) -> ReaderBank:
+    """Return a copy of a bank and its model, in float32, on the CPU and in eval mode; for a model, an empty bank on it.
+
+    Args:
+        bank_or_model: The bank or the model.
+        processor: Tokenizer of the copy; None: the bank's.
+    """
     target = unwrapped(bank_or_model)
     model = target.model if isinstance(target, ReaderBank) else target
     model_type = str(model.config.model_type)
@@ -155,11 +183,18 @@ def _copied(bank_or_model: ReaderBank | PreTrainedModel, processor: Any) -> Read
 
 
 def _refusal(model_type: str, reason: str) -> UnsupportedModelError:
+    """Return the error for a model of this family that cannot be exported."""
     return UnsupportedModelError(op=_OP, model_type=model_type, reason=reason, hint="Serve it with PyTorch.")
 
 
 class _Plan:
-    """What is written: a pass of a bank's model with its readers."""
+    """The computation to write: one pass of a bank's model, or of its encoder, with some of its readers.
+
+    Args:
+        bank: A bank that belongs to the export, see `_copied`.
+        readers: Names of the readers; None: all.
+        main: Whether the model's own output is written too.
+    """
 
     def __init__(self, bank: ReaderBank, readers: Sequence[str] | None, *, main: bool) -> None:
         self.bank, self.model = bank, cast("Any", bank.model)
@@ -182,17 +217,20 @@ class _Plan:
         return str(self.model.config.model_type)
 
     def answer(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Every reader's logits, and the model's own output if it is wanted."""
+        """Run the pass; return the logits of every reader, then the model's own output if it is written."""
         passes = self._passes()
         masks = {name: value.bool() if name.endswith("mask") else value for name, value in batch.items()}
-        with attach(passes, masks), internal_pass():  # of booleans it is known, without a look, that they are masks
+        with attach(passes, masks), internal_pass():  # a trace cannot look whether integers are a mask of 0 and 1
             output = self._runs(**batch, **self._options())
-        said = {name: out.logits for stack_pass in passes for name, out in stack_pass.finish().items()}
+        logits = {name: out.logits for stack_pass in passes for name, out in stack_pass.finish().items()}
         own = [getattr(output, self.main)] if self.main else []
-        return (*(said[name] for name in self.names), *own)
+        return (*(logits[name] for name in self.names), *own)
 
     def inputs(self, rows: int, tokens: int) -> Batch:
-        """Ids of ordinary tokens, every second row padded; of readers of pairs, two texts in each."""
+        """Return a batch of the given size: ids of ordinary tokens, every second row padded.
+
+        For readers of pairs every row has two texts.
+        """
         probes = [probe_input(self.model, tokens, seed).inputs for seed in (1, 2)]
         accepted = inspect.signature(self._runs.forward).parameters
         batch = {
@@ -210,45 +248,45 @@ class _Plan:
 
     @torch.no_grad()
     def expected(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """By output, what PyTorch says, and which of its tokens are real; None: there is one row per text."""
-        said: dict[str, tuple[Tensor, Tensor | None]] = {}
+        """Run the batch in PyTorch; return output name -> (values, mask of real tokens).
+
+        The mask is None for outputs with one row per text.
+        """
+        values: dict[str, tuple[Tensor, Tensor | None]] = {}
         if self.names:
             out = self.bank(**batch, readers=self.names, main=self.main is not None)
-            said = {name: (out[name].logits, out[name].mask) for name in self.names}
+            values = {name: (out[name].logits, out[name].mask) for name in self.names}
             own = out.main
         else:
             own = self.model(**batch)
         if self.main:
             mask = batch.get("decoder_attention_mask", batch.get("attention_mask"))
-            said[self.main] = getattr(own, self.main), mask
-        return {name: (value, mask if value.ndim > 2 else None) for name, (value, mask) in said.items()}
+            values[self.main] = getattr(own, self.main), mask
+        return {name: (value, mask if value.ndim > 2 else None) for name, (value, mask) in values.items()}
 
     def outputs(self) -> dict[str, OutputFacts]:
-        """What each output says."""
+        """Return output name -> its description for `onnx.json`."""
         facts = {name: _reader_facts(self.bank[name]) for name in self.names}
         if self.main:
-            said, _ = self.expected(self.inputs(*_TRACED))[self.main]
+            value, _ = self.expected(self.inputs(*_TRACED))[self.main]
             logits = self.main == "logits"
-            axes = ["batch", *["tokens"][: said.ndim - 2], "classes" if logits else "width"]
+            axes = ["batch", *["tokens"][: value.ndim - 2], "classes" if logits else "width"]
             labels = [str(name) for _, name in sorted(self.model.config.id2label.items())]
-            named = labels if logits and len(labels) == said.shape[-1] else []
+            named = labels if logits and len(labels) == value.shape[-1] else []
             facts[self.main] = OutputFacts(kind=None, problem_type=None, labels=named, axes=axes, max_length=None)
         return facts
 
     def _passes(self) -> list[StackPass]:
-        members: dict[str, dict[str, ReaderModule]] = defaultdict(dict)
-        for name in self.names:
-            members[self.bank[name].stack][name] = self.bank[name]
-        return [
-            StackPass(self.model, self.bank.stacks[stack], own, grad=False, processor=self.bank.processor)
-            for stack, own in members.items()
-        ]
+        """Return a new pass for each stack that the readers read."""
+        readers = {name: self.bank[name] for name in self.names}
+        return stack_passes(self.model, self.bank.stacks, readers, grad=False, processor=self.bank.processor)
 
     def _options(self) -> dict[str, bool]:
-        """Settings of a pass that keeps no cache."""
+        """Return the arguments of the model that turn its key-value cache off."""
         return {"use_cache": False} if "use_cache" in inspect.signature(self._runs.forward).parameters else {}
 
     def _main_name(self) -> str:
+        """Return the name of the model's own output, from a run of the model."""
         with torch.no_grad():
             output = self.model(**self.inputs(*_TRACED))
         for name in ("logits", "last_hidden_state"):
@@ -258,18 +296,23 @@ class _Plan:
 
 
 class _Graph(nn.Module):
-    """What is traced. A trace sees proxies of a module's own modules, which hooks do not know: the plan has them."""
+    """The module that is traced.
+
+    A trace replaces the submodules of this module by proxies, on which no hooks are registered. So the plan, which is
+    not a module, keeps the modules that the hooks know, and the submodules only make their parameters visible.
+    """
 
     def __init__(self, plan: _Plan) -> None:
         super().__init__()
         self.plan, self.model, self.readers = plan, plan.bank.model, plan.bank.readers
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
-        """What the graph says."""
+        """Return the outputs of the graph."""
         return self.plan.answer(batch)
 
 
 def _reader_facts(reader: ReaderModule) -> OutputFacts:
+    """Return the description of a reader's output for `onnx.json`."""
     head = reader.config.head
     length, listed = reader.info.get("max_length"), len(head.labels) == reader.head.outputs
     return OutputFacts(
@@ -283,7 +326,11 @@ def _reader_facts(reader: ReaderModule) -> OutputFacts:
 
 @contextmanager
 def _as_traced(plan: _Plan) -> Generator[None]:
-    """Say once which layers have weight, which a trace, whose tensors hold no numbers, cannot; keep libraries quiet."""
+    """Prepare the readers for a trace, and silence the libraries' warnings for the time of the context.
+
+    A fusion decides from its weights which layers are active. Tensors in a trace hold no numbers, so the decision is
+    made here, once. The fusions are copies that belong to the export, so it need not be undone.
+    """
     for module in plan.bank.modules():
         if isinstance(module, Fusion):
             cast("Any", module).active_layers = partial(tuple[int, ...], module.active_layers())
@@ -300,6 +347,7 @@ def _as_traced(plan: _Plan) -> Generator[None]:
 
 
 def _write(plan: _Plan, path: Path) -> None:
+    """Trace the plan and write the graph; UnsupportedModelError if torch cannot write a part of it as ONNX."""
     batch = plan.inputs(*_TRACED)
     dynamic = torch.export.Dim.DYNAMIC
     shapes: Any = ({name: {0: dynamic, 1: dynamic} for name in batch},)
@@ -311,7 +359,7 @@ def _write(plan: _Plan, path: Path) -> None:
             traced, dynamo=True, opset_version=OPSET, verbose=False, input_names=list(batch), output_names=names
         )
         program.save(str(path))
-    except Exception as error:  # torch and onnxscript raise many unrelated kinds
+    except Exception as error:  # torch and onnxscript raise many unrelated classes
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
@@ -323,11 +371,23 @@ def _write(plan: _Plan, path: Path) -> None:
 
 
 def _difference(plan: _Plan, path: Path, rows: int, tokens: int) -> float:
-    """The largest between onnxruntime and PyTorch, as part of the tolerance's unit; StoreError if it is too large."""
+    """Return the largest difference between the outputs of onnxruntime and PyTorch on one batch.
+
+    For an output with values above 1, the difference is relative to the largest one.
+
+    Args:
+        plan: The computation.
+        path: The graph.
+        rows: Rows of the batch.
+        tokens: Tokens of each row.
+
+    Raises:
+        StoreError: If an output has another shape, or differs by more than `TOLERANCE`.
+    """
     batch = plan.inputs(rows, tokens)
-    said, worst = _run(plan, path, batch), 0.0
+    outputs, worst = _run(plan, path, batch), 0.0
     for name, (value, mask) in plan.expected(batch).items():
-        got = torch.as_tensor(said[name])
+        got = torch.as_tensor(outputs[name])
         if got.shape != value.shape:
             came = f"'{name}' has the shape {list(got.shape)} in onnxruntime, {list(value.shape)} in PyTorch"
             raise StoreError(f"{_OP}: {came}; nothing was written.")
@@ -341,11 +401,11 @@ def _difference(plan: _Plan, path: Path, rows: int, tokens: int) -> float:
 
 
 def _run(plan: _Plan, path: Path, batch: Mapping[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
-    """By output, what onnxruntime says."""
+    """Run the graph in onnxruntime; return output name -> values."""
     runtime: Any = import_module("onnxruntime")
     try:
         session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        taken = {given.name: batch[given.name].numpy() for given in session.get_inputs()}
-        return dict(zip([out.name for out in session.get_outputs()], session.run(None, taken), strict=True))
-    except Exception as error:  # onnxruntime's own
+        inputs = {entry.name: batch[entry.name].numpy() for entry in session.get_inputs()}
+        return dict(zip([out.name for out in session.get_outputs()], session.run(None, inputs), strict=True))
+    except Exception as error:  # onnxruntime has classes of its own
         raise _refusal(plan.model_type, f"onnxruntime does not run the graph ({first_line(error)})") from error

@@ -1,13 +1,14 @@
-"""Open what was saved by its name: a bank, or a whole model."""
+"""Open a saved bank or a saved model by its name, without knowing which of the two it is."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
 
+from lamina.bank import ReaderBank
 from lamina.errors import ConfigError
 from lamina.store.bank_folder import load_bank
 from lamina.store.load_model import load
@@ -19,21 +20,24 @@ from lamina.utils import is_file
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lamina.bank import ReaderBank
-
-_KEPT = 2  # opened by their names alone
+_CACHED = 2  # models and banks that stay in memory
 
 
 def open_saved(saved: str, *, base: str | None = None, writes: bool = False) -> ReaderBank | PreTrainedModel:
-    """Load a bank, on the base that it names or another, or a whole model.
+    """Load a saved bank or a saved whole model, in eval mode.
 
-    With `writes` a base that was saved with a head that writes text has it.
+    Args:
+        saved: A local folder or a hub id.
+        base: Base model for a bank, as a folder or hub id; None: the one that the bank names.
+        writes: Load the base of a bank with its language-model head, if it was saved with one.
 
     Raises:
-        ModelNotFoundError, StoreError: If there is none, or it is damaged.
-        ConfigError: If a base is given for a whole model.
+        ModelNotFoundError: If the base or the model cannot be found.
+        StoreError: If there is no such folder or repository, or its files are damaged.
+        ConfigError: If `base` comes with a whole model.
     """
-    architecture = "" if is_file(Path(saved) / MANIFEST) else read_record(saved)[0]  # every saved model names it
+    # `lamina.save` records the class of every whole model, and banks have no such record
+    architecture = "" if is_file(Path(saved) / MANIFEST) else read_record(saved)[0]
     if not architecture:
         model, processor = (None, None) if base is None else load(base, writing_class(base) if writes else None)
         return load_bank(source_of(saved, None), model, processor, writes=writes)
@@ -43,13 +47,18 @@ def open_saved(saved: str, *, base: str | None = None, writes: bool = False) -> 
 
 
 def opened(saved: str | Path) -> ReaderBank | PreTrainedModel:
-    """The same, on a GPU if there is one, and kept for the next call, until the folder is written anew."""
+    """Load a saved bank or model on the GPU, if there is one, or return the one that an earlier call loaded.
+
+    It is loaded again when its folder was written since then. The last two stay in memory.
+    """
     folder = Path(saved)
     written = [(folder / name).stat().st_mtime_ns for name in (MANIFEST, RECORD) if is_file(folder / name)]
     return _opened(str(saved), tuple(written))
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_CACHED)
 def _opened(saved: str, _written: tuple[int, ...]) -> ReaderBank | PreTrainedModel:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return cast("Any", open_saved(saved)).to(device)
+    """Load a saved bank or model; the times of its files are part of the cache's key."""
+    loaded = open_saved(saved)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return loaded.to(device)  # pyright: ignore[reportArgumentType, reportUnknownMemberType, reportUnknownVariableType]

@@ -1,7 +1,16 @@
-"""A reader that Lamina has exported: it reads hidden states with torch and safetensors alone.
+"""An exported reader: computes logits from hidden states, with torch and safetensors alone.
 
-`lamina.store.export.export_reader` copies this file, as `lamina_reader.py`, beside the weights that it loads.
-It imports nothing of Lamina, so its errors are Python's own.
+`lamina.store.export.export_reader` copies this file as `lamina_reader.py` to the folder with the weights that it loads.
+The file imports nothing of Lamina, so its errors are Python's own.
+
+Example:
+    ```python
+    from lamina_reader import PlainReader
+
+    reader = PlainReader.load("out/sentiment")
+    output = model(**batch, output_hidden_states=True)
+    reader({layer: output.hidden_states[layer][0] for layer in reader.layers})  # logits [1, classes] of one text
+    ```
 """
 
 from __future__ import annotations
@@ -21,17 +30,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 FORMAT = 1
-KEPT = 1024  # passes whose answers wait to be collected, the latest
+KEPT = 1024  # forward passes whose answers wait to be collected; older answers are dropped
 
 
 class PlainReader(nn.Module):
-    """A fusion and a head, for inference, of what `reader.json` and `model.safetensors` hold.
+    """A fusion and a head for inference. `PlainReader.load(folder)` builds it from an exported folder.
+
+    Args:
+        settings: Contents of `reader.json`.
+        weights: Contents of `model.safetensors`.
 
     Attributes:
-        layers: The layers that it reads: 0 the embeddings, i what block i gives; the last one behind the final norm
-            where the model returns it so.
+        settings: The settings.
+        layers: Layers that it reads: 0 is the embeddings, i the output of block i. The last layer is after the final
+            norm if the model returns it so.
         labels: Names of its classes, in the order of the logits.
-        per_token: Whether it says something of each token by itself, so that texts may come in pieces.
+        per_token: Whether it computes logits of each token by itself, so that a text may come in pieces.
+
+    Raises:
+        ValueError: If the settings have another format.
     """
 
     def __init__(self, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
@@ -41,59 +58,68 @@ class PlainReader(nn.Module):
         self.settings = dict(settings)
         self.layers: list[int] = settings["layers"]
         self.labels: list[str] = settings["labels"]
-        apart = not settings["encoders"] and settings["pooling"] in ("", "mean")
-        self.per_token = settings["fusion"] != "pooled" and apart
+        token_wise_head = not settings["encoders"] and settings["pooling"] in ("", "mean")
+        self.per_token = settings["fusion"] != "pooled" and token_wise_head
         for name, value in weights.items():
             self.register_buffer(name.replace(".", "_"), value)
 
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device = "cpu") -> PlainReader:
-        """Load a folder that `lamina.store.export.export_reader` wrote."""
+        """Load a folder that `lamina.store.export.export_reader` wrote, onto a device, in eval mode."""
         settings = json.loads((Path(folder) / "reader.json").read_text(encoding="utf-8"))
         return cls(settings, load((Path(folder) / "model.safetensors").read_bytes())).to(device).eval()
 
     @torch.no_grad()
     def forward(self, states: Mapping[int, Tensor], lengths: Sequence[int] | None = None) -> Tensor:
-        """Read whole texts.
+        """Compute the logits of whole texts.
 
         Args:
-            states: Layer -> states `[tokens, width]` of one text, or of several, one after the other, without padding.
-            lengths: How many tokens each text has; None: there is one.
+            states: Layer -> states `[tokens, width]` of one text, or of several texts one after the other, without
+                padding.
+            lengths: Number of tokens of each text; None: there is one text.
 
         Returns:
-            Logits `[texts, classes]`, or `[tokens, classes]` of a reader that labels tokens.
+            Logits `[texts, classes]`; for a reader that labels tokens `[tokens, classes]`.
+
+        Raises:
+            ValueError: If a layer is missing, or the lengths do not add up to the tokens.
         """
-        given = self._given(states)
-        counts = [len(given[0])] if lengths is None else list(lengths)
-        if sum(counts) != len(given[0]) or min(counts) < 1:
-            raise ValueError(f"the states have {len(given[0])} tokens; lengths are {counts}, of at least 1 each.")
+        selected = self._select(states)
+        counts = [len(selected[0])] if lengths is None else list(lengths)
+        if sum(counts) != len(selected[0]) or min(counts) < 1:
+            raise ValueError(f"the states have {len(selected[0])} tokens; lengths are {counts}, of at least 1 each.")
         ends = [sum(counts[:number]) for number in range(len(counts) + 1)]
-        texts = [[state[start:end] for state in given] for start, end in pairwise(ends)]
+        texts = [[state[start:end] for state in selected] for start, end in pairwise(ends)]
         return torch.cat([self._text(text) for text in texts])
 
     @torch.no_grad()
     def tokens(self, states: Mapping[int, Tensor]) -> Tensor:
-        """Logits `[tokens, classes]` of tokens of any texts, if `per_token`; a text's are the mean of its tokens'."""
+        """Compute the logits `[tokens, classes]` of tokens from any texts; only if `per_token`, else ValueError.
+
+        For a reader that labels texts, the logits of a text are the mean of those of its tokens.
+        """
         self.check_per_token()
-        return self._output(self._features(self._given(states)))
+        return self._output(self._features(self._select(states)))
 
     def check_per_token(self) -> None:
-        """Raise ValueError if the reader needs a whole text."""
+        """Raise ValueError if the reader needs whole texts."""
         if not self.per_token:
             raise ValueError("this reader reads whole texts, and a server's steps are parts of them. Call it on texts.")
 
-    def _given(self, states: Mapping[int, Tensor]) -> list[Tensor]:
+    def _select(self, states: Mapping[int, Tensor]) -> list[Tensor]:
+        """Return the states of the reader's layers, in their order; ValueError if one is missing."""
         if missing := [layer for layer in self.layers if layer not in states]:
             raise ValueError(f"no states of layer {missing[0]}; this reader needs the layers {self.layers}.")
         return [states[layer] for layer in self.layers]
 
     def _text(self, states: Sequence[Tensor]) -> Tensor:
+        """Compute the logits of one text from its states, one `[tokens, width]` per layer."""
         features = self._features(states)
-        for layer in range(self.settings["encoders"]):
-            own = f"encoder_{layer}_"
-            features = features + self._attend(self._norm(features, f"{own}attention_norm"), own)
-            inner = F.gelu(self._map(self._norm(features, f"{own}feedforward_norm"), f"{own}inner"))
-            features = features + self._map(inner, f"{own}outer")
+        for layer in range(self.settings["encoders"]):  # a transformer encoder layer with norms before its parts
+            prefix = f"encoder_{layer}_"
+            features = features + self._attend(self._norm(features, f"{prefix}attention_norm"), prefix)
+            inner = F.gelu(self._map(self._norm(features, f"{prefix}feedforward_norm"), f"{prefix}inner"))
+            features = features + self._map(inner, f"{prefix}outer")
         pooling = self.settings["pooling"]
         if pooling == "attention":
             features = F.gelu(self._attend(features, ""))
@@ -106,40 +132,44 @@ class PlainReader(nn.Module):
         return self._output(features)
 
     def _features(self, states: Sequence[Tensor]) -> Tensor:
-        """`[tokens, dim]`; of pooled layers `[1, dim]`."""
+        """Fuse the states of the layers into features `[tokens, dim]`; the fusion "pooled" returns `[1, dim]`."""
         return cast("Tensor", getattr(self, f"_{self.settings['fusion']}")(states))
 
     def _sum(self, states: Sequence[Tensor]) -> Tensor:
+        """Fuse by a sum of the layers, each multiplied by a vector."""
         scales = zip(states, self._rows("scales"), strict=True)
         return torch.stack([state.to(scale.dtype) * scale for state, scale in scales]).sum(0)
 
     def _concat(self, states: Sequence[Tensor]) -> Tensor:
+        """Fuse by projecting the concatenated layers, which is a sum of one projection per layer."""
         maps = zip(states, self._rows("projection"), strict=True)
-        parts = [F.linear(state.to(own.dtype), own) for state, own in maps]
+        parts = [F.linear(state.to(weight.dtype), weight) for state, weight in maps]
         total = torch.stack(parts).sum(0)
         return total + self._weight("bias") if hasattr(self, "bias") else total
 
     def _projected(self, states: Sequence[Tensor]) -> Tensor:
+        """Fuse as AdaLayers: a weighted sum of layers that are projected and normalised."""
         parts = list[Tensor]()
-        for state, own, weight in zip(states, self._rows("projection"), self._rows("weights"), strict=True):
-            parts.append(weight * F.layer_norm(F.linear(F.gelu(state).to(own.dtype), own), own.shape[:1]))
+        for state, matrix, weight in zip(states, self._rows("projection"), self._rows("weights"), strict=True):
+            parts.append(weight * F.layer_norm(F.linear(F.gelu(state).to(matrix.dtype), matrix), matrix.shape[:1]))
         total = torch.stack(parts).sum(0)
         return F.gelu(total) if self.settings["activation"] else total
 
     def _pooled(self, states: Sequence[Tensor]) -> Tensor:
+        """Fuse as PooledLayers: pool the tokens of each layer by attention, project, and sum over the layers."""
         parts = list[Tensor]()
-        every = zip(states, self._rows("queries"), self._rows("projection"), self._rows("weights"), strict=True)
-        for state, queries, own, weight in every:
-            normed = F.layer_norm(state, state.shape[-1:]).to(own.dtype)
+        layers = zip(states, self._rows("queries"), self._rows("projection"), self._rows("weights"), strict=True)
+        for state, queries, matrix, weight in layers:
+            normed = F.layer_norm(state, state.shape[-1:]).to(matrix.dtype)
             shares = F.linear(normed, queries).softmax(0)
-            shares = shares.view(len(normed), own.shape[1] // state.shape[1], -1)  # [tokens, queries, heads]
+            shares = shares.view(len(normed), matrix.shape[1] // state.shape[1], -1)  # [tokens, queries, heads]
             slices = normed.view(len(normed), shares.shape[2], -1)
             pooled = torch.einsum("tqh,thd->qhd", shares, slices).flatten()
-            parts.append(weight * F.gelu(F.layer_norm(F.linear(pooled, own), own.shape[:1])))
+            parts.append(weight * F.gelu(F.layer_norm(F.linear(pooled, matrix), matrix.shape[:1])))
         return torch.stack(parts).sum(0, keepdim=True)
 
     def _attend(self, features: Tensor, prefix: str) -> Tensor:
-        """Self-attention over the tokens of one text."""
+        """Apply self-attention over the tokens of one text; `prefix` begins the names of its weights."""
         mixed = F.linear(features, self._weight(f"{prefix}attention_weight"), self._weight(f"{prefix}attention_bias"))
         split = mixed.view(len(mixed), 3, self.settings["attention_heads"], -1)  # [tokens, 3, heads, size]
         query, key, value = split.permute(1, 2, 0, 3).unbind(0)
@@ -147,33 +177,47 @@ class PlainReader(nn.Module):
         return self._map(attended.transpose(0, 1).flatten(1), f"{prefix}attention_output")
 
     def _norm(self, features: Tensor, name: str) -> Tensor:
+        """Apply the layer norm of a name."""
         return F.layer_norm(features, features.shape[-1:], self._weight(f"{name}_weight"), self._weight(f"{name}_bias"))
 
     def _map(self, features: Tensor, name: str) -> Tensor:
+        """Apply the linear map of a name."""
         return F.linear(features, self._weight(f"{name}_weight"), self._weight(f"{name}_bias"))
 
     def _output(self, features: Tensor) -> Tensor:
+        """Turn features into logits; without a linear map in the head they are the logits."""
         return self._map(features, "output") if self.settings["linear"] else features
 
     def _rows(self, name: str) -> tuple[Tensor, ...]:
+        """Return the weight of a name, split into one tensor per layer."""
         return self._weight(name).unbind(0)
 
     def _weight(self, name: str) -> Tensor:
+        """Return the weight of a name."""
         return cast("Tensor", getattr(self, name))
 
 
-# Taking part in a server's passes, whose blocks see the tokens of all requests one after the other, [tokens, width]
+# Hooks for vLLM and SGLang, whose blocks get the tokens of all requests one after the other, as [tokens, width]
 
 
 class Answer(NamedTuple):
-    """What a reader says of one pass."""
+    """The output of a reader for one forward pass of a server."""
 
     logits: Tensor  # [tokens, classes], on the CPU
-    positions: Tensor | None  # [tokens], each token's place in its own text, where a block that was read is given it
+    positions: Tensor | None  # [tokens], position of each token in its own text, if a hooked block gets it; else None
 
 
 class Listener:
-    """Puts together the states of a pass, and keeps what the reader says of it; or hands it to a `sink`."""
+    """Collects the states of each forward pass of a server, and runs a reader on them.
+
+    Args:
+        folder: Folder of the exported reader, which must be `per_token`.
+        sink: Called with the `Answer` of each pass. None: the answers wait in `answers`.
+
+    Attributes:
+        reader: The reader.
+        answers: Answers that nobody has collected yet, at most `KEPT`.
+    """
 
     def __init__(self, folder: str | Path, sink: Callable[[Answer], object] | None = None) -> None:
         self.reader = PlainReader.load(folder)
@@ -184,7 +228,18 @@ class Listener:
         self._positions: Tensor | None = None
 
     def hook(self, layer: int, _module: nn.Module, inputs: tuple[Any, ...], output: Any = None) -> None:
-        """See one layer, as a hook of the module that `settings["points"]` names: before its forward, or after it."""
+        """Take the state of one layer; the last layer of a pass runs the reader.
+
+        This is a hook of the module that `settings["points"]` names for the layer.
+
+        Args:
+            layer: The layer.
+            inputs: Arguments of the module.
+            output: What the module returned; None in a pre-hook, before it runs.
+
+        Raises:
+            ValueError: If the hook is a forward hook where a pre-hook is needed, or the width of the states is wrong.
+        """
         if layer == self.reader.layers[0]:
             self._states, self._positions = {}, None
         point = self.reader.settings["points"][str(layer)]
@@ -198,9 +253,9 @@ class Listener:
         elif output is None:
             state = next(value for value in tensors if value.is_floating_point()).clone()
         else:
-            raise ValueError(f"layer {layer} is what a block is given, which has changed by its end; use a pre-hook.")
+            raise ValueError(f"layer {layer} is the input of a block, which has changed by its end; use a pre-hook.")
         if self.reader.settings["width"] != state.shape[-1]:
-            raise ValueError(f"states are of width {state.shape[-1]}; the reader's of {self.reader.settings['width']}.")
+            raise ValueError(f"states have width {state.shape[-1]}; the reader needs {self.reader.settings['width']}.")
         self._states[layer] = state
         if layer == self.reader.layers[-1]:
             positions = None if self._positions is None else self._positions.cpu()
@@ -209,18 +264,27 @@ class Listener:
 
 
 def state_of(output: Any, *, add: bool) -> Tensor:
-    """The state in what a module returns; vLLM's and SGLang's blocks return two tensors that are yet to be added."""
+    """Return the hidden state in the output of a module.
+
+    Args:
+        output: What the module returned.
+        add: Whether it is a block of vLLM or SGLang, which may return two tensors whose sum is the state.
+    """
     first, *rest = (output,) if isinstance(output, Tensor) else output
     if add and rest and isinstance(rest[0], Tensor) and rest[0].shape == first.shape:
         return first + rest[0]
-    return first.clone()  # the modules that follow may write into it
+    return first.clone()  # a copy, since the modules that follow may write into it
 
 
 _listeners: dict[str, Listener] = {}
 
 
 def hook_factory(config: Mapping[str, Any]) -> Callable[..., None]:
-    """SGLang's: the forward hook of one layer; `forward_hooks` writes the `config`, to which a `sink` may be added."""
+    """Return the forward hook of one layer, as SGLang's `--forward-hooks` needs it.
+
+    Args:
+        config: An entry's "config" as `forward_hooks` writes it: "folder", "layer", and perhaps "sink".
+    """
     if (listener := _listeners.get(config["folder"])) is None:
         name = config.get("sink")  # "module:function"
         sink = None if name is None else getattr(import_module(name.partition(":")[0]), name.partition(":")[2])
@@ -229,12 +293,13 @@ def hook_factory(config: Mapping[str, Any]) -> Callable[..., None]:
 
 
 def forward_hooks(folder: str | Path, sink: str | None = None, prefix: str = "") -> list[dict[str, Any]]:
-    """What SGLang's `--forward-hooks` takes, as JSON: one entry per layer.
+    """Return the value of SGLang's `--forward-hooks` for a reader: one entry per layer, which JSON can hold.
 
     Args:
-        folder: Of the reader; it must be on the server's PYTHONPATH, since the entries name `lamina_reader`.
-        sink: "module:function", called with every `Answer`.
-        prefix: Of the modules' names, such as "language_model." where the language model is a part.
+        folder: Folder of the exported reader. It must be on the server's PYTHONPATH, since the entries name the module
+            `lamina_reader`.
+        sink: "module:function" to call with every `Answer`; None: the answers wait for `collect`.
+        prefix: Prefix of the modules' names, such as "language_model." if the language model is a part of the model.
     """
     settings = PlainReader.load(folder).settings
     more = {} if sink is None else {"sink": sink}
@@ -251,11 +316,20 @@ def forward_hooks(folder: str | Path, sink: str | None = None, prefix: str = "")
 
 
 def _hook_type(point: Mapping[str, Any]) -> str:
+    """Return SGLang's name of the hook that sees a layer at a point: before or after the forward of its module."""
     return "forward_pre" if point["side"] == "input" else "forward"
 
 
 def attach(model: nn.Module, folder: str | Path, prefix: str = "") -> list[str]:
-    """Read a model's passes, for vLLM's `llm.apply_model(functools.partial(attach, folder=...))`; names the modules."""
+    """Hook a reader into a model, and return the names of the hooked modules.
+
+    In vLLM: `llm.apply_model(functools.partial(attach, folder=folder))`.
+
+    Args:
+        model: The model.
+        folder: Folder of the exported reader.
+        prefix: Prefix of the modules' names, as in `forward_hooks`.
+    """
     listener = Listener(folder)
     points: dict[str, Any] = listener.reader.settings["points"]
     for layer in listener.reader.layers:
@@ -266,6 +340,12 @@ def attach(model: nn.Module, folder: str | Path, prefix: str = "") -> list[str]:
 
 
 def collect(_model: nn.Module, folder: str | Path) -> list[Answer]:
-    """What was said since the last time, a pass each; for `llm.apply_model(functools.partial(collect, folder=...))`."""
+    """Return and forget the answers since the last call, one per forward pass.
+
+    In vLLM: `llm.apply_model(functools.partial(collect, folder=folder))`.
+
+    Args:
+        folder: Folder of the exported reader that `attach` has hooked in.
+    """
     answers = _listeners[str(folder)].answers
     return [answers.popleft() for _ in range(len(answers))]

@@ -1,4 +1,4 @@
-"""Replay the edits of a saved model when it is loaded, and check that its weights fit them."""
+"""Replay the edits of a saved model when it is loaded, and check that the saved weights fit the edited model."""
 
 from __future__ import annotations
 
@@ -22,15 +22,29 @@ from lamina.store.models import source_of
 from lamina.utils import is_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from transformers import PreTrainedModel
 
 
+# The record
+
+
 def read_record(name: str, revision: str | None = None) -> tuple[str, list[Edit]]:
-    """The class of a model that was saved, and its edits; "" and none if there is no record of them."""
+    """Read the record that `lamina.save` wrote beside a model.
+
+    Args:
+        name: A local folder or a hub id.
+        revision: Branch, tag or commit on the hub.
+
+    Returns:
+        The class of the saved model and its edits; "" and no edits if there is no record.
+
+    Raises:
+        StoreError: If the record is damaged.
+    """
     source = source_of(name, revision)
-    path = Path(source) / RECORD if is_dir(source) else _fetched(source, revision)
+    path = Path(source) / RECORD if is_dir(source) else _download_record(source, revision)
     if path is None or not os.path.lexists(path):
         return "", []
     saved = EditsRecord.read(path)
@@ -38,10 +52,11 @@ def read_record(name: str, revision: str | None = None) -> tuple[str, list[Edit]
         return saved.architecture, [Edit.from_dict(edit) for edit in saved.edits]
 
 
-def _fetched(repo: str, revision: str | None) -> Path | None:
-    """The record that a repository holds, or None; where the hub is out of reach, that of its copy.
+def _download_record(repo: str, revision: str | None) -> Path | None:
+    """Return the local path of a repository's record, downloaded or from the cache; None if it has none.
 
-    Asked for a file that a copy lacks, the download by itself would try for 23 seconds to reach the hub.
+    The hub is asked first whether the file exists, because the download retries for 23 seconds if the hub cannot be
+    reached and the file is not in the cache.
     """
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
@@ -50,19 +65,29 @@ def _fetched(repo: str, revision: str | None) -> Path | None:
     try:
         if not hub.HfApi().file_exists(repo, RECORD, revision=revision):
             return None
-    except Exception:  # the hub's and the connection's errors have no kind in common
+    except Exception:  # the hub's and the connection's errors have no common class
         cached = True
-    with suppress(OSError, ValueError, EntryNotFoundError):  # no such repository: whoever loads the model says so
+    with suppress(OSError, ValueError, EntryNotFoundError):  # without such a repository, loading the model raises
         return Path(hub.hf_hub_download(repo, RECORD, revision=revision, local_files_only=cached))
     return None
 
 
+# Inserted layers
+
+
 def with_inserts(plain: type[Any], record: Sequence[Edit]) -> Any:
-    """A class that puts inserted layers in place before transformers renames a checkpoint's weights and loads them."""
+    """Return a subclass of a model class whose constructor inserts layers as a record says.
+
+    The layers must be in place before transformers maps the names in a checkpoint to parameters and loads them.
+
+    Args:
+        plain: The model class.
+        record: The edits of the saved model.
+    """
 
     def start(self: Any, *args: Any, **kwargs: Any) -> None:
         plain.__init__(self, *args, **kwargs)
-        with torch.device("cpu"):  # inputs are made here; layers go where the weights are
+        with torch.device("cpu"):  # finding the layers runs inputs that are made here; layers go where the weights are
             replay_inserts(self, record)
         names = {path.rpartition(".")[2] for path, _ in self.named_modules()}
         self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), *filter(is_inserted, names)}
@@ -70,18 +95,55 @@ def with_inserts(plain: type[Any], record: Sequence[Edit]) -> Any:
     return type(plain.__name__, (plain,), {"__init__": start, "__module__": plain.__module__})
 
 
-def check_weights(model: PreTrainedModel, name: str, report: Mapping[str, set[str]], *, exact: bool) -> None:
-    """Refuse weights of which transformers reports that some are missing, or have no place in the edited model.
+def replay_inserts(model: PreTrainedModel, record: Sequence[Edit]) -> None:
+    """Insert the layers of a record into a model again, except those that were merged or cut off later."""
+    merged = max((number for number, edit in enumerate(record) if edit.kind == "merge"), default=-1)
+    for number, edit in enumerate(record):
+        if edit.kind == "insert" and number > merged:
+            for remaining in _after_cuts(model, edit, record[number + 1 :]):
+                replay_insert(model, remaining)
 
-    Unless the model is `exact`ly of the class that was saved, only the parts that hold its layers count. A backbone
-    may have been made without its pooler (`add_pooling_layer=False`), which its class always makes here.
+
+def _after_cuts(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> Iterator[Edit]:
+    """Yield an insertion for each stack, limited to the layers that the truncated model still has.
+
+    Args:
+        model: The model at its present depth.
+        edit: The insertion, in the layer numbers of the depth at that time.
+        later: The edits that followed.
+    """
+    # stack -> its depth before the first cut that followed
+    depths = {cut.stack: max(cut.layers) for cut in reversed(later) if cut.kind == "truncate" and cut.layers}
+    if not depths or edit.stack not in (*depths, "all"):  # no cut of these layers, or a model without stacks
+        yield edit
+        return
+    present, layers = stacks(model), edit.settings["layers"]
+    for name in present if edit.stack == "all" else [edit.stack]:
+        depth = depths.get(name, present[name].depth)
+        chosen = select("1-" if layers == "all" else layers, depth + 1, op="load")
+        if left := [layer for layer in chosen if layer <= present[name].depth]:
+            yield replace(edit, settings={**edit.settings, "layers": left, "stack": name})
+
+
+# Checks of the weights
+
+
+def check_weights(model: PreTrainedModel, name: str, report: Mapping[str, set[str]], *, exact: bool) -> None:
+    """Raise StoreError if saved weights are missing, or have no place in the loaded model.
+
+    Args:
+        model: The loaded model.
+        name: Where it was loaded from, for error messages.
+        report: The loading info of transformers, with "missing_keys" and "unexpected_keys".
+        exact: Whether the model has the class of the saved one. If not, only the parts that contain layers must fit. If
+            so, everything must, except the pooler of a backbone, which may have been saved without one.
     """
     prefix, layered = f"{model.base_model_prefix}.", set[str]() if exact else _layered(model)
-    bare = model.base_model is model
+    is_backbone = model.base_model is model
 
     def counts(key: str) -> bool:
         part = key.removeprefix(prefix).split(".")[0]
-        return is_inserted(key) or (not (bare and part == "pooler") if exact else part in layered)
+        return is_inserted(key) or (not (is_backbone and part == "pooler") if exact else part in layered)
 
     if missing := [key for key in sorted(report["missing_keys"]) if counts(key)]:
         raise _mismatch(name, f"there is no weight '{missing[0]}'")
@@ -90,7 +152,15 @@ def check_weights(model: PreTrainedModel, name: str, report: Mapping[str, set[st
 
 
 def check_head(model: PreTrainedModel, name: str, new: Sequence[str]) -> None:
-    """Refuse a model of which parts that hold its layers, or most parameters, are new: its class is another."""
+    """Raise StoreError if the weights of a checkpoint are from another class of model.
+
+    That is so if a part that contains layers, or more than half of the parameters, would start at random.
+
+    Args:
+        model: The loaded model.
+        name: Where it was loaded from, for error messages.
+        new: Names of the weights that start at random.
+    """
     prefix, layered = f"{model.base_model_prefix}.", _layered(model) if new else ()
     sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}
     share = sum(sizes.get(key, 0) for key in new) / sum(sizes.values())
@@ -102,60 +172,46 @@ def check_head(model: PreTrainedModel, name: str, new: Sequence[str]) -> None:
 
 
 def _layered(model: PreTrainedModel) -> set[str]:
-    """The children of the backbone that hold its layers, poolers aside; all children if layers cannot be read."""
+    """Return the names of the backbone's children that contain its layers, without poolers and heads.
+
+    All children, if the layers of the model cannot be found.
+    """
     children = dict(getattr(model, "base_model", model).named_children())
     try:
         used = {module for stack in stacks(model).values() for module in stack.run}
-    except UnsupportedModelError:  # a convolutional network, which has inserted layers all the same
+    except UnsupportedModelError:  # convolutional networks can have inserted layers too
         return set(children)
     return {name for name, child in children.items() if not used.isdisjoint(child.modules())}
 
 
 def _layered_names(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
-    """Those that lie in parts with layers; heads and poolers, which may be frozen, are not in every class of model."""
+    """Return those parameter names that are in parts with layers: not every class of model has the others."""
     layered = _layered(model) if names else ()
     return [name for name in names if name.removeprefix(f"{model.base_model_prefix}.").split(".")[0] in layered]
 
 
 def _mismatch(name: str, what: str) -> StoreError:
+    """Return the error for weights at `name` that do not belong to the saved model; `what` says why."""
     return damaged(f"the weights in {name}", f"are not those of the model that was saved: {what}")
 
 
-def replay_inserts(model: PreTrainedModel, record: Sequence[Edit]) -> None:
-    """Insert again the layers that were neither merged nor cut off."""
-    merged = max((number for number, edit in enumerate(record) if edit.kind == "merge"), default=-1)
-    for number, edit in enumerate(record):
-        if edit.kind == "insert" and number > merged:
-            for remaining in _after_cuts(model, edit, record[number + 1 :]):
-                replay_insert(model, remaining)
-
-
-def _after_cuts(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> Iterator[Edit]:
-    """An insertion in the layer numbers of the model's present depth, stack by stack."""
-    depths = {cut.stack: max(cut.layers) for cut in reversed(later) if cut.kind == "truncate" and cut.layers}
-    if not depths or edit.stack not in (*depths, "all"):  # a cut of other layers, or these are convolutions
-        yield edit
-        return
-    present, layers = stacks(model), edit.settings["layers"]
-    for name in present if edit.stack == "all" else [edit.stack]:
-        depth = depths.get(name, present[name].depth)  # before the first cut that followed
-        chosen = select("1-" if layers == "all" else layers, depth + 1, op="load")
-        if left := [layer for layer in chosen if layer <= present[name].depth]:
-            yield replace(edit, settings={**edit.settings, "layers": left, "stack": name})
+# The other edits
 
 
 def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> None:
-    """Freeze again what was frozen, and give the model its record; StoreError if the two do not agree."""
-    parameters, prefix = dict(model.named_parameters()), f"{model.base_model_prefix}."
+    """Freeze parameters as a record says, check that the model agrees with it, and attach it to the model.
 
-    def present_name(saved: str) -> str:
-        """The name in this model, which may be the backbone of the saved one, or have another head."""
-        forms = (saved, f"{prefix}{saved}", saved.removeprefix(prefix))
-        return next((form for form in forms if form in parameters), saved)
+    Args:
+        model: The loaded model: the saved one, its backbone, or its backbone with another head.
+        name: Where it was loaded from, for error messages.
+        record: The edits of the saved model.
 
-    present = [[present_name(key) for key in edit.parameters] for edit in record]
-    for number, edit in enumerate(record):
-        names = dict(zip(edit.parameters, present[number], strict=True))
+    Raises:
+        StoreError: If a parameter that was cut off is there, or one that an edit names is not.
+    """
+    parameters = dict(model.named_parameters())
+    present = [_present_names(model, edit, parameters) for edit in record]
+    for number, (edit, names) in enumerate(zip(record, present, strict=True)):
         if edit.kind == "truncate":
             if back := [key for key, now in names.items() if now in parameters]:
                 raise _mismatch(name, f"'{back[0]}' was cut off, and is there")
@@ -167,9 +223,31 @@ def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> 
         if lost := _layered_names(model, lost) if edit.kind == "freeze" else lost:
             raise _mismatch(name, f"the record names '{lost[0]}', which is not there")
         if edit.kind == "freeze":
-            train, frozen = edit.settings.get("train"), set(names.values())
-            for key in (key for key in parameters if is_trained(key, train) or is_trained(f"{prefix}{key}", train)):
-                parameters[key].requires_grad_(True)
-            for key in frozen & parameters.keys():
-                parameters[key].requires_grad_(False)
-    restore(model, [replace(edit, parameters=tuple(names)) for edit, names in zip(record, present, strict=True)])
+            _replay_freeze(model, edit, set(names.values()))
+    restore(
+        model, [replace(edit, parameters=tuple(names.values())) for edit, names in zip(record, present, strict=True)]
+    )
+
+
+def _present_names(model: PreTrainedModel, edit: Edit, parameters: Collection[str]) -> dict[str, str]:
+    """Return saved name -> name in this model for the parameters of an edit.
+
+    The two differ by the prefix of the backbone, if only one of the models has a head. A parameter that the model does
+    not have keeps its saved name.
+    """
+    prefix = f"{model.base_model_prefix}."
+    names: dict[str, str] = {}
+    for saved in edit.parameters:
+        forms = (saved, f"{prefix}{saved}", saved.removeprefix(prefix))
+        names[saved] = next((form for form in forms if form in parameters), saved)
+    return names
+
+
+def _replay_freeze(model: PreTrainedModel, edit: Edit, frozen: set[str]) -> None:
+    """Unfreeze the parameters that a freeze edit left trainable, and freeze those named in `frozen`."""
+    train, prefix = edit.settings.get("train"), f"{model.base_model_prefix}."
+    for key, parameter in model.named_parameters():
+        if is_trained(key, train) or is_trained(f"{prefix}{key}", train):
+            parameter.requires_grad_(True)
+        if key in frozen:
+            parameter.requires_grad_(False)

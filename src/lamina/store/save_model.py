@@ -1,4 +1,4 @@
-"""Edited models on disk: a plain checkpoint, and beside it the record of the edits that a load plays again."""
+"""Save a model: a plain transformers checkpoint, with a record of the edits that loading replays."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from lamina.utils import is_dir
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lamina.layers.types import Processor
     from lamina.store.files import Files
 
 _FIXED = (RECORD, "config.json", "generation_config.json")
@@ -28,27 +29,28 @@ _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 def save(
     model: PreTrainedModel,
     folder: str | Path,
-    processor: Any = None,
+    processor: Processor | None = None,
     *,
     force: bool = False,
     files: Files | None = None,
 ) -> None:
-    """Save a model as `save_pretrained` does, with the record of its edits; all of it, or nothing.
+    """Save a model as its `save_pretrained` does, and the record of its edits. Either all files are written or none.
 
-    Without inserted layers (or once they are merged) plain transformers loads it; with them `lamina.load` does. A bank
-    that is saved on the model afterwards names this folder as its base.
+    Plain transformers can load the folder, unless layers were inserted and not merged: `lamina.load` then loads it. A
+    bank that is saved on the model afterwards names this folder as its base.
 
     Args:
-        model: A transformers model, edited or not; of a compiled or DataParallel one, the one inside.
-        folder: Where to; made if it is not there. What `save` wrote there before is replaced, other files stay.
-        processor: Its tokenizer or image processor, saved along.
-        force: Replace a model that something else saved, too.
-        files: Others to write with it: name -> what is called with the path.
+        model: A transformers model, edited or not. From a compiled or DataParallel model, the plain model is saved.
+        folder: Folder to write; created if it does not exist. Files that `save` wrote to it before are replaced, other
+            files stay.
+        processor: Tokenizer or image processor to save with the model.
+        force: Also replace a model that something other than `lamina.save` wrote.
+        files: More files to write in the same step: name -> function that is called with the path to write.
 
     Raises:
-        StoreError: If the folder cannot be written, or holds a model that something else saved.
+        StoreError: If the folder cannot be written, or has a model that something else saved.
         NotFiniteError: If a weight holds NaN or infinity.
-        ConfigError: If it is no transformers model, or carries adapters.
+        ConfigError: If `model` is not a transformers model, or has adapters (PEFT).
     """
     folder, model = Path(folder), unwrapped(model)
     if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
@@ -56,27 +58,33 @@ def save(
         raise ConfigError(f"save: got a {type(model).__name__}; {what}.")
     check_no_adapters(model, "save")
     check_finite("the model", model.named_parameters())
-    with staged(folder, names := [*saved_names(folder), *(files or {})], names, force=force) as stage:
+    files = files or {}
+    with staged(folder, names := [*saved_names(folder), *files], names, force=force) as stage:
         cast("Any", model).save_pretrained(stage)
         if processor is not None:
             processor.save_pretrained(stage)
-        for name, write in (files or {}).items():
+        for name, write in files.items():
             write(stage / name)
-        done = [edit.to_dict() for edit in edits(model)]
-        own = {path.relative_to(stage).as_posix() for path in stage.rglob("*") if path.is_file()}
-        kept = {name for name in listed_names(folder) if name not in names and (folder / name).is_file()}
-        fields = {"format": FORMAT, "architecture": type(model).__name__, "edits": done, "files": sorted(own | kept)}
-        write_json(stage / RECORD, fields)
+        written = {path.relative_to(stage).as_posix() for path in stage.rglob("*") if path.is_file()}
+        # files of an earlier save that stay, such as those of a processor
+        staying = {name for name in listed_names(folder) if name not in names and (folder / name).is_file()}
+        record = {
+            "format": FORMAT,
+            "architecture": type(model).__name__,
+            "edits": [edit.to_dict() for edit in edits(model)],
+            "files": sorted(written | staying),
+        }
+        write_json(stage / RECORD, record)
     note_place(model, str(folder))
 
 
 def move(source: Path, target: Path) -> None:
-    """Move a model that `save` wrote; it takes the place of one that `save` wrote to the target, all of it or nothing.
+    """Move a saved model to another folder, in place of any model that `save` wrote there.
 
-    The source goes once the target is whole.
+    The target is replaced as a whole or not at all; the source is deleted afterwards.
 
     Raises:
-        StoreError: If the target cannot be written, or holds a model that something else saved.
+        StoreError: If the target cannot be written, or has a model that something else saved.
     """
     with staged(target, saved_names(target), listed_names(target)) as stage:
         for name in dict.fromkeys([*saved_names(source), *listed_names(source)]):
@@ -90,26 +98,26 @@ def move(source: Path, target: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove a model that `save` wrote, and what a `save` that died left there; the folder too, if it is empty then.
+    """Delete a model that `save` wrote, and the folder if it is empty then.
 
     Raises:
-        StoreError: If the model was saved by something else.
+        StoreError: If something else saved the model.
     """
     if is_dir(folder):
         with staged(folder, saved_names(folder), listed_names(folder)):
-            pass
+            pass  # nothing is written in place of the old files
         with suppress(OSError):
             folder.rmdir()
 
 
 def saved_names(folder: Path) -> list[str]:
-    """What `save` replaces in a folder; the first marks a model of ours."""
+    """Return the files of a folder that `save` replaces. The first one, the record, marks a model that `save` wrote."""
     paths = folder.glob("model*") if is_dir(folder) else ()
     return [*_FIXED, *sorted(path.name for path in paths if _WEIGHTS.fullmatch(path.name))]
 
 
 def listed_names(folder: Path) -> list[str]:
-    """What the record in a folder says was saved there, a processor's files too; none if it cannot be read."""
+    """Return all files that the record in a folder lists, a processor's included; empty without a readable record."""
     try:
         return EditsRecord.read(folder / RECORD).files
     except LaminaError:

@@ -444,10 +444,10 @@ def test_hooks_that_would_give_wrong_states_are_refused(tmp_path: Path):
         plain_reader.attach(served, tmp_path / "ada", prefix="language_model.")
     late = plain_reader.hook_factory({"folder": str(tmp_path / "embeddings"), "layer": 0})
     served.model.layers[0].register_forward_hook(late)  # of an SGLang that has no hook_type
-    with pytest.raises(ValueError, match="layer 0 is what a block is given, which has changed by its end"):
+    with pytest.raises(ValueError, match="layer 0 is the input of a block, which has changed by its end"):
         served(texts_of(3))
     other = plain_reader.hook_factory({"folder": str(tmp_path / "ada"), "layer": 1})
-    with pytest.raises(ValueError, match="states are of width 16; the reader's of 32"):
+    with pytest.raises(ValueError, match="states have width 16; the reader needs 32"):
         other(nn.Identity(), (), torch.zeros(3, 16))
 
 
