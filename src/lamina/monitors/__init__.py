@@ -1,6 +1,7 @@
 """Monitors: running scores of a text, from a reader's logits token by token, with thresholds that flag it."""
 
 from importlib import import_module
+from typing import Any
 
 from lamina.monitors.attention_mean import AttentionMean
 from lamina.monitors.base import AGGREGATIONS, Aggregation
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     """Import `calibrate` on first use: it runs a bank over a task, so its code is in a later room."""
     if name == "calibrate":
         return import_module("lamina.prediction.calibrate").calibrate

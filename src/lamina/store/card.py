@@ -75,7 +75,7 @@ def model_card(bank: ReaderBank, title: str) -> ModelCard:
         model_name=title if results else None,
         eval_results=results or None,
     )
-    return cast("type[ModelCard]", ModelCard).from_template(
+    return ModelCard.from_template(  # pyright: ignore[reportUnknownMemberType]
         fields,
         template_str=_CARD,
         title=title,
@@ -162,7 +162,7 @@ def _row(name: str, reader: ReaderModule) -> str:
     more = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
     shown = ", ".join(labels[:SHOWN_LABELS]) + more
     metric = reader.info.get("metric")
-    score = _scores_of(reader).get(metric)
+    score = _scores_of(reader).get(str(metric))
     task, fusion = reader.config.head.kind.replace("_", " "), FUSIONS.name_of(reader.config.fusion)
     scored = f"{metric} {score:.3f}" if isinstance(score, int | float) else ""
     return _table_row([name, task, fusion, ranges(reader.layers), shown, f"{reader.size():,}", scored])

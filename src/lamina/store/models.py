@@ -75,7 +75,7 @@ def _downloaded_code(config: PretrainedConfig) -> Iterator[str]:
         way = getattr(config, f"_{what}_implementation_internal", None)
         if way is not None and ("/" in str(way) or (has_hub_kernels and way not in _BUILT_IN)):
             yield f"{what}_implementation '{way}'"
-    for part in cast("dict[str, Any]", config.__dict__).values():
+    for part in config.__dict__.values():
         if hasattr(part, "to_dict"):
             yield from _downloaded_code(part)
 
