@@ -1,1 +1,1 @@
-"""Recorded, replayable, in-place changes of a model's layers."""
+"""Edits: in-place changes of a model's layers that are recorded, saved and replayed."""

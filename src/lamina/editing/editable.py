@@ -1,4 +1,7 @@
-"""Models whose layers may not be changed, each refused with the reason before anything is touched."""
+"""Select the blocks or convolutions that an edit names, and refuse models that cannot be edited.
+
+Editing functions call these checks before they change anything.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ if TYPE_CHECKING:
 
 
 def check_editable(model: PreTrainedModel, op: str) -> None:
-    """Raise ConfigError unless the layers of a model can be changed in place."""
+    """Raise ConfigError unless a model can be edited in place: not compiled, quantised, offloaded or with adapters.
+
+    `op` begins the message.
+    """
     config = getattr(model, "config", None)
     compiled = any(map(is_compiled, model.modules()))
     quantizers = getattr(model, "hf_quantizer", None), getattr(config, "quantization_config", None)
@@ -41,8 +47,21 @@ def check_editable(model: PreTrainedModel, op: str) -> None:
     check_no_adapters(model, op)
 
 
-def chosen_blocks(model: PreTrainedModel, layers: object, stack: str | None, op: str) -> tuple[LayerStack, list[int]]:
-    """The stack and the layers, ascending, that an edit of blocks names; layer i is the block `stack.blocks[i - 1]`."""
+def select_blocks(model: PreTrainedModel, layers: object, stack: str | None, op: str) -> tuple[LayerStack, list[int]]:
+    """Return the stack and the layers, ascending, that an edit of blocks names; layer i is `stack.blocks[i - 1]`.
+
+    Args:
+        model: The model.
+        layers: A layer selector; "all" is every block.
+        stack: Name of the stack. None: the only one, or the encoder.
+        op: The operation that error messages begin with.
+
+    Raises:
+        ConfigError: If the stack has no module per block, layer 0 is named, or a named block also serves as a layer
+            that is not named.
+        LayerIndexError: If a layer does not exist.
+        UnknownNameError: If the stack does not exist.
+    """
     edited = default_stack(model, stack, op=op)
     if not edited.blocks:
         raise ConfigError(
@@ -57,15 +76,25 @@ def chosen_blocks(model: PreTrainedModel, layers: object, stack: str | None, op:
 
 
 def convolution_blocks(model: PreTrainedModel, op: str) -> tuple[str, list[nn.Module]]:
-    """The name of a model's sequence of convolutions, and its blocks: layer i is the i-th, from 1."""
+    """Return the name of a model's stack of convolutions and its blocks; layer i is block i, counted from 1.
+
+    These are the stages of a convolutional network, or the layers of a speech model's feature encoder.
+
+    Raises:
+        UnsupportedModelError: If no row of `layers.roles` says where the model's convolutions are.
+    """
     row = convolutions_of(model, op=op)
     return row.stack, modules_at(getattr(model, "base_model", model), row.blocks, family=family_of(model), op=op)
 
 
-def chosen_convolutions(
+def select_convolutions(
     model: PreTrainedModel, layers: object, stack: str | None, op: str
 ) -> tuple[str, list[int], dict[str, nn.Module]]:
-    """The convolutions that an edit names: the stack they are in, the layers, ascending, and path -> convolution."""
+    """Return what an edit of convolutions names: the stack's name, the layers, ascending, and path -> convolution.
+
+    The arguments and errors are those of `select_blocks`; a model without known convolutions is an
+    UnsupportedModelError.
+    """
     name, blocks = convolution_blocks(model, op)
     if stack not in (None, "all", name):
         raise UnknownNameError(op=op, got=str(stack), known=[name], what="stack of convolutions")
@@ -81,28 +110,29 @@ def chosen_convolutions(
 
 
 def check_shared(stack: LayerStack, chosen: list[int], op: str) -> None:
-    """Raise ConfigError where a block serves as several layers, and only some of them are named."""
+    """Raise ConfigError if a block serves as several layers of which only some are in `chosen`."""
     named = {stack.blocks[layer - 1] for layer in chosen if layer > 0}
     shared = [layer for layer, block in enumerate(stack.blocks, 1) if block in named and layer not in chosen]
     if shared:
         raise ConfigError(
-            f"{op}: layer {shared[0]} is not named, and one of those that are is the same block; the layers of this "
-            "model share weights. Name all of them, or none."
+            f"{op}: layer {shared[0]} is not named, but a named layer is the same block; the layers of this model "
+            "share weights. Name all of them, or none."
         )
 
 
 def check_weights(model: PreTrainedModel, inside: Collection[nn.Module], op: str) -> None:
-    """Raise UnsupportedModelError if some modules have weights that are packed, or computed out of others."""
+    """Raise UnsupportedModelError if a module in `inside` has weights that are packed, or computed from others."""
     for path, module in model.named_modules():
-        own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+        tensors = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
         weight = getattr(module, "weight", None)
-        packed = any(name not in own or _is_packed(own[name]) for name in own_state(module))
-        if module in inside and (packed or (isinstance(weight, Tensor) and "weight" not in own)):
+        packed = any(name not in tensors or _is_packed(tensors[name]) for name in own_state(module))
+        if module in inside and (packed or (isinstance(weight, Tensor) and "weight" not in tensors)):
             reason = f"'{path}', a {type(module).__name__}, has weights that are packed or computed, not plain ones"
             raise UnsupportedModelError(op=op, model_type=family_of(model), reason=reason, hint=_PLAIN)
 
 
 def _is_packed(tensor: Tensor) -> bool:
+    """Return whether a tensor is a quantised one: a wrapper of other tensors, or a matrix of integers."""
     return hasattr(type(tensor), "__tensor_flatten__") or (tensor.ndim > 1 and not tensor.is_floating_point())
 
 
@@ -110,7 +140,13 @@ _PLAIN = "Merge adapters, undo weight norm and quantisation, or correct the fami
 
 
 def plain_weight(model: nn.Module, path: str, module: nn.Module, op: str, *, convolution: bool = False) -> Tensor:
-    """The weight `[out, ...]` of a linear map or convolution; UnsupportedModelError unless it is a plain one."""
+    """Return the weight `[out, ...]` of a linear map, or with `convolution` of a convolution.
+
+    `path` is the module's path in the model, for messages.
+
+    Raises:
+        UnsupportedModelError: If the module is anything else, or its weight is packed or computed.
+    """
     weight = convolution_weight(module) if convolution else linear_weight(module)
     if weight is None:
         kind = "convolution" if convolution else "linear map"

@@ -1,4 +1,4 @@
-"""Keep layers from being trained, or all but some parts of a model."""
+"""Freeze layers, or everything except some parts of a model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from lamina.layers.selectors import Selector
 
 Parts = Literal["inserted"] | Sequence[str]
-"""What is to train, as `freeze_` takes it."""
-INSERTED = "inserted"  # the inserted layers, among them
+"""The argument `train` of `freeze_`: the parts of a model that stay trainable."""
+INSERTED = "inserted"  # the entry of `Parts` that names the inserted layers
 _OP = "freeze_"
 
 
@@ -33,34 +33,34 @@ def freeze_(
     *,
     train: Parts | None = None,
 ) -> Edit:
-    """Set `requires_grad` to False for layers, in place; or for all of a model but the parts that are named.
+    """Freeze layers in place (set `requires_grad` to False), or everything in a model but the parts that are named.
 
-    Layer 0 is what the stack computes before its first block: the embeddings, shared ones included (those a head
-    uses for its output too). Layer i is block i; the last has the norm after it, where its state is the normed one.
-    Poolers and heads belong to no layer and stay as they are, unless `train` is a list.
+    Layer 0 is everything that the stack computes before its first block: the embeddings, including weights that a head
+    shares with them. Layer i is block i; the norm after the last block belongs to the last layer. Poolers and heads
+    belong to no layer and stay as they are, unless `train` is a list.
 
     Args:
         model: A transformers model.
-        layers: Which layers, as a layer selector.
-        stack: Name of the stack; None is the only one, or the encoder. With `train`, None is every stack.
-        train: "inserted" leaves the inserted layers out of the freeze and makes them trainable, so that they, the
-            pooler and the head are all that trains. If layers cannot be read, as in convolutional networks, "all"
-            of them are the whole backbone. A list names the parts that train, and freezes everything else, poolers and
-            heads too: "inserted" for the inserted layers, and parts of parameters' names, such as "classifier",
-            "LayerNorm" or "layer.*.output" ("*" stands for any letters of one name between dots).
+        layers: Layer selector: which layers to freeze.
+        stack: Name of the stack. None: the only one, or the encoder; with `train`, every stack.
+        train: What stays trainable. "inserted": the inserted layers are not frozen but made trainable, so that only
+            they, poolers and heads train. If the model's layers cannot be found, as in convolutional networks,
+            `layers="all"` then means the whole backbone. A list: the named parts are made trainable and everything else
+            is frozen, poolers and heads too. Its entries are "inserted" and parts of parameters' names, such as
+            "classifier", "LayerNorm" or "layer.*.output" ("*" stands for any text between two dots).
 
     Returns:
         The edit, with the names of the frozen parameters.
 
     Raises:
-        ConfigError: If `train` names nothing or nothing was inserted, a list comes with `layers` or `stack`, the layers
-            have no parameters, single layers are named of a stack that has no module per block or shares its blocks,
-            or the model cannot be edited.
+        ConfigError: If `train` is empty or names inserted layers in a model without any; if a list comes with `layers`
+            or `stack`; if the layers have no parameters; if single layers are named in a stack that has no module per
+            block or whose layers share weights; if the model cannot be edited.
         LayerIndexError: If a layer does not exist.
-        UnknownNameError: If there is no such stack, or no such part to train.
+        UnknownNameError: If the stack, or a part in `train`, does not exist.
     """
     check_editable(model, _OP)
-    spared = _spared(model, train)
+    trainable = _trainable_parameters(model, train)
     listed = None if train is None or isinstance(train, str) else list(train)
     if listed and (layers != "all" or stack is not None):
         came = f"layers or stack came with train={listed}"
@@ -76,14 +76,16 @@ def freeze_(
     if listed:
         modules = set(model.modules())
     elif edited:
-        modules = set().union(*(_modules(model, part, chosen) for part, chosen in zip(edited, numbers, strict=True)))
+        modules = set().union(
+            *(_modules_of_layers(model, part, chosen) for part, chosen in zip(edited, numbers, strict=True))
+        )
     else:
         modules = set(getattr(model, "base_model", model).modules())
-    frozen = {parameter for module in modules for parameter in module.parameters(recurse=False)} - spared
-    if not frozen | spared:
+    frozen = {parameter for module in modules for parameter in module.parameters(recurse=False)} - trainable
+    if not frozen | trainable:
         raise ConfigError(f"{_OP}: the named layers have no parameters; there is nothing to freeze.")
-    for parameter in frozen | spared:
-        parameter.requires_grad_(parameter in spared)
+    for parameter in frozen | trainable:
+        parameter.requires_grad_(parameter in trainable)
     names = tuple(name for name, parameter in model.named_parameters() if parameter in frozen)
     named = sorted(set().union(*numbers))
     name = edited[0].name if len(edited) == 1 else "all"
@@ -93,7 +95,7 @@ def freeze_(
 
 
 def check_parts(train: object) -> None:
-    """Raise an error if what is to train has no form that `freeze_` takes; the model is not known yet."""
+    """Raise UnknownNameError or ConfigError if `train` has no form that `freeze_` accepts; this needs no model."""
     if isinstance(train, str) and train != INSERTED:
         raise UnknownNameError(op=_OP, got=train, known=[INSERTED, "a list of parts of the model"], what="train")
     if not isinstance(train, Sequence) or not train or not all(isinstance(part, str) for part in train):
@@ -101,20 +103,25 @@ def check_parts(train: object) -> None:
 
 
 def is_trained(name: str, train: str | Sequence[str] | None) -> bool:
-    """Whether a parameter of this name is one that `freeze_` makes trainable, as its `train` says."""
+    """Return whether `freeze_` with this `train` makes the parameter called `name` trainable."""
     parts = [train] if isinstance(train, str) else train or ()
-    return any(is_inserted(name) if part == INSERTED else _has_part(name, part) for part in parts)
+    return any(is_inserted(name) if part == INSERTED else _contains_part(name, part) for part in parts)
 
 
-def _has_part(name: str, part: str) -> bool:
-    """Whether the names between the dots of `part` stand in a parameter's name, one after the other."""
-    names, wanted = name.split("."), part.split(".")
-    places = range(len(names) - len(wanted) + 1)
-    return any(all(map(fnmatchcase, names[place : place + len(wanted)], wanted)) for place in places)
+def _contains_part(name: str, part: str) -> bool:
+    """Return whether the dotted words of `part`, which may have wildcards, are consecutive words of `name`."""
+    words, patterns = name.split("."), part.split(".")
+    starts = range(len(words) - len(patterns) + 1)
+    return any(all(map(fnmatchcase, words[start : start + len(patterns)], patterns)) for start in starts)
 
 
-def _spared(model: PreTrainedModel, train: str | Sequence[str] | None) -> set[nn.Parameter]:
-    """The parameters that are to train."""
+def _trainable_parameters(model: PreTrainedModel, train: str | Sequence[str] | None) -> set[nn.Parameter]:
+    """Return the parameters that `train` names.
+
+    Raises:
+        ConfigError: If it names inserted layers, and the model has none.
+        UnknownNameError: If it names a part that no parameter has.
+    """
     if train is None:
         return set()
     check_parts(train)
@@ -130,8 +137,12 @@ def _spared(model: PreTrainedModel, train: str | Sequence[str] | None) -> set[nn
     return {parameter for name, parameter in named.items() if is_trained(name, parts)}
 
 
-def _modules(model: PreTrainedModel, stack: LayerStack, chosen: list[int]) -> set[nn.Module]:
-    """The modules of layers, each with its own parameters."""
+def _modules_of_layers(model: PreTrainedModel, stack: LayerStack, chosen: list[int]) -> set[nn.Module]:
+    """Return the modules of the chosen layers; count only the parameters that a module itself has.
+
+    Raises:
+        ConfigError: If single layers are named in a stack without a module per block, or whose layers share weights.
+    """
     if len(chosen) == stack.layers:
         return stack_modules(model, stack)
     if not stack.blocks:

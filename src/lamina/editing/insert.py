@@ -1,4 +1,4 @@
-"""Insert layers into a pretrained model, in its blocks or after its convolutions, without breaking what it knows."""
+"""Insert new layers into the blocks of a pretrained model, or after its convolutions, without changing its outputs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal, final
 import torch
 from torch import Tensor, nn
 
-from lamina.editing.editable import check_editable, chosen_blocks, chosen_convolutions, plain_weight
-from lamina.editing.inserted_layer import ACTIVATIONS, InsertedLayer, attach, mark_content_of
+from lamina.editing.editable import check_editable, plain_weight, select_blocks, select_convolutions
+from lamina.editing.inserted_layer import ACTIVATIONS, InsertedLayer, add_layer_after, mark_states_of
 from lamina.editing.record import Edit, draw_seed, record
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.layers.discovery import default_stack, stacks
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 POSITIONS = ("attention", "ffn", "both", "convolution")
 INITS = ("identity", "unit", "xavier", "he", "zero")
 PLACEMENTS = ("weight", "output")
-KERNEL = 3  # of a layer after a convolution, unless another is asked for
-GELU_IS_ONE = 1.1444507183528787  # c * Phi(c) = 1
-_RANDOM = ("xavier", "he")
+KERNEL = 3  # default kernel size of a layer after a convolution
+GELU_IS_ONE = 1.1444507183528787  # the c with gelu(c) = c * Phi(c) = 1
+_RANDOM = ("xavier", "he")  # values of `init` that draw random numbers
 _OP = "insert_"
 
 
@@ -45,57 +45,65 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
     generator: torch.Generator | None = None,
     kernel: int = KERNEL,
 ) -> Edit:
-    """Insert layers A(x) = act(W) x, without bias, into the blocks of a model or after its convolutions, in place.
+    """Insert linear layers A(x) = act(W) x, without bias, into a model's blocks or after its convolutions, in place.
 
     Args:
-        model: A transformers model of a family in `lamina.layers.roles`: `ROLES`, or `CONVOLUTIONS`.
-        position: "attention" (one matrix per head right after the query, key and value projections, of self- and
-            cross-attention; one per key/value head where those are grouped), "ffn" (one `[width, width]` matrix on the
-            feed-forward network's output, before the residual sum), "both" of these, or "convolution" (after every
-            convolution of the layers one that keeps channels and size, over all channels).
-        layers: A layer selector; layer i is block i, and "all" is every block. With position "convolution" it is
-            stage i of a convolutional network, or convolution i, from 1, of a speech model's feature encoder.
-        init: Start of the weight: "identity" (such that the weight, once activated, is the identity), "unit" (the
-            identity matrix itself), "xavier" or "he" (normal, per matrix), "zero". For a convolution the identity is
-            the Dirac kernel, the identity matrix in its middle and zeros around it.
-        activation: "gelu" (exact), "relu", or None.
-        placement: Whether "weight" is activated, so that the layer stays linear, or "output", as is usual.
-        stack: Name of the stack, or "all" of them; None is the only one, or the encoder. The convolutions of a
+        model: A transformers model of a family in `lamina.layers.roles` (`ROLES`, or `CONVOLUTIONS` for position
+            "convolution").
+        position: Where the layers go. "attention": right after the query, key and value projections of self- and
+            cross-attention, one matrix per head (grouped key and value heads have one each). "ffn": on the output of
+            the feed-forward network, before the residual sum, one `[width, width]` matrix. "both" of these.
+            "convolution": after every convolution, a convolution over all channels that keeps channels and size.
+        layers: Layer selector; layer i is block i, and "all" is every block. With position "convolution" it is stage i
+            of a convolutional network, or convolution i, from 1, of a speech model's feature encoder.
+        init: How the weight is initialised. "identity": so that the activated weight is the identity. "unit": the
+            identity matrix itself. "xavier", "he": normal, per matrix. "zero". For a convolution the identity is the
+            Dirac kernel: the identity matrix in the middle and zeros around it.
+        activation: "gelu" (exact), "relu" or None.
+        placement: What the activation is applied to: "weight", so that the layer stays linear, or "output", as usual.
+        stack: Name of the stack, or "all". None: the only one, or the encoder. The convolutions of a speech model's
             feature encoder are the stack "feature_encoder".
-        generator: Gives the seed of a random init; None is torch's global one.
-        kernel: Length of the kernel of a layer after a convolution, along each axis; odd. Only layers with a kernel
-            of 1 can be merged. On a GPU convolutions run in TF32 by default, which rounds
-            (`torch.backends.cudnn.allow_tf32`).
+        generator: Source of the seed of a random init. None: torch's global generator.
+        kernel: Kernel size, odd, along each axis, of a layer after a convolution. Only layers with kernel 1 can be
+            merged. On a GPU convolutions run in TF32 by default, which rounds (`torch.backends.cudnn.allow_tf32`).
 
     Returns:
-        The record: the names of the new parameters and, for a random init, the seed that was drawn.
+        The edit: the names of the new parameters and, for a random init, the seed that was drawn.
 
     Raises:
-        ConfigError: If options contradict each other, layer 0 is named, a named layer shares its weights with one that
-            is not, or the model is quantised, compiled or offloaded.
+        ConfigError: If options contradict each other; if layer 0 is named; if a named layer shares its weights with one
+            that is not named; if the model is quantised, compiled, offloaded or has adapters.
         LayerIndexError: If a layer does not exist.
-        UnknownNameError: If an option or a stack is unknown.
-        UnsupportedModelError: If the family has no row of roles or convolutions, or a part is not what its row says.
+        UnknownNameError: If the value of an option, or the stack, is unknown.
+        UnsupportedModelError: If the family has no row of roles or convolutions, or the row does not fit the model.
 
     Source:
-        "How to insert additional layers between the middle layers of the pre-trained model", section 3: "unit" with
-        gelu on the weight. There gelu(I) is 0.84 I; "identity" starts at 1.14 I, whose gelu is I. The paper's section
-        on limitations leaves convolutional networks to future work; "convolution" is the same idea there.
+        "How to insert additional layers between the middle layers of the pre-trained model", section 3, which uses
+        "unit" with gelu on the weight. There gelu(I) is 0.84 I; "identity" begins at 1.14 I, whose gelu is I. The
+        paper's section on limitations leaves convolutional networks to future work; "convolution" applies the same
+        idea to them.
     """
-    plain = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else layers  # as JSON keeps it
+    plain = (
+        list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else layers
+    )  # JSON has lists only
     options = Options(position, plain, init, activation, placement, stack, kernel)
     return _insert(model, options, generator=generator)
 
 
 def replay_insert(model: PreTrainedModel, edit: Edit) -> Edit:
-    """Insert again what a record says, with the same random numbers."""
+    """Repeat a recorded insertion on a model, with the same random numbers; return the new record."""
     return _insert(model, Options(**edit.settings), seed=edit.seed)
 
 
 @final
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `insert_`, JSON-ready and checked."""
+    """The arguments of `insert_` in JSON-ready form; making one checks them.
+
+    Raises:
+        UnknownNameError: If the value of an option is unknown.
+        ConfigError: If options contradict each other.
+    """
 
     position: str
     layers: int | str | list[int]
@@ -127,44 +135,55 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class _Site:
-    """A projection or convolution to be followed by a new layer."""
+    """A projection or convolution after which a new layer is inserted."""
 
     path: str
     projection: nn.Module
-    shape: tuple[int, ...]  # of the new weight
-    attention: nn.Module | None = None  # around it, where it also projects positions
-    axes: int = 0  # of a convolution
+    shape: tuple[int, ...]  # shape of the new weight
+    attention: nn.Module | None = None  # the attention around it, if that also projects position embeddings with it
+    axes: int = 0  # number of axes that a convolution runs over; 0 for a linear map
 
 
 def _insert(
     model: PreTrainedModel, options: Options, *, generator: torch.Generator | None = None, seed: int | None = None
 ) -> Edit:
+    """Insert layers as `options` say and return the record; a `seed` replaces one drawn from `generator`."""
     check_editable(model, _OP)
     stack, chosen, sites = _plan(model, options)
     if seed is None and options.init in _RANDOM:
         seed = draw_seed(generator)
     rng = None if seed is None else torch.Generator().manual_seed(seed)
-    likes = [next(site.projection.parameters(recurse=False)) for site in sites]
-    weights = [_weight(options, site.shape, site.axes, like, rng) for site, like in zip(sites, likes, strict=True)]
+    templates = [next(site.projection.parameters(recurse=False)) for site in sites]
+    weights = [
+        _new_weight(options, site.shape, site.axes, template, rng)
+        for site, template in zip(sites, templates, strict=True)
+    ]
     names: list[str] = []
     for site, weight in zip(sites, weights, strict=True):
         content_only = site.attention is not None
         layer = InsertedLayer(weight, options.activation, options.placement, content_only=content_only, axes=site.axes)
         layer.train(site.projection.training)
         if site.attention is not None:
-            mark_content_of(site.attention)
-        names.append(f"{site.path}.{attach(site.projection, layer)}.weight")
+            mark_states_of(site.attention)
+        names.append(f"{site.path}.{add_layer_after(site.projection, layer)}.weight")
     settings = asdict(options)
-    if options.position != "convolution":  # layers of matrices have no kernel
+    if options.position != "convolution":  # no kernel there
         del settings["kernel"]
     return record(model, Edit("insert", stack, tuple(chosen), tuple(names), settings, seed))
 
 
 def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], list[_Site]]:
-    """The stack, the layers and where to insert; refuses before anything is touched."""
+    """Return the name of the stack, the layers, and the places at which to insert.
+
+    All errors of `insert_` about the model are raised here, before anything is changed.
+    """
     if options.position == "convolution":
-        name, chosen, convolutions = chosen_convolutions(model, options.layers, options.stack, _OP)
-        return name, chosen, [_after(model, *convolution, options.kernel) for convolution in convolutions.items()]
+        name, chosen, convolutions = select_convolutions(model, options.layers, options.stack, _OP)
+        return (
+            name,
+            chosen,
+            [_convolution_site(model, *convolution, options.kernel) for convolution in convolutions.items()],
+        )
     roles = roles_of(model, op=_OP)
     default = default_stack(model).name
     names = list(stacks(model)) if options.stack == "all" else [options.stack or default]
@@ -172,24 +191,25 @@ def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], lis
     numbers: set[int] = set()
     sites: dict[nn.Module, _Site] = {}
     for name in names:
-        stack, chosen = chosen_blocks(model, options.layers, name, _OP)
+        stack, chosen = select_blocks(model, options.layers, name, _OP)
         numbers.update(chosen)
         for layer in chosen:
-            for site in _sites(model, roles, stack.blocks[layer - 1], options.position, paths):
+            for site in _block_sites(model, roles, stack.blocks[layer - 1], options.position, paths):
                 sites.setdefault(site.projection, site)  # one module may serve several blocks
     return options.stack or default, sorted(numbers), list(sites.values())
 
 
-def _after(model: nn.Module, path: str, convolution: nn.Module, kernel: int) -> _Site:
+def _convolution_site(model: nn.Module, path: str, convolution: nn.Module, kernel: int) -> _Site:
+    """Return the place after the convolution at `path`, for a new one with the given kernel size."""
     weight = plain_weight(model, path, convolution, _OP, convolution=True)
     axes = weight.ndim - 2
     return _Site(path, convolution, (*[len(weight)] * 2, *[kernel] * axes), axes=axes)
 
 
-def _sites(
+def _block_sites(
     model: nn.Module, roles: Roles, block: nn.Module, position: str, paths: dict[nn.Module, str]
 ) -> Iterator[_Site]:
-    """Where new layers come in a block."""
+    """Yield the places in a block at which layers are inserted for `position`; `paths` maps modules to paths."""
     if position != "ffn":
         yield from _attention_sites(model, roles.attention, block, paths)
         if roles.cross is not None and has_path(block, roles.cross.query):
@@ -203,6 +223,7 @@ def _sites(
 def _attention_sites(
     model: nn.Module, attention: Attention, block: nn.Module, paths: dict[nn.Module, str]
 ) -> Iterator[_Site]:
+    """Yield the places after the query, key and value projections of one attention of a block."""
     family = family_of(model)
     width = head_width_at(block, attention.head_width, family=family, op=_OP)
     has_positions = all(getattr(model.config, name, False) for name in attention.positions_if)
@@ -219,51 +240,61 @@ def _attention_sites(
 
 
 def inserted_at_start(model: nn.Module, edit: Edit) -> dict[str, Tensor]:
-    """The weights that an insertion's layers started with, made again on the CPU from its record: name -> weight.
+    """Compute again, from the record, the initial weights of the layers that an insertion added.
 
-    Layers of blocks that were cut off later are left out.
+    Args:
+        model: The model that was edited.
+        edit: The record of the insertion.
+
+    Returns:
+        Name of the parameter -> its initial weight, on the CPU, for those layers that are still in the model.
 
     Raises:
-        ConfigError: If none of its layers is in the model, say because they were merged.
+        ConfigError: If none of its layers is in the model any more, say because they were merged.
     """
     options = Options(**edit.settings)
     modules = by_path(model)
-    found = {name: modules.get(name.rpartition(".")[0]) for name in edit.parameters}
-    layers = {name: layer for name, layer in found.items() if isinstance(layer, InsertedLayer)}
+    candidates = {name: modules.get(name.rpartition(".")[0]) for name in edit.parameters}
+    layers = {name: layer for name, layer in candidates.items() if isinstance(layer, InsertedLayer)}
     if not layers:
         raise ConfigError(f"{_OP}: none of the layers that were inserted is in the model; they are merged or cut off.")
-    alike = {_place(name): layer for name, layer in layers.items()}  # a layer that is gone was like those of its place
+    # A layer that was cut off still has to be drawn, to reach the same random numbers for the layers after it. It had
+    # the shape of those at the same place in other blocks.
+    by_place = {_place(name): layer for name, layer in layers.items()}
     rng = None if edit.seed is None else torch.Generator().manual_seed(edit.seed)
     weights: dict[str, Tensor] = {}
     for name in edit.parameters:  # in the order in which they were drawn
-        layer = layers.get(name, alike[_place(name)])
-        given = torch.empty(0, dtype=layer.weight.dtype)
-        weights[name] = _weight(options, tuple(layer.weight.shape), layer.axes, given, rng)
+        layer = layers.get(name, by_place[_place(name)])
+        template = torch.empty(0, dtype=layer.weight.dtype)
+        weights[name] = _new_weight(options, tuple(layer.weight.shape), layer.axes, template, rng)
     return {name: weights[name] for name in layers}
 
 
 def _place(name: str) -> str:
-    """A parameter's name without the numbers of blocks."""
+    """Return a parameter's name without its numbers: the same for the same place in every block."""
     return ".".join(part for part in name.split(".") if not part.isdecimal())
 
 
-def _weight(
-    options: Options, shape: tuple[int, ...], axes: int, given: Tensor, generator: torch.Generator | None
+def _new_weight(
+    options: Options, shape: tuple[int, ...], axes: int, template: Tensor, generator: torch.Generator | None
 ) -> Float[Tensor, "*shape"]:
-    """A new weight where `given` is, in its precision or float32."""
-    dtype = torch.promote_types(given.dtype, torch.float32)
+    """Return an initialised weight on the device of `template`, in its dtype but at least float32.
+
+    `axes` is the number of axes that a convolution runs over, 0 for a linear map. `generator` draws random weights.
+    """
+    dtype = torch.promote_types(template.dtype, torch.float32)
     if options.init not in _RANDOM:
-        weight = torch.zeros(shape, dtype=dtype, device=given.device)
+        weight = torch.zeros(shape, dtype=dtype, device=template.device)
         if options.init != "zero":
             scale = GELU_IS_ONE if options.init == "identity" and options.activation == "gelu" else 1.0
-            eye = torch.eye(shape[1], dtype=dtype, device=given.device)
+            eye = torch.eye(shape[1], dtype=dtype, device=template.device)
             weight[(..., *[options.kernel // 2] * axes)] = scale * eye
         return weight
-    weight = torch.empty(shape, dtype=dtype, device="meta" if given.is_meta else "cpu")
+    weight = torch.empty(shape, dtype=dtype, device="meta" if template.is_meta else "cpu")
     per_head = weight.ndim == 3 and not axes
-    for part in () if given.is_meta else weight if per_head else [weight]:
+    for part in () if template.is_meta else weight if per_head else [weight]:
         if options.init == "xavier":
             nn.init.xavier_normal_(part, generator=generator)
         else:
             nn.init.kaiming_normal_(part, nonlinearity="relu", generator=generator)
-    return weight.to(given.device)
+    return weight.to(template.device)

@@ -1,12 +1,13 @@
-"""The inserted layer: a small linear map that the output of a projection or a convolution passes through.
+"""The inserted layer: a linear map that the output of a projection or convolution passes through.
 
-It is a child of the projection it follows (`...query.inserted_0`), applied by a forward hook that looks it up there.
-So every name the model had stays, copies and pickles of a model work, and any training loop finds the weight.
+It is a submodule of the projection that it follows (`...query.inserted_0`). A forward hook of the projection looks it
+up and applies it. So all names in the model stay, the model can be copied and pickled, and any training loop finds the
+weight.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from torch import Tensor, einsum, nn
 from torch.nn import functional
@@ -18,21 +19,29 @@ if TYPE_CHECKING:
 
 PREFIX = "inserted_"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": functional.gelu, "relu": functional.relu}
-_CONVOLVE: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d}  # by count of axes
-_CONTENT = "_lamina_content"
-_USUAL = ("gelu", "weight")  # activation and placement
+_CONVOLVE: dict[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d}  # by number of axes
+_CONTENT = "_lamina_content"  # attribute that marks hidden states, see `mark_states`
+_DEFAULTS = ("gelu", "weight")  # default activation and placement
 
 
 def is_inserted(name: str) -> bool:
-    """Whether the full name of a parameter is that of an inserted layer."""
+    """Return whether a full parameter name belongs to an inserted layer."""
     return any(part.startswith(PREFIX) for part in name.split("."))
 
 
 @final
 class InsertedLayer(nn.Module):
-    """A(x) = act(W) x, or act(W x), per head or over the full width; after a convolution, act(W) is convolved with x.
+    """An inserted layer: A(x) = act(W) x or act(W x), per head or over the full width; or a convolution with act(W).
 
-    The weight stays in float32 in a model of half precision: bfloat16 has no number whose gelu is 1.
+    The weight stays in float32 in a model of half precision, because bfloat16 has no number whose gelu is 1.
+
+    Args:
+        weight: `[width, width]`, `[heads, width, width]`, or `[channels, channels, kernel...]` after a convolution.
+        activation: Name of the activation in `ACTIVATIONS`. None: no activation.
+        placement: What is activated: "weight" or "output".
+        content_only: Whether the layer applies only to hidden states that `mark_states` has marked, not to position
+            embeddings that the same projection gets.
+        axes: Number of axes that the convolution runs over, 1 or 2; 0 for a linear map.
     """
 
     def __init__(
@@ -45,29 +54,28 @@ class InsertedLayer(nn.Module):
         axes: int = 0,
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight)  # [width, width]; [heads, width, width]; [channels, channels, kernel...]
-        self.activation, self.placement = activation, placement  # what is activated: "weight" or "output"
-        self.content_only = content_only  # calls with anything but the block's states are left alone
-        self.axes = axes  # that a convolution runs over, 1 or 2; 0 without one
+        self.weight = nn.Parameter(weight)
+        self.activation, self.placement = activation, placement
+        self.content_only, self.axes = content_only, axes
 
     @property
     def fingerprint_facts(self) -> str:
-        """What a base's fingerprint has of the layer beside its weight; nothing of one with the usual settings."""
-        own = (self.activation, self.placement)
-        return "" if own == _USUAL else repr(own)
+        """What a fingerprint of the model includes beside the weight; empty with the default settings."""
+        settings = (self.activation, self.placement)
+        return "" if settings == _DEFAULTS else repr(settings)
 
     def applied_weight(self) -> Float[Tensor, "*shape"]:
-        """The weight as it is applied, in its own precision."""
+        """Return the weight as it is applied: activated if `placement` is "weight"; in the precision of the weight."""
         return self._activated(self.weight, "weight")
 
     def _activated(self, values: Tensor, place: str) -> Tensor:
-        """The values, through the activation if that is its place."""
+        """Return the values after the activation, if `placement` equals `place`; else unchanged."""
         return values if self.activation is None or self.placement != place else ACTIVATIONS[self.activation](values)
 
     def forward(self, states: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Apply the layer to a projection's `[..., width]` or a convolution's `[batch, channels, ...]`.
+        """Apply the layer to a projection's output `[..., width]` or a convolution's output `[batch, channels, ...]`.
 
-        The shape and the precision stay. A convolution has zeros around its input, as many as that takes.
+        Shape and dtype stay. A convolution pads its input with zeros to keep the size.
         """
         weight = self.applied_weight().to(states.dtype)
         if self.axes:
@@ -80,10 +88,12 @@ class InsertedLayer(nn.Module):
         return self._activated(changed, "output").to(states.dtype)
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """Return what `print(model)` shows about the layer."""
         return f"{list(self.weight.shape)}, activation={self.activation}, placement={self.placement}"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InsertedLayer:
+        """Move or convert the layer, as `to` and `half` do, but keep the weight in float32 or wider."""
+
         def keep_wide(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             is_half = moved.is_floating_point() and moved.element_size() < 4
@@ -93,28 +103,28 @@ class InsertedLayer(nn.Module):
         return self
 
 
-def inserted_in(projection: nn.Module) -> list[InsertedLayer]:
-    """The layers inserted after a projection, in the order they are applied."""
+def layers_after(projection: nn.Module) -> list[InsertedLayer]:
+    """Return the layers that were inserted after a projection, in the order in which they are applied."""
     return [child for child in projection.children() if isinstance(child, InsertedLayer)]
 
 
-def all_inserted(model: nn.Module) -> dict[str, nn.Module]:
-    """Path -> projection, of all projections that are followed by inserted layers."""
-    return {path: module for path, module in model.named_modules() if inserted_in(module)}
+def projections_with_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return path -> projection for all projections after which layers were inserted."""
+    return {path: module for path, module in model.named_modules() if layers_after(module)}
 
 
-def attach(projection: nn.Module, layer: InsertedLayer) -> str:
-    """Insert a layer after a projection, and after those inserted there before; returns its name in the projection."""
-    before = len(inserted_in(projection))
+def add_layer_after(projection: nn.Module, layer: InsertedLayer) -> str:
+    """Insert a layer after a projection, behind earlier inserted ones; return its name within the projection."""
+    before = len(layers_after(projection))
     name = f"{PREFIX}{before}"
     projection.add_module(name, layer)
-    if not before:  # first of the hooks: whoever else looks at this module sees what the model goes on with
+    if not before:  # first of all hooks, so that later ones see the final output
         projection.register_forward_hook(apply_inserted, prepend=True)
     return name
 
 
-def detach(projection: nn.Module) -> list[str]:
-    """Remove all layers inserted after a projection, and the hook; returns the names they had in the projection."""
+def remove_layers_after(projection: nn.Module) -> list[str]:
+    """Remove all layers inserted after a projection, and the hook; return the names that they had within it."""
     names = [name for name, child in projection.named_children() if isinstance(child, InsertedLayer)]
     for name in names:
         delattr(projection, name)
@@ -123,29 +133,34 @@ def detach(projection: nn.Module) -> list[str]:
     return names
 
 
-def mark_content_of(attention: nn.Module) -> None:
-    """Make an attention mark the states it is called with, to tell them from position embeddings."""
-    if mark_content not in attention._forward_pre_hooks.values():
-        attention.register_forward_pre_hook(mark_content, with_kwargs=True)
+def mark_states_of(attention: nn.Module) -> None:
+    """Register `mark_states` on an attention, once."""
+    if mark_states not in attention._forward_pre_hooks.values():
+        attention.register_forward_pre_hook(mark_states, with_kwargs=True)
 
 
-def apply_inserted(projection: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-    """Forward hook of a projection: pass its output through the inserted layers."""
-    for layer in inserted_in(projection):
+def apply_inserted(projection: nn.Module, args: tuple[object, ...], output: Tensor) -> Tensor:
+    """Return the output of a projection after the inserted layers; a forward hook of the projection."""
+    for layer in layers_after(projection):
         if not layer.content_only or hasattr(args[0], _CONTENT):
             output = layer(output)
     return output
 
 
-def mark_content(
-    _: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Forward pre-hook of an attention: mark a view of the states; nothing is kept between or beside calls."""
+def mark_states(
+    _: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Mark the hidden states among the arguments of an attention; a forward pre-hook of the attention.
+
+    The mark is an attribute on a view of the states, so it exists only during the call. It tells the inserted layers of
+    a projection whether it is applied to hidden states or to position embeddings.
+    """
     marked = {name: _marked(kwargs[name]) for name in ("hidden_states", "query_states") if name in kwargs}
-    return tuple(_marked(arg) if place == 0 else arg for place, arg in enumerate(args)), {**kwargs, **marked}
+    return tuple(_marked(arg) if position == 0 else arg for position, arg in enumerate(args)), {**kwargs, **marked}
 
 
-def _marked(states: Any) -> Any:
+def _marked(states: object) -> object:
+    """Return a view of a tensor that carries the mark; anything else unchanged."""
     if not isinstance(states, Tensor):
         return states
     view = states.view_as(states)

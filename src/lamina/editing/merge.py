@@ -1,4 +1,4 @@
-"""Fold inserted layers into the projections and convolutions before them: same function, original architecture."""
+"""Fold inserted layers into the projections and convolutions before them, back to the original architecture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.editing.editable import check_editable, plain_weight
-from lamina.editing.inserted_layer import InsertedLayer, all_inserted, detach, inserted_in
+from lamina.editing.inserted_layer import InsertedLayer, layers_after, projections_with_layers, remove_layers_after
 from lamina.editing.record import Edit, edits, record
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers.roles import family_of
@@ -23,30 +23,31 @@ _OP = "merge_"
 def merge_(model: PreTrainedModel) -> Edit:
     """Fold every inserted layer into the weight and bias of the projection or convolution before it, in place.
 
-    The model has its original parameters and names again and computes the same, up to rounding (1e-5 in float32).
+    Afterwards the model has its original parameters and names again and computes the same, up to rounding (1e-5 in
+    float32).
 
     Args:
         model: A model with inserted layers.
 
     Returns:
-        The record: the names of the changed and of the removed parameters.
+        The edit, with the names of the changed and the removed parameters.
 
     Raises:
-        ConfigError: If the model has no inserted layers, one is not linear because its activation is on the output,
-            one is a convolution of a kernel above 1, or the model is quantised, compiled or offloaded.
-        UnsupportedModelError: If a projection serves more than the inserted layer sees, or a convolution keeps
-            groups of channels apart that the inserted layer mixes.
+        ConfigError: If the model has no inserted layers; if one is not linear because its activation is on the output;
+            if one is a convolution with a kernel above 1; if the model is quantised, compiled or offloaded.
+        UnsupportedModelError: If a projection's weight is also used where the inserted layer does not apply, or the
+            inserted layer mixes channels that a convolution keeps in separate groups.
     """
     check_editable(model, _OP)
-    projections = all_inserted(model)
+    projections = projections_with_layers(model)
     if not projections:
         raise ConfigError(f"{_OP}: the model has no inserted layers; there is nothing to fold. Use insert_ first.")
-    users: dict[nn.Parameter, list[str]] = {}  # the names under which each is used
+    users: dict[nn.Parameter, list[str]] = {}  # parameter -> all names under which the model uses it
     for name, parameter in model.named_parameters(remove_duplicate=False):
         users.setdefault(parameter, []).append(name)
     changed: list[str] = []
     with torch.no_grad():
-        weights = {path: _checked_weight(model, path, projection, users) for path, projection in projections.items()}
+        weights = {path: _foldable_weight(model, path, projection, users) for path, projection in projections.items()}
         for path, weight in weights.items():
             changed += _fold(path, projections[path], weight)
     inserts = [edit for edit in edits(model) if edit.kind == "insert"]
@@ -56,11 +57,18 @@ def merge_(model: PreTrainedModel) -> Edit:
     return record(model, Edit("merge", stack, tuple(layers), tuple(changed)))
 
 
-def _checked_weight(
+def _foldable_weight(
     model: nn.Module, path: str, projection: nn.Module, users: dict[nn.Parameter, list[str]]
 ) -> Float[Tensor, "out ..."]:
-    """The weight of a projection or convolution that the layers after it can be folded into."""
-    layers = inserted_in(projection)
+    """Return the weight of the projection or convolution at `path`, into which the layers after it can be folded.
+
+    `users` maps each parameter to all its names in the model.
+
+    Raises:
+        ConfigError: If one of the layers cannot be folded.
+        UnsupportedModelError: If the projection cannot take them in, or other modules use its weight too.
+    """
+    layers = layers_after(projection)
     for layer in layers:
         _check_layer(model, path, projection, layer)
     weight = plain_weight(model, path, projection, _OP, convolution=layers[0].axes > 0)
@@ -73,6 +81,7 @@ def _checked_weight(
 
 
 def _check_layer(model: nn.Module, path: str, projection: nn.Module, layer: InsertedLayer) -> None:
+    """Raise ConfigError or UnsupportedModelError unless `layer` can be folded into the projection at `path`."""
     if layer.activation is not None and layer.placement == "output":
         raise ConfigError(
             f"{_OP}: the layer inserted after '{path}' has {layer.activation} on its output; only a linear layer "
@@ -95,18 +104,22 @@ def _check_layer(model: nn.Module, path: str, projection: nn.Module, layer: Inse
 
 
 def _fold(path: str, projection: nn.Module, weight: Float[Tensor, "out ..."]) -> list[str]:
-    """Fold the layers after a projection into it; the names of the changed and of the removed parameters."""
+    """Fold the layers after a projection into it; return the names of the changed and the removed parameters."""
     bias = projection._parameters.get("bias")
-    for layer in inserted_in(projection):
-        weight.copy_(_through(layer, weight.flatten(1)).reshape(weight.shape))
+    for layer in layers_after(projection):
+        weight.copy_(_apply_to_columns(layer, weight.flatten(1)).reshape(weight.shape))
         if bias is not None:
-            bias.copy_(_through(layer, bias.unsqueeze(-1)).squeeze(-1))
-    names = ["weight", *(["bias"] if bias is not None else []), *(f"{name}.weight" for name in detach(projection))]
+            bias.copy_(_apply_to_columns(layer, bias.unsqueeze(-1)).squeeze(-1))
+    names = [
+        "weight",
+        *(["bias"] if bias is not None else []),
+        *(f"{name}.weight" for name in remove_layers_after(projection)),
+    ]
     return [f"{path}.{name}" for name in names]
 
 
-def _through(layer: InsertedLayer, columns: Float[Tensor, "out n"]) -> Float[Tensor, "out n"]:
-    """The layer applied to columns of a projection, in float64 and back."""
+def _apply_to_columns(layer: InsertedLayer, columns: Float[Tensor, "out n"]) -> Float[Tensor, "out n"]:
+    """Return an inserted layer applied to the columns of a weight, computed in float64."""
     matrix = layer.applied_weight().double()
     if layer.axes:  # its kernel is 1
         matrix = matrix.flatten(1)

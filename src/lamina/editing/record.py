@@ -1,4 +1,4 @@
-"""What was done to a model's layers: a record per edit, kept with the model, saved and replayed."""
+"""The record of what was done to a model's layers: one `Edit` each, stored on the model, saved and replayed."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-_PLACE = "_lamina_place"  # an attribute, as that of the edits
+_LOCATION = "_lamina_place"  # attribute of the model object, so that copies of a model carry it
 KINDS = ("insert", "merge", "reinit", "truncate", "freeze")
 
 
 @final
 @dataclass(frozen=True)
 class Edit:
-    """One change of a model's layers.
+    """One change of a model's layers, as the editing functions return it.
 
     Attributes:
         kind: "insert", "merge", "reinit", "truncate" or "freeze".
         stack: Name of the stack that was changed.
-        layers: The layers it names, in the numbers of `hidden_states` before the edit.
-        parameters: Full names of the parameters it changed, added, removed or froze.
-        settings: The arguments, JSON-ready, as they replay it.
-        seed: Seed of the random numbers it drew; None where it drew none, or from a generator of the caller.
+        layers: The layers that were edited, numbered as in `hidden_states` before the edit.
+        parameters: Full names of the parameters that were changed, added, removed or frozen.
+        settings: The arguments of the edit, JSON-ready; replaying it uses them.
+        seed: Seed of the random numbers that were drawn; None if none were.
     """
 
     kind: str
@@ -43,56 +43,66 @@ class Edit:
     seed: int | None = None
 
     def __repr__(self) -> str:
-        """All of it but the names of the parameters, of which there may be hundreds."""
+        """Return all fields but the names of the parameters, which may be hundreds."""
         what = f"'{self.kind}', stack='{self.stack}', layers={list(self.layers)}, {len(self.parameters)} parameters"
         return f"Edit({what}, settings={dict(self.settings)}, seed={self.seed})"
 
     def to_dict(self) -> dict[str, Any]:
-        """The record, JSON-ready."""
+        """Return the edit as a JSON-ready dict."""
         return {**asdict(self), "layers": list(self.layers), "parameters": list(self.parameters)}
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> Edit:
-        """Read a record; StoreError if it is not one."""
+    def from_dict(cls, saved: Mapping[str, Any]) -> Edit:
+        """Return the edit that `to_dict` described.
+
+        Raises:
+            StoreError: If the dict does not describe an edit.
+        """
         known = {field.name for field in fields(cls)}
-        if set(given) != known or given.get("kind") not in KINDS:
+        if set(saved) != known or saved.get("kind") not in KINDS:
             raise StoreError(
-                f"edits: {str(dict(given))[:80]} is no record of an edit; it has {', '.join(sorted(known))}. "
+                f"edits: {str(dict(saved))[:80]} is no record of an edit; it has {', '.join(sorted(known))}. "
                 "Use the version of lamina that saved it, or save the model again."
             )
-        return cls(**{**given, "layers": tuple(given["layers"]), "parameters": tuple(given["parameters"])})
+        return cls(**{**saved, "layers": tuple(saved["layers"]), "parameters": tuple(saved["parameters"])})
 
 
 def edits(model: PreTrainedModel) -> list[Edit]:
-    """The edits of a model, oldest first, in a new list."""
+    """Return a new list of the edits of a model, oldest first."""
     return list(getattr(model, EDITS, ()))
 
 
 def record(model: PreTrainedModel, edit: Edit) -> Edit:
-    """Add an edit to the model's record."""
+    """Append an edit to the record on the model and return it.
+
+    Unless it only freezes, the model no longer is what was loaded or saved, so its location is cleared.
+    """
     setattr(model, EDITS, (*edits(model), edit))
     if edit.kind != "freeze":
-        note_place(model, "")
+        set_location(model, "")
     return edit
 
 
-def restore(model: PreTrainedModel, done: Sequence[Edit]) -> None:
-    """Give a model, as it is loaded, the record of edits that were made to it before it was saved."""
-    setattr(model, EDITS, tuple(done))
-    vars(model).pop(_PLACE, None)
+def set_edits(model: PreTrainedModel, saved: Sequence[Edit]) -> None:
+    """Set the record of a model that was just loaded to the edits that were made before it was saved."""
+    setattr(model, EDITS, tuple(saved))
+    vars(model).pop(_LOCATION, None)
 
 
-def note_place(model: PreTrainedModel, place: str) -> None:
-    """Note where a model was saved; "" says that it is no longer what it was loaded from or saved to."""
-    setattr(model, _PLACE, place)
+def set_location(model: PreTrainedModel, location: str) -> None:
+    """Store the folder or hub id that a model was saved to; "" if it differs from what was loaded or saved."""
+    setattr(model, _LOCATION, location)
 
 
-def place_of(model: PreTrainedModel) -> str:
-    """Where a model like this is: a folder or hub id; "" if nowhere, as it was changed since."""
-    name = str(getattr(model, _PLACE, getattr(model, "name_or_path", None) or ""))
+def location_of(model: PreTrainedModel) -> str:
+    """Return the folder or hub id from which the same model can be loaded; "" if it was changed since.
+
+    A folder is returned as an absolute path.
+    """
+    name = str(getattr(model, _LOCATION, getattr(model, "name_or_path", None) or ""))
     return str(Path(name).absolute()) if name and is_dir(name) else name
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """A seed of a generator; None is torch's global one."""
+    """Return a seed that is drawn from `generator`. None: torch's global generator."""
     return int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device if generator else "cpu"))

@@ -1,4 +1,4 @@
-"""Set blocks back to random weights: truncated normal for their linear maps, or all as the model itself starts."""
+"""Re-initialise blocks: their linear maps from a truncated normal, or everything by the model's own initialiser."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from lamina.editing.editable import check_editable, check_weights, chosen_blocks
+from lamina.editing.editable import check_editable, check_weights, select_blocks
 from lamina.editing.inserted_layer import InsertedLayer
 from lamina.editing.record import Edit, draw_seed, record
 from lamina.errors import ConfigError, UnknownNameError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _OP = "reinit_"
 SCOPES = ("linear", "block")
 _CHOICES = {"scope": SCOPES, "biases": ("keep", "zero"), "norms": ("keep", "reset")}
-_FLAG = "_is_hf_initialized"  # transformers 5 leaves a tensor alone that carries it, when it initialises
+_FLAG = "_is_hf_initialized"  # attribute by which transformers 5 knows tensors and modules that it must not initialise
 
 
 def reinit_(  # noqa: PLR0913 the options of a public entry point
@@ -40,35 +40,36 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
     stack: str | None = None,
     generator: torch.Generator | None = None,
 ) -> Edit:
-    """Re-initialise blocks in place.
+    """Set blocks of a model to new random weights, in place.
 
     Args:
         model: A transformers model; any family whose blocks Lamina finds.
-        layers: Which blocks, as a layer selector; layer i is block i, and "all" is every block.
-        scope: "linear" draws the weights of all linear projections of the blocks (those that experts stack in one
-            tensor too) from a truncated normal. "block" sets everything in the blocks with the model's own
-            initialiser, as a model built from the config starts; `std`, `bound`, `biases` and `norms` say nothing then.
-        std: Standard deviation of the normal before truncation.
-        bound: Where it is truncated, in standard deviations: no weight is larger than `bound * std`.
-        biases: "zero" sets the blocks' biases to 0 (those of norms belong to `norms`).
-        norms: "reset" gives the blocks' normalisations the weights that the model's own initialiser gives them.
-        stack: Name of the stack; None is the only one, or the encoder.
-        generator: Source of the seed that is recorded; None is torch's own.
+        layers: Layer selector; layer i is block i, and "all" is every block.
+        scope: "linear" draws the weights of all linear projections in the blocks from a truncated normal, including
+            those of experts that are stacked in one tensor. "block" initialises everything in the blocks with the
+            model's own initialiser, as in a model that is built from the config; `std`, `bound`, `biases` and `norms`
+            have no effect then.
+        std: Standard deviation of the normal distribution before truncation.
+        bound: Where the distribution is truncated, in standard deviations: no weight is larger than `bound * std`.
+        biases: "zero" sets the blocks' biases to 0, except those of norms; "keep" leaves them.
+        norms: "reset" initialises the blocks' norms with the model's own initialiser; "keep" leaves them.
+        stack: Name of the stack. None: the only one, or the encoder.
+        generator: Source of the recorded seed. None: torch's global generator.
 
     Returns:
         The edit, with the seed that gives the same weights again.
 
     Raises:
-        ConfigError: If a number is out of range, layer 0 is named, the blocks share weights with others or have none to
-            set, or the model cannot be edited.
+        ConfigError: If a number is out of range; if layer 0 is named; if the blocks share weights with other modules,
+            or have no weights to set; if the model cannot be edited.
         UnsupportedModelError: If weights of the blocks are packed (quantised) or computed (weight norm, pruning).
         LayerIndexError: If a layer does not exist.
-        UnknownNameError: If an option or a stack is unknown.
+        UnknownNameError: If the value of an option, or the stack, is unknown.
 
     Source:
         Singh and Giovanardi 2020, "How much does pre-trained information help? Partially re-initializing BERT during
         fine-tuning to analyze the contribution of layers", section 4.3: the weights of the linear projections, sigma
-        0.02, truncated at 2 sigma. Biases and norms, which it does not mention, keep their values unless told.
+        0.02, truncated at 2 sigma. It does not mention biases and norms; they keep their values by default.
     """
     for option, got in (("scope", scope), ("biases", biases), ("norms", norms)):
         if got not in _CHOICES[option]:
@@ -77,28 +78,28 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
         if not 0 < value < float("inf"):
             raise ConfigError(f"{_OP}: {option} is {value}; it must be positive and finite.")
     check_editable(model, _OP)
-    edited, chosen = chosen_blocks(model, layers, stack, _OP)
+    edited, chosen = select_blocks(model, layers, stack, _OP)
     inside = dict.fromkeys(module for layer in chosen for module in edited.blocks[layer - 1].modules())
     _check_tied(model, inside)
     check_weights(model, inside, _OP)
     settings: dict[str, Any] = {"layers": chosen, "stack": edited.name, "scope": scope}
     seed = draw_seed(generator)
-    own = [module for module in inside if not isinstance(module, InsertedLayer)]
+    modules = [module for module in inside if not isinstance(module, InsertedLayer)]
     changed: list[nn.Parameter] = []
     if scope == "block" or norms == "reset":
-        built = (module for module in own if scope == "block" or _is_norm(module))
-        changed += [parameter for module in built for parameter in module.parameters(recurse=False)]
-        _as_built(model, inside.keys(), changed, seed)
+        reset = (module for module in modules if scope == "block" or _is_norm(module))
+        changed += [parameter for module in reset for parameter in module.parameters(recurse=False)]
+        _initialize_by_model(model, inside.keys(), changed, seed)
     if scope == "linear":
         settings |= {"std": std, "bound": bound, "biases": biases, "norms": norms}
-        changed += _draw(own, std=std, bound=bound, zero=biases == "zero", seed=seed)
+        changed += _draw_weights(modules, std=std, bound=bound, zero=biases == "zero", seed=seed)
     if not changed:
         raise ConfigError(f"{_OP}: the named blocks have no weights that scope='{scope}' sets; nothing was changed.")
     return record(model, Edit("reinit", edited.name, tuple(chosen), _names(model, changed), settings, seed))
 
 
 def _check_tied(model: PreTrainedModel, inside: Collection[nn.Module]) -> None:
-    """Refuse blocks with weights that something outside them uses too."""
+    """Raise ConfigError if a module outside `inside`, the modules of some blocks, uses their weights too."""
     weights = {parameter for module in inside for parameter in module.parameters(recurse=False)}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(path, recurse=False):
@@ -110,37 +111,65 @@ def _check_tied(model: PreTrainedModel, inside: Collection[nn.Module]) -> None:
 
 
 def _is_norm(module: nn.Module) -> bool:
+    """Return whether a module is a norm, by the name of its class."""
     return "norm" in type(module).__name__.lower()
 
 
-def _is_map(name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter is a linear map; experts keep several maps in one tensor."""
+def _is_linear_weight(name: str, parameter: nn.Parameter) -> bool:
+    """Return whether a parameter holds a linear map, or several: experts stack theirs in one tensor of three axes."""
     return (parameter.ndim == 3 and "embed" not in name) or (parameter.ndim == 2 and name.endswith("weight"))
 
 
-def _draw(own: Sequence[nn.Module], *, std: float, bound: float, zero: bool, seed: int) -> list[nn.Parameter]:
-    """Draw the weights of all linear maps on the CPU, so that a seed gives the same weights on every device."""
+def _draw_weights(
+    modules: Sequence[nn.Module], *, std: float, bound: float, zero: bool, seed: int
+) -> list[nn.Parameter]:
+    """Set the weights of all linear maps in `modules` to new random ones; with `zero`, set the biases to 0.
+
+    Random numbers are drawn on the CPU, so that a seed gives the same weights on every device.
+
+    Returns:
+        The parameters that were changed.
+    """
     rng = torch.Generator().manual_seed(seed)
-    modules = [module for module in own if not _is_norm(module)]
+    modules = [module for module in modules if not _is_norm(module)]
     maps = [module for module in modules if not isinstance(module, (nn.Embedding, nn.modules.conv._ConvNd))]
-    weights = [part for module in maps for name, part in module.named_parameters(recurse=False) if _is_map(name, part)]
+    weights = [
+        part
+        for module in maps
+        for name, part in module.named_parameters(recurse=False)
+        if _is_linear_weight(name, part)
+    ]
     named = [pair for module in modules for pair in module.named_parameters(recurse=False)]
     biases = [bias for name, bias in named if zero and name.endswith("bias")]
     with torch.no_grad():
         for weight in weights:
             if not weight.is_meta:
                 drawn = torch.empty(weight.shape)
-                nn.init.trunc_normal_(drawn, std=std, a=-bound * std, b=bound * std, generator=rng)  # absolute bounds
+                nn.init.trunc_normal_(
+                    drawn, std=std, a=-bound * std, b=bound * std, generator=rng
+                )  # `a` and `b` are absolute
                 weight.copy_(drawn)
         for bias in biases:
             bias.zero_()
     return weights + biases
 
 
-def _as_built(model: PreTrainedModel, inside: Set[nn.Module], changed: Sequence[nn.Parameter], seed: int) -> None:
-    """Let the model initialise these parameters of some blocks, as it does with those that a checkpoint lacks."""
+def _initialize_by_model(
+    model: PreTrainedModel, inside: Set[nn.Module], changed: Sequence[nn.Parameter], seed: int
+) -> None:
+    """Let the model initialise some parameters, as it initialises those that are missing from a checkpoint.
+
+    Args:
+        model: The model.
+        inside: All modules of the blocks.
+        changed: The parameters in them that are to be initialised.
+        seed: Seed of the random numbers.
+
+    Raises:
+        ConfigError: If the model's initialiser leaves one of the parameters as it is; all get their old values back.
+    """
     before = [(parameter, parameter._version, parameter.detach().clone()) for parameter in changed]
-    with preserve_model(model), _flagged([*model.parameters(), *model.buffers()], set(changed)):
+    with preserve_model(model), _only_uninitialized([*model.parameters(), *model.buffers()], set(changed)):
         for module in model.modules():
             setattr(module, _FLAG, inside.isdisjoint(module.modules()))
         torch.manual_seed(seed)
@@ -156,8 +185,8 @@ def _as_built(model: PreTrainedModel, inside: Set[nn.Module], changed: Sequence[
 
 
 @contextmanager
-def _flagged(tensors: Sequence[Tensor], free: Set[Tensor]) -> Iterator[None]:
-    """Mark all tensors but the free ones as initialised, for a while."""
+def _only_uninitialized(tensors: Sequence[Tensor], free: Set[Tensor]) -> Iterator[None]:
+    """Mark all tensors except the free ones as initialised within the `with` block, so that transformers skips them."""
     marks = [vars(tensor).copy() for tensor in tensors]
     try:
         for tensor in tensors:
@@ -170,5 +199,6 @@ def _flagged(tensors: Sequence[Tensor], free: Set[Tensor]) -> Iterator[None]:
 
 
 def _names(model: PreTrainedModel, parameters: Collection[nn.Parameter]) -> tuple[str, ...]:
+    """Return the full names of some parameters of a model, in the model's order."""
     wanted = set(parameters)
     return tuple(name for name, parameter in model.named_parameters() if parameter in wanted)

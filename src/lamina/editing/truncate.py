@@ -1,4 +1,4 @@
-"""Cut the top blocks off a stack, and keep the config in step."""
+"""Remove the top blocks of a stack, and update the config accordingly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from lamina.editing.editable import check_editable, check_shared, chosen_blocks
+from lamina.editing.editable import check_editable, check_shared, select_blocks
 from lamina.editing.record import Edit, record
 from lamina.errors import ConfigError, first_line
 
@@ -18,37 +18,37 @@ if TYPE_CHECKING:
     from lamina.layers import LayerStack
 
 _OP = "truncate_"
-_DEPTHS = {  # where a config says how many blocks a stack has; its `attribute_map` adds names
+_DEPTHS = {  # names of the setting that holds the number of blocks; `attribute_map` of a config adds aliases
     "main": ("num_hidden_layers",),
     "encoder": ("encoder_layers", "num_encoder_layers", "num_layers", "num_hidden_layers"),
     "decoder": ("decoder_layers", "num_decoder_layers"),
 }
-_PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "attention_layers")  # one entry per block
+_PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "attention_layers")  # lists with an entry per block
 
 
 def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Edit:
     """Keep the bottom blocks of a stack and remove the others, in place.
 
-    What comes after the blocks stays: a final norm, the pooler, the head. The config says the new depth, so that
-    `save_pretrained` and plain `AutoModel` give the same model back.
+    What comes after the blocks stays: a final norm, pooler, head. The config gets the new depth, so that the model can
+    be saved with `save_pretrained` and loaded with plain `AutoModel`.
 
     Args:
         model: A transformers model.
-        keep: How many blocks stay, from 1 to the depth, which removes none and is not recorded.
-        stack: Name of the stack; None is the only one, or the encoder. Of a model with towers there is none to cut.
+        keep: Number of blocks to keep, from 1 to the depth. With the depth itself, nothing is removed or recorded.
+        stack: Name of the stack. None: the only one, or the encoder. Towers (CLIP) cannot be truncated.
 
     Returns:
-        The edit; its layers are the removed ones.
+        The edit; its `layers` are the removed ones.
 
     Raises:
-        ConfigError: If `keep` is out of range, a part of the model's shape depends on the depth, or the model cannot be
-            edited. Nothing is changed then.
-        UnknownNameError: If there is no such stack.
+        ConfigError: If `keep` is out of range, the shape of another part of the model depends on the depth, the stack
+            is a tower, or the model cannot be edited. The model is unchanged then.
+        UnknownNameError: If the stack does not exist.
     """
     check_editable(model, _OP)
-    edited, _ = chosen_blocks(model, "all", stack, _OP)
+    edited, _ = select_blocks(model, "all", stack, _OP)
     if edited.tower is not None:
-        came = f"the {edited.name} stack is one of several towers, whose depths the config does not say apart"
+        came = f"the {edited.name} stack is one of several towers, whose depths the config does not hold separately"
         raise ConfigError(f"{_OP}: {came}. Load that tower by itself, as {type(edited.tower).__name__}.")
     if isinstance(keep, bool) or not isinstance(keep, int) or not 1 <= keep <= edited.depth:
         raise ConfigError(
@@ -58,17 +58,17 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
     removed = tuple(range(keep + 1, edited.depth + 1))
     gone: tuple[str, ...] = ()
     if removed:
-        place = _container(model, edited)
-        before, after = _rebuilt(model, edited, keep)
-        prefixes = () if place is None else tuple(f"{place}.{layer - 1}." for layer in removed)
+        path = _path_of_blocks(model, edited)
+        before, after = _build_empty(model, edited, keep)
+        prefixes = () if path is None else tuple(f"{path}.{layer - 1}." for layer in removed)
         gone = tuple(name for name, _ in model.named_parameters(remove_duplicate=False) if name.startswith(prefixes))
         _check_shapes(model, before, after, gone)
-        if place is not None:
-            del model.get_submodule(place)[keep:]  # pyright: ignore[reportIndexIssue]
+        if path is not None:
+            del model.get_submodule(path)[keep:]  # pyright: ignore[reportIndexIssue]
         old, new = dict(before.named_modules()), dict(after.named_modules())
-        for path, module in model.named_modules():
-            if path in old and path in new:
-                _adopt(module, old[path], new[path])
+        for name, module in model.named_modules():
+            if name in old and name in new:
+                _copy_changes(module, old[name], new[name])
         tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
         for name in [name for name, source in tied.items() if name in gone or source in gone]:
             del tied[name]
@@ -76,8 +76,12 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
     return record(model, edit) if removed else edit
 
 
-def _container(model: PreTrainedModel, stack: LayerStack) -> str | None:
-    """Path of the list that holds the blocks; None where one block serves as all layers."""
+def _path_of_blocks(model: PreTrainedModel, stack: LayerStack) -> str | None:
+    """Return the path of the module list that holds a stack's blocks; None if one block serves as all layers.
+
+    Raises:
+        ConfigError: If there is no such list, or blocks serve as several layers in another way.
+    """
     if len(set(stack.blocks)) == 1 < stack.depth:
         return None
     check_shared(stack, [1], _OP)
@@ -85,19 +89,23 @@ def _container(model: PreTrainedModel, stack: LayerStack) -> str | None:
         if isinstance(module, nn.ModuleList | nn.Sequential) and tuple(module) == stack.blocks:
             return path
     raise ConfigError(
-        f"{_OP}: the blocks of the {stack.name} stack are in no list of their own, so none can be taken off."
+        f"{_OP}: the blocks of the {stack.name} stack are in no list of their own, so none can be removed."
     )
 
 
-def _rebuilt(model: PreTrainedModel, stack: LayerStack, keep: int) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """What the config builds now and what it will build, without weights."""
+def _build_empty(model: PreTrainedModel, stack: LayerStack, keep: int) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Return two models without weights: one built from the present config, one from the config with the new depth.
+
+    Raises:
+        ConfigError: If no model can be built from the new config.
+    """
     config = model.config
     cut = copy.deepcopy(config)
-    _cut(cut, stack.name, stack.depth, keep)
+    _set_depth(cut, stack.name, stack.depth, keep)
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             before, after = (type(model)(type(config).from_dict(version.to_dict())) for version in (config, cut))
-    except Exception as error:  # what a config or a constructor refuses comes in many kinds
+    except Exception as error:  # configs and constructors raise many types of errors
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise ConfigError(
             f"{_OP}: with {keep} blocks the config does not hold together ({reason}). Keep another number."
@@ -105,8 +113,12 @@ def _rebuilt(model: PreTrainedModel, stack: LayerStack, keep: int) -> tuple[PreT
     return before, after
 
 
-def _cut(config: PretrainedConfig, stack: str, depth: int, keep: int) -> None:
-    """Write a new depth into a config, or into the one inside it that has the blocks."""
+def _set_depth(config: PretrainedConfig, stack: str, depth: int, keep: int) -> None:
+    """Change the depth of a stack from `depth` to `keep` in a config, or in the config inside it that holds it.
+
+    Raises:
+        ConfigError: If no setting of the config holds the depth.
+    """
     inner: list[Any] = [value for value in vars(config).values() if hasattr(value, "to_dict")]
     for part in (config, *inner):
         names = [name for name in _DEPTHS[stack] if getattr(part, name, None) == depth]
@@ -120,7 +132,7 @@ def _cut(config: PretrainedConfig, stack: str, depth: int, keep: int) -> None:
         if getattr(part, "attention_types", None):  # GPT-Neo's short form of `attention_layers`
             part.attention_types = [[list(part.attention_layers), 1]]
         stages = list(getattr(part, "stage_names", None) or ())
-        if len(stages) == depth + 1:  # what a backbone hands out, layer by layer; its last one by default
+        if len(stages) == depth + 1:  # the layers that a backbone can return; by default the last
             part.stage_names = stages[: keep + 1]
             features = [name for name in part.out_features if name in part.stage_names]
             part.set_output_features_output_indices(out_features=features or part.stage_names[-1:], out_indices=None)
@@ -132,12 +144,19 @@ def _cut(config: PretrainedConfig, stack: str, depth: int, keep: int) -> None:
 
 
 def _check_shapes(model: nn.Module, before: nn.Module, after: nn.Module, gone: tuple[str, ...]) -> None:
-    """Raise ConfigError if the new config builds anything but the model without the removed blocks."""
+    """Raise ConfigError if the model built from the new config is not the model without the removed blocks.
+
+    Args:
+        model: The model.
+        before: A model built from the present config.
+        after: A model built from the new config.
+        gone: Names of the parameters of the removed blocks.
+    """
     now, was, will_be = (
         {(name, part.shape) for name, part in built.named_parameters(remove_duplicate=False)}
         for built in (model, before, after)
     )
-    known = {name for name, _ in now ^ was}  # what the user added or left out
+    known = {name for name, _ in now ^ was}  # parameters that the user has added or removed
     staying = {(name, shape) for name, shape in now if name not in gone}
     if wrong := sorted({name for name, _ in staying ^ will_be} - known):
         raise ConfigError(
@@ -145,12 +164,15 @@ def _check_shapes(model: nn.Module, before: nn.Module, after: nn.Module, gone: t
         )
 
 
-def _adopt(target: object, was: object, now: object) -> None:
-    """Give a module or config, and the configs in it, the values that follow from the new depth."""
+def _copy_changes(target: object, was: object, now: object) -> None:
+    """Copy attributes that differ between `was` and `now` to `target`, a module or config; also in configs inside it.
+
+    These are the values that depend on the depth.
+    """
     for name, value in vars(now).items():
         old = vars(was).get(name)
         if hasattr(value, "to_dict") and hasattr(old, "to_dict"):
             if getattr(target, name, None) is not None:
-                _adopt(getattr(target, name), old, value)
+                _copy_changes(getattr(target, name), old, value)
         elif isinstance(value, int | list | tuple) and type(old) is type(value) and old != value:
             setattr(target, name, copy.copy(value))

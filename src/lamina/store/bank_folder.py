@@ -14,7 +14,7 @@ import torch
 
 from lamina.bank import NAME, Reader, ReaderBank
 from lamina.bank.monitoring import monitor_names
-from lamina.editing.record import note_place, place_of
+from lamina.editing.record import location_of, set_location
 from lamina.errors import (
     BaseMismatchError,
     ConfigError,
@@ -121,7 +121,7 @@ def save_bank(
             write(stage / name)
         write_json(stage / MANIFEST, manifest.model_dump())
     if bank.saves_base:
-        note_place(bank.model, str(folder / BASE))
+        set_location(bank.model, str(folder / BASE))
 
 
 def push_bank(
@@ -199,7 +199,7 @@ def _base_facts(bank: ReaderBank) -> BaseFacts:
     model = bank.model
     used = {bank[name].stack for name in bank}
     return BaseFacts(
-        id=(model.name_or_path if bank.saves_base else place_of(model)) or None,
+        id=(model.name_or_path if bank.saves_base else location_of(model)) or None,
         revision=getattr(model.config, "_commit_hash", None),
         model_type=str(model.config.model_type),
         dtype=str(model.dtype).removeprefix("torch."),

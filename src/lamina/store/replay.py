@@ -13,7 +13,7 @@ import torch
 from lamina.editing.freeze import is_trained
 from lamina.editing.insert import replay_insert
 from lamina.editing.inserted_layer import is_inserted
-from lamina.editing.record import Edit, restore
+from lamina.editing.record import Edit
 from lamina.errors import StoreError, UnsupportedModelError, convert_errors
 from lamina.layers import select, stacks
 from lamina.store.files import damaged

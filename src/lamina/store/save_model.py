@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from lamina.editing.record import edits, note_place
+from lamina.editing.record import edits
 from lamina.errors import ConfigError, LaminaError
 from lamina.layers.adapters import check_no_adapters
 from lamina.layers.wrappers import unwrapped

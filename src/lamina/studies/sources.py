@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lamina.editing.editable import chosen_blocks
+from lamina.editing.editable import select_blocks
 from lamina.errors import ConfigError
 from lamina.heads import HEADS
 from lamina.recipes.schema import ReaderRecipe
@@ -89,7 +89,7 @@ def cell_settings(
 
 def edited_stack(model: PreTrainedModel | str | Path, processor: Any, stack: str | None, op: str) -> LayerStack:
     """The stack of a model that is to be edited, or a copy's; an error if there is none, or its blocks cannot be."""
-    return chosen_blocks(opened(model, processor)[0], "all", stack, op)[0]
+    return select_blocks(opened(model, processor)[0], "all", stack, op)[0]
 
 
 def linear_reader(task: Task, *, fusion: str = "last_layer", stack: str | None = None, seed: int = 0) -> Reader:

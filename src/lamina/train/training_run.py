@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from lamina.bank import ReaderBank, ReaderModule
-from lamina.editing.record import note_place
+from lamina.editing.record import set_location
 from lamina.errors import ConfigError
 from lamina.layers.wrappers import unwrapped
 from lamina.store.bank_folder import claimed_output, save_bank, saved_bytes
@@ -223,7 +223,7 @@ def _specs(
 def _note(engine: Engine) -> None:
     """Have readers say what they were trained on, and a model that it is no longer what it was."""
     if engine.runner.base in engine.runner.modules:
-        note_place(engine.runner.base, "")
+        set_location(engine.runner.base, "")
     for name, task in engine.plan.tasks.items():
         learner = engine.learners[name]
         if isinstance(learner.module, ReaderModule):

@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoModelForImageClassification
 from lamina.editing.editable import convolution_blocks
 from lamina.editing.freeze import freeze_
 from lamina.editing.insert import GELU_IS_ONE, Options, insert_, replay_insert
-from lamina.editing.inserted_layer import InsertedLayer, inserted_in
+from lamina.editing.inserted_layer import InsertedLayer, layers_after
 from lamina.editing.merge import merge_
 from lamina.editing.record import edits
 from lamina.editing.truncate import truncate_
@@ -81,7 +81,7 @@ def test_starts(axes, kernel):
     for init in ("identity", "unit", "zero"):
         insert_(model, "convolution", init=init, kernel=kernel)
     insert_(model, "convolution", init="identity", activation="relu", kernel=kernel)
-    identity, unit, zero, relu = inserted_in(module)
+    identity, unit, zero, relu = layers_after(module)
     dirac = nn.init.dirac_(torch.empty(16, 16, *[kernel] * axes))
     torch.testing.assert_close(identity.weight, GELU_IS_ONE * dirac)
     torch.testing.assert_close(identity.applied_weight(), dirac, rtol=0, atol=2e-7)
@@ -96,7 +96,7 @@ def test_random_starts_are_normal_over_the_whole_kernel():
     xavier = insert_(model, "convolution", init="xavier", generator=seeded())
     he = insert_(model, "convolution", init="he", generator=seeded())
     assert xavier.seed == he.seed
-    one, other = inserted_in(first(model))
+    one, other = layers_after(first(model))
     assert one.weight.std().item() == pytest.approx((16 * 3) ** -0.5, rel=0.1)
     assert other.weight.std().item() == pytest.approx((2 / (16 * 3)) ** 0.5, rel=0.1)
 
@@ -106,7 +106,7 @@ def test_it_is_a_convolution_that_keeps_the_size():
     model, _ = built()
     projection, plain = first(model), copy.deepcopy(first(model))
     insert_(model, "convolution", 1, init="he", generator=seeded(1))
-    (layer,) = inserted_in(projection)
+    (layer,) = layers_after(projection)
     sound = torch.randn(2, 1, 40, generator=seeded(2))
     expected = nn.functional.conv1d(plain(sound), nn.functional.gelu(layer.weight), padding=1)
     assert torch.equal(projection(sound), expected)

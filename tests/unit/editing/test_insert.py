@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from lamina.editing.insert import insert_, replay_insert
-from lamina.editing.inserted_layer import InsertedLayer, inserted_in
+from lamina.editing.inserted_layer import InsertedLayer, layers_after
 from lamina.editing.record import Edit, edits
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError, UnsupportedModelError
 from lamina.layers.discovery import same_stacks
@@ -107,7 +107,7 @@ def test_grouped_key_and_value_heads_have_a_matrix_each():
     insert_(model)
     attention = model.layers[0].self_attn
     assert [
-        inserted_in(each)[0].weight.shape[0] for each in (attention.q_proj, attention.k_proj, attention.v_proj)
+        layers_after(each)[0].weight.shape[0] for each in (attention.q_proj, attention.k_proj, attention.v_proj)
     ] == [
         4,
         2,
@@ -170,7 +170,7 @@ def test_starts():
     insert_(model, "ffn", init="xavier", activation=None, generator=seeded())
     insert_(model, "ffn", init="he", activation=None, generator=seeded())
     insert_(model, "ffn", init="zero", activation=None)
-    xavier, he, zero = inserted_in(model.encoder.layer[0].output.dense)
+    xavier, he, zero = layers_after(model.encoder.layer[0].output.dense)
     assert xavier.weight.std().item() == pytest.approx(32**-0.5, rel=0.1)
     assert he.weight.std().item() == pytest.approx((2 / 32) ** 0.5, rel=0.1)
     assert not zero.weight.any()

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from lamina.bank import Reader, ReaderBank
-from lamina.editing.editable import chosen_blocks
+from lamina.editing.editable import select_blocks
 from lamina.editing.truncate import truncate_
 from lamina.errors import ConfigError
 from lamina.fusion.scalar_mix import ScalarMix
@@ -188,7 +188,7 @@ def _layers(
     """
     own, reader = opened(model, processor)
     held = task.held_out(seed)
-    bank, used = ReaderBank(own, reader), chosen_blocks(own, "all", stack, _OP)[0]
+    bank, used = ReaderBank(own, reader), select_blocks(own, "all", stack, _OP)[0]
     names = {f"layer{layer}": layer for layer in range(used.layers)}
     for name, layer in names.items():
         bank.add(name, _reader(task, [layer], used.name, seed))
@@ -232,7 +232,7 @@ def _costs(
     """Parameters, time and perplexity of the whole model and the cut one."""
     whole, reader = opened(model, processor)
     cut, _ = opened(model, processor)
-    depth = chosen_blocks(whole, "all", plan.stack, _OP)[0].depth
+    depth = select_blocks(whole, "all", plan.stack, _OP)[0].depth
     truncate_(cut, plan.keep, plan.stack)
     sides = {"whole": (whole, depth), "cut": (cut, plan.keep)}
     rows: list[Row] = []

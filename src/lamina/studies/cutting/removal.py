@@ -20,7 +20,7 @@ from lamina.bank import ReaderBank
 from lamina.bank.listening import can_generate
 from lamina.data.batches import tokenizer_of
 from lamina.data.encode import length_limit
-from lamina.editing.editable import chosen_blocks
+from lamina.editing.editable import select_blocks
 from lamina.errors import ConfigError, DataError, UnsupportedModelError
 from lamina.layers.preserve import evaluating
 from lamina.layers.roles import family_of
@@ -164,7 +164,7 @@ class _Cell:
         self, model: Any, processor: Any, stack: str | None, spans: list[tuple[int, int]], max_length: int | None
     ) -> None:
         self.model, self.processor = opened(model, processor)
-        self.stack = chosen_blocks(self.model, "all", stack, _OP)[0]
+        self.stack = select_blocks(self.model, "all", stack, _OP)[0]
         self.spans, self.max_length = spans, max_length
 
     def without(self, measure: Any) -> list[Row]:
