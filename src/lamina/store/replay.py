@@ -13,7 +13,7 @@ import torch
 from lamina.editing.freeze import is_trained
 from lamina.editing.insert import replay_insert
 from lamina.editing.inserted_layer import is_inserted
-from lamina.editing.record import Edit
+from lamina.editing.record import Edit, set_edits
 from lamina.errors import StoreError, UnsupportedModelError, convert_errors
 from lamina.layers import select, stacks
 from lamina.store.files import damaged
@@ -224,7 +224,7 @@ def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> 
             raise _mismatch(name, f"the record names '{lost[0]}', which is not there")
         if edit.kind == "freeze":
             _replay_freeze(model, edit, set(names.values()))
-    restore(
+    set_edits(
         model, [replace(edit, parameters=tuple(names.values())) for edit, names in zip(record, present, strict=True)]
     )
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from lamina.editing.record import edits
+from lamina.editing.record import edits, set_location
 from lamina.errors import ConfigError, LaminaError
 from lamina.layers.adapters import check_no_adapters
 from lamina.layers.wrappers import unwrapped
@@ -75,7 +75,7 @@ def save(
             "files": sorted(written | staying),
         }
         write_json(stage / RECORD, record)
-    note_place(model, str(folder))
+    set_location(model, str(folder))
 
 
 def move(source: Path, target: Path) -> None:
