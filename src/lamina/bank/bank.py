@@ -18,7 +18,7 @@ from lamina.bank.reader import BankOutput, ReaderOutput
 from lamina.bank.reader_collection import ReaderCollection
 from lamina.bank.stack_pass import Inputs, StackPass, States, attach, recording, stack_passes
 from lamina.bank.storage import storage
-from lamina.bank.watching import Step, Watch, Watched
+from lamina.bank.watching import Prompts, Step, Watch, Watched
 from lamina.errors import ConfigError
 from lamina.layers.discovery import pick_stack
 from lamina.layers.hooks import StopForward
@@ -349,7 +349,7 @@ class ReaderBank(ReaderCollection):
     def stream(
         self,
         model: nn.Module,
-        inputs: Mapping[str, Any] | Tensor | str | Sequence[str],
+        inputs: Prompts,
         *,
         monitors: Sequence[AnyMonitor | str] | None = None,
         over: Watched = "output",

@@ -5,19 +5,24 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from threading import Lock
-from typing import Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from lamina.errors import ConfigError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Generate = Callable[..., Any]  # `GenerationMixin.generate`, or a function in its place
+
 # option of `generate` -> (whether a value of it is refused, why its states could not be assigned to the text)
-_REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
+_REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
     "custom_generate": (bool, "decodes by a loop of its own, which is not known"),
     "guidance_scale": (lambda scale: scale != 1, "runs the model on a second prompt between the steps"),
     "token_healing": (bool, "writes a text before the one that it returns"),
@@ -57,10 +62,13 @@ class GenerateCall:
         prompt_in_pieces: Whether the first pass may read less, or more, than the prompt.
     """
 
-    def __init__(self, model: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, function: Generate, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> None:
         bound = dict(inspect.signature(function).bind(model, *args, **kwargs).arguments)
         more: dict[str, Any] = bound.pop("kwargs", {})
-        self.model, self.kwargs = bound.pop("self"), {**bound, **more}
+        self.model: PreTrainedModel = bound.pop("self")
+        self.kwargs = {**bound, **more}
         self.beams = (self.option("num_beams") or 1) > 1
         self.assisted = self.kwargs.get("assistant_model") is not None or any(
             self.option(name) for name in ("prompt_lookup_num_tokens", "use_mtp", "speculation_type")
@@ -87,7 +95,7 @@ class GenerateCall:
             came = "the model drafts for itself, so that the readers' outputs would be wrong"
             raise ConfigError(f"bank.listen: {came}. Use another assistant model.")
 
-    def run(self, function: Callable[..., Any]) -> Generated:
+    def run(self, function: Generate) -> Generated:
         """Call the original `generate`, and return its result in the form that the caller asked for.
 
         Beam search runs with `return_dict_in_generate=True`, since only that result has the beam indices.
@@ -206,15 +214,15 @@ def intercept_generate(model: nn.Module, on_generate: OnGenerate) -> Iterator[No
 # an interception therefore counts only while it is in `_open` too.
 _in_context: ContextVar[tuple[_Interception, ...]] = ContextVar("intercepted_generate", default=())
 _open: list[_Interception] = []  # of all threads
-_original: list[Callable[..., Any]] = []  # the one original `generate`, while it is replaced
+_original: list[Generate] = []  # the one original `generate`, while it is replaced
 _lock = Lock()  # threads open and close contexts: the first must replace `generate` once, and the last restore it
 
 
-def _intercepted(function: Callable[..., Any]) -> Callable[..., Any]:
+def _intercepted(function: Generate) -> Generate:
     """Return a function that replaces the original `generate`, and runs it within the contexts that apply."""
 
     @functools.wraps(function)
-    def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
+    def generate(model: PreTrainedModel, *args: object, **kwargs: object) -> object:
         mine = [interception for interception in _in_context.get() if interception in _open]
         hooks = [hook.on_generate for hook in mine if any(part is model for part in hook.model.modules())]
         if not hooks:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lamina.bank.listening import internal_pass, reads_generated_text
-from lamina.bank.reader import ReaderModule
+from lamina.bank.reader import Info, ReaderModule
 from lamina.bank.stack_pass import Inputs, StackPass, attach, run_heads
 from lamina.errors import ConfigError, check_known, convert_errors
 from lamina.layers.causality import is_causal
@@ -29,7 +29,7 @@ KEY = "monitors"  # the key in `ReaderModule.info`, which is saved with the read
 # Storing monitors with their readers
 
 
-def monitor_names(info: Mapping[str, Any]) -> list[str]:
+def monitor_names(info: Info) -> list[str]:
     """Return the names of the monitors that are stored with a reader, from its `info`."""
     return list(info.get(KEY, {}))
 

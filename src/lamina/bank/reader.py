@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+Info = dict[str, Any]  # JSON-ready facts that are saved with a reader or a bank
+
+
 @final
 @dataclass(frozen=True)
 class Reader:
@@ -99,7 +102,7 @@ class ReaderModule(nn.Module):
         super().__init__()
         self.config, self.stack = config, stack.name
         self.layers = tuple(select(config.fusion.selector(), stack.layers, op="reader"))
-        self.info: dict[str, Any] = {}
+        self.info: Info = {}
         self.step = 0
         with torch.random.fork_rng(devices=[]):
             # parameters are initialised on the CPU, so the generators of GPUs need not be saved and restored

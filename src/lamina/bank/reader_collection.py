@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from torch import nn
 
 from lamina.bank import monitoring
-from lamina.bank.reader import Reader, ReaderModule
+from lamina.bank.reader import Info, Reader, ReaderModule
 from lamina.errors import ConfigError, NotFiniteError, check_known
 from lamina.heads.base import ReadTask
 from lamina.layers import LayerStack, stacks
@@ -43,7 +43,7 @@ class ReaderCollection(nn.Module):
         *,
         train_base: bool = False,
         saves_base: bool | None = None,
-        info: Mapping[str, Any] | None = None,
+        info: Info | None = None,
     ) -> None:
         super().__init__()
         model = unwrapped(model)
@@ -61,11 +61,11 @@ class ReaderCollection(nn.Module):
         self.saves_base = train_base if saves_base is None else saves_base
         self.processor: Any = processor
         self.readers = nn.ModuleDict()
-        self.info: dict[str, Any] = dict(info or {})
+        self.info: Info = dict(info or {})
         self._stacks: tuple[dict[str, LayerStack], LayerGuard] | None = None
         mark_as_read(model, self)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
         mark_as_read(self.model, self)
 

@@ -24,10 +24,10 @@ class Separators(NamedTuple):
     added: tuple[int, ...]  # inserted anywhere, such as [CLS]: they belong to neither text
 
 
-_cache: WeakKeyDictionary[Any, Separators] = WeakKeyDictionary()  # tokenizer -> its separators
+_cache: WeakKeyDictionary[object, Separators] = WeakKeyDictionary()  # tokenizer -> its separators
 
 
-def separators_of(processor: Any) -> Separators:
+def separators_of(processor: object) -> Separators:
     """Return the special tokens that a tokenizer adds to a pair of texts.
 
     The tokenizer encodes a short pair the first time; the result is cached for as long as the tokenizer exists.

@@ -19,7 +19,7 @@ from lamina.bank.generation import GenerateCall
 from lamina.bank.generation_states import GenerationObserver, TokenBlock
 from lamina.bank.listening import check_over, listening
 from lamina.bank.monitoring import causal_pass, check_monitors, read_tokens
-from lamina.bank.stack_pass import StackPass
+from lamina.bank.stack_pass import Inputs, StackPass
 from lamina.errors import ConfigError, check_known
 from lamina.layers.preserve import evaluating
 from lamina.layers.wrappers import unwrapped
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lamina.bank.bank import ReaderBank
 
 Watched = Literal["output", "both"]
+Prompts = Inputs | Tensor | str | Sequence[str]  # what a tokenizer returns, token ids, or texts
 
 
 @final
@@ -287,7 +288,7 @@ def _check_call(call: GenerateCall) -> None:
         raise ConfigError(f"bank.watch: {came}. Leave them out, or use bank.listen(over='output').")
 
 
-def _token_ids(value: Any) -> list[int]:
+def _token_ids(value: int | Sequence[int] | Tensor | None) -> list[int]:
     """Return token ids as a list, from one id, several ids or None."""
     return [] if value is None else [int(token) for token in torch.as_tensor(value).flatten()]
 
@@ -322,11 +323,11 @@ def watch(
 def stream(
     bank: ReaderBank,
     model: nn.Module,
-    inputs: Mapping[str, Any] | Tensor | str | Sequence[str],
+    inputs: Prompts,
     new_watch: Callable[..., AbstractContextManager[Watch]],
     *,
     stop: bool,
-    options: Mapping[str, Any],
+    options: Inputs,
 ) -> Iterator[Step]:
     """Check the arguments, and return an iterator over the steps of a generation; see `ReaderBank.stream`.
 
@@ -344,7 +345,7 @@ def stream(
         raise ConfigError(f"bank.stream: {came}. Give bank.model.")
     prompts = _encode_prompts(bank, inputs)
     options = dict(options)
-    criteria = list(options.pop("stopping_criteria", None) or ())
+    criteria = list(cast("Sequence[StoppingCriteria] | None", options.pop("stopping_criteria", None)) or ())
 
     def write(put: Callable[[Step], None], stop_on_event: StopOnEvent) -> None:
         with new_watch(on_token=put) as watching:
@@ -356,7 +357,7 @@ def stream(
     return _in_thread(write, bank.device.type)
 
 
-def _encode_prompts(bank: ReaderBank, inputs: Mapping[str, Any] | Tensor | str | Sequence[str]) -> dict[str, Any]:
+def _encode_prompts(bank: ReaderBank, inputs: Prompts) -> dict[str, object]:
     """Return the arguments of `generate` for prompts: texts are tokenized, and padded on the left for a decoder."""
     if isinstance(inputs, Mapping):
         return dict(inputs)

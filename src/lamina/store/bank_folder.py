@@ -204,7 +204,7 @@ def _base_facts(bank: ReaderBank) -> BaseFacts:
         model_type=str(model.config.model_type),
         dtype=str(model.dtype).removeprefix("torch."),
         stacks={
-            name: StackFacts(**{trait: _trait(stack, trait) for trait in StackFacts.model_fields})
+            name: StackFacts(layers=stack.layers, width=stack.width, fingerprint=fingerprint_of(stack))
             for name, stack in stacks(model).items()
             if name in used or not used
         },
@@ -212,7 +212,7 @@ def _base_facts(bank: ReaderBank) -> BaseFacts:
     )
 
 
-def _trait(stack: LayerStack, name: str) -> Any:
+def _trait(stack: LayerStack, name: str) -> object:
     """Return the value of one field of `StackFacts` for a stack."""
     return fingerprint_of(stack) if name == "fingerprint" else getattr(stack, name)
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 MODULE = "lamina_reader.py"
 # What `PlainReader` needs of a fusion or a head: entries of its settings, and its weights.
 Part = tuple[dict[str, "JSON"], "dict[str, Tensor]"]
+Export = Callable[[Any], Part]  # exports a fusion of one class
 
 
 class Point(TypedDict):
@@ -122,7 +123,7 @@ def _fusion(name: str, reader: ReaderModule) -> Part:
         return export(fusion)
 
 
-def _sum_of(scales: Callable[[Any], Tensor]) -> Callable[[Any], Part]:
+def _sum_of(scales: Callable[[Any], Tensor]) -> Export:
     """Return an export function for a sum of layers, each multiplied by a number or by a vector.
 
     Args:
@@ -156,7 +157,7 @@ def _pooled(fusion: PooledLayersFusion) -> Part:
     return {"fusion": "pooled"}, weights
 
 
-_FUSIONS: dict[type, Callable[[Any], Part]] = {
+_FUSIONS: dict[type, Export] = {
     LastLayerFusion: _sum_of(lambda fusion: torch.ones(fusion.layers)),
     MeanFusion: _sum_of(lambda fusion: fusion.importance()),
     ScalarMixFusion: _sum_of(lambda fusion: fusion.scale * fusion.scores.softmax(0)),

@@ -16,7 +16,15 @@ from lamina.layers.nan_checks import first_non_finite
 from lamina.store import models
 from lamina.store.files import damaged, read_steady
 from lamina.store.manifest import RECORD
-from lamina.store.replay import check_head, check_weights, read_record, replay_inserts, restore_edits, with_inserts
+from lamina.store.replay import (
+    LoadingInfo,
+    check_head,
+    check_weights,
+    read_record,
+    replay_inserts,
+    restore_edits,
+    with_inserts,
+)
 from lamina.utils import is_dir
 
 if TYPE_CHECKING:
@@ -29,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 def load(
     name: str | Path,
-    head: str | type[Any] | None = None,
+    head: str | type[object] | None = None,
     labels: Sequence[str] | None = None,
     revision: str | None = None,
     *,
@@ -124,7 +132,7 @@ def _load(
     return model.eval(), models.load_processor(name, model, revision=revision)
 
 
-def _check_report(model: PreTrainedModel, name: str, report: dict[str, Any], *, new_head: bool) -> list[str]:
+def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new_head: bool) -> list[str]:
     """Return the names of the weights that start at random, and log them.
 
     Args:

@@ -12,6 +12,8 @@ from lamina.store.files import damaged, read_json
 if TYPE_CHECKING:
     from pathlib import Path
 
+Fields = dict[str, Any]  # an object in a JSON file
+
 FORMAT = 1
 MANIFEST, CARD, READERS, BASE = "lamina.json", "README.md", "readers", "base"
 READER, WEIGHTS, RECORD = "reader.json", "model.safetensors", "lamina_edits.json"
@@ -41,7 +43,7 @@ class SavedFacts(BaseModel):
             return cls._checked(path, fields)
 
     @classmethod
-    def _checked(cls, path: Path, fields: dict[str, Any]) -> Self:
+    def _checked(cls, path: Path, fields: Fields) -> Self:
         """Build the object from the fields of a file; the first problem that pydantic finds becomes our error."""
         try:
             return cls.model_validate(fields)
@@ -107,7 +109,7 @@ class Manifest(SavedFacts):
     format: int
     lamina: str
     base: BaseFacts
-    info: dict[str, Any]
+    info: Fields
     readers: list[str]
 
 
@@ -125,13 +127,13 @@ class ReaderFacts(SavedFacts):
         borrowed: Fingerprint of tensors of the base model that the head uses; None if it uses none.
     """
 
-    fusion: dict[str, Any]
-    head: dict[str, Any]
+    fusion: Fields
+    head: Fields
     stack: str
     seed: int
     layers: list[int]
     parameters: int
-    info: dict[str, Any]
+    info: Fields
     borrowed: str | None = None
 
 
@@ -147,5 +149,5 @@ class EditsRecord(SavedFacts):
 
     format: int
     architecture: str
-    edits: list[dict[str, Any]]
+    edits: list[Fields]
     files: list[str] = []

@@ -92,12 +92,12 @@ def _check_config(path: Path, name: str) -> None:
     _check_counts(path, fields)
 
 
-def _check_counts(path: Path, fields: Mapping[str, Any]) -> None:
+def _check_counts(path: Path, fields: Mapping[str, object]) -> None:
     """Raise StoreError if a config asks for more layers, heads, labels and the like than any model has."""
     for key, value in fields.items():
-        for number in cast("list[Any]", value if isinstance(value, list) else [value]):
+        for number in cast("list[object]", value if isinstance(value, list) else [value]):
             if isinstance(number, dict):
-                _check_counts(path, cast("dict[str, Any]", number))
+                _check_counts(path, cast("dict[str, object]", number))
             elif isinstance(number, int) and number > _MAX_PARTS and _COUNTS.search(key):
                 raise damaged(path, f"has {number:,} as '{key}'; at most {_MAX_PARTS:,} are built")
 
@@ -137,7 +137,7 @@ def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
         raise model_error(auto.__name__, str(config.model_type), error) from error
 
 
-def model_class(head: str | type[Any] | None) -> Any:
+def model_class(head: str | type[object] | None) -> Any:
     """Return the class of transformers that loads a model with a head.
 
     Args:

@@ -29,6 +29,8 @@ from safetensors.torch import load
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+Settings = Mapping[str, Any]  # contents of reader.json, or a part of them
+
 FORMAT = 1
 KEPT = 1024  # forward passes whose answers wait to be collected; older answers are dropped
 
@@ -51,7 +53,7 @@ class PlainReader(nn.Module):
         ValueError: If the settings have another format.
     """
 
-    def __init__(self, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, settings: Settings, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
         if settings.get("format") != FORMAT:
             raise ValueError(f"reader.json has format {settings.get('format')}; this file reads {FORMAT}.")
@@ -227,7 +229,7 @@ class Listener:
         self._states: dict[int, Tensor] = {}
         self._positions: Tensor | None = None
 
-    def hook(self, layer: int, _module: nn.Module, inputs: tuple[Any, ...], output: Any = None) -> None:
+    def hook(self, layer: int, _module: nn.Module, inputs: tuple[object, ...], output: Any = None) -> None:
         """Take the state of one layer; the last layer of a pass runs the reader.
 
         This is a hook of the module that `settings["points"]` names for the layer.
@@ -279,7 +281,7 @@ def state_of(output: Any, *, add: bool) -> Tensor:
 _listeners: dict[str, Listener] = {}
 
 
-def hook_factory(config: Mapping[str, Any]) -> Callable[..., None]:
+def hook_factory(config: Settings) -> Callable[..., None]:
     """Return the forward hook of one layer, as SGLang's `--forward-hooks` needs it.
 
     Args:
@@ -292,7 +294,7 @@ def hook_factory(config: Mapping[str, Any]) -> Callable[..., None]:
     return partial(listener.hook, config["layer"])
 
 
-def forward_hooks(folder: str | Path, sink: str | None = None, prefix: str = "") -> list[dict[str, Any]]:
+def forward_hooks(folder: str | Path, sink: str | None = None, prefix: str = "") -> list[Settings]:
     """Return the value of SGLang's `--forward-hooks` for a reader: one entry per layer, which JSON can hold.
 
     Args:
@@ -315,7 +317,7 @@ def forward_hooks(folder: str | Path, sink: str | None = None, prefix: str = "")
     ]
 
 
-def _hook_type(point: Mapping[str, Any]) -> str:
+def _hook_type(point: Settings) -> str:
     """Return SGLang's name of the hook that sees a layer at a point: before or after the forward of its module."""
     return "forward_pre" if point["side"] == "input" else "forward"
 
@@ -331,7 +333,7 @@ def attach(model: nn.Module, folder: str | Path, prefix: str = "") -> list[str]:
         prefix: Prefix of the modules' names, as in `forward_hooks`.
     """
     listener = Listener(folder)
-    points: dict[str, Any] = listener.reader.settings["points"]
+    points: Settings = listener.reader.settings["points"]
     for layer in listener.reader.layers:
         module: Any = model.get_submodule(prefix + points[str(layer)]["module"])
         getattr(module, f"register_{_hook_type(points[str(layer)])}_hook")(partial(listener.hook, layer))

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 
@@ -22,9 +22,17 @@ from lamina.store.models import source_of
 from lamina.utils import is_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from transformers import PreTrainedModel
+
+
+class LoadingInfo(TypedDict):
+    """What transformers reports of the weights that it loaded."""
+
+    missing_keys: set[str]
+    unexpected_keys: set[str]
+    mismatched_keys: set[tuple[str, tuple[int, ...], tuple[int, ...]]]  # name, shape in the file, shape in the model
 
 
 # The record
@@ -128,13 +136,13 @@ def _after_cuts(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> It
 # Checks of the weights
 
 
-def check_weights(model: PreTrainedModel, name: str, report: Mapping[str, set[str]], *, exact: bool) -> None:
+def check_weights(model: PreTrainedModel, name: str, report: LoadingInfo, *, exact: bool) -> None:
     """Raise StoreError if saved weights are missing, or have no place in the loaded model.
 
     Args:
         model: The loaded model.
         name: Where it was loaded from, for error messages.
-        report: The loading info of transformers, with "missing_keys" and "unexpected_keys".
+        report: The loading info of transformers.
         exact: Whether the model has the class of the saved one. If not, only the parts that contain layers must fit. If
             so, everything must, except the pooler of a backbone, which may have been saved without one.
     """
