@@ -163,9 +163,9 @@ class ReaderBank(ReaderCollection):
                     raise ConfigError(f"bank.read_states: reader '{name}' {reason}.")
             for layer in stack_pass.layers:
                 if layer not in recorded:
-                    came = f"there is no state of layer {layer} of the stack '{stack_pass.stack.name}'"
+                    problem = f"there is no state of layer {layer} of the stack '{stack_pass.stack.name}'"
                     needed = ", ".join(map(str, stack_pass.layers))
-                    raise ConfigError(f"bank.read_states: {came}; the readers need the layers {needed}.")
+                    raise ConfigError(f"bank.read_states: {problem}; the readers need the layers {needed}.")
                 stack_pass.on_state(layer, recorded[layer])
         return self._finish(passes, labels, readers)
 

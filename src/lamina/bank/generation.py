@@ -89,11 +89,11 @@ class GenerateCall:
         for name, (is_refused, why) in _REFUSED.items():
             value = self.option(name)
             if value is not None and is_refused(value):
-                came = f"generate is called with {name}={value!r}, which {why}"
-                raise ConfigError(f"bank.listen: {came}; the readers' outputs would be wrong. Leave it out.")
+                problem = f"generate is called with {name}={value!r}, which {why}"
+                raise ConfigError(f"bank.listen: {problem}; the readers' outputs would be wrong. Leave it out.")
         if self.kwargs.get("assistant_model") is self.model:
-            came = "the model drafts for itself, so that the readers' outputs would be wrong"
-            raise ConfigError(f"bank.listen: {came}. Use another assistant model.")
+            problem = "the model drafts for itself, so that the readers' outputs would be wrong"
+            raise ConfigError(f"bank.listen: {problem}. Use another assistant model.")
 
     def run(self, function: Generate) -> Generated:
         """Call the original `generate`, and return its result in the form that the caller asked for.

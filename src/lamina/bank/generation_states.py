@@ -128,8 +128,8 @@ class GenerationStates:
             count -= self._read  # without a cache every pass reads the whole text again: only its end is new
         elif self.call.assisted or not self._read:
             if self._past > self._read:
-                came = f"generate goes on from a cache of {self._past} tokens, whose states are not computed again"
-                raise ConfigError(f"bank.listen: {came}. Generate without that cache, or without listening.")
+                problem = f"generate goes on from a cache of {self._past} tokens, whose states are not computed again"
+                raise ConfigError(f"bank.listen: {problem}. Generate without that cache, or without listening.")
             self._read = self._past  # after rejected drafts the cache is shorter, and their positions are read again
         if not self._read:
             self._prompt = max(count, self.call.prompt_width()[0])
@@ -264,5 +264,5 @@ def inputs_of(
     stack_pass: StackPass, batch: Inputs, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> Mapping[str, object]:
     """Return all arguments of a pass by name; those of the modules around the stack win over the stack's own."""
-    own = arguments(stack_pass.stack.scope, args, kwargs)
-    return ChainMap(dict(batch), {name: value for name, value in own.items() if value is not None})
+    named = arguments(stack_pass.stack.scope, args, kwargs)
+    return ChainMap(dict(batch), {name: value for name, value in named.items() if value is not None})

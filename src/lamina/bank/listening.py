@@ -66,8 +66,8 @@ def _registered(listener: _Listener) -> Iterator[None]:
     for other in _listeners.get():
         twice = [name for name, reader in other.readers.items() if listener.readers.get(name) is reader]
         if twice and other.is_open:
-            came = f"reader '{twice[0]}' is listening already"
-            raise ConfigError(f"bank.listen: {came}; a reader reads a pass once. Leave the context around this one.")
+            problem = f"reader '{twice[0]}' is listening already"
+            raise ConfigError(f"bank.listen: {problem}; a reader reads a pass once. Leave the context around this one.")
     _listeners.set((*_listeners.get(), listener))
     try:
         yield
@@ -228,10 +228,10 @@ def check_over(model: PreTrainedModel, passes: Sequence[StackPass], over: str) -
     if over == "prompt":
         return
     if not can_generate(model):
-        came = f"over is '{over}', but {type(model).__name__} has no head that generates text"
-        raise ConfigError(f"bank.listen: {came}. Load it with one, or use over='prompt'.")
+        problem = f"over is '{over}', but {type(model).__name__} has no head that generates text"
+        raise ConfigError(f"bank.listen: {problem}. Load it with one, or use over='prompt'.")
     for stack_pass in passes:
         for name, reader in stack_pass.readers.items():
             if reads_generated_text(stack_pass, model) and reader.config.fusion.needs_block_inputs:
-                came = f"over is '{over}', and the fusion of reader '{name}' runs along with the model's own blocks"
-                raise ConfigError(f"bank.listen: {came}, not from one token to the next. Use over='prompt'.")
+                problem = f"over is '{over}', and the fusion of reader '{name}' runs along with the model's own blocks"
+                raise ConfigError(f"bank.listen: {problem}, not from one token to the next. Use over='prompt'.")

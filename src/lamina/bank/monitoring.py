@@ -113,9 +113,9 @@ def _check_token_wise(op: str, name: str, reader: ReaderModule) -> None:
     kinds = {"fusion": type(reader.config.fusion).__name__, "head": type(reader.config.head).__name__}
     for part, module in (("fusion", reader.fusion), ("head", reader.head)):
         if not module.is_token_wise():
-            came = f"reader '{name}' has a {part} ({kinds[part]}) that looks at other tokens, later ones too"
+            problem = f"reader '{name}' has a {part} ({kinds[part]}) that looks at other tokens, later ones too"
             raise ConfigError(
-                f"{op}: {came}, which do not exist yet while a text is written. Use a token-wise fusion, such as "
+                f"{op}: {problem}, which do not exist yet while a text is written. Use a token-wise fusion, such as "
                 "AdaLayers(positions=False) or ScalarMix(), with TokenClassification(encoder_layers=0) or "
                 "SequenceClassification(pooling='mean') or pooling='query'."
             )
@@ -155,8 +155,8 @@ def monitor_scores(bank: ReaderBank, monitor: AnyMonitor, batch: Inputs, mask: T
             logits = token_logits(stack_pass)
     real = torch.ones(next(iter(logits.values())).shape[:2], dtype=torch.bool)
     if mask is not None and mask.shape != real.shape:
-        came = f"the mask is {list(mask.shape)} for texts of {list(real.shape)}"
-        raise ConfigError(f"{op}: {came}; it must be [batch, tokens], like the texts.")
+        problem = f"the mask is {list(mask.shape)} for texts of {list(real.shape)}"
+        raise ConfigError(f"{op}: {problem}; it must be [batch, tokens], like the texts.")
     for part in (stack_pass.mask, mask):
         real = real if part is None else real & part.cpu().bool()
     heads = {name: bank[name].config.head for name in monitor.readers}

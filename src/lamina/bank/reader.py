@@ -74,8 +74,8 @@ class Reader:
         """
         if task.kind not in HEADS.names():
             have = ", ".join(HEADS.names())
-            came = f"tasks of kind '{task.kind}' have no readers; those of {have} do"
-            raise ConfigError(f"reader: {came}. Fine-tune a model for it with lamina.finetune.")
+            problem = f"tasks of kind '{task.kind}' have no readers; those of {have} do"
+            raise ConfigError(f"reader: {problem}. Fine-tune a model for it with lamina.finetune.")
         return cls(*HEADS.get(task.kind).default(task))
 
     def __post_init__(self) -> None:

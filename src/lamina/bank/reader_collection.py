@@ -48,8 +48,8 @@ class ReaderCollection(nn.Module):
         super().__init__()
         model = unwrapped(model)
         if train_base and not any(parameter.requires_grad for parameter in model.parameters()):
-            came = "train_base is set, but every parameter of the model is frozen"
-            raise ConfigError(f"bank: {came}; some must be trainable. Call model.requires_grad_(True) first.")
+            problem = "train_base is set, but every parameter of the model is frozen"
+            raise ConfigError(f"bank: {problem}; some must be trainable. Call model.requires_grad_(True) first.")
         if weight := first_non_finite(model.named_parameters()):
             what = f"the model's weight '{weight}' holds NaN or infinity, so every output would be NaN"
             raise NotFiniteError(f"bank: {what}. Load the model again.", name=weight)
@@ -149,8 +149,8 @@ class ReaderCollection(nn.Module):
         present = {monitor for info in staying for monitor in monitoring.monitor_names(info)}
         for name in names:
             if both := present.intersection(monitoring.monitor_names(other[name].info)):
-                came = f"reader '{name}' has a monitor '{both.pop()}', and so does one that stays"
-                raise ConfigError(f"bank.update: {came}. Drop one of them with bank.drop_monitor.")
+                problem = f"reader '{name}' has a monitor '{both.pop()}', and so does one that stays"
+                raise ConfigError(f"bank.update: {problem}. Drop one of them with bank.drop_monitor.")
         for name in names:
             self.readers[_key(name)] = other[name].train(self.training)
 

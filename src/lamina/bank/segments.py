@@ -40,8 +40,8 @@ def separators_of(processor: object) -> Separators:
     """
     tokenizer = getattr(processor, "tokenizer", processor)
     if tokenizer is None:
-        came = "the bank has no tokenizer, which is needed to tell two texts apart"
-        raise ConfigError(f"{_OP}: {came}. Use ReaderBank(model, processor=tokenizer).")
+        problem = "the bank has no tokenizer, which is needed to tell two texts apart"
+        raise ConfigError(f"{_OP}: {problem}. Use ReaderBank(model, processor=tokenizer).")
     if (separators := _cache.get(tokenizer)) is None:
         separators = _cache[tokenizer] = _encode_a_pair(tokenizer)
     return separators
@@ -59,8 +59,8 @@ def _encode_a_pair(tokenizer: Any) -> Separators:
     last, first = len(owners) - 1 - owners[::-1].index(0), owners.index(1)
     between = tuple(ids[last + 1 : first])
     if not between:
-        came = f"{name} puts no token between two texts, so they cannot be told apart"
-        raise ConfigError(f"{_OP}: {came}. Use PooledLayers, which reads both texts as one.")
+        problem = f"{name} puts no token between two texts, so they cannot be told apart"
+        raise ConfigError(f"{_OP}: {problem}. Use PooledLayers, which reads both texts as one.")
     added = {token for token, owner in zip(ids, owners, strict=True) if owner is None}
     return Separators(between, tuple(sorted(added)))
 

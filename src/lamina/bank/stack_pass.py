@@ -105,11 +105,12 @@ class StackPass:
             ConfigError: If the mask does not say which tokens are real, or a reader of pairs gets no token ids.
         """
         batch = tower_inputs(self.stack, batch)
-        self.mask, own = token_mask(self.stack, batch, args, kwargs), arguments(self.stack.scope, args, kwargs or {})
+        self.mask = token_mask(self.stack, batch, args, kwargs)
+        named = arguments(self.stack.scope, args, kwargs or {})
         if self.mask is not None and self.stack.name != "encoder":  # the mask covers the cached tokens too
-            self.mask = self.mask[:, past_tokens(batch) or past_tokens(own) :]
+            self.mask = self.mask[:, past_tokens(batch) or past_tokens(named) :]
         key = "decoder_input_ids" if self.stack.name == "decoder" else "input_ids"
-        ids = batch.get(key, own.get("input_ids"))
+        ids = batch.get(key, named.get("input_ids"))
         if isinstance(ids, Tensor):
             self._ids = ids if any(reader.config.fusion.reads_pairs for reader in self.readers.values()) else None
         else:
@@ -208,8 +209,8 @@ def refuse_pairs(readers: Mapping[str, ReaderModule], key: str) -> None:
     """Raise ConfigError if a reader compares two texts, which needs the token ids that the batch lacks at `key`."""
     for name, reader in readers.items():
         if reader.config.fusion.reads_pairs:
-            came = f"reader '{name}' compares two texts, and the batch has no {key} to tell them apart"
-            raise ConfigError(f"bank: {came}. Call the model with them.")
+            problem = f"reader '{name}' compares two texts, and the batch has no {key} to tell them apart"
+            raise ConfigError(f"bank: {problem}. Call the model with them.")
 
 
 def run_heads(
@@ -342,8 +343,8 @@ def check_layer_order(op: str, stack: LayerStack, needed: Sequence[int], seen: S
     """Raise ConfigError unless the layers that a pass went through equal the layers needed, in the same order."""
     if list(needed) != list(seen):
         layer = next(other if layer is None else layer for layer, other in zip_longest(needed, seen) if layer != other)
-        came = f"layer {layer} of the stack '{stack.name}' did not run in its turn"
-        raise ConfigError(f"{op}: {came}; it is needed. Run the whole model, with the blocks that were found in it.")
+        problem = f"layer {layer} of the stack '{stack.name}' did not run in its turn"
+        raise ConfigError(f"{op}: {problem}; it is needed. Run the whole model, with the blocks that were found in it.")
 
 
 def real_tokens(
@@ -368,8 +369,8 @@ def real_tokens(
     if mask.shape[0] == shape[0] and mask.shape[1] != shape[1]:
         mask = _frame_mask(mask, shape[1], model)
     if mask.shape != shape:
-        came = f"the attention mask is {tuple(mask.shape)}; the states have batch and tokens {tuple(shape)}"
-        raise ConfigError(f"bank: {came}. Give a mask [batch, tokens] of the tokens that the model reads.")
+        problem = f"the attention mask is {tuple(mask.shape)}; the states have batch and tokens {tuple(shape)}"
+        raise ConfigError(f"bank: {problem}. Give a mask [batch, tokens] of the tokens that the model reads.")
     real = mask.to(device).bool().clone()
     real[:, 0] |= ~real.any(1)
     return real

@@ -256,7 +256,7 @@ class _WatchedText(GenerationObserver):
 
 
 class _StopFlagged(StoppingCriteria):
-    """Ends the sequences that one of some monitors has flagged."""
+    """Ends the sequences that a monitor among `names` has flagged."""
 
     def __init__(self, watch: Watch, names: tuple[str, ...]) -> None:
         self._watch, self._names = watch, names
@@ -280,12 +280,12 @@ class StopOnEvent(StoppingCriteria):
 def _check_call(call: GenerateCall) -> None:
     """Raise ConfigError if a call of `generate` reads tokens that may not be part of the final text."""
     if call.beams:
-        came = f"generate is called with num_beams={call.option('num_beams')}"
+        problem = f"generate is called with num_beams={call.option('num_beams')}"
         why = "only at its end is it known which beam wins, so no token is final while the text is written"
-        raise ConfigError(f"bank.watch: {came}; {why}. Use one beam, or bank.listen(over='output').")
+        raise ConfigError(f"bank.watch: {problem}; {why}. Use one beam, or bank.listen(over='output').")
     if call.assisted:
-        came = "generate is called with drafts, which are read before it is known whether they are taken"
-        raise ConfigError(f"bank.watch: {came}. Leave them out, or use bank.listen(over='output').")
+        problem = "generate is called with drafts, which are read before it is known whether they are taken"
+        raise ConfigError(f"bank.watch: {problem}. Leave them out, or use bank.listen(over='output').")
 
 
 def _token_ids(value: int | Sequence[int] | Tensor | None) -> list[int]:
@@ -341,8 +341,8 @@ def stream(
     """
     model = unwrapped(model)
     if all(part is not model for part in bank.model.modules()):
-        came = f"got a {type(model).__name__} that is not the bank's model or a part of it"
-        raise ConfigError(f"bank.stream: {came}. Give bank.model.")
+        problem = f"got a {type(model).__name__} that is not the bank's model or a part of it"
+        raise ConfigError(f"bank.stream: {problem}. Give bank.model.")
     prompts = _encode_prompts(bank, inputs)
     options = dict(options)
     criteria = list(cast("Sequence[StoppingCriteria] | None", options.pop("stopping_criteria", None)) or ())
@@ -364,8 +364,8 @@ def _encode_prompts(bank: ReaderBank, inputs: Prompts) -> dict[str, object]:
     if isinstance(inputs, Tensor):
         return {"inputs": inputs}
     if bank.processor is None:
-        came = "a text was given, and the bank has no processor to read it"
-        raise ConfigError(f"bank.stream: {came}. Use ReaderBank(model, processor=...).")
+        problem = "a text was given, and the bank has no processor to read it"
+        raise ConfigError(f"bank.stream: {problem}. Use ReaderBank(model, processor=...).")
     texts = [inputs] if isinstance(inputs, str) else list(inputs)
     padding: dict[str, object] = {"padding": len(texts) > 1}
     if "main" in bank.stacks:

@@ -34,10 +34,10 @@ JsonOption = Annotated[bool, Option("--json", help="Print JSON instead of a tabl
 
 
 def open_on(saved: str, *, base: str | None, device: str, writes: bool = False) -> ReaderBank | PreTrainedModel:
-    """Load a bank or a whole model, see `store.opening`, and put it where it runs."""
+    """Load a bank or a whole model, see `store.open_saved`, and put it where it runs."""
     import torch
 
-    from lamina.store.opening import open_saved
+    from lamina.store.open_saved import open_saved
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -138,15 +138,15 @@ def _lowest_threshold(negatives: Sequence[float], highest: Sequence[float], fals
     allowed = math.floor(len(negatives) * false_positive_rate + 1e-9)  # 0.29 * 100 is 28.999...
     if not allowed:
         needed = math.ceil(1 / false_positive_rate - 1e-9)
-        came = f"there are {len(negatives)} negatives for a false_positive_rate of {false_positive_rate:g}"
-        raise ConfigError(f"calibrate: {came}; at least {needed} are needed. Give more, or ask for a higher rate.")
+        problem = f"there are {len(negatives)} negatives for a false_positive_rate of {false_positive_rate:g}"
+        raise ConfigError(f"calibrate: {problem}; at least {needed} are needed. Give more, or ask for a higher rate.")
     if not any(map(math.isfinite, highest)):
-        came = "no text has a token that is scored"
-        raise ConfigError(f"calibrate: {came}. Check the texts, and the first threshold of a cascade.")
+        problem = "no text has a token that is scored"
+        raise ConfigError(f"calibrate: {problem}. Check the texts, and the first threshold of a cascade.")
     if negatives[allowed] == math.inf:
         count = sum(score == math.inf for score in negatives)
-        came = f"{count} of {len(negatives)} negatives are flagged by the first monitor of the cascade alone"
-        raise ConfigError(f"calibrate: {came}, whatever the threshold. Raise `sure`.")
+        problem = f"{count} of {len(negatives)} negatives are flagged by the first monitor of the cascade alone"
+        raise ConfigError(f"calibrate: {problem}, whatever the threshold. Raise `sure`.")
     # the first negative beyond those allowed must stay below the threshold
     return _just_above(negatives[allowed], highest)
 

@@ -59,8 +59,8 @@ class Cascade:
         if low is None:
             raise ConfigError(f"cascade '{self.name}': its first monitor has no threshold. Calibrate it first.")
         if self.sure is not None and not low < self.sure:
-            came = f"sure is {self.sure}, and the first monitor's threshold {low}"
-            raise ConfigError(f"cascade '{self.name}': {came}; sure must be above it.")
+            problem = f"sure is {self.sure}, and the first monitor's threshold {low}"
+            raise ConfigError(f"cascade '{self.name}': {problem}; sure must be above it.")
 
     @property
     def readers(self) -> tuple[str, ...]:

@@ -99,16 +99,16 @@ class Monitor:
         head = heads[self.reader]
         check_known(f"monitor '{self.name}'", self.flag, head.labels, "label")
         if set(head.labels) == set(self.flag) and head.problem_type == "classification":
-            came = f"flags every label of reader '{self.reader}'"
-            raise ConfigError(f"monitor '{self.name}': it {came}; at least one must remain.")
+            problem = f"flags every label of reader '{self.reader}'"
+            raise ConfigError(f"monitor '{self.name}': it {problem}; at least one must remain.")
         is_probability = self.scale == "probability" and head.problem_type != "regression"
         if is_probability and self.threshold is not None and self.threshold > 1:
-            came = f"the threshold is {self.threshold}, and a probability is at most 1, so nothing would be flagged"
-            raise ConfigError(f"monitor '{self.name}': {came}. Give one below, or scale='log_odds'.")
+            problem = f"the threshold is {self.threshold}, and a probability is at most 1, so nothing would be flagged"
+            raise ConfigError(f"monitor '{self.name}': {problem}. Give one below, or scale='log_odds'.")
         if self.aggregate.weighted and not head.weighs_tokens:
-            came = f"{type(self.aggregate).__name__} needs the head of reader '{self.reader}' to weigh tokens"
+            problem = f"{type(self.aggregate).__name__} needs the head of reader '{self.reader}' to weigh tokens"
             raise ConfigError(
-                f"monitor '{self.name}': {came}, which it does not. Use SequenceClassification(pooling='query')."
+                f"monitor '{self.name}': {problem}, which it does not. Use SequenceClassification(pooling='query')."
             )
 
     def token_scores(self, logits: Float[Tensor, "*batch columns"], head: HeadConfig) -> Float[Tensor, "*batch scores"]:

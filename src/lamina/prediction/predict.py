@@ -16,7 +16,7 @@ from lamina.data.state_cache import hash_processor
 from lamina.errors import ConfigError, error_context
 from lamina.layers.fingerprints import fingerprint_of_modules
 from lamina.layers.wrappers import unwrapped
-from lamina.store.opening import opened
+from lamina.store.open_saved import open_cached
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions, as_examples
 from lamina.train.bank_runner import BankRunner
@@ -105,7 +105,7 @@ def predict(  # noqa: PLR0913
         progress=progress,
     )
     if isinstance(bank_or_model, str | Path):
-        bank_or_model = opened(bank_or_model)
+        bank_or_model = open_cached(bank_or_model)
     return Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor)(examples)
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from lamina.monitors.cascade import AnyMonitor
 
 SHOWN_LABELS = 8
-_FROZEN = "The model itself is frozen: it stays as it is."
-_TRAINED = "The model was fine-tuned along with them; the folder `base` holds it as it is now, a plain checkpoint."
+_FROZEN = "The model itself is frozen and unchanged."
+_TRAINED = "The model was fine-tuned with them; the folder `base` has it, as a plain checkpoint of transformers."
 # kind -> the hub's name of such tasks, where that is not the kind with hyphens
 _TAGS = {
     "sequence_classification": "text-classification",
@@ -36,8 +36,8 @@ _CARD = """---
 
 # {{ title }}
 
-{{ count }} on one model, {{ base }}, made with Lamina. The model runs once; each reader takes its answer from the
-layers on the way. {{ about_base }}
+{{ count }} on one model, {{ base }}, made with Lamina. One forward pass of the model serves all readers: each of them
+computes its predictions from the outputs of the model's layers. {{ about_base }}
 
 | reader | task | fusion | layers | labels | parameters | score |
 |---|---|---|---|---|---|---|
@@ -52,7 +52,7 @@ bank = ReaderBank.from_pretrained("{{ title }}")
 predict(bank, ["A text to read."])
 ```
 
-The readers fit this base alone; its fingerprint is checked on loading.
+The readers work with this model only. Loading compares its weights with the saved fingerprint.
 """
 
 
@@ -127,8 +127,8 @@ def _task_type(reader: ReaderModule) -> str:
 _MONITORS = """
 ## Monitors
 
-They score a text while the model writes it, and flag it from the threshold on. The rates are of whole texts, with
-their confidence intervals.
+A monitor scores a text while the model writes it, and flags the text once the score reaches the threshold. The rates
+count whole texts; in parentheses are their confidence intervals.
 
 | monitor | reader | flags | threshold | false positives | recall |
 |---|---|---|---|---|---|

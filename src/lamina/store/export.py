@@ -172,8 +172,8 @@ def _head(name: str, reader: ReaderModule) -> Part:
     """Return the settings and weights of a reader's head; ConfigError if it cannot be exported."""
     head, config = reader.head, reader.config.head
     if not isinstance(head, PooledClassificationHead | TokenClassificationHead):
-        came = f"reader '{name}' has a head for {config.kind}"
-        raise ConfigError(f"export_reader: {came}; those that label texts or tokens are exported.")
+        problem = f"reader '{name}' has a head for {config.kind}"
+        raise ConfigError(f"export_reader: {problem}; those that label texts or tokens are exported.")
     settings = {
         "encoders": getattr(config, "encoder_layers", 0),
         "attention_heads": head.config.attention_heads,

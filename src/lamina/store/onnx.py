@@ -209,7 +209,9 @@ class _Plan:
         self.pairs = any(module.config.fusion.reads_pairs for module in modules)
         self.main = self._main_name() if main else None
         if self.main in self.names:
-            raise ConfigError(f"{_OP}: a reader is called '{self.main}', as the model's own output. Rename it.")
+            raise ConfigError(
+                f"{_OP}: a reader is called '{self.main}', which is the name of the model's own output. Rename it."
+            )
 
     @property
     def model_type(self) -> str:
@@ -223,8 +225,8 @@ class _Plan:
         with attach(passes, masks), internal_pass():  # a trace cannot look whether integers are a mask of 0 and 1
             output = self._runs(**batch, **self._options())
         logits = {name: out.logits for stack_pass in passes for name, out in stack_pass.finish().items()}
-        own = [getattr(output, self.main)] if self.main else []
-        return (*(logits[name] for name in self.names), *own)
+        main = [getattr(output, self.main)] if self.main else []
+        return (*(logits[name] for name in self.names), *main)
 
     def inputs(self, rows: int, tokens: int) -> Batch:
         """Return a batch of the given size: ids of ordinary tokens, every second row padded.
@@ -256,12 +258,12 @@ class _Plan:
         if self.names:
             out = self.bank(**batch, readers=self.names, main=self.main is not None)
             values = {name: (out[name].logits, out[name].mask) for name in self.names}
-            own = out.main
+            output = out.main
         else:
-            own = self.model(**batch)
+            output = self.model(**batch)
         if self.main:
             mask = batch.get("decoder_attention_mask", batch.get("attention_mask"))
-            values[self.main] = getattr(own, self.main), mask
+            values[self.main] = getattr(output, self.main), mask
         return {name: (value, mask if value.ndim > 2 else None) for name, (value, mask) in values.items()}
 
     def outputs(self) -> dict[str, OutputFacts]:
@@ -389,13 +391,15 @@ def _difference(plan: _Plan, path: Path, rows: int, tokens: int) -> float:
     for name, (value, mask) in plan.expected(batch).items():
         got = torch.as_tensor(outputs[name])
         if got.shape != value.shape:
-            came = f"'{name}' has the shape {list(got.shape)} in onnxruntime, {list(value.shape)} in PyTorch"
-            raise StoreError(f"{_OP}: {came}; nothing was written.")
+            problem = f"'{name}' has the shape {list(got.shape)} in onnxruntime, {list(value.shape)} in PyTorch"
+            raise StoreError(f"{_OP}: {problem}; nothing was written.")
         got, value = (got, value) if mask is None else (got[mask.bool()], value[mask.bool()])
         difference = float((got - value).abs().max() / value.abs().max().clamp(min=1))
         if not difference <= TOLERANCE:  # NaN too
-            came = f"'{name}' differs by {difference:.1e} between onnxruntime and PyTorch, on {rows} x {tokens} tokens"
-            raise StoreError(f"{_OP}: {came}; at most {TOLERANCE:.0e} is right. Nothing was written.")
+            problem = (
+                f"'{name}' differs by {difference:.1e} between onnxruntime and PyTorch, on {rows} x {tokens} tokens"
+            )
+            raise StoreError(f"{_OP}: {problem}; at most {TOLERANCE:.0e} is right. Nothing was written.")
         worst = max(worst, difference)
     return worst
 

@@ -46,18 +46,18 @@ def open_saved(saved: str, *, base: str | None = None, writes: bool = False) -> 
     return load(saved, architecture)[0]
 
 
-def opened(saved: str | Path) -> ReaderBank | PreTrainedModel:
+def open_cached(saved: str | Path) -> ReaderBank | PreTrainedModel:
     """Load a saved bank or model on the GPU, if there is one, or return the one that an earlier call loaded.
 
     It is loaded again when its folder was written since then. The last two stay in memory.
     """
     folder = Path(saved)
     written = [(folder / name).stat().st_mtime_ns for name in (MANIFEST, RECORD) if is_file(folder / name)]
-    return _opened(str(saved), tuple(written))
+    return _open_cached(str(saved), tuple(written))
 
 
 @lru_cache(maxsize=_CACHED)
-def _opened(saved: str, _written: tuple[int, ...]) -> ReaderBank | PreTrainedModel:
+def _open_cached(saved: str, _written: tuple[int, ...]) -> ReaderBank | PreTrainedModel:
     """Load a saved bank or model; the times of its files are part of the cache's key."""
     loaded = open_saved(saved)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

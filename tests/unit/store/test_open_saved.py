@@ -12,7 +12,7 @@ from tests.support.stored import save_base, tiny_bank, tiny_tokenizer
 import lamina
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, LaminaError
-from lamina.store import opening
+from lamina.store import open_saved
 
 TEXTS = ["the film is good ."]
 
@@ -29,9 +29,9 @@ def saved(tmp_path: Path) -> Path:
 
 def test_a_name_is_enough_to_predict(saved: Path, monkeypatch: pytest.MonkeyPatch):
     loaded: list[str] = []
-    load = opening.load_bank
+    load = open_saved.load_bank
     monkeypatch.setattr(
-        opening, "load_bank", lambda name, *more, **options: loaded.append(name) or load(name, *more, **options)
+        open_saved, "load_bank", lambda name, *more, **options: loaded.append(name) or load(name, *more, **options)
     )
     bank = ReaderBank.from_pretrained(saved)
     expected = lamina.predict(bank, TEXTS)
@@ -55,9 +55,9 @@ def test_a_whole_model_that_is_written_anew_is_read_anew(tmp_path: Path):
 def test_a_whole_model_has_no_base(tmp_path: Path):
     model, _ = lamina.load(save_base(tmp_path / "plain"))
     lamina.save(model, tmp_path / "model")
-    assert type(opening.open_saved(str(tmp_path / "model"))) is type(model)
+    assert type(open_saved.open_saved(str(tmp_path / "model"))) is type(model)
     with pytest.raises(ConfigError, match=r"was given as a base; .* is a whole model, which has none"):
-        opening.open_saved(str(tmp_path / "model"), base="other")
+        open_saved.open_saved(str(tmp_path / "model"), base="other")
 
 
 def test_a_name_that_is_nothing_says_so():
