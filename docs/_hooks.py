@@ -24,6 +24,7 @@ NOTEBOOKS = (  # pages that are a program from beginning to end
     "guides/inserting.md",
     "guides/layers.md",
     "guides/one-pass.md",
+    "guides/probe-my-csv.md",
     "guides/sweeps.md",
     "guides/which-reader.md",
 )

@@ -136,6 +136,14 @@ def of_the_sweep(_names: Names, printed: str) -> None:
     assert "[[0.2,0.5]]" in "".join(printed.split())
 
 
+def of_the_csv(names: Names, printed: str) -> None:
+    layers, baselines = names["layers"], names["baselines"]
+    assert max(layers[0], baselines.max()) < 0.6
+    assert layers[6] > 0.9
+    assert "beat" in printed
+    assert Path("page.html").is_file()
+
+
 def of_studies(names: Names, _printed: str) -> None:
     assert names["cka"].shape == (7, 7)
     assert set(names["study"].table["layer"]) == {0, 1, 2}
@@ -168,6 +176,7 @@ PAGES: dict[str, tuple[Callable[[], Names], Callable[[Names, str], None]]] = {
     "docs/guides/inserting.md": (dict, printed_alone),
     "docs/guides/layers.md": (dict, printed_alone),
     "docs/guides/one-pass.md": (dict, printed_alone),
+    "docs/guides/probe-my-csv.md": (dict, of_the_csv),
     "docs/guides/sweeps.md": (dict, printed_alone),
     "docs/guides/which-reader.md": (dict, printed_alone),
     "docs/generation.md": (lambda: {"tokenizer": tiny_tokenizer()}, of_generation),

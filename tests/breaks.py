@@ -1,0 +1,684 @@
+"""Deliberate faults, and the tests that must notice each of them.
+
+`python tests/breaks.py` copies the tree to a temporary folder, puts one fault at a time into the copy, runs the tests
+named beside it there, and says whether they fail. The working tree is never changed. The command ends with status 1 if
+a fault is not caught or no longer applies.
+
+    python tests/breaks.py --list             print the names
+    python tests/breaks.py --only editing     run those whose name contains "editing"
+    python tests/breaks.py --sound            first run the named tests without any fault; they must pass
+
+A fault is found by its text, which must occur once in `src/lamina`, so that files can be renamed. When the code around
+it changes, change the text here too, so that the fault stays the same fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "src/lamina"
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "out", "node_modules", "*.egg-info")
+TIMEOUT_S = 600
+FAILED = 1  # pytest's exit status when it ran the tests and some failed
+
+
+class StaleBreakError(Exception):
+    """The fault cannot be put in any more: its text or one of its tests is not there, or its text occurs twice."""
+
+
+@dataclass(frozen=True)
+class Break:
+    """One fault: `old` is replaced by `new`, and then at least one of `tests` must fail."""
+
+    name: str  # "<room>: <what is wrong>"
+    old: str
+    new: str
+    tests: tuple[str, ...]  # paths below tests/, each with "::name" where a single test is enough
+
+
+def _break(name: str, old: str, new: str, *tests: str) -> Break:
+    return Break(name, old, new, tests)
+
+
+BREAKS = (
+    # layers
+    _break(
+        "layers: a negative layer is counted from the bottom",
+        "return layer % layers",
+        "return abs(layer)",
+        "unit/layers/test_selectors.py",
+    ),
+    _break(
+        "layers: a range of layers ends one too early",
+        "return list(range(first, last + 1))",
+        "return list(range(first, last))",
+        "unit/layers/test_selectors.py",
+    ),
+    _break(
+        "layers: the fingerprint leaves out half of each weight",
+        "digest.update(content)",
+        "digest.update(content[: len(content) // 2])",
+        "unit/layers/test_fingerprints.py",
+    ),
+    _break(
+        "layers: hooks of one context also act in others",
+        "and self in _open.get() and not self._closed",
+        "and not self._closed",
+        "unit/layers/test_hooks.py",
+        "hostile/test_threads.py",
+    ),
+    # fusion
+    _break(
+        "fusion: ScalarMix ignores its global scale",
+        "WeightedSum(self.scale * scores.softmax(0))",
+        "WeightedSum(scores.softmax(0))",
+        "unit/fusion/test_scalar_mix.py",
+    ),
+    _break(
+        "fusion: AdaLayers ignores alpha",
+        "(self.config.alpha * self.scores).softmax(0)",
+        "self.scores.softmax(0)",
+        "unit/fusion/test_ada_layers.py",
+    ),
+    _break(
+        "fusion: pooling gives weight to padding",
+        "scores.masked_fill(others, torch.finfo(scores.dtype).min).softmax(-1)",
+        "scores.softmax(-1)",
+        "unit/fusion/test_pooled_layers.py",
+    ),
+    _break(
+        "fusion: DWAtt's softmax runs over the tokens",
+        "F.linear(query, self.keys(self.places)).softmax(-1)",
+        "F.linear(query, self.keys(self.places)).softmax(1)",
+        "unit/fusion/test_dwatt.py",
+    ),
+    _break(
+        "fusion: dropout does not rescale what it keeps",
+        "return part * keep.mul_(_LEVELS / (_LEVELS - level))",
+        "return part * keep",
+        "unit/fusion/test_dropout.py",
+    ),
+    # heads
+    _break(
+        "heads: attention looks at padding",
+        "F.scaled_dot_product_attention(query, key, value, attn_mask=seen)",
+        "F.scaled_dot_product_attention(query, key, value)",
+        "unit/heads/test_attention.py",
+    ),
+    _break(
+        "heads: pooling by a query looks at padding",
+        "weights.masked_fill(~mask, -torch.inf).softmax(-1).unsqueeze(-1)",
+        "weights.softmax(-1).unsqueeze(-1)",
+        "unit/heads/test_sequence_classification.py",
+    ),
+    _break(
+        "heads: the loss is averaged over tokens without a label too",
+        "return total / counted(targets, weight).clamp(min=torch.finfo(flat.dtype).tiny)",
+        "return total / len(targets)",
+        "unit/heads/test_base.py",
+        "unit/heads/test_token_classification.py",
+    ),
+    _break(
+        "heads: a missing label of a multi-label row counts as a no",
+        'return ~labels.isnan() if self.config.problem_type == "regression" else labels >= 0',
+        'return ~labels.isnan() if self.config.problem_type == "regression" else labels == labels',
+        "unit/heads/test_sequence_classification.py",
+    ),
+    # monitors
+    _break(
+        "monitors: a score equal to the threshold is not flagged in a calibration",
+        "score >= threshold for score in scores",
+        "score > threshold for score in scores",
+        "unit/monitors/test_calibration.py",
+    ),
+    _break(
+        "monitors: the half life of EMA is halved",
+        "2 ** (-1 / self.half_life)",
+        "2 ** (-2 / self.half_life)",
+        "unit/monitors/test_aggregations.py",
+    ),
+    _break(
+        "monitors: padding changes the running score",
+        "bool(real.all())",
+        "True",
+        "unit/monitors/test_aggregations.py",
+    ),
+    _break(
+        "monitors: as many false positives more as one",
+        "math.floor(len(no) * false_positive_rate + 1e-9)",
+        "math.floor(len(no) * false_positive_rate + 1e-9) + 1",
+        "unit/monitors/test_calibration.py",
+    ),
+    # bank
+    _break(
+        "bank: the base is not frozen",
+        "model = model.eval() if train_base else model.eval().requires_grad_(False)",
+        "model = model.eval()",
+        "unit/bank/test_bank.py",
+    ),
+    _break(
+        "bank: a separator before the first text begins the second",
+        "(is_between & (text.cumsum(1) > 0)).cumsum(1) > 0",
+        "is_between.cumsum(1) > 0",
+        "unit/bank/test_segments.py",
+    ),
+    _break(
+        "bank: a watched text does not include its end token",
+        "ends.cumsum(1) - ends.long() > 0",
+        "ends.cumsum(1) > 0",
+        "unit/bank/test_watching.py",
+    ),
+    _break(
+        "bank: a score equal to the threshold is not flagged while a text is written",
+        "values >= self._thresholds.unsqueeze(-1)",
+        "values > self._thresholds.unsqueeze(-1)",
+        "unit/bank/test_watching.py",
+    ),
+    _break(
+        "bank: the main output is asked for, and the pass stops early",
+        "None if main else stop",
+        "stop",
+        "unit/bank/test_bank.py",
+    ),
+    # editing
+    _break(
+        "editing: the block below the named one is re-initialised",
+        "edited.blocks[layer - 1].modules()",
+        "edited.blocks[layer - 2].modules()",
+        "unit/editing/test_reinit.py",
+    ),
+    _break(
+        "editing: the bound of re-initialised weights is not in units of std",
+        "a=-bound * std, b=bound * std",
+        "a=-bound, b=bound",
+        "unit/editing/test_reinit.py",
+    ),
+    _break(
+        "editing: an inserted layer is folded in transposed",
+        "return (matrix @ columns.double()).to(columns.dtype)",
+        "return (matrix.T @ columns.double()).to(columns.dtype)",
+        "unit/editing/test_merge.py",
+    ),
+    _break(
+        "editing: a truncated config keeps the kinds of the wrong blocks",
+        "setattr(part, name, list(entries[:keep]))",
+        "setattr(part, name, list(entries[-keep:]))",
+        "unit/editing/test_truncate.py",
+    ),
+    # store
+    _break(
+        "store: the fingerprint of the base is not compared",
+        "expected.model_dump().items()",
+        'expected.model_dump(exclude={"fingerprint"}).items()',
+        "unit/store/test_bank.py",
+    ),
+    _break(
+        "store: a manifest of another format is read",
+        'fields.get("format") != FORMAT',
+        'fields.get("format") is None',
+        "unit/store/test_bank.py",
+        "unit/store/test_files.py",
+    ),
+    _break(
+        "store: old files are moved before the plan that would undo it",
+        "write_text(folder / WORK / PLAN, json.dumps([old, new]))\n"
+        '            _move(old, folder, folder / WORK / "old")\n',
+        '_move(old, folder, folder / WORK / "old")\n'
+        "            write_text(folder / WORK / PLAN, json.dumps([old, new]))\n",
+        "hostile/test_kills.py",
+    ),
+    _break(
+        "store: files of others are overwritten",
+        "if foreign and names[0] not in foreign and not force:",
+        "if not names:",
+        "unit/store/test_files.py",
+    ),
+    # data
+    _break(
+        "data: a token is read in the window where it stands nearest the edge",
+        "min(left, right) > best[key][0]",
+        "min(left, right) < best[key][0]",
+        "unit/data/test_windows.py",
+    ),
+    _break(
+        "data: the order of batches does not depend on the seed",
+        "rng = None if seed is None else random.Random(seed)",
+        "rng = None if seed is None else random.Random(0)",
+        "unit/data/test_batches.py",
+    ),
+    _break(
+        "data: a byte order mark becomes part of the first column's name",
+        'line = line.removeprefix("\\ufeff")',
+        "line = str(line)",
+        "unit/data/test_read.py",
+    ),
+    _break(
+        "data: checksums of cached states are not compared",
+        "_crc32(path / name) != crc",
+        "_crc32(path / name) < 0",
+        "unit/data/test_cache_files.py",
+        "hostile/test_damaged_cache.py",
+    ),
+    # tasks
+    _break(
+        "tasks: a later epoch with an equal score counts as better",
+        "return new < old if metric in LOWER else new > old",
+        "return new < old if metric in LOWER else new >= old",
+        "unit/tasks/test_metrics.py",
+        "unit/train/test_learner.py",
+    ),
+    _break(
+        "tasks: recall at a rate counts ties with a negative",
+        "(scores[positive] > highest)",
+        "(scores[positive] >= highest)",
+        "unit/tasks/test_ranking.py",
+    ),
+    _break(
+        "tasks: the word behind a span is tagged too",
+        "span[0][0] < end and start < span[0][1]",
+        "span[0][0] < end and start <= span[0][1] + 1",
+        "unit/tasks/test_spans.py",
+    ),
+    _break(
+        "tasks: rows without labels are scored",
+        "if IGNORED not in pair[1]]",
+        "if pair[1]]",
+        "unit/tasks/test_masked_rows.py",
+        "unit/tasks/test_replies.py",
+        "unit/tasks/test_spans.py",
+    ),
+    _break(
+        "tasks: subsampling does not use its seed",
+        "    rng = random.Random(seed)\n    if not stratified:",
+        "    rng = random.Random(0)\n    if not stratified:",
+        "unit/tasks/test_sampling.py",
+    ),
+    # train
+    _break(
+        "train: early stopping waits one epoch too long",
+        "progress.stalled >= options.early_stopping_patience",
+        "progress.stalled > options.early_stopping_patience",
+        "unit/train/test_learner.py",
+    ),
+    _break(
+        "train: the linear schedule does not reach zero after a warmup",
+        "max(0.0, (total - done) / max(1, total - rise))",
+        "max(0.0, (total - done) / max(1, total))",
+        "unit/train/test_learner.py",
+    ),
+    _break(
+        "train: gradients are not clipped",
+        "if limit := self.options.max_grad_norm:",
+        "if limit := 0.0:",
+        "contract/test_training.py",
+    ),
+    _break(
+        "train: the last weights are kept instead of the best",
+        'self.best = self.tensors() if self._options.keep == "best" else {}',
+        "self.best = {}",
+        "unit/train/test_learner.py",
+        "unit/train/test_fit.py",
+    ),
+    _break(
+        "train: the base's frozen parameters stay as training left them",
+        "            parameter.requires_grad_(flag)\n            parameter.grad = None",
+        "            parameter.grad = None",
+        "unit/train/test_base.py",
+        "unit/train/test_finetune.py",
+        "contract/test_training.py",
+    ),
+    _break(
+        "train: the checksum of a checkpoint is not compared",
+        'checksum != state["tensors"]',
+        'not state["tensors"]',
+        "hostile/test_resume.py",
+    ),
+    _break(
+        "train: a run goes on from a checkpoint of other settings",
+        "difference(run, self.run)",
+        "None",
+        "hostile/test_resume.py",
+    ),
+    _break(
+        "train: a grid pairs its values instead of crossing them",
+        "itertools.product(*axes.values())",
+        "zip(*axes.values(), strict=False)",
+        "unit/train/test_grid.py",
+    ),
+    _break(
+        "train: a reader trains one epoch too many",
+        "if epoch < self.epochs[name] and",
+        "if epoch <= self.epochs[name] and",
+        "unit/train/test_plan.py",
+    ),
+    # predict, evaluate, bulk, calibrate
+    _break(
+        "predict: evaluate scores the validation split whatever split is asked for",
+        "scoring_groups(subject, run, split, options)",
+        'scoring_groups(subject, run, "validation", options)',
+        "unit/train/test_evaluate.py",
+    ),
+    _break(
+        "predict: a resumed bulk run keeps a half written row",
+        "file.truncate(partial.size)",
+        "file.tell()",
+        "unit/train/test_bulk.py",
+    ),
+    _break(
+        "predict: a bulk run goes on whatever model wrote its first rows",
+        'if (before := state["same"].get(name)) != now:',
+        'if (before := state["same"].get(name)) is None:',
+        "unit/train/test_bulk.py",
+    ),
+    _break(
+        "predict: special tokens count in a calibration",
+        'mask &= ~torch.isin(batch["input_ids"], special)',
+        "mask &= mask",
+        "unit/train/test_calibrate.py",
+    ),
+    # cells
+    _break(
+        "cells: every cell has the same random numbers",
+        "seed_torch(derive_seed(cell.file))",
+        "seed_torch(0)",
+        "unit/studies/test_runner.py",
+    ),
+    _break(
+        "cells: a cell that is done is run again",
+        "for number, cell in enumerate(listed) if number not in outcomes}",
+        "for number, cell in enumerate(listed)}",
+        "unit/studies/test_runner.py",
+    ),
+    _break(
+        "cells: a cell of other settings is taken as done",
+        "difference(before, json.loads(json.dumps(self._run(cell), default=str)))",
+        "None",
+        "unit/studies/test_runner.py",
+        "unit/recipes/test_separate_runs.py",
+    ),
+    # recipes
+    _break(
+        "recipes: repeats of a subsample share their seed",
+        "seed * count + repeat",
+        "seed",
+        "unit/recipes/test_expand.py",
+    ),
+    _break(
+        "recipes: a table of the test split shows validation scores",
+        'key = "score" if part == "validation" else "test"',
+        'key = "score"',
+        "unit/recipes/test_pivot.py",
+    ),
+    _break(
+        "recipes: an estimate counts gradients of a frozen base",
+        'TRAINING if part == "train" and first.recipe.train_base else FORWARD',
+        'TRAINING if part == "train" else FORWARD',
+        "unit/recipes/test_estimate.py",
+    ),
+    # studies
+    _break(
+        "studies: Holm's correction becomes Bonferroni's",
+        "(len(values) - rank) * values[number]",
+        "len(values) * values[number]",
+        "unit/studies/test_statistics.py",
+    ),
+    _break(
+        "studies: one seed is enough for a conclusion",
+        "return self.seeds > 1 and self.low * self.high > 0",
+        "return self.low * self.high > 0",
+        "unit/studies/test_statistics.py",
+        "unit/studies/test_conclusions.py",
+    ),
+    _break(
+        "studies: CKA's kernel is centred with the biased estimate",
+        "kernel.sum(1) / (rows - 2)",
+        "kernel.sum(1) / rows",
+        "unit/studies/test_cka.py",
+    ),
+    _break(
+        "studies: the lens scores the token that the model has just read",
+        "ids[rows, positions + 1]",
+        "ids[rows, positions]",
+        "unit/studies/test_lens.py",
+    ),
+    # report
+    _break(
+        "report: a table can close the script that holds the page's data",
+        'text.replace("<", "\\\\u003c")',
+        "text",
+        "unit/report/test_page.py",
+    ),
+    _break(
+        "report: the diagonal and the rest of an inserted weight are swapped",
+        "torch.eye(value.shape[-1], dtype=torch.bool) == is_diagonal",
+        "torch.eye(value.shape[-1], dtype=torch.bool) != is_diagonal",
+        "unit/report/test_weights.py",
+    ),
+    _break(
+        "report: a logarithmic axis is drawn although a value is 0",
+        "if figure.log_x and all(value > 0 for value in values)",
+        "if figure.log_x",
+        "unit/report/test_curves.py",
+    ),
+    # estimators
+    _break(
+        "estimators: the decision function has the wrong sign",
+        "logits[:, 1] - logits[:, 0] if",
+        "logits[:, 0] - logits[:, 1] if",
+        "unit/estimators/test_classifier.py",
+    ),
+    _break(
+        "estimators: targets of a regression are not scaled",
+        "((numbers - mean) / scale).tolist()",
+        "(numbers - mean).tolist()",
+        "unit/estimators/test_regressor.py",
+        "unit/estimators/test_targets.py",
+    ),
+    _break(
+        "estimators: a classifier accepts a single class",
+        "if len(classes) < 2:",
+        "if len(classes) < 1:",
+        "unit/estimators/test_targets.py",
+        "unit/estimators/test_classifier.py",
+    ),
+    # serve
+    _break(
+        "serve: any key is accepted",
+        'hmac.compare_digest(sent, b"Bearer " + key.encode())',
+        'sent.startswith(b"Bearer ")',
+        "unit/serve/test_guard.py",
+    ),
+    _break(
+        "serve: a body of any size is read",
+        "if size > self._settings.payload_limit:",
+        "if size < 0:",
+        "unit/serve/test_guard.py",
+    ),
+    _break(
+        "serve: readers are loaded from outside the folder that is allowed",
+        "not place.is_relative_to(root) or",
+        "",
+        "unit/serve/test_live.py",
+    ),
+    _break(
+        "serve: one request too many may wait",
+        "self._unanswered >= self.settings.max_concurrent_requests",
+        "self._unanswered > self.settings.max_concurrent_requests",
+        "unit/serve/test_engine.py",
+    ),
+    # cli
+    _break(
+        "cli: bad input ends with the status of a fault of ours",
+        "sys.exit(2 if isinstance(error, LaminaError) else 1)",
+        "sys.exit(1)",
+        "unit/cli/test_app.py",
+    ),
+    _break(
+        "cli: NaN is printed into JSON",
+        'inf_nan_mode="null"',
+        'inf_nan_mode="constants"',
+        "unit/cli/test_output.py",
+    ),
+    _break(
+        "cli: texts are dropped in silence when a file is given too",
+        "if texts and file is not None:",
+        "if texts and file == texts:",
+        "unit/cli/test_predict.py",
+    ),
+    # demo
+    _break(
+        "demo: the corpus repeats its sentences",
+        'if row["text"].lower() not in seen:',
+        'if row["text"] is not None:',
+        "unit/demo/test_corpus.py",
+    ),
+    _break(
+        "demo: sentences with a fault are labelled acceptable",
+        'tokens if judgement == "acceptable" else corrupt(tokens, rng)',
+        'tokens if judgement != "acceptable" else corrupt(tokens, rng)',
+        "unit/demo/test_corpus.py",
+        "unit/demo/test_sentences.py",
+    ),
+    _break(
+        "demo: the best layer is the worst",
+        'max(names, key=lambda name: best[name][bank[name].info["metric"]])',
+        'min(names, key=lambda name: best[name][bank[name].info["metric"]])',
+        "unit/demo/test_corpus.py",
+    ),
+    # registry, utils
+    _break(
+        "utils: parts of a derived seed run together",
+        '":".join(map(str, parts))',
+        '"".join(map(str, parts))',
+        "unit/test_utils.py",
+    ),
+    _break(
+        "utils: the open end of a range is accepted",
+        "low <= value < high if open_high else low <= value <= high",
+        "low <= value <= high",
+        "unit/test_utils.py",
+    ),
+    _break(
+        "registry: a name that is taken is replaced",
+        "if name in self._rows:\n            raise ConfigError",
+        "if not name:\n            raise ConfigError",
+        "unit/test_registry.py",
+    ),
+)
+
+
+def place_of(fault: Break, tree: Path) -> Path:
+    """Return the one source file of `tree` that has the text of `fault`.
+
+    Raises:
+        StaleBreakError: If no file has the text, or it occurs more than once.
+    """
+    counts = {path: path.read_text(encoding="utf-8").count(fault.old) for path in (tree / PACKAGE).rglob("*.py")}
+    places = [path for path, count in counts.items() if count]
+    if len(places) != 1 or counts[places[0]] != 1:
+        many = "occurs nowhere" if not places else f"occurs {sum(counts.values())} times"
+        raise StaleBreakError(f"its text {many} in {PACKAGE}: {fault.old!r}")
+    return places[0]
+
+
+def tests_of(fault: Break, tree: Path) -> list[str]:
+    """Return what pytest is given for `fault`, as paths below `tree`; a test file that was moved is found by its name.
+
+    Raises:
+        StaleBreakError: If a test file is neither at its path nor the only one of its name elsewhere.
+    """
+    named: list[str] = []
+    for test in fault.tests:
+        path, mark, case = test.partition("::")
+        places = [tree / "tests" / path]
+        if not places[0].is_file():
+            places = list((tree / "tests").rglob(Path(path).name))
+        if len(places) != 1:
+            raise StaleBreakError(f"its test tests/{path} is gone, and {len(places)} others have that name")
+        named.append(f"{places[0].relative_to(tree)}{mark}{case}")
+    return named
+
+
+def run_tests(tests: list[str], tree: Path) -> subprocess.CompletedProcess[str]:
+    """Run `tests` in `tree`, against the package of `tree`, up to the first failure."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tree / "src"),
+        "PYTHONDONTWRITEBYTECODE": "",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    return subprocess.run(
+        command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+
+
+def try_break(fault: Break, tree: Path) -> str:
+    """Put `fault` into `tree`, run its tests, take it out again; return "" if it was caught, else what went wrong."""
+    path, tests = place_of(fault, tree), tests_of(fault, tree)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
+    try:
+        result = run_tests(tests, tree)
+    except subprocess.TimeoutExpired:
+        return f"its tests did not end within {TIMEOUT_S} s"
+    finally:
+        path.write_text(text, encoding="utf-8")
+    if result.returncode == FAILED:
+        return ""
+    return "its tests pass" if result.returncode == 0 else f"its tests did not run: {result.stdout[-500:]}"
+
+
+def failing_without(faults: list[Break], tree: Path) -> list[str]:
+    """Return the named tests that fail in `tree` as it is: what they catch says nothing."""
+    files = dict.fromkeys(test for fault in faults for test in tests_of(fault, tree))
+    return [test for test in files if run_tests([test], tree).returncode]
+
+
+def parsed() -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", default="", metavar="NAME", help="run the faults whose name contains this")
+    parser.add_argument("--list", action="store_true", help="print the names and their tests, and run nothing")
+    parser.add_argument("--sound", action="store_true", help="first run the named tests without a fault")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Try the faults that were asked for, print a line for each, and return the exit status."""
+    options = parsed()
+    faults = [fault for fault in BREAKS if options.only in fault.name]
+    if options.list or not faults:
+        print("\n".join(f"{fault.name}  [{', '.join(fault.tests)}]" for fault in faults) or "no fault has this name")
+        return int(not faults)
+    missed = 0
+    with tempfile.TemporaryDirectory(prefix="lamina-breaks-") as folder:
+        tree = Path(folder) / "tree"
+        shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
+        if options.sound and (failing := failing_without(faults, tree)):
+            print(f"these tests fail without any fault: {', '.join(failing)}")
+            return 1
+        for fault in faults:
+            start = time.monotonic()
+            try:
+                problem = try_break(fault, tree)
+            except StaleBreakError as error:
+                problem = f"no longer applies; {error}"
+            missed += bool(problem)
+            said = f"NOT CAUGHT ({problem})" if problem else "caught"
+            print(f"{said:<10} {fault.name}  {time.monotonic() - start:.0f} s", flush=True)
+    print(f"{len(faults) - missed} of {len(faults)} faults caught")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
