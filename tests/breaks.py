@@ -78,9 +78,9 @@ BREAKS = (
     ),
     # fusion
     _break(
-        "fusion: ScalarMix ignores its global scale",
+        "fusion: ScalarMix does not normalise its weights",
         "WeightedSum(self.scale * scores.softmax(0))",
-        "WeightedSum(scores.softmax(0))",
+        "WeightedSum(self.scale * scores.exp())",
         "unit/fusion/test_scalar_mix.py",
     ),
     _break(
@@ -118,7 +118,7 @@ BREAKS = (
         "heads: pooling by a query looks at padding",
         "weights.masked_fill(~mask, -torch.inf).softmax(-1).unsqueeze(-1)",
         "weights.softmax(-1).unsqueeze(-1)",
-        "unit/heads/test_sequence_classification.py",
+        "contract/test_heads.py",
     ),
     _break(
         "heads: the loss is averaged over tokens without a label too",
@@ -163,7 +163,7 @@ BREAKS = (
         "bank: the base is not frozen",
         "model = model.eval() if train_base else model.eval().requires_grad_(False)",
         "model = model.eval()",
-        "unit/bank/test_bank.py",
+        "contract/test_bank.py",
     ),
     _break(
         "bank: a separator before the first text begins the second",
@@ -175,7 +175,7 @@ BREAKS = (
         "bank: a watched text does not include its end token",
         "ends.cumsum(1) - ends.long() > 0",
         "ends.cumsum(1) > 0",
-        "unit/bank/test_watching.py",
+        "contract/test_monitors.py",
     ),
     _break(
         "bank: a score equal to the threshold is not flagged while a text is written",
@@ -277,9 +277,9 @@ BREAKS = (
         "unit/train/test_learner.py",
     ),
     _break(
-        "tasks: recall at a rate counts ties with a negative",
-        "(scores[positive] > highest)",
-        "(scores[positive] >= highest)",
+        "tasks: recall at a rate allows one false positive more",
+        "math.floor(len(negatives) * rate + 1e-9)",
+        "math.floor(len(negatives) * rate + 1)",
         "unit/tasks/test_ranking.py",
     ),
     _break(
@@ -365,12 +365,13 @@ BREAKS = (
         "predict: evaluate scores the validation split whatever split is asked for",
         "scoring_groups(subject, run, split, options)",
         'scoring_groups(subject, run, "validation", options)',
-        "unit/train/test_evaluate.py",
+        "unit/cli/test_evaluate.py",
+        "contract/test_training.py",
     ),
     _break(
-        "predict: a resumed bulk run keeps a half written row",
-        "file.truncate(partial.size)",
-        "file.tell()",
+        "predict: a resumed bulk run reads skipped rows again",
+        "self.read + read, self.skipped",
+        "self.read + len(rows), self.skipped",
         "unit/train/test_bulk.py",
     ),
     _break(
@@ -464,9 +465,9 @@ BREAKS = (
         "unit/report/test_weights.py",
     ),
     _break(
-        "report: a logarithmic axis is drawn although a value is 0",
-        "if figure.log_x and all(value > 0 for value in values)",
-        "if figure.log_x",
+        "report: a method without an x value is drawn at one point",
+        '"across": point.x is None',
+        '"across": False',
         "unit/report/test_curves.py",
     ),
     # estimators
@@ -501,7 +502,7 @@ BREAKS = (
         "serve: a body of any size is read",
         "if size > self._settings.payload_limit:",
         "if size < 0:",
-        "unit/serve/test_guard.py",
+        "unit/serve/test_app.py",
     ),
     _break(
         "serve: readers are loaded from outside the folder that is allowed",
@@ -536,36 +537,47 @@ BREAKS = (
     ),
     # demo
     _break(
-        "demo: the corpus repeats its sentences",
-        'if row["text"].lower() not in seen:',
-        'if row["text"] is not None:',
+        "demo: names of the test split stand in the training split",
+        "kept_back=held_out_names()",
+        "kept_back=frozenset()",
         "unit/demo/test_corpus.py",
     ),
     _break(
-        "demo: sentences with a fault are labelled acceptable",
-        'tokens if judgement == "acceptable" else corrupt(tokens, rng)',
-        'tokens if judgement != "acceptable" else corrupt(tokens, rng)',
-        "unit/demo/test_corpus.py",
-        "unit/demo/test_sentences.py",
-    ),
-    _break(
-        "demo: the best layer is the worst",
-        'max(names, key=lambda name: best[name][bank[name].info["metric"]])',
-        'min(names, key=lambda name: best[name][bank[name].info["metric"]])',
+        "demo: rows of validation and test are counted once",
+        "rows - 2 * held_out",
+        "rows - held_out",
         "unit/demo/test_corpus.py",
     ),
-    # registry, utils
     _break(
-        "utils: parts of a derived seed run together",
-        '":".join(map(str, parts))',
-        '"".join(map(str, parts))',
+        "demo: a doubled comparative uses the wrong word",
+        'Token("more"), *tokens[i:]',
+        'Token("most"), *tokens[i:]',
+        "unit/demo/test_corpus.py",
+    ),
+    # registry, utils, errors
+    _break(
+        "utils: two threads write one temporary file",
+        "{os.getpid()}{get_ident()}",
+        "{os.getpid()}",
         "unit/test_utils.py",
     ),
     _break(
         "utils: the open end of a range is accepted",
         "low <= value < high if open_high else low <= value <= high",
         "low <= value <= high",
+        "unit/fusion/test_ada_layers.py",
+    ),
+    _break(
+        "utils: torch is seeded with half of the seed",
+        "torch.default_generator.manual_seed(seed)",
+        "torch.default_generator.manual_seed(seed >> 1)",
         "unit/test_utils.py",
+    ),
+    _break(
+        "errors: an error loses its fields when it is pickled",
+        '{**self.__dict__, "args": self.args}',
+        '{"args": self.args}',
+        "unit/test_errors.py",
     ),
     _break(
         "registry: a name that is taken is replaced",
