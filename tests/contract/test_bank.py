@@ -113,9 +113,9 @@ def test_a_call_of_the_model_is_untouched(name: str):
     for stack in stacks_of(name):
         bank = bank_of(model, stack)
         assert_same(model(**inputs), plain)
-        with bank.listen() as heard:
+        with bank.listen() as outputs:
             assert_same(model(**inputs), plain)
-        assert set(heard) == set(bank)
+        assert set(outputs) == set(bank)
         assert_same(bank(**inputs, main=True).main, plain)
         assert bank(**inputs).main is None
         assert_same(model(**inputs), plain)
@@ -133,7 +133,7 @@ def test_states_fewer_than_the_mask_says_are_refused():
 
 @pytest.mark.parametrize("name", VARIED)
 @torch.no_grad()
-def test_what_is_heard_is_what_is_read(name: str):
+def test_listening_gives_the_outputs_of_the_bank(name: str):
     """Wherever the mask comes from, for each of a model's stacks."""
     family, model = FAMILIES[name], model_of(name)
     inputs = family.inputs(model, batch=2, tokens=9, seed=1)
@@ -141,12 +141,12 @@ def test_what_is_heard_is_what_is_read(name: str):
         bank = ReaderBank(model)
         bank.add("r", Reader(AdaLayers(dim=8, alpha=2.0), SequenceClassification(("a", "b")), stack))
         bank.eval()
-        with bank.listen() as heard:
+        with bank.listen() as outputs:
             plain = model(**inputs)
         out = bank(**inputs, main=True)
         assert_same(out.main, plain)
-        assert torch.equal(heard["r"].mask, out["r"].mask)
-        assert torch.equal(heard["r"].logits, out["r"].logits)
+        assert torch.equal(outputs["r"].mask, out["r"].mask)
+        assert torch.equal(outputs["r"].logits, out["r"].logits)
         assert torch.equal(bank(**inputs)["r"].logits, out["r"].logits)
 
 
@@ -168,7 +168,7 @@ def test_generation_is_untouched_and_its_text_is_read(name: str, options: dict[s
     plain, before = generate(), photograph(model)
     bank = bank_of(model)
     assert torch.equal(generate(), plain)
-    with bank.listen() as heard:
+    with bank.listen() as outputs:
         assert torch.equal(generate(), plain)
     assert torch.equal(generate(), plain)
     assert_untouched(model, before)
@@ -176,13 +176,13 @@ def test_generation_is_untouched_and_its_text_is_read(name: str, options: dict[s
     if name in DECODER_ONLY:
         direct["position_ids"] = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
     out = bank(**direct)
-    assert set(heard) == set(out)
+    assert set(outputs) == set(out)
     for reader in out:
-        copies = len(heard[reader].logits) // len(out[reader].logits)  # decoders read one row per beam or sample
+        copies = len(outputs[reader].logits) // len(out[reader].logits)  # decoders read one row per beam or sample
         real = out[reader].mask.repeat_interleave(copies, 0)
         expected = out[reader].logits.repeat_interleave(copies, 0)
-        assert torch.equal(heard[reader].mask, real)
-        got = heard[reader].logits
+        assert torch.equal(outputs[reader].mask, real)
+        got = outputs[reader].logits
         if got.ndim == 3:
             got, expected = got[real], expected[real]
         if copies == 1 and name not in DECODER_ONLY:
@@ -195,15 +195,15 @@ def test_generation_is_untouched_and_its_text_is_read(name: str, options: dict[s
 def test_the_encoder_is_read_once_per_text_while_beams_run():
     model, inputs = generating("bart-Seq2SeqLM")
     bank = bank_of(model, "encoder")
-    with bank.listen() as heard:
+    with bank.listen() as outputs:
         model.generate(**inputs, max_new_tokens=4, num_beams=4)
-    assert all(len(output.logits) == len(inputs["input_ids"]) for output in heard.readers.values())
+    assert all(len(output.logits) == len(inputs["input_ids"]) for output in outputs.readers.values())
     out = bank(**inputs)
-    assert all(torch.equal(heard[name].logits, out[name].logits) for name in bank)
+    assert all(torch.equal(outputs[name].logits, out[name].logits) for name in bank)
 
 
 @torch.no_grad()
-def test_readers_on_both_stacks_are_heard_and_recorded_together():
+def test_readers_on_both_stacks_listen_and_record_together():
     family, model = FAMILIES["bart-Seq2SeqLM"], model_of("bart-Seq2SeqLM")
     inputs = family.inputs(model, batch=2, tokens=9, seed=1)
     bank = ReaderBank(model)
@@ -214,39 +214,39 @@ def test_readers_on_both_stacks_are_heard_and_recorded_together():
     for stack in ("encoder", "decoder"):
         alone[stack] = bank(**inputs, readers=[stack])[stack].logits
     out = bank(**inputs)
-    with bank.listen() as heard:
+    with bank.listen() as outputs:
         model(**inputs)
     for stack in ("encoder", "decoder"):
         assert torch.equal(out[stack].logits, alone[stack])
-        assert torch.equal(heard[stack].logits, alone[stack])
+        assert torch.equal(outputs[stack].logits, alone[stack])
     states = bank.record_states({stack: bank[stack].layers for stack in bank}, inputs)
     read = bank.read_states(states, inputs)
     assert all(torch.equal(read[stack].logits, alone[stack]) for stack in bank)
 
 
 @torch.no_grad()
-def test_the_next_text_is_heard_after_a_clear():
+def test_the_next_text_is_read_after_a_clear():
     family, model = FAMILIES["bert"], model_of("bert")
     bank = bank_of(model)
     first, second = (family.inputs(model, seed=seed) for seed in (1, 2))
-    with bank.listen() as heard:
+    with bank.listen() as outputs:
         model(**first)
         model(**second)
-        assert torch.equal(heard["r0"].logits, bank(**first)["r0"].logits)
-        heard.clear()
+        assert torch.equal(outputs["r0"].logits, bank(**first)["r0"].logits)
+        outputs.clear()
         model(**second)
-        assert torch.equal(heard["r0"].logits, bank(**second)["r0"].logits)
+        assert torch.equal(outputs["r0"].logits, bank(**second)["r0"].logits)
 
 
 @torch.no_grad()
-def test_a_bank_hears_what_its_readers_are_at_the_time_of_the_call():
+def test_listening_uses_the_readers_at_the_time_of_the_call():
     family, model = FAMILIES["bert"], model_of("bert")
     bank = bank_of(model)
     inputs = family.inputs(model)
-    with bank.listen() as heard:
+    with bank.listen() as outputs:
         stir_(bank, 5)
         model(**inputs)
-    assert torch.equal(heard["r0"].logits, bank(**inputs)["r0"].logits)
+    assert torch.equal(outputs["r0"].logits, bank(**inputs)["r0"].logits)
 
 
 @pytest.mark.parametrize("name", TALKING)
@@ -260,13 +260,13 @@ def test_training_mode_concerns_the_readers_only(name: str):
     assert all(reader.training for reader in bank.readers.children())
     assert_untouched(model, before)
     assert_same(bank(**inputs, main=True).main, plain)
-    with bank.listen() as heard:
+    with bank.listen() as outputs:
         assert_same(model(**inputs), plain)
         assert not bank.training
     assert bank.training
     assert_untouched(model, before)
     expected = bank.eval()(**inputs)
-    assert torch.equal(heard["r0"].logits, expected["r0"].logits)
+    assert torch.equal(outputs["r0"].logits, expected["r0"].logits)
 
 
 @pytest.mark.parametrize("name", TALKING)

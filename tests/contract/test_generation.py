@@ -1,4 +1,4 @@
-"""Law 13: what is heard while generating is what one plain pass over the text would say, and the text is the same."""
+"""Law 13: outputs while generating equal those of one plain pass over the text, and the text is the same."""
 
 from __future__ import annotations
 
@@ -122,9 +122,9 @@ def plain(name: str, inputs: Mapping[str, Tensor], row: int, text: Tensor, begin
     return bank.read_states(cut, {ids: text[None, begin:]}, readers=list(READERS))
 
 
-def assert_as_in_one_pass(name: str, inputs: Mapping[str, Tensor], heard: BankOutput, over: str) -> list[int]:
-    """Compare each row to its own text alone, which `heard` tells; returns how many tokens were heard of each."""
-    first = heard["tokens"]
+def assert_as_in_one_pass(name: str, inputs: Mapping[str, Tensor], outputs: BankOutput, over: str) -> list[int]:
+    """Compare each row of `outputs` to one plain pass over its text alone; return the number of tokens in each row."""
+    first = outputs["tokens"]
     assert first.tokens is not None
     copies = len(first.mask) // len(next(iter(inputs.values())))
     lengths = []
@@ -132,14 +132,14 @@ def assert_as_in_one_pass(name: str, inputs: Mapping[str, Tensor], heard: BankOu
         own = first.tokens[row][mask]
         lengths.append(len(own))
         if not len(own):
-            assert all(heard[key].logits[row].isnan().all() for key in READERS)
+            assert all(outputs[key].logits[row].isnan().all() for key in READERS)
             continue
         before = torch.empty(0, dtype=torch.long)
         if over == "output":  # the prompt, whose states were not asked for
             before = prompt_alone(name, inputs, row // copies)
         expected = plain(name, inputs, row // copies, torch.cat([before, own]), len(before))
         for key in READERS:
-            got = heard[key].logits[row]
+            got = outputs[key].logits[row]
             got = got[mask] if got.ndim == 2 else got
             torch.testing.assert_close(got, expected[key].logits[0], rtol=0, atol=1e-6, msg=lambda m: f"{key}: {m}")  # noqa: B023
     return lengths
@@ -147,33 +147,33 @@ def assert_as_in_one_pass(name: str, inputs: Mapping[str, Tensor], heard: BankOu
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
 @torch.no_grad()
-def test_what_is_heard_is_what_one_pass_says(name: str, mode: str):
+def test_outputs_equal_those_of_one_plain_pass(name: str, mode: str):
     inputs, bank, options = prompt_of(name), bank_of(name), MODES[mode]
     options = options | {"eos_token_id": ends_of(name, inputs, **options)}
     expected = generate(name, inputs, **options)
     for over in ("both", "output"):
-        with bank.listen(over=over) as heard:
+        with bank.listen(over=over) as outputs:
             text = generate(name, inputs, **options)
         assert torch.equal(text, expected)
-        assert set(heard) == set(bank)
-        lengths = assert_as_in_one_pass(name, inputs, heard, over)
+        assert set(outputs) == set(bank)
+        lengths = assert_as_in_one_pass(name, inputs, outputs, over)
         assert len(lengths) == len(text)
         assert mode == "sampled beams" or len(set(lengths)) > 1
     if "encoder" in bank:
         alone = bank(**inputs, decoder_input_ids=torch.full((3, 1), 3), readers=["encoder"])
-        got = heard["encoder"].logits
+        got = outputs["encoder"].logits
         copies = alone["encoder"].logits.repeat_interleave(len(got) // 3, 0)  # Whisper reads a sound once per sequence
         torch.testing.assert_close(got, copies, rtol=0, atol=1e-6)
 
 
 @torch.no_grad()
-def test_a_text_is_heard_whole_where_its_prompt_is_read_in_pieces():
+def test_a_prompt_in_pieces_is_read_whole():
     inputs, bank = prompt_of("llama"), bank_of("llama")
     options = {"prefill_chunk_size": 3, "eos_token_id": ends_of("llama", inputs)}
     expected = generate("llama", inputs, **options)
-    with bank.listen(over="both") as heard:
+    with bank.listen(over="both") as outputs:
         assert torch.equal(generate("llama", inputs, **options), expected)
-    assert_as_in_one_pass("llama", inputs, heard, "both")
+    assert_as_in_one_pass("llama", inputs, outputs, "both")
     with bank.listen() as prompt:
         generate("llama", inputs, **options)
     once = bank(**inputs, position_ids=(inputs["attention_mask"].cumsum(1) - 1).clamp(min=0))
@@ -185,7 +185,7 @@ def test_a_text_is_heard_whole_where_its_prompt_is_read_in_pieces():
 @pytest.mark.parametrize("name", ["llama", "bart"])
 @pytest.mark.parametrize("mode", ["a model drafts", "the prompt is looked up"])
 @torch.no_grad()
-def test_drafts_that_are_not_taken_are_not_heard(name: str, mode: str):
+def test_rejected_drafts_are_not_part_of_the_outputs(name: str, mode: str):
     bank = bank_of(name)
     inputs = prompt_of(name, batch=1)
     assistant = copy.deepcopy(bank.model)
@@ -200,12 +200,12 @@ def test_drafts_that_are_not_taken_are_not_heard(name: str, mode: str):
         with_kwargs=True,
     )
     for over in ("both", "output", "prompt"):
-        with bank.listen(over=over) as heard:
+        with bank.listen(over=over) as outputs:
             assert torch.equal(generate(name, inputs, **options, **drafts), expected)
         if over == "prompt":
-            assert heard["tokens"].mask.shape[1] == expected.shape[1] - 12
+            assert outputs["tokens"].mask.shape[1] == expected.shape[1] - 12
         else:
-            assert assert_as_in_one_pass(name, inputs, heard, over)[0] == 11 + (over == "both") * (
+            assert assert_as_in_one_pass(name, inputs, outputs, over)[0] == 11 + (over == "both") * (
                 expected.shape[1] - 12
             )
     handle.remove()
@@ -215,12 +215,12 @@ def test_drafts_that_are_not_taken_are_not_heard(name: str, mode: str):
 
 
 @torch.no_grad()
-def test_states_of_a_cache_of_fixed_size_are_heard():
+def test_states_with_a_static_cache_are_read():
     inputs, bank = prompt_of("llama"), bank_of("llama")
     expected = generate("llama", inputs, cache_implementation="static", disable_compile=True)
-    with bank.listen(over="both") as heard:
+    with bank.listen(over="both") as outputs:
         assert torch.equal(generate("llama", inputs, cache_implementation="static", disable_compile=True), expected)
-    assert_as_in_one_pass("llama", inputs, heard, "both")
+    assert_as_in_one_pass("llama", inputs, outputs, "both")
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2}])
@@ -245,40 +245,40 @@ def test_what_generate_is_asked_to_return_comes_back(options: dict[str, Any]):
 
 
 @torch.no_grad()
-def test_a_prompt_of_embeddings_and_one_of_a_decoder_are_heard():
+def test_a_prompt_of_embeddings_and_one_of_a_decoder_are_read():
     inputs, bank = prompt_of("llama", batch=1), bank_of("llama")
     expected = generate("llama", inputs)
     embedded = {"inputs_embeds": bank.model.get_input_embeddings()(inputs["input_ids"])}
-    with bank.listen(over="both") as heard:
+    with bank.listen(over="both") as outputs:
         text = generate("llama", embedded)
     assert torch.equal(text, expected[:, -text.shape[1] :])
     states = plain("llama", inputs, 0, expected[0, :-1], 0)
     for name in READERS:
-        torch.testing.assert_close(heard[name].logits, states[name].logits, rtol=0, atol=1e-6)
+        torch.testing.assert_close(outputs[name].logits, states[name].logits, rtol=0, atol=1e-6)
     sound, speech = bank_of("bart"), prompt_of("bart")
     for given in (torch.tensor([[3, 7, 9]] * 3), torch.tensor([[7, 9]] * 3)):  # with the start token, and without
-        with sound.listen(over="output") as heard:
+        with sound.listen(over="output") as outputs:
             text = generate("bart", speech, decoder_input_ids=given)
-        assert torch.equal(heard["tokens"].tokens, text[:, 3:-1])
+        assert torch.equal(outputs["tokens"].tokens, text[:, 3:-1])
         with sound.listen(over="both") as whole:
             generate("bart", speech, decoder_input_ids=given)
         assert_as_in_one_pass("bart", speech, whole, "both")
-        torch.testing.assert_close(heard["tokens"].logits, whole["tokens"].logits[:, 3:], rtol=0, atol=1e-6)
+        torch.testing.assert_close(outputs["tokens"].logits, whole["tokens"].logits[:, 3:], rtol=0, atol=1e-6)
 
 
 @torch.no_grad()
-def test_the_next_text_is_heard_after_a_clear():
+def test_the_next_text_is_read_after_a_clear():
     inputs, bank = prompt_of("gpt2"), bank_of("gpt2")
     other = {key: value[:1] for key, value in inputs.items()}
-    with bank.listen(over="both") as heard:
+    with bank.listen(over="both") as outputs:
         generate("gpt2", inputs)
-        first = heard["text"].logits
+        first = outputs["text"].logits
         generate("gpt2", other)
-        assert heard["text"].logits is first
-        heard.clear()
+        assert outputs["text"].logits is first
+        outputs.clear()
         generate("gpt2", other)
-        assert_as_in_one_pass("gpt2", other, heard, "both")
-        assert len(heard["text"].logits) == 1
+        assert_as_in_one_pass("gpt2", other, outputs, "both")
+        assert len(outputs["text"].logits) == 1
 
 
 @torch.no_grad()
@@ -294,10 +294,10 @@ def test_a_token_wise_reader_holds_features_and_the_states_of_a_few_tokens():
         held.append((max([0, *map(len, waiting)]), sum(part.shape[1] for part in features)))
         begin(text, *given)
 
-    with pytest.MonkeyPatch.context() as patch, bank.listen(["tokens", "text"], over="both") as heard:
+    with pytest.MonkeyPatch.context() as patch, bank.listen(["tokens", "text"], over="both") as outputs:
         patch.setattr(GenerationStates, "on_start", start)
         generate("gpt2", inputs, max_new_tokens=50, eos_token_id=98)
-    assert heard["tokens"].mask.shape[1] == 57
+    assert outputs["tokens"].mask.shape[1] == 57
     assert len(set(texts)) == 1
     assert not texts[0]._states
     assert max(waiting for waiting, _ in held) == 15

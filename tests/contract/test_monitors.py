@@ -1,4 +1,4 @@
-"""What monitors rely on: a token's score never depends on later tokens, and is that of a plain pass."""
+"""Law 13 for monitors: a token's score does not depend on later tokens, and equals that of a plain pass."""
 
 from __future__ import annotations
 

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 class ReaderBank(ReaderCollection):
     """Readers that share one model: one forward pass of the model computes the outputs of all of them.
 
-    The model stays as it is: it is frozen, runs in eval mode, and gives bit-identical results with and without readers.
-    The model is not a submodule, so `bank.parameters()` and `bank.state_dict()` contain the readers only. A copy of a
-    bank (`copy.deepcopy`, pickle) contains a copy of the model.
+    By default the model is not changed: it is frozen, runs in eval mode, and its own results are bit-identical with and
+    without readers. The model is not a submodule, so `bank.parameters()` and `bank.state_dict()` contain the readers
+    only. A copy of a bank (`copy.deepcopy`, pickle) contains a copy of the model.
 
     A bank behaves like a mapping: `bank[name]` is the `ReaderModule` of a reader, and iterating yields the names.
 
@@ -60,9 +60,7 @@ class ReaderBank(ReaderCollection):
         train_base: Fine-tune the model together with the readers. It is then not frozen and follows the bank's mode,
             and its own outputs change. Parameters that were frozen before stay frozen.
         saves_base: Save the model's weights with the bank. None: only if `train_base` is set.
-
-    Attributes:
-        info: JSON-ready facts about the bank, which are saved with it.
+        info: JSON-ready facts about the bank, which are saved with it and stay in `bank.info`.
 
     Raises:
         ConfigError: If `train_base` is set and all parameters are frozen, or the model has adapters (PEFT), which could

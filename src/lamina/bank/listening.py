@@ -146,7 +146,10 @@ class _Listener:
         stack_pass.begin(batch, args, kwargs)
 
     def on_state(self, template: StackPass, layer: int, state: Tensor) -> None:
-        """Hand a state to the text or the pass that runs in this thread; the last state completes the outputs."""
+        """Hand the hidden state of a layer to whatever reads it in this thread: a generated text, or a single pass.
+
+        The last state of a single pass completes the outputs of its readers.
+        """
         key = get_ident(), template
         if _is_internal.get():
             return
@@ -223,7 +226,17 @@ def can_generate(model: PreTrainedModel) -> bool:
 
 
 def check_over(model: PreTrainedModel, passes: Sequence[StackPass], over: str) -> None:
-    """Raise UnknownNameError or ConfigError unless the readers can read the part `over` of a generated text."""
+    """Check that the readers of some passes can read a part of a generated text.
+
+    Args:
+        model: The model that generates.
+        passes: Passes with the readers.
+        over: The part: "prompt", "output" or "both".
+
+    Raises:
+        UnknownNameError: If there is no such part.
+        ConfigError: If the model does not generate text, or a fusion cannot run token by token.
+    """
     check_known("bank.listen", [over], get_args(Over), "over")
     if over == "prompt":
         return

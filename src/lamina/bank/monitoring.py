@@ -35,7 +35,7 @@ def monitor_names(info: Info) -> list[str]:
 
 
 def stored_monitors(readers: Readers) -> dict[str, AnyMonitor]:
-    """Return name -> monitor of all monitors that are stored with the readers; ConfigError if one cannot be read."""
+    """Return the monitors that are stored with the readers, by name; ConfigError if one cannot be read."""
     monitors: dict[str, AnyMonitor] = {}
     for reader, module in readers.items():
         what = f"the monitors that are saved with reader '{reader}' cannot be read"

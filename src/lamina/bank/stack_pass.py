@@ -206,7 +206,12 @@ def past_tokens(inputs: Inputs) -> int:
 
 
 def refuse_pairs(readers: Mapping[str, ReaderModule], key: str) -> None:
-    """Raise ConfigError if a reader compares two texts, which needs the token ids that the batch lacks at `key`."""
+    """Raise ConfigError if a reader compares the two texts of a pair: without token ids they cannot be told apart.
+
+    Args:
+        readers: Reader name -> module.
+        key: Argument of the model that would have the ids, for the message.
+    """
     for name, reader in readers.items():
         if reader.config.fusion.reads_pairs:
             problem = f"reader '{name}' compares two texts, and the batch has no {key} to tell them apart"
@@ -340,7 +345,14 @@ def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -
 
 
 def check_layer_order(op: str, stack: LayerStack, needed: Sequence[int], seen: Sequence[int]) -> None:
-    """Raise ConfigError unless the layers that a pass went through equal the layers needed, in the same order."""
+    """Raise ConfigError unless a pass went through exactly the layers that are needed, in that order.
+
+    Args:
+        op: Operation that the message names.
+        stack: The stack.
+        needed: Layers that readers need.
+        seen: Layers whose states came.
+    """
     if list(needed) != list(seen):
         layer = next(other if layer is None else layer for layer, other in zip_longest(needed, seen) if layer != other)
         problem = f"layer {layer} of the stack '{stack.name}' did not run in its turn"

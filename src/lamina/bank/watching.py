@@ -208,9 +208,13 @@ class _WatchedText(GenerationObserver):
     def _score(
         self, states: Mapping[int, Tensor], real: Bool[Tensor, "rows columns"]
     ) -> Float[Tensor, "monitors rows columns"]:
-        """Return each monitor's score of the text up to each column.
+        """Return each monitor's score of each sequence up to each of the given tokens (columns).
 
         The second reader of a cascade runs only for the sequences in which the first monitor is unsure of a token.
+
+        Args:
+            states: Layer -> states `[rows, columns, width]` of the tokens.
+            real: True at the tokens to score.
         """
         self._tokens_read += int(real.sum())
         always = read_tokens(self._template, self._always, states)
@@ -227,7 +231,12 @@ class _WatchedText(GenerationObserver):
         return values
 
     def _add_step(self, tokens: Int[Tensor, " rows"], real: Bool[Tensor, " rows"]) -> None:
-        """Add a step with the present scores and flags, and call `on_token` with it."""
+        """Append a `Step` with the present scores and flags to `steps`, and call `on_token` with it.
+
+        Args:
+            tokens: Id of the new token of each sequence.
+            real: False in sequences that have ended.
+        """
         shape = len(self.rows), len(tokens)
         scores = torch.full(shape, torch.nan, dtype=torch.float64) if self._scores is None else self._scores
         flags = torch.zeros(shape, dtype=torch.bool) if self.flags is None else self.flags

@@ -39,7 +39,7 @@ class Aggregation(ABC):
 
     @abstractmethod
     def first(self, score: Tensor) -> State:
-        """Return the state after the first token of each text.
+        """Return what the aggregation remembers (its state) after the first token of each text.
 
         Args:
             score: Score of the token, `[batch]`; `[batch, columns]` if the class is `per_label` or `weighted`.
@@ -47,7 +47,7 @@ class Aggregation(ABC):
 
     @abstractmethod
     def next(self, state: State, score: Tensor) -> State:
-        """Return the state after one more token.
+        """Return the aggregation's state after one more token.
 
         Args:
             state: State after the token before.

@@ -106,7 +106,7 @@ def push_folder(
 
 
 def _reason(error: BaseException, revision: str | None) -> str:
-    """Return why the hub refused, in plain words where its own message does not say it.
+    """Return in plain words why the hub refused, for an error message.
 
     Args:
         error: The error that huggingface_hub raised.

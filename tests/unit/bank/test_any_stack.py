@@ -64,19 +64,19 @@ def test_a_reader_per_stack_in_one_pass(name: str):
             bank.add(f"{stack}-{key}", Reader(*parts, stack))
     model.register_forward_hook(lambda *_: passes.append(1))
     out = bank.eval()(**inputs, main=True)
-    with bank.listen() as heard:
+    with bank.listen() as outputs:
         model(**inputs)
     assert len(passes) == 2
     for stack, expected in alone.items():
         for key in READERS:
             assert torch.equal(out[f"{stack}-{key}"].logits, expected[key].logits)
-            assert torch.equal(heard[f"{stack}-{key}"].logits, expected[key].logits)
+            assert torch.equal(outputs[f"{stack}-{key}"].logits, expected[key].logits)
 
 
 @pytest.mark.parametrize("stack", ["both", ["encoder", "decoder"], ("encoder", "decoder")])
 def test_one_reader_over_two_stacks_is_refused(stack: Any):
-    told = r"reader: stack is .*; a reader reads one stack, .* Add one reader per stack: they share a pass"
-    with pytest.raises(ConfigError, match=told):
+    message = r"reader: stack is .*; a reader reads one stack, .* Add one reader per stack: they share a pass"
+    with pytest.raises(ConfigError, match=message):
         Reader(Mean(), SequenceClassification(TWO), stack)
 
 
@@ -92,15 +92,15 @@ def test_two_banks_take_turns_on_one_model():
     expected = [one(**inputs), other(**inputs)]
     for _ in range(2):
         for bank, out in zip((one, other), expected, strict=True):
-            with bank.listen() as heard:
+            with bank.listen() as outputs:
                 model(**inputs)
-            assert all(torch.equal(heard[name].logits, out[name].logits) for name in bank)
+            assert all(torch.equal(outputs[name].logits, out[name].logits) for name in bank)
             assert all(torch.equal(bank(**inputs)[name].logits, out[name].logits) for name in bank)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2}])
 @torch.no_grad()
-def test_two_banks_hear_one_generation(options: dict[str, Any]):
+def test_two_banks_listen_to_one_generation(options: dict[str, Any]):
     family = FAMILIES[BART]
     model = family.known()
     inputs = {"input_ids": ids_of(2, 6)}
@@ -109,10 +109,10 @@ def test_two_banks_hear_one_generation(options: dict[str, Any]):
     expected = model.generate(**inputs, **SHORT, **options)
     with one.listen(over="output") as a, other.listen(over="output") as b, third.listen(over="both") as c:
         assert torch.equal(model.generate(**inputs, **SHORT, **options), expected)
-    for bank, over, heard in ((one, "output", a), (other, "output", b), (third, "both", c)):
+    for bank, over, outputs in ((one, "output", a), (other, "output", b), (third, "both", c)):
         with bank.listen(over=over) as alone:
             model.generate(**inputs, **SHORT, **options)
-        assert all(torch.equal(heard[name].logits, alone[name].logits) for name in bank)
+        assert all(torch.equal(outputs[name].logits, alone[name].logits) for name in bank)
 
 
 @pytest.mark.parametrize("over", ["prompt", "both"])
@@ -132,12 +132,12 @@ def test_a_banks_own_pass_is_not_the_main_job(over: Any):
         one.record_states({"main": [2]}, aside)
         return torch.zeros(1, dtype=torch.bool)
 
-    with one.listen(over=over) as heard:
+    with one.listen(over=over) as outputs:
         ask()
         with pytest.raises(ConfigError, match="has no output: only a bank's own pass over the stack 'main' ran"):
-            heard["text"]
+            outputs["text"]
         assert torch.equal(model.generate(**main, **SHORT, stopping_criteria=[ask]), text)
-    assert all(torch.equal(heard[name].logits, expected[name].logits) for name in one)
+    assert all(torch.equal(outputs[name].logits, expected[name].logits) for name in one)
     assert all(torch.equal(value, alone) for value, alone in zip(asked[2:], asked, strict=False))
     with lamina.tap(model, [1]) as states:
         low(**aside)
@@ -163,17 +163,17 @@ PADDED = [(GPT2, True), ("llama-CausalLM", True), ("llama-CausalLM", False), ("b
 
 @pytest.mark.parametrize(("name", "positions"), PADDED)
 @torch.no_grad()
-def test_padding_on_either_side_says_the_same(name: str, positions: bool):
+def test_padding_on_either_side_gives_the_same_logits(name: str, positions: bool):
     """With positions that are counted over real tokens: as `generate` gives them, or as the model counts itself."""
     model = FAMILIES[name].known()
     texts = [ids_of(1, tokens, seed=tokens)[0] for tokens in (9, 6, 4)]
     bank = bank_on(model)
     right, left = (padded(texts, side, model.config.pad_token_id or 0, positions) for side in ("right", "left"))
     out, other = bank(**right), bank(**left)
-    with bank.listen() as heard:
+    with bank.listen() as outputs:
         model(**left)
     for key in READERS:
-        assert torch.equal(heard[key].logits, other[key].logits)
+        assert torch.equal(outputs[key].logits, other[key].logits)
         for row, text in enumerate(texts):
             alone = bank(input_ids=text[None])[key].logits[0]
             for said, batch in ((out[key].logits[row], right), (other[key].logits[row], left)):
@@ -213,11 +213,11 @@ def test_without_a_mask_every_token_counts_as_it_does_for_the_model(name: str):
 def test_a_mask_of_four_axes_is_refused(name: str):
     model = FAMILIES[name].known()
     bank, ids = bank_on(model), ids_of(2, 4)
-    told = r"the attention mask is torch\.bool \[2, 1, 4, 4\]; it must be \[batch, tokens\]"
+    message = r"the attention mask is torch\.bool \[2, 1, 4, 4\]; it must be \[batch, tokens\]"
     mask = torch.ones(2, 1, 4, 4, dtype=torch.bool)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         bank(input_ids=ids, attention_mask=mask)
-    with pytest.raises(ConfigError, match=told), bank.listen():
+    with pytest.raises(ConfigError, match=message), bank.listen():
         model(input_ids=ids, attention_mask=mask)
 
 
@@ -234,9 +234,9 @@ def test_a_pass_that_goes_on_from_a_cache_reads_its_own_tokens(masked: bool):
     start = {"input_ids": ids[:, :5], "attention_mask": mask[:, :5], "position_ids": place[:, :5]}
     cache = model(**start, use_cache=True).past_key_values
     rest = {"input_ids": ids[:, 5:], "position_ids": place[:, 5:]} | ({"attention_mask": mask} if masked else {})
-    with bank.listen() as heard:
+    with bank.listen() as outputs:
         model(**rest, past_key_values=copy.deepcopy(cache))
-    for out in (heard["tokens"], bank(**rest, past_key_values=copy.deepcopy(cache))["tokens"]):
+    for out in (outputs["tokens"], bank(**rest, past_key_values=copy.deepcopy(cache))["tokens"]):
         assert torch.equal(out.mask, mask[:, 5:].bool())
         seen = mask[:, 5:].bool()
         torch.testing.assert_close(out.logits[seen], whole.logits[:, 5:][seen], rtol=0, atol=1e-5)
@@ -244,8 +244,8 @@ def test_a_pass_that_goes_on_from_a_cache_reads_its_own_tokens(masked: bool):
     pair = FAMILIES[BART].inputs(decoder.model)
     again = decoder.model(**pair, use_cache=True).past_key_values
     step = {key: value for key, value in pair.items() if not key.startswith("decoder")}
-    told = decoder(**step, decoder_input_ids=ids[:, :1], past_key_values=again)  # an encoder has no cache
-    torch.testing.assert_close(told["text"].logits, decoder(**pair)["text"].logits, rtol=0, atol=1e-6)
+    output = decoder(**step, decoder_input_ids=ids[:, :1], past_key_values=again)  # an encoder has no cache
+    torch.testing.assert_close(output["text"].logits, decoder(**pair)["text"].logits, rtol=0, atol=1e-6)
 
 
 @torch.no_grad()
@@ -255,6 +255,6 @@ def test_a_pass_of_the_backbone_alone_that_goes_on_from_a_cache_reads_its_own_to
     mask = torch.ones_like(ids)
     mask[1, -1] = 0
     cache = model(input_ids=ids[:, :5], use_cache=True).past_key_values
-    with bank.listen() as heard:
+    with bank.listen() as outputs:
         model.transformer(input_ids=ids[:, 5:], attention_mask=mask, past_key_values=cache)
-    assert torch.equal(heard["tokens"].mask, mask[:, 5:].bool())
+    assert torch.equal(outputs["tokens"].mask, mask[:, 5:].bool())

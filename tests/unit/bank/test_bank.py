@@ -1,4 +1,4 @@
-"""The bank's own behaviour: names, what runs and what does not, losses, errors."""
+"""Readers of a bank: their names, which layers run, losses, dropout, copies and errors."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_reading_the_embeddings_runs_no_block(bank: ReaderBank, batch: dict[str,
     assert counts == [0, 0, 0]
 
 
-def test_layers_that_a_cutoff_removed_are_not_waited_for(model: Any, batch: dict[str, torch.Tensor]):
+def test_layers_that_a_cutoff_removed_are_not_run(model: Any, batch: dict[str, torch.Tensor]):
     bank = ReaderBank(model)
     reader = bank.add("r", Reader(AdaLayers(dim=8, alpha=1.0, cutoff=0.2), TWO))
     with torch.no_grad():
@@ -118,7 +118,7 @@ def test_only_the_stack_that_is_needed_runs():
     assert len(calls) == found + 1
 
 
-def test_states_are_let_go(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+def test_no_state_is_referenced_after_it_was_read(bank: ReaderBank, batch: dict[str, torch.Tensor]):
     """Beyond the current layer's, no hidden state outlives its reading."""
     import weakref
 
@@ -152,7 +152,7 @@ def test_a_bank_is_a_mapping_of_readers(bank: ReaderBank):
 
 
 @pytest.mark.parametrize("name", ["type", "keys", "training", "forward", "a", "9", "a-b_C", "x" * 100])
-def test_names_that_can_be(bank: ReaderBank, batch: dict[str, torch.Tensor], name: str):
+def test_allowed_reader_names(bank: ReaderBank, batch: dict[str, torch.Tensor], name: str):
     bank.add(name, Reader(AdaLayers(dim=8), TWO))
     assert bank(**batch)[name].logits.shape == (2, 2)
     assert name in list(bank)
@@ -163,7 +163,7 @@ def test_names_that_can_be(bank: ReaderBank, batch: dict[str, torch.Tensor], nam
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "a.b", "../a", "-a", "_a", "é", "x" * 101, "a\n"])
-def test_names_that_cannot_be(bank: ReaderBank, name: str):
+def test_reader_names_that_are_refused(bank: ReaderBank, name: str):
     with pytest.raises(ConfigError, match=r"(?s)bank\.add: '.*' cannot be a reader's name"):
         bank.add(name, Reader(AdaLayers(dim=8), TWO))
     assert list(bank) == ["ada", "low"]
@@ -215,7 +215,7 @@ def test_readers_of_another_bank_take_the_mode_of_this_one(bank: ReaderBank, tra
     assert {part.training for part in bank["more"].modules()} == {training}
 
 
-def test_unknown_readers_are_named_with_those_there_are(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+def test_an_unknown_reader_is_an_error_that_lists_the_known_ones(bank: ReaderBank, batch: dict[str, torch.Tensor]):
     unknown = "unknown reader 'aba'; known: ada, low. Did you mean 'ada'?"
     with pytest.raises(UnknownNameError, match=f"bank: {unknown}"):
         bank(**batch, readers=["aba"])
@@ -532,7 +532,7 @@ def take_the_encoder_out(model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "told"),
+    ("edit", "message"),
     [
         (without_the_last_block, r"'encoder\.layer\.2' is another module"),
         (append_a_block, r"'encoder\.layer' has 4 blocks, not 3"),
@@ -543,12 +543,12 @@ def take_the_encoder_out(model: Any) -> None:
         (lambda model: insert_(model, "ffn", layers=[1]), r"it was edited \(insert\)"),
     ],
 )
-def test_an_edit_under_a_bank_is_told_at_the_next_pass(
-    edit: Any, told: str, bank: ReaderBank, batch: dict[str, torch.Tensor]
+def test_an_edit_under_a_bank_is_an_error_at_the_next_pass(
+    edit: Any, message: str, bank: ReaderBank, batch: dict[str, torch.Tensor]
 ):
     bank(**batch)
     edit(bank.model)
-    expected = f"bank: the model's layers are no longer those that were found: {told}.*make a new bank"
+    expected = f"bank: the model's layers are no longer those that were found: {message}.*make a new bank"
     with pytest.raises(ConfigError, match=expected):
         bank(**batch)
     with pytest.raises(ConfigError, match=expected), bank.listen():
@@ -572,7 +572,7 @@ def test_inserted_layers_are_folded_in_and_parts_frozen_under_a_bank(model: Any,
         bank(**batch)
 
 
-def test_an_edit_of_a_part_of_the_model_is_told_too():
+def test_an_edit_of_a_part_of_the_model_is_an_error_too():
     family = FAMILIES["bert-SequenceClassification"]
     model = family.known()
     bank = ReaderBank(model)
@@ -613,7 +613,7 @@ def test_recorded_states_are_the_models_own(bank: ReaderBank, batch: dict[str, t
         bank.record_states({"main": [4]}, batch)
 
 
-def test_states_that_are_not_there_are_named(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+def test_a_missing_state_is_named(bank: ReaderBank, batch: dict[str, torch.Tensor]):
     states = bank.record_states({"main": [1, 3]}, batch)
     with pytest.raises(ConfigError, match=r"no state of layer 2 of the stack 'main'; .* need the layers 1, 2, 3"):
         bank.read_states(states, batch)
@@ -625,7 +625,7 @@ def test_states_that_are_not_there_are_named(bank: ReaderBank, batch: dict[str, 
 # Labels that are not there
 
 
-def test_a_loss_over_no_labels_is_nothing(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+def test_a_loss_without_any_label_is_zero(bank: ReaderBank, batch: dict[str, torch.Tensor]):
     bank.add("words", Reader(Mean(), TokenClassification(("a", "b"), feedforward=8)))
     bank.add("score", Reader(Mean(), SequenceClassification(("s",), problem_type="regression")))
     bank.add("both", Reader(Mean(), SequenceClassification(("a", "b"), problem_type="multi_label")))
@@ -648,7 +648,7 @@ def test_a_loss_over_no_labels_is_nothing(bank: ReaderBank, batch: dict[str, tor
 
 
 @pytest.mark.parametrize("train_base", [False, True])
-def test_listening_gives_every_mode_back(model: Any, batch: dict[str, torch.Tensor], train_base: bool):
+def test_listening_restores_every_mode(model: Any, batch: dict[str, torch.Tensor], train_base: bool):
     bank = ReaderBank(model, train_base=train_base)
     for name in ("a", "b"):
         bank.add(name, Reader(AdaLayers(dim=8), TWO))
@@ -658,16 +658,16 @@ def test_listening_gives_every_mode_back(model: Any, batch: dict[str, torch.Tens
     model.embeddings.eval()
     modules = {**dict(bank.named_modules(prefix="bank")), **dict(model.named_modules(prefix="model"))}
     before = {path: module.training for path, module in modules.items()}
-    with bank.listen() as heard:
+    with bank.listen() as outputs:
         model(**batch)
         assert not any(module.training for module in modules.values())
     assert {path: module.training for path, module in modules.items()} == before
-    assert list(heard) == ["a", "b"]
-    heard.clear()
-    assert len(heard) == 0
+    assert list(outputs) == ["a", "b"]
+    outputs.clear()
+    assert len(outputs) == 0
 
 
-def test_its_print_says_what_is_read():
+def test_printing_a_bank_shows_the_model_and_the_layers():
     bank = ReaderBank(FAMILIES["bert"].known())
     bank.model.name_or_path = "tiny"
     bank.add("mood", Reader(Mean(layers="1-"), SequenceClassification(("bad", "good"))))

@@ -43,7 +43,7 @@ def test_pairs_joined_into_one_text_are_read_as_texts():
     assert type(Reader.default(pairs().join_pairs(" and ")).fusion) is PooledLayers
 
 
-def test_what_has_no_default_is_refused_with_what_does():
+def test_a_task_without_a_default_reader_is_refused():
     with pytest.raises(
         ConfigError, match=r"got str; a lamina.Reader is needed, or a lamina.Task for its default reader"
     ):

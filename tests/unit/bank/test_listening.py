@@ -1,4 +1,4 @@
-"""Listening to `generate`: what is refused, what is said of silence, and that nothing stays behind."""
+"""`bank.listen` around `generate`: what is refused, why an output is missing, and that no hook stays behind."""
 
 from __future__ import annotations
 
@@ -52,27 +52,27 @@ def test_an_encoder_has_no_decoder_to_read():
 @pytest.mark.parametrize("name", ["bert", "gpt2", "bart"])
 def test_a_model_that_writes_nothing_has_no_output(name: str):
     bank = bank_of(name)
-    told = rf"bank\.listen: over is 'output', but {type(bank.model).__name__} has no head that generates text"
-    with pytest.raises(ConfigError, match=told), bank.listen(over="output"):
+    message = rf"bank\.listen: over is 'output', but {type(bank.model).__name__} has no head that generates text"
+    with pytest.raises(ConfigError, match=message), bank.listen(over="output"):
         pass
 
 
-def test_another_word_for_over_is_refused():
+def test_an_unknown_value_of_over_is_refused():
     bank: Any = bank_of("gpt2-CausalLM")
-    told = "unknown over 'outputs'; known: prompt, output, both"
-    with pytest.raises(UnknownNameError, match=told), bank.listen(over="outputs"):
+    message = "unknown over 'outputs'; known: prompt, output, both"
+    with pytest.raises(UnknownNameError, match=message), bank.listen(over="outputs"):
         pass
 
 
-def test_blocks_that_run_along_are_refused():
+def test_a_fusion_that_runs_along_with_the_blocks_is_refused():
     bank = bank_of("gpt2-CausalLM", fusion=ExtraLayers())
-    told = "the fusion of reader 'r' runs along with the model's own blocks"
-    with pytest.raises(ConfigError, match=told), bank.listen(over="both"):
+    message = "the fusion of reader 'r' runs along with the model's own blocks"
+    with pytest.raises(ConfigError, match=message), bank.listen(over="both"):
         pass
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"custom_generate": lambda *_, **__: None}, "custom_generate=.* which decodes by a loop of its own"),
         ({"guidance_scale": 1.5}, "guidance_scale=1.5, which runs the model on a second prompt"),
@@ -81,12 +81,12 @@ def test_blocks_that_run_along_are_refused():
         ({"cache_implementation": "paged"}, "cache_implementation='paged', which puts several texts"),
     ],
 )
-def test_ways_to_decode_whose_states_would_be_wrong_are_refused(options: dict[str, Any], told: str):
+def test_ways_to_decode_whose_states_would_be_wrong_are_refused(options: dict[str, Any], message: str):
     bank = bank_of("gpt2-CausalLM")
     before = traces(bank.model)
-    with pytest.raises(ConfigError, match=told), bank.listen(over="both") as heard:
+    with pytest.raises(ConfigError, match=message), bank.listen(over="both") as outputs:
         bank.model.generate(**prompt(bank), **SHORT, **options)
-    assert len(heard) == 0
+    assert len(outputs) == 0
     assert traces(bank.model) == before
 
 
@@ -106,58 +106,58 @@ def test_a_cache_that_holds_a_text_already_is_refused():
         bank.model.generate(**more, attention_mask=torch.ones_like(first.sequences), **SHORT)
 
 
-def test_padding_behind_a_prompt_that_is_read_in_pieces_is_not_heard():
+def test_padding_behind_a_prompt_in_pieces_is_masked():
     bank = bank_of("gpt2-CausalLM")
     given = prompt(bank)
     given["attention_mask"][1, -1] = 0
     masks = []
     for pieces in ({}, {"prefill_chunk_size": 2}):
-        with bank.listen(over="both") as heard:
+        with bank.listen(over="both") as outputs:
             bank.model.generate(**given, **SHORT, **pieces)
-        masks.append(heard["r"].mask)
+        masks.append(outputs["r"].mask)
     assert torch.equal(*masks)
     assert masks[0][:, :5].tolist() == given["attention_mask"].bool().tolist()
 
 
 @torch.no_grad()
-def test_a_loop_of_ones_own_is_not_taken_for_a_whole_text():
+def test_a_hand_written_decoding_loop_is_refused():
     bank = bank_of("gpt2-CausalLM")
     batch = prompt(bank)
-    with bank.listen(over="both") as heard:
+    with bank.listen(over="both") as outputs:
         out = bank.model(**batch, use_cache=True)
-        assert torch.equal(heard["r"].logits, bank(**batch)["r"].logits)
-        heard.clear()
+        assert torch.equal(outputs["r"].logits, bank(**batch)["r"].logits)
+        outputs.clear()
         with pytest.raises(ConfigError, match="a pass goes on from a cache of tokens, and not in a call of generate"):
             bank.model(input_ids=batch["input_ids"][:, :1], past_key_values=out.past_key_values)
 
 
 @torch.no_grad()
-def test_silence_says_why():
+def test_a_missing_output_says_why():
     bank, other = bank_of("gpt2-CausalLM"), bank_of("gpt2-CausalLM")
     batch = prompt(bank)
-    with bank.listen(over="output") as heard:
+    with bank.listen(over="output") as outputs:
         with pytest.raises(ConfigError, match=r"reader 'r' has no output: no pass of the stack 'main' ran"):
-            heard["r"]
+            outputs["r"]
         other.model.generate(**batch, **SHORT)
-        assert "r" not in heard
+        assert "r" not in outputs
         bank.model(**batch)
         with pytest.raises(ConfigError, match="has no output: the model was called, which writes no output"):
-            heard["r"]
+            outputs["r"]
         bank.model.generate(**batch, **{**SHORT, "max_new_tokens": 1})
         with pytest.raises(ConfigError, match="has no output: generate wrote one token, and no step reads the last"):
-            heard["r"]
+            outputs["r"]
         bank.model.generate(**batch, **SHORT)
-        assert heard["r"].mask.shape == (2, 3)
-    with bank.listen() as heard:
+        assert outputs["r"].mask.shape == (2, 3)
+    with bank.listen() as outputs:
         pass
     with pytest.raises(ConfigError, match="no pass of the stack 'main' ran while the bank listened"):
-        heard["r"]
+        outputs["r"]
     with pytest.raises(UnknownNameError, match="unknown reader 's'"):
-        heard["s"]
+        outputs["s"]
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda text: text[:, :-2], None),
         (lambda text: text.roll(1, 1), "the tokens that the stack read are not those that generate returned"),
@@ -165,24 +165,24 @@ def test_silence_says_why():
     ],
 )
 @torch.no_grad()
-def test_what_was_read_is_compared_to_what_came_out(change: Callable[[Tensor], Tensor], told: str | None):
+def test_the_tokens_read_are_compared_to_those_returned(change: Callable[[Tensor], Tensor], message: str | None):
     bank = bank_of("gpt2-CausalLM")
     sample = type(bank.model)._sample
 
     def changed(*args: Any, **kwargs: Any) -> Tensor:
         return change(sample(*args, **kwargs))
 
-    with pytest.MonkeyPatch.context() as patch, bank.listen(over="output") as heard:
+    with pytest.MonkeyPatch.context() as patch, bank.listen(over="output") as outputs:
         patch.setattr(type(bank.model), "_sample", changed)
         bank.model.generate(**prompt(bank), **SHORT)
-    if told is None:
-        assert heard["r"].mask.shape == (2, 1)
+    if message is None:
+        assert outputs["r"].mask.shape == (2, 1)
     else:
-        with pytest.raises(ConfigError, match=f"has no output: {told}"):
-            heard["r"]
+        with pytest.raises(ConfigError, match=f"has no output: {message}"):
+            outputs["r"]
 
 
-def test_listening_within_listening():
+def test_a_reader_listens_once_at_a_time():
     """The same readers hear a text once; those of another bank hear it as well."""
     bank = bank_of("gpt2-CausalLM")
     other = ReaderBank(bank.model)
@@ -199,7 +199,7 @@ def test_listening_within_listening():
     assert traces(bank.model) == before
 
 
-def test_nothing_stays_behind():
+def test_no_hook_stays_behind():
     bank = bank_of("bart-Seq2SeqLM", "decoder")
     before = traces(bank.model)
     with bank.listen(over="both"):
@@ -214,16 +214,16 @@ def test_nothing_stays_behind():
     def criterion(*_: Any, **__: Any) -> Any:
         raise stop
 
-    with bank.listen(over="both") as heard:
+    with bank.listen(over="both") as outputs:
         with pytest.raises(ZeroDivisionError):
             bank.model.generate(**prompt(bank), **SHORT, stopping_criteria=[criterion])
-        assert len(heard) == 0
-        text = bank.model.generate(**prompt(bank), **SHORT)  # the next is heard
-        assert torch.equal(heard["r"].tokens, text[:, :-1])
+        assert len(outputs) == 0
+        text = bank.model.generate(**prompt(bank), **SHORT)  # the next is outputs
+        assert torch.equal(outputs["r"].tokens, text[:, :-1])
     assert traces(bank.model) == before
 
 
-def test_threads_hear_their_own_text():
+def test_each_thread_reads_its_own_text():
     """Threads that listen, threads that only generate, and one context that ends while others go on."""
     bank = bank_of("gpt2-CausalLM")
     options = [{}, {"num_beams": 2}]
@@ -233,9 +233,9 @@ def test_threads_hear_their_own_text():
         batch, more = jobs[number % 6]
         if number % 3 == 2:
             return bank.model.generate(**batch, **SHORT, **more), None, None
-        with bank.listen(over="both") as heard, tap(bank.model):
+        with bank.listen(over="both") as outputs, tap(bank.model):
             text = bank.model.generate(**batch, **SHORT, **more)
-        return text, heard["r"].logits, heard["r"].tokens
+        return text, outputs["r"].logits, outputs["r"].tokens
 
     before, alone = traces(bank.model), [texts(number) for number in range(6)]
     with ThreadPoolExecutor(4) as pool:
@@ -245,16 +245,16 @@ def test_threads_hear_their_own_text():
     assert traces(bank.model) == before
 
 
-def test_a_thread_that_only_generates_is_not_heard():
+def test_a_thread_that_only_generates_is_not_read():
     bank = bank_of("gpt2-CausalLM")
-    with bank.listen(over="both") as heard:
+    with bank.listen(over="both") as outputs:
         thread = threading.Thread(target=bank.model.generate, kwargs={**prompt(bank), **SHORT})
         thread.start()
         thread.join()
-        assert len(heard) == 0
+        assert len(outputs) == 0
 
 
-def test_a_bank_in_train_mode_leaves_what_is_drawn_as_it_is():
+def test_a_bank_in_train_mode_does_not_change_what_is_sampled():
     bank = bank_of("gpt2-CausalLM", fusion=ScalarMix(layer_dropout=0.5)).train()
     options = {**SHORT, "do_sample": True}
 
@@ -263,16 +263,16 @@ def test_a_bank_in_train_mode_leaves_what_is_drawn_as_it_is():
         return bank.model.generate(**prompt(bank), **options)
 
     plain = drawn()
-    with bank.listen(over="both") as heard:
+    with bank.listen(over="both") as outputs:
         assert torch.equal(drawn(), plain)
     assert bank.training
     with bank.eval().listen(over="both") as again:
         drawn()
-    assert torch.equal(heard["r"].logits, again["r"].logits)
+    assert torch.equal(outputs["r"].logits, again["r"].logits)
 
 
 @torch.no_grad()
-def test_padding_of_a_shifted_input_is_no_text():
+def test_padding_of_a_shifted_input_is_masked():
     bank = bank_of("bart", stack="decoder", fusion=Mean())
     whole = prompt(bank, batch=1)
     padded = {name: torch.nn.functional.pad(value, (0, 3)) for name, value in whole.items()}
@@ -287,7 +287,7 @@ def call_of(**options: Any) -> GenerateCall:
     return GenerateCall(bank_of("gpt2-CausalLM").model, GenerationMixin.generate, (), options)
 
 
-def test_an_option_is_that_of_the_call_then_of_its_config_then_of_the_model():
+def test_an_option_comes_from_the_call_then_its_config_then_the_model():
     config = GenerationConfig(pad_token_id=7)
     own, of_call = call_of(generation_config=config), call_of(generation_config=config, pad_token_id=8)
     own.model.generation_config.pad_token_id = 0

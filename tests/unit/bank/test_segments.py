@@ -68,12 +68,12 @@ def test_texts_are_told_apart_by_what_is_between_them(
     assert segments_of(given, separators, given > 1 if ids[0] == 1 else given > 0).tolist() == [segments]
 
 
-def test_a_single_text_is_all_first():
+def test_a_single_text_is_all_segment_1():
     ids = torch.tensor([[2, 9, 8, 3]])
     assert segments_of(ids, Separators((3,), (2, 3)), ids > 0).tolist() == [[0, 1, 1, 0]]
 
 
-def test_a_tokenizer_that_was_looked_at_is_let_go():
+def test_the_cache_of_separators_does_not_keep_a_tokenizer_alive():
     tokenizer = Joined([7, 3, 8, 3], [0, None, 1, None])
     held = weakref.ref(tokenizer)
     assert separators_of(tokenizer) == separators_of(tokenizer) == Separators((3,), (3,))
@@ -93,7 +93,7 @@ def test_a_tokenizer_that_was_looked_at_is_let_go():
         ),
     ],
 )
-def test_what_cannot_tell_them_apart_is_refused(processor: Joined | None, reason: str):
+def test_a_tokenizer_without_separators_is_refused(processor: Joined | None, reason: str):
     with pytest.raises(ConfigError, match=reason):
         separators_of(processor)
 
@@ -108,7 +108,7 @@ def pair_bank(*, processor: bool = True) -> ReaderBank:
 
 
 @torch.no_grad()
-def test_which_text_comes_second_is_seen_in_every_way_to_run_a_bank():
+def test_every_way_to_run_a_bank_tells_the_two_texts_apart():
     bank, tokenizer = pair_bank(), tiny_tokenizer()
     pair = tokenizer(["the cat sat"], ["a dog ran home"], return_tensors="pt")
     one = tokenizer(["the cat sat a dog ran home"], return_tensors="pt")
@@ -122,9 +122,9 @@ def test_which_text_comes_second_is_seen_in_every_way_to_run_a_bank():
     torch.testing.assert_close(bank(**pair)["same"].logits, expected)
     blind = reader.head(reader.fusion(states, mask), mask)
     assert not torch.allclose(blind, expected)
-    with bank.listen() as heard:
+    with bank.listen() as outputs:
         bank.model(**pair)
-    assert torch.equal(heard["same"].logits, bank(**pair)["same"].logits)
+    assert torch.equal(outputs["same"].logits, bank(**pair)["same"].logits)
     recorded = bank.record_states({"main": reader.layers}, pair)
     assert torch.equal(bank.read_states(recorded, pair)["same"].logits, bank(**pair)["same"].logits)
     assert bank(**one)["same"].logits.isfinite().all()  # a single text
@@ -142,7 +142,7 @@ def test_a_batch_without_ids_says_so():
 
 
 @torch.no_grad()
-def test_padding_on_the_left_is_of_neither_text():
+def test_padding_on_the_left_is_segment_0():
     """The separator comes first, and the padding is no token that the tokenizer adds to a pair."""
     bank = ReaderBank(FAMILIES["llama"].build(), Joined([2, 7, 2, 8, 2], [None, 0, None, 1, None]))
     reader = bank.add("same", Reader(PairedLayers(dim=4, heads=2), SequenceClassification(["a", "b"], pooling="first")))
@@ -163,6 +163,6 @@ def test_a_prompt_of_embeddings_is_refused_while_it_is_read(over: Over):
     bank = ReaderBank(FAMILIES["llama-CausalLM"].build(), Joined([2, 7, 2, 8, 2], [None, 0, None, 1, None]))
     bank.add("same", Reader(PairedLayers(dim=4, heads=2), SequenceClassification(["a", "b"], pooling="first")))
     embedded = bank.model.get_input_embeddings()(torch.tensor([[2, 20, 21, 2, 30, 31, 2]]))
-    told = "reader 'same' compares two texts, and the batch has no input_ids to tell them apart"
-    with pytest.raises(ConfigError, match=told), bank.eval().listen(over=over):
+    message = "reader 'same' compares two texts, and the batch has no input_ids to tell them apart"
+    with pytest.raises(ConfigError, match=message), bank.eval().listen(over=over):
         bank.model.generate(inputs_embeds=embedded, max_new_tokens=3, do_sample=False, pad_token_id=0)

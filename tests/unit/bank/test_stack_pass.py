@@ -1,4 +1,4 @@
-"""One pass over one stack: which mask, what if a state never comes."""
+"""One pass over one stack: where its mask comes from, and what happens if a state never comes."""
 
 from __future__ import annotations
 
@@ -104,17 +104,17 @@ def no_block(model: Any) -> None:
 @pytest.mark.parametrize("fusion", [AdaLayers(dim=8), AdaLayers(dim=8, layers=[1, 2]), DWAtt()])
 def test_a_layer_that_did_not_run_is_named(change: Any, layer: int, fusion: Any):
     bank, batch = bank_of("llama", fusion=fusion)
-    told = f"layer {layer} of the stack 'main' did not run in its turn; it is needed"
-    with torch.no_grad(), bank.listen() as heard:
+    message = f"layer {layer} of the stack 'main' did not run in its turn; it is needed"
+    with torch.no_grad(), bank.listen() as outputs:
         change(bank.model)
-        with pytest.raises(ConfigError, match=f"bank: {told}"):
+        with pytest.raises(ConfigError, match=f"bank: {message}"):
             bank.model(**batch)
-        assert len(heard) == 0
-    with pytest.raises(ConfigError, match=f"bank: {told}"):
+        assert len(outputs) == 0
+    with pytest.raises(ConfigError, match=f"bank: {message}"):
         bank(**batch)
-    with pytest.raises(ConfigError, match=f"bank: {told}"):
+    with pytest.raises(ConfigError, match=f"bank: {message}"):
         bank(**batch, main=True)
-    with pytest.raises(ConfigError, match=rf"bank\.record_states: {told}"):
+    with pytest.raises(ConfigError, match=rf"bank\.record_states: {message}"):
         bank.record_states({"main": [1, 2, 3]}, batch)
 
 
@@ -203,10 +203,10 @@ def test_the_true_mask_is_found_inside_a_wrapper(family: str):
     start = (ids, None) if family == "gpt2-CausalLM" else (ids,)  # its second argument is a cache
     for call in calls:
         for args, kwargs in (((), batch), ((*start, mask), {}), ((ids,), {"attention_mask": mask})):
-            with bank.listen() as heard:
+            with bank.listen() as outputs:
                 call(*args, **kwargs)
-            assert torch.equal(heard["r"].mask, expected.mask)
-            assert torch.equal(heard["r"].logits, expected.logits)
+            assert torch.equal(outputs["r"].mask, expected.mask)
+            assert torch.equal(outputs["r"].logits, expected.logits)
     for wide in (mask[:, None, None, :].bool(), mask[:, None, None, :].expand(-1, -1, 7, -1).float()):
         for call in calls:
             refused = pytest.raises(ConfigError, match=r"mask: the attention mask is .*; it must be")
@@ -217,14 +217,14 @@ def test_the_true_mask_is_found_inside_a_wrapper(family: str):
 def test_a_mask_of_another_name_is_not_passed_over():
     bank, batch = bank_of("xlnet")
     batch["input_mask"] = 1 - batch.pop("attention_mask")
-    told = "mask: the batch has a 'input_mask', no 'attention_mask'; readers know only that"
-    with pytest.raises(ConfigError, match=told):
+    message = "mask: the batch has a 'input_mask', no 'attention_mask'; readers know only that"
+    with pytest.raises(ConfigError, match=message):
         bank(**batch)
-    with pytest.raises(ConfigError, match=told), bank.listen():
+    with pytest.raises(ConfigError, match=message), bank.listen():
         bank.model(**batch)
 
 
-def test_only_layers_that_count_are_asked_for():
+def test_only_active_layers_are_needed():
     bank, _ = bank_of("bert", fusion=AdaLayers(dim=8, alpha=1.0, cutoff=0.2))
     with torch.no_grad():
         bank["r"].fusion.scores.copy_(torch.tensor([0.0, 9.0, 0.0]))

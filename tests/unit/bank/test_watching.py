@@ -1,4 +1,4 @@
-"""Watching `generate`: what is flagged and stopped, what is refused, what is kept, and that nothing stays behind."""
+"""`bank.watch` and `bank.stream`: flags, stopping, refusals, stored monitors, and that no hook stays behind."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_monitor_without_a_threshold_flags_nothing():
     assert watch.flagged_at == {"flag": [None] * 3}
 
 
-def test_what_is_flagged_stops_alone_and_the_text_before_is_the_same():
+def test_a_flagged_sequence_stops_alone_and_its_text_is_the_same_before():
     bank = bank_of()
     plain = bank.model.generate(**prompt(), **SHORT)
     monitor = Monitor("flag", "odd", LastScore(), threshold=middle_score(bank))
@@ -101,7 +101,7 @@ def test_what_is_flagged_stops_alone_and_the_text_before_is_the_same():
     assert traces(bank) == before
 
 
-def test_padding_before_a_prompt_ends_no_text():
+def test_padding_before_a_prompt_ends_no_sequence():
     bank, given = bank_of(), prompt()
     given["input_ids"][0, :2] = given["attention_mask"][0, :2] = 0
 
@@ -113,7 +113,7 @@ def test_padding_before_a_prompt_ends_no_text():
     assert [step.real.tolist() for step in watch.steps] == [[True] * 3] * 8
 
 
-def test_only_the_monitors_that_are_named_stop():
+def test_only_the_named_monitors_stop_a_sequence():
     bank = bank_of()
     both = [Monitor("flag", "odd", threshold=0.0), Monitor("flag", "odd", threshold=1.0, name="never")]
     counts = {}
@@ -131,18 +131,19 @@ def test_a_prompt_may_be_flagged_and_stops_after_one_token():
     assert len(watch.steps) == 1
 
 
-def test_each_token_is_told_of_as_it_is_read():
+def test_on_token_is_called_as_each_token_is_read():
     bank = bank_of()
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     runs: list[int] = []
-    with bank.watch([FLAG], on_token=lambda step: told.append((step.index, len(runs)))):
+    with bank.watch([FLAG], on_token=lambda step: calls.append((step.index, len(runs)))):
         handle = bank.model.register_forward_hook(lambda *_: runs.append(1))
         bank.model.generate(**prompt(), **SHORT)
     handle.remove()
-    assert told == [(at, at + 1) for at in range(7)] + [(7, 8)]  # within the step that reads it; the last is not read
+    # within the step that reads the token; the last token is not read
+    assert calls == [(at, at + 1) for at in range(7)] + [(7, 8)]
 
 
-def test_several_tokens_at_a_time_cost_fewer_turns_and_give_the_same_scores():
+def test_reading_several_tokens_at_a_time_gives_the_same_scores():
     bank = bank_of()
     one, three = (list(bank.stream(bank.model, prompt(), monitors=[FLAG], every=n, **SHORT)) for n in (1, 3))
     torch.testing.assert_close(scores_of(three), scores_of(one), rtol=0, atol=1e-6)
@@ -170,7 +171,7 @@ def test_leaving_a_stream_ends_generation_and_leaves_nothing():
     assert threading.active_count() == threads
 
 
-def test_an_error_reaches_who_takes_the_steps():
+def test_an_error_in_the_thread_is_raised_to_the_caller():
     bank = bank_of()
     before = traces(bank)
 
@@ -225,7 +226,7 @@ def test_a_prompt_that_is_read_in_pieces_is_watched():
         torch.testing.assert_close(scores_of(pieces), scores_of(whole), rtol=0, atol=1e-6)
 
 
-def test_a_stream_runs_in_the_precision_of_who_takes_it():
+def test_a_stream_inherits_autocast_from_the_caller():
     bank = bank_of()
     with torch.autocast("cpu", torch.bfloat16):
         got = scores_of(list(bank.stream(bank.model, prompt(), monitors=[FLAG], **SHORT)))
@@ -235,7 +236,7 @@ def test_a_stream_runs_in_the_precision_of_who_takes_it():
     assert not torch.equal(got, scores_of(list(bank.stream(bank.model, prompt(), monitors=[FLAG], **SHORT))))
 
 
-def test_sampling_streams_what_it_writes_without():
+def test_sampling_is_the_same_with_a_stream():
     bank = bank_of()
     options = {**SHORT, "do_sample": True, "num_return_sequences": 2}
     torch.manual_seed(5)
@@ -287,7 +288,7 @@ def test_the_second_of_a_cascade_runs_where_the_first_is_unsure():
     assert flags == (cheap[:, :-1] >= low).any(1).tolist()
 
 
-def test_two_readers_keep_no_monitors_of_one_name():
+def test_two_readers_cannot_have_monitors_of_one_name():
     bank = bank_of()
     other = ReaderBank(bank.model)
     other.add("later", Reader(SingleLayer(1), TOKENS))
@@ -355,17 +356,17 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "error", "told"), REFUSED)
-def test_what_cannot_be_watched_is_refused_before_anything_runs(given: Any, error: type[Exception], told: str):
+@pytest.mark.parametrize(("given", "error", "message"), REFUSED)
+def test_what_cannot_be_watched_is_refused_before_anything_runs(given: Any, error: type[Exception], message: str):
     bank = bank_of()
-    with pytest.raises(error, match=told), bank.watch(**given):
+    with pytest.raises(error, match=message), bank.watch(**given):
         pass
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         bank.stream(bank.model, prompt(), **given)
 
 
 @pytest.mark.parametrize(
-    ("reader", "told"),
+    ("reader", "message"),
     [
         (
             Reader(AdaLayers(dim=8, positions=True), TOKENS),
@@ -379,10 +380,13 @@ def test_what_cannot_be_watched_is_refused_before_anything_runs(given: Any, erro
         (Reader(Mean(), SequenceClassification(("a", "odd"))), r"has a head \(SequenceClassification\) that looks"),
     ],
 )
-def test_a_reader_that_looks_at_later_tokens_is_refused(reader: Reader, told: str):
+def test_a_reader_that_looks_at_later_tokens_is_refused(reader: Reader, message: str):
     bank = bank_of()
     bank.add("r", reader)
-    with pytest.raises(ConfigError, match=told + r"(.|\n)*Use a token-wise fusion"), bank.watch([Monitor("r", "odd")]):
+    with (
+        pytest.raises(ConfigError, match=message + r"(.|\n)*Use a token-wise fusion"),
+        bank.watch([Monitor("r", "odd")]),
+    ):
         pass
 
 
@@ -390,8 +394,8 @@ def test_a_model_whose_tokens_see_later_ones_is_refused():
     config = BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
     bank = ReaderBank(BertLMHeadModel(config))
     bank.add("flag", Reader(Mean(), TOKENS))
-    told = "reader 'flag' reads the stack 'main', whose states of a token change with later tokens"
-    with pytest.raises(ConfigError, match=told), bank.watch([FLAG]):
+    message = "reader 'flag' reads the stack 'main', whose states of a token change with later tokens"
+    with pytest.raises(ConfigError, match=message), bank.watch([FLAG]):
         pass
     config.is_decoder = True
     causal = ReaderBank(BertLMHeadModel(config))
@@ -401,40 +405,40 @@ def test_a_model_whose_tokens_see_later_ones_is_refused():
 
 
 def test_an_encoder_and_a_model_that_does_not_write_are_refused():
-    told = "reader 'flag' reads the stack 'encoder', which does not read what is written"
-    with pytest.raises(ConfigError, match=told), bank_of("bart-Seq2SeqLM", "encoder").watch([FLAG]):
+    message = "reader 'flag' reads the stack 'encoder', which does not read what is written"
+    with pytest.raises(ConfigError, match=message), bank_of("bart-Seq2SeqLM", "encoder").watch([FLAG]):
         pass
     with pytest.raises(ConfigError, match="reads the stack 'main', which does not read"), bank_of("gpt2").watch([FLAG]):
         pass
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"num_beams": 2}, "num_beams=2; only at its end is it known which beam wins"),
         ({"prompt_lookup_num_tokens": 2}, "generate is called with drafts, which are read before it is known"),
         ({"guidance_scale": 1.5}, "guidance_scale=1.5, which runs the model on a second prompt"),
     ],
 )
-def test_ways_to_decode_whose_tokens_are_not_final_are_refused(options: dict[str, Any], told: str):
+def test_ways_to_decode_whose_tokens_are_not_final_are_refused(options: dict[str, Any], message: str):
     bank = bank_of()
     before = traces(bank)
-    with pytest.raises(ConfigError, match=told), bank.watch([FLAG]):
+    with pytest.raises(ConfigError, match=message), bank.watch([FLAG]):
         bank.model.generate(**prompt(1), **SHORT, **options)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         list(bank.stream(bank.model, prompt(1), monitors=[FLAG], **SHORT, **options))
     assert traces(bank) == before
 
 
-def test_who_listens_around_a_watch_hears_the_main_job_alone():
+def test_listening_around_a_watch_reads_the_main_job_only():
     bank = bank_of()
     bank.add("text", Reader(Mean(), SequenceClassification(("a", "b"))))
-    with bank.listen(["text"]) as heard:
+    with bank.listen(["text"]) as outputs:
         with bank.watch([FLAG]) as watch:  # which tries the model the first time
-            assert len(heard) == 0
+            assert len(outputs) == 0
             bank.model.generate(**prompt(), **SHORT)
         stepwise = scores_of(watch.steps)
-    torch.testing.assert_close(heard["text"].logits, bank(**prompt(), readers=["text"])["text"].logits)
+    torch.testing.assert_close(outputs["text"].logits, bank(**prompt(), readers=["text"])["text"].logits)
     streamed = list(bank.stream(bank.model, prompt(), monitors=[FLAG], **SHORT))
     assert torch.equal(scores_of(streamed), stepwise)
 
@@ -445,6 +449,6 @@ def test_another_model_is_refused():
         bank.stream(other.model, prompt(), monitors=[FLAG])
 
 
-def test_a_watch_without_a_text_says_so():
+def test_a_watch_without_a_text_is_an_error():
     with bank_of().watch([FLAG]) as watch, pytest.raises(ConfigError, match=r"bank\.watch: no text was written yet"):
         _ = watch.steps

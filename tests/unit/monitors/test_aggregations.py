@@ -1,4 +1,4 @@
-"""Aggregations: their formulas, the same in pieces and beside padding, and what is refused."""
+"""Aggregations: their formulas, independence of pieces and padding, and settings that are refused."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_running_score_is_that_of_the_formula(name: str, settings: dict[str,
 
 @pytest.mark.parametrize("sizes", [[1] * 12, [5, 7], [1, 8, 3]])
 @pytest.mark.parametrize(("name", "settings"), ALL)
-def test_token_by_token_it_is_what_it_is_at_once(name: str, settings: dict[str, Any], sizes: list[int]):
+def test_scores_in_pieces_equal_scores_at_once(name: str, settings: dict[str, Any], sizes: list[int]):
     how = made(name, settings)
     scores, mask = scores_and_mask(columns(how))
     running = RunningScore(how)
@@ -125,7 +125,7 @@ def test_later_tokens_change_no_score(name: str, settings: dict[str, Any]):
     assert not torch.equal(after[:1], before[:1])
 
 
-def test_a_half_life_is_one():
+def test_after_one_half_life_the_weight_has_halved():
     scores = torch.cat([torch.ones(1, 1), torch.zeros(1, 8)], dim=1).unsqueeze(-1)
     assert float(EMA(half_life=4).running(scores, scores[..., 0] >= 0)[0, 4]) == pytest.approx(0.5)
 
@@ -137,20 +137,20 @@ def test_high_scores_do_not_overflow():
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: EMA(half_life=0), "ema: half_life is 0; it must be a positive, finite number of tokens"),
         (lambda: SoftmaxMean(temperature=-1), "softmax_mean: temperature is -1; it must be positive and finite"),
         (lambda: RollingMax(window=0), "rolling_max: window is 0; it must be at least 1"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(make: Callable[[], Aggregation], told: str):
-    with pytest.raises(ConfigError, match=told):
+def test_settings_out_of_range_are_refused(make: Callable[[], Aggregation], message: str):
+    with pytest.raises(ConfigError, match=message):
         make()
 
 
 @pytest.mark.parametrize(
     "how", [LastScore(), MeanScore(), EMA(3.0), RollingMax(4), MultiMax(), SoftmaxMean(0.5), AttentionMean()]
 )
-def test_settings_come_back_from_a_file(how: Aggregation):
+def test_settings_survive_json(how: Aggregation):
     assert AGGREGATIONS.from_dict(AGGREGATIONS.to_dict(how)) == how

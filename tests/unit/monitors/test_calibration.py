@@ -1,4 +1,4 @@
-"""Thresholds for a rate of false positives, and how certain the rates are."""
+"""Calibration: thresholds for a rate of false positives, and confidence intervals of the rates."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def test_texts_that_a_cascade_never_asks_about_are_not_flagged():
     assert (found.false_positive_rate, found.recall) == (0.1, 0.5)
 
 
-def test_it_comes_back_from_a_file():
+def test_a_calibration_survives_json():
     highest, positive = scores()
     found = Calibration.of(highest, positive, task="a", split="test", asked=0.25)
     assert Calibration(**json.loads(json.dumps(found.to_dict()))) == found
 
 
 @pytest.mark.parametrize(
-    ("negatives", "positives", "rate", "told"),
+    ("negatives", "positives", "rate", "message"),
     [
         (99, 5, 0.01, "there are 99 negatives for a false_positive_rate of 0.01; at least 100 are needed"),
         (2, 5, 0.3, "there are 2 negatives for a false_positive_rate of 0.3; at least 4 are needed"),
@@ -96,9 +96,9 @@ def test_it_comes_back_from_a_file():
         (100, 5, 1, "false_positive_rate is 1; it must be between 0 and 1"),
     ],
 )
-def test_what_cannot_be_calibrated_is_refused(negatives: int, positives: int, rate: float, told: str):
+def test_what_cannot_be_calibrated_is_refused(negatives: int, positives: int, rate: float, message: str):
     highest, positive = scores(negatives, positives)
-    with pytest.raises(ConfigError, match=f"calibrate: {told}"):
+    with pytest.raises(ConfigError, match=f"calibrate: {message}"):
         Calibration.of(highest, positive, false_positive_rate=rate)
 
 
@@ -115,6 +115,6 @@ def test_a_rate_that_the_first_of_a_cascade_exceeds_is_refused():
 
 
 @pytest.mark.parametrize("confidence", [0, 1, 95])
-def test_confidence_is_a_share(confidence: float):
+def test_confidence_is_between_0_and_1(confidence: float):
     with pytest.raises(ConfigError, match=f"calibrate: confidence is {confidence}; it must be between 0 and 1"):
         Calibration.of([0.1, 0.9], [False, True], threshold=0.5, confidence=confidence)

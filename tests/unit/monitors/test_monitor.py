@@ -1,4 +1,4 @@
-"""Monitors and cascades: a token's score, what does not fit, and which tokens the second of two sees."""
+"""Monitors and cascades: scores of tokens, refusals, and the tokens at which a cascade runs its second reader."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_a_token_s_score_is_the_probability_of_its_labels():
     torch.testing.assert_close(apart, p[..., 1:])
 
 
-def test_heads_that_weigh_tokens_are_no_group_with_those_that_do_not():
+def test_heads_that_weigh_tokens_do_not_group_with_those_that_do_not():
     heads = {pooling: SequenceClassification(("a", "b"), pooling=pooling) for pooling in ("mean", "query")}
     same, *others = (Monitor(name, "a").group(heads) for name in ("mean", "mean", "query"))
     assert [same == other for other in others] == [True, False]
 
 
-def test_heads_whose_labels_are_in_another_order_are_no_group():
+def test_heads_whose_labels_are_in_another_order_do_not_group():
     heads = {name: SequenceClassification(tuple(name), pooling="mean") for name in ("ab", "ba")}
     one, other = (Monitor(name, "a").group(heads) for name in heads)
     assert one != other
@@ -76,7 +76,7 @@ def test_the_mean_of_a_reader_of_whole_texts_is_what_it_says_of_the_text(pooling
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "told"),
+    ("make", "error", "message"),
     [
         (lambda: Monitor("r", ()), ConfigError, "monitor: 'r' flags no label"),
         (lambda: Monitor("r", "a", scale="odds"), UnknownNameError, "unknown scale 'odds'"),  # type: ignore[arg-type]
@@ -95,12 +95,12 @@ def test_the_mean_of_a_reader_of_whole_texts_is_what_it_says_of_the_text(pooling
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(make: Any, error: type[Exception], told: str):
-    with pytest.raises(error, match=told):
+def test_monitors_that_do_not_fit_are_refused(make: Any, error: type[Exception], message: str):
+    with pytest.raises(error, match=message):
         make()
 
 
-def test_a_number_may_be_the_only_label():
+def test_a_regression_may_have_one_label_only():
     Monitor("r", "value").check({"r": NUMBER})
 
 
@@ -149,7 +149,7 @@ def test_a_score_of_just_what_is_sure_flags_without_the_second():
     assert got.tolist() == [[[1.0, torch.inf]]]
 
 
-def test_alike_monitors_are_computed_as_one_and_give_what_each_gives_alone():
+def test_a_group_of_monitors_gives_what_each_gives_alone():
     heads: dict[str, HeadConfig] = dict.fromkeys("abc", TAGS)
     logits = {name: torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(n)) for n, name in enumerate("abc")}
     monitors: Any = {name: Monitor(name, "B-x", EMA(2.0)) for name in "abc"}
@@ -166,7 +166,7 @@ def test_alike_monitors_are_computed_as_one_and_give_what_each_gives_alone():
             torch.testing.assert_close(values, expected, rtol=0, atol=1e-9)
 
 
-def test_both_come_back_from_a_file():
+def test_monitors_and_cascades_survive_json():
     facts = Calibration.of([0.1] * 10 + [0.9], [False] * 10 + [True], false_positive_rate=0.1)
     monitor = Monitor("r", ("B-x", "I-x"), MultiMax(), threshold=0.25, scale="log_odds", name="m", calibration=facts)
     assert Monitor.from_dict(json.loads(json.dumps(monitor.to_dict()))) == monitor

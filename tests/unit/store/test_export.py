@@ -1,4 +1,4 @@
-"""Readers out of the house: the exported module says what the bank says, alone and within a server's passes."""
+"""Exported readers: their module gives the logits of the bank, by itself and inside vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def states_of(model: Any, inputs: dict[str, Tensor], rows: list[int], stack: str
 
 @pytest.mark.parametrize("key", [*TOKENS, *TEXTS])
 @torch.no_grad()
-def test_the_exported_module_says_what_the_bank_says(key: str, tmp_path: Path):
+def test_the_exported_module_gives_the_logits_of_the_bank(key: str, tmp_path: Path):
     family, name = FAMILIES["bert"], NAMES[key]
     model = family.known()
     inputs = family.inputs(model, batch=3)
@@ -187,7 +187,7 @@ print(tuple(reader({layer: torch.zeros(5, 32) for layer in reader.layers}).shape
 
 
 @pytest.mark.parametrize(
-    ("parts", "told"),
+    ("parts", "message"),
     [
         ((Gated(hidden=4), TAGS), "reader 'r' has the fusion Gated, which is not exported. Use a sum of layers"),
         ((DWAtt(), TAGS), "has the fusion DWAtt"),
@@ -196,9 +196,9 @@ print(tuple(reader({layer: torch.zeros(5, 32) for layer in reader.layers}).shape
         ((Mean(), MaskedLM()), "reader 'r' has a head for masked_lm; those that label texts or tokens are exported"),
     ],
 )
-def test_other_readers_are_refused(parts: tuple[Any, Any], told: str, tmp_path: Path):
+def test_other_readers_are_refused(parts: tuple[Any, Any], message: str, tmp_path: Path):
     bank = bank_on(FAMILIES["roberta-MaskedLM"].known(), {"r": parts})
-    with pytest.raises(ConfigError, match=f"export_reader: .*{told}"):
+    with pytest.raises(ConfigError, match=f"export_reader: .*{message}"):
         export_reader(bank, "r", tmp_path / "out")
     with pytest.raises(UnknownNameError, match="unknown reader 's'"):
         export_reader(bank, "s", tmp_path / "out")

@@ -113,7 +113,7 @@ class TestStaged:
         save(tmp_path / "bank", "newer")
         assert files(tmp_path).keys() == {"bank/mark.json", "bank/parts/one", "bank/page.md"}
 
-    def test_who_saves_to_a_folder_that_it_holds_holds_it_on(self, tmp_path: Path):
+    def test_saving_to_a_claimed_folder_does_not_release_it(self, tmp_path: Path):
         with claimed(tmp_path), ThreadPoolExecutor() as other:
             save(tmp_path, "new")
             with pytest.raises(StoreError, match="is being written by another run"):
@@ -291,7 +291,7 @@ def test_json_is_readable_by_people(tmp_path: Path):
     assert json.loads(text) == {"name": "Zoë"}
 
 
-def test_whoever_may_read_one_file_may_read_all(tmp_path: Path):
+def test_all_files_have_the_usual_permissions(tmp_path: Path):
     with staged(tmp_path, ["mark.json", "weights"]) as stage:
         write_json(stage / "mark.json", {})
         (stage / "weights").touch(mode=0o600)

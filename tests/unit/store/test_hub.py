@@ -220,7 +220,7 @@ def test_a_private_repository_is_not_shown_to_others(server: Hub, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("name", "revision", "told"),
+    ("name", "revision", "message"),
     [
         ("me/none", None, "the hub has no such repository"),
         ("me/bank", "v9", "the repository has no revision 'v9'"),
@@ -228,14 +228,14 @@ def test_a_private_repository_is_not_shown_to_others(server: Hub, monkeypatch: p
         ("me bank", None, r"it is not the id of a repository, such as user/name"),
     ],
 )
-def test_what_is_not_there_is_told(server: Hub, name: str, revision: str | None, told: str):
+def test_a_missing_repository_or_revision_is_named(server: Hub, name: str, revision: str | None, message: str):
     push_bank(tiny_bank(), "me/bank")
-    with pytest.raises(StoreError, match=f"no bank '{name}'; there is no such folder, .*{told}") as caught:
+    with pytest.raises(StoreError, match=f"no bank '{name}'; there is no such folder, .*{message}") as caught:
         load_bank(name, tiny_model(), revision=revision)
     assert "\n" not in str(caught.value)
 
 
-def test_a_push_that_is_not_allowed_is_told(server: Hub, monkeypatch: pytest.MonkeyPatch):
+def test_a_push_that_is_not_allowed_is_an_error(server: Hub, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(StoreError, match=r"'you/bank' was not saved.*the token does not allow it"):
         push_bank(tiny_bank(), "you/bank")
     with pytest.raises(StoreError, match=r"'me/bank' was not saved .*the hub did not accept the login.*HF_TOKEN"):
@@ -280,7 +280,7 @@ def test_a_download_that_breaks_off_is_told_and_can_be_repeated(server: Hub, cut
     assert torch.equal(logits(load_bank("me/bank", tiny_model()))["mood"], logits(tiny_bank())["mood"])
 
 
-def test_offline_is_one_sentence():
+def test_offline_is_an_error_in_one_sentence():
     with pytest.raises(StoreError, match="no bank 'no/such'; there is no such folder, and the hub gave none") as caught:
         load_bank("no/such", tiny_model())
     assert isinstance(caught.value.__cause__, LocalEntryNotFoundError)

@@ -57,7 +57,7 @@ class TestFolder:
         assert "has no weights for classifier.bias, classifier.weight" in caplog.text
 
     @pytest.mark.parametrize("dtype", ["float99", "int8", torch.int8, 16])
-    def test_of_no_precision(self, base: Path, dtype: Any):
+    def test_dtype_that_is_not_a_float_type(self, base: Path, dtype: Any):
         with pytest.raises(ConfigError, match=r"load: dtype is .*; it must be 'auto' or a float type"):
             load(base, dtype=dtype)
 
@@ -72,14 +72,14 @@ class TestFolder:
         ):
             load(base, head="GPT2LMHeadModel")
 
-    def test_of_a_precision(self, base: Path):
+    def test_dtype(self, base: Path):
         assert load(base, dtype="bfloat16")[0].dtype == torch.bfloat16
 
     def test_without_a_tokenizer(self, tmp_path: Path):
         tiny_model().save_pretrained(tmp_path)
         assert load(tmp_path)[1] is None
 
-    def test_of_a_model_of_images(self, tmp_path: Path):
+    def test_image_model(self, tmp_path: Path):
         FAMILIES["vit"].build().save_pretrained(tmp_path)
         assert load(tmp_path)[1] is None
         ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(tmp_path)
@@ -195,14 +195,14 @@ class ToyKind:
 
 
 class TestHub:
-    def test_offline_is_one_sentence(self):
+    def test_offline_is_an_error_in_one_sentence(self):
         with pytest.raises(
             ModelNotFoundError, match="no model 'no/such'; there is no such folder, the hub cannot"
         ) as caught:
             load("no/such")
         assert "\n" not in str(caught.value)
 
-    def test_what_can_be_no_id(self):
+    def test_name_that_cannot_be_an_id(self):
         with pytest.raises(ModelNotFoundError, match="no model 'no such thing'"):
             load_config("no such thing")
 

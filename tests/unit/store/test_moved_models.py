@@ -1,4 +1,4 @@
-"""Models that `save` wrote, moved to where another is or removed: whole, and nothing that is not theirs."""
+"""Saved models that are moved onto another or removed: as a whole, without touching other files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bank as one ONNX graph: what onnxruntime says of texts is what Lamina says, or nothing is written."""
+"""A bank as one ONNX graph: onnxruntime gives the outputs of PyTorch, or nothing is written."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_lines_of_the_docs_give_the_labels_of_predict(
     assert [len(row) for row in literal_eval(printed["who"])] == [7, 7]
 
 
-def test_the_graph_says_what_the_bank_says(exported: tuple[ReaderBank, Path]):
+def test_the_graph_gives_the_logits_of_the_bank(exported: tuple[ReaderBank, Path]):
     bank, folder = exported
     batch = dict(tiny_tokenizer()(TEXTS, return_tensors="pt", padding=True))
     facts = json.loads((folder / "onnx.json").read_text(encoding="utf-8"))
@@ -135,15 +135,15 @@ def said_by_torch(plan: Any, path: Path, batch: Any) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         (lambda said: said + 2e-3, r"'mood' differs by 2\.0e-03 between onnxruntime and PyTorch, on 2 x 14 tokens"),
         (lambda said: said * np.nan, "'mood' differs by nan"),
         (lambda said: said[:1], r"'mood' has the shape \[1, 2\] in onnxruntime, \[2, 2\] in PyTorch"),
     ],
 )
-def test_a_graph_that_says_something_else_is_not_kept(
-    wrong: Any, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_graph_with_other_outputs_is_not_written(
+    wrong: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     bank = tiny_bank()
     export_onnx(bank, tmp_path)
@@ -156,7 +156,7 @@ def test_a_graph_that_says_something_else_is_not_kept(
         return said | {"mood": wrong(said["mood"])}
 
     monkeypatch.setattr(onnx, "_run", run)
-    with pytest.raises(StoreError, match=told):
+    with pytest.raises(StoreError, match=message):
         export_onnx(bank, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert before["model.onnx"] == b"graph"
@@ -192,7 +192,7 @@ def test_inputs_are_what_the_tokenizer_gives_and_pairs_are_pairs():
     assert (batch["input_ids"][:, 5] == tokenizer.sep_token_id).all()
 
 
-def test_what_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_cannot_be_exported_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UnknownNameError, match=r"unknown reader 'mod'.*Did you mean 'mood'"):
         export_onnx(tiny_bank(), tmp_path / "out", readers=["mod"])
     with pytest.raises(ConfigError, match="there is no reader to write"):
@@ -217,7 +217,7 @@ def test_what_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("untraced")
-def test_a_graph_that_onnxruntime_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_graph_that_onnxruntime_refuses_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()
     monkeypatch.setattr(onnx, "_write", lambda plan, path: path.write_bytes(b"no graph"))
     with pytest.raises(UnsupportedModelError, match="onnxruntime does not run the graph"):

@@ -1,4 +1,4 @@
-"""What was saved is opened by its name, once."""
+"""A saved bank or model is opened by its name, and loaded once."""
 
 from __future__ import annotations
 
@@ -60,6 +60,6 @@ def test_a_whole_model_has_no_base(tmp_path: Path):
         open_saved.open_saved(str(tmp_path / "model"), base="other")
 
 
-def test_a_name_that_is_nothing_says_so():
+def test_a_name_of_nothing_is_an_error():
     with pytest.raises(LaminaError, match="no-such-bank"):
         lamina.predict("no-such-bank", TEXTS)

@@ -368,7 +368,7 @@ def test_a_sharded_checkpoint_that_lacks_a_shard(edited: Path):
         load(edited)
 
 
-def test_what_is_not_there(tmp_path: Path):
+def test_a_model_that_is_not_there(tmp_path: Path):
     with pytest.raises(ModelNotFoundError, match="no model"):
         load(tmp_path / "none")
     with pytest.raises(ModelNotFoundError, match="no model"):
