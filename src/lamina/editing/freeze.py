@@ -63,8 +63,8 @@ def freeze_(
     trainable = _trainable_parameters(model, train)
     listed = None if train is None or isinstance(train, str) else list(train)
     if listed and (layers != "all" or stack is not None):
-        came = f"layers or stack came with train={listed}"
-        raise ConfigError(f"{_OP}: {came}; a list freezes all that it does not name. Leave them out.")
+        problem = f"layers or stack came with train={listed}"
+        raise ConfigError(f"{_OP}: {problem}; a list freezes all that it does not name. Leave them out.")
     is_every = train is not None and stack is None
     try:
         edited = list(stacks(model).values()) if is_every else [default_stack(model, stack, op=_OP)]

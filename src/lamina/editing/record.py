@@ -10,7 +10,7 @@ import torch
 
 from lamina.errors import StoreError
 from lamina.layers.layer_guard import EDITS
-from lamina.utils import is_dir
+from lamina.utils import JSON, is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ class Edit:
         what = f"'{self.kind}', stack='{self.stack}', layers={list(self.layers)}, {len(self.parameters)} parameters"
         return f"Edit({what}, settings={dict(self.settings)}, seed={self.seed})"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, JSON]:
         """Return the edit as a JSON-ready dict."""
         return {**asdict(self), "layers": list(self.layers), "parameters": list(self.parameters)}
 

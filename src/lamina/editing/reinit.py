@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.layers.selectors import Selector
+    from lamina.utils import JSON
 
 _OP = "reinit_"
 SCOPES = ("linear", "block")
@@ -82,7 +83,7 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
     inside = dict.fromkeys(module for layer in chosen for module in edited.blocks[layer - 1].modules())
     _check_tied(model, inside)
     check_weights(model, inside, _OP)
-    settings: dict[str, Any] = {"layers": chosen, "stack": edited.name, "scope": scope}
+    settings: dict[str, JSON] = {"layers": chosen, "stack": edited.name, "scope": scope}
     seed = draw_seed(generator)
     modules = [module for module in inside if not isinstance(module, InsertedLayer)]
     changed: list[nn.Parameter] = []

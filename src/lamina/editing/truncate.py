@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -48,8 +48,8 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
     check_editable(model, _OP)
     edited, _ = select_blocks(model, "all", stack, _OP)
     if edited.tower is not None:
-        came = f"the {edited.name} stack is one of several towers, whose depths the config does not hold separately"
-        raise ConfigError(f"{_OP}: {came}. Load that tower by itself, as {type(edited.tower).__name__}.")
+        problem = f"the {edited.name} stack is one of several towers, whose depths the config does not hold separately"
+        raise ConfigError(f"{_OP}: {problem}. Load that tower by itself, as {type(edited.tower).__name__}.")
     if isinstance(keep, bool) or not isinstance(keep, int) or not 1 <= keep <= edited.depth:
         raise ConfigError(
             f"{_OP}: keep is {keep!r}; the {edited.name} stack has {edited.depth} blocks, and one at least must stay. "
@@ -119,7 +119,7 @@ def _set_depth(config: PretrainedConfig, stack: str, depth: int, keep: int) -> N
     Raises:
         ConfigError: If no setting of the config holds the depth.
     """
-    inner: list[Any] = [value for value in vars(config).values() if hasattr(value, "to_dict")]
+    inner: list[PretrainedConfig] = [value for value in vars(config).values() if hasattr(value, "to_dict")]
     for part in (config, *inner):
         names = [name for name in _DEPTHS[stack] if getattr(part, name, None) == depth]
         if not names:

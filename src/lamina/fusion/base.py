@@ -248,8 +248,8 @@ class Fusion(nn.Module, ABC):
             ConfigError: If number or width of the states differ from those at build time.
         """
         if len(states) != self.layers or states[0].shape[-1] != self.width:
-            came = f"got {len(states)} states of width {states[0].shape[-1]}"
-            raise ConfigError(f"fusion: {came}; this one was built for {self.layers} of width {self.width}.")
+            problem = f"got {len(states)} states of width {states[0].shape[-1]}"
+            raise ConfigError(f"fusion: {problem}; this one was built for {self.layers} of width {self.width}.")
         if mask is None:
             mask = torch.ones(states[0].shape[:2], dtype=torch.bool, device=states[0].device)
         stream, mask = self.stream([self]), mask.bool()

@@ -241,8 +241,8 @@ def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module,
 
 def _unsupported(model: PreTrainedModel, reason: str) -> ConfigError:
     """Return the error for a model whose last block cannot be copied; `reason` is part of a sentence."""
-    came = f"no blocks of the kind of '{model.config.model_type}' can be made; {reason}"
-    return ConfigError(f"extra_layers: {came}. Use another fusion, such as DWAtt or Concat.")
+    problem = f"no blocks of the kind of '{model.config.model_type}' can be made; {reason}"
+    return ConfigError(f"extra_layers: {problem}. Use another fusion, such as DWAtt or Concat.")
 
 
 def _copy_block(block: nn.Module) -> nn.Module:

@@ -9,7 +9,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, final, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self, final, get_args
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +103,7 @@ class PoolingStream(Stream):
     `_TOGETHER` of them, and then projected in one operation and added to a sum `[batch, members, dim]`.
     """
 
-    def __init__(self, members: Sequence[Any]) -> None:
+    def __init__(self, members: Sequence[PoolingFusion]) -> None:
         self._members, self._config = members, members[0].config
         self._p = self._config.dropout if members[0].training else 0.0
         self._weights = torch.stack([member.scores for member in members], dim=-1).softmax(0)
@@ -178,8 +178,8 @@ class PoolingFusion(Fusion):
     def __init__(self, config: PoolingConfig, *, layers: int, width: int, parts: int) -> None:
         super().__init__(config, layers=layers, width=width, dim=config.dim)
         if width % config.heads:
-            came = f"{config.heads} heads for states of width {width}"
-            raise ConfigError(f"{config.op}: {came}; they must divide it.")
+            problem = f"{config.heads} heads for states of width {width}"
+            raise ConfigError(f"{config.op}: {problem}; they must divide it.")
         # At first every query computes the plain mean. They become different because their parts of the projection are.
         self.queries = nn.Parameter(torch.zeros(layers, config.queries * config.heads, width))
         self.projection = nn.Parameter(torch.empty(layers, config.dim, config.queries * parts * width))

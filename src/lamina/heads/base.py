@@ -85,8 +85,8 @@ class HeadConfig(ABC):
         Raises:
             ConfigError: If there is no default for tasks of this kind, as here, unless a subclass overrides it.
         """
-        came = f"no default reader was chosen for tasks of kind {task.kind}"
-        raise ConfigError(f"reader: {came}. Name its fusion and head, as Reader(ScalarMix(), {cls.__name__}()).")
+        problem = f"no default reader was chosen for tasks of kind {task.kind}"
+        raise ConfigError(f"reader: {problem}. Name its fusion and head, as Reader(ScalarMix(), {cls.__name__}()).")
 
     def build_on(self, model: PreTrainedModel, dim: int) -> Head:
         """Return a new module for features of size `dim` on `model`; unless overridden, the model is not used."""
@@ -155,7 +155,10 @@ class Head(nn.Module, ABC):
         return None
 
     def forward_many(
-        self, heads: list[Any], features: Float[Tensor, "heads batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
+        self,
+        heads: list[Any],
+        features: Float[Tensor, "heads batch tokens dim"],
+        mask: Bool[Tensor, "batch tokens"],
     ) -> Float[Tensor, "heads batch ..."]:
         """Return the logits of several heads with the same `group` as this one, each for its own features."""
         return torch.stack([head(part, mask) for head, part in zip(heads, features, strict=True)])
@@ -179,8 +182,8 @@ class PassThrough(nn.Module):
     def __init__(self, op: str, dim: int, labels: int) -> None:
         super().__init__()
         if dim != labels:
-            came = f"linear is False for features of size {dim} and {labels} labels"
-            raise ConfigError(f"{op}: {came}; without a linear map the features are the logits, one per label.")
+            problem = f"linear is False for features of size {dim} and {labels} labels"
+            raise ConfigError(f"{op}: {problem}; without a linear map the features are the logits, one per label.")
         self.out_features = labels
         self.register_buffer("weight", torch.eye(labels), persistent=False)
         self.register_buffer("bias", torch.zeros(labels), persistent=False)
@@ -236,8 +239,8 @@ class LabelHead(Head):
             ConfigError: If there is not one label per sequence or token.
         """
         if labels.shape != logits.shape[:-1]:
-            came = f"labels are {list(labels.shape)} for logits of {list(logits.shape)}"
-            raise ConfigError(f"{self.config.kind}: {came}; one per text or token is needed.")
+            problem = f"labels are {list(labels.shape)} for logits of {list(logits.shape)}"
+            raise ConfigError(f"{self.config.kind}: {problem}; one per text or token is needed.")
         return cross_entropy(logits, labels, self.class_weights)
 
     def count(self, labels: Tensor) -> Tensor:
@@ -263,8 +266,8 @@ def check_attention_heads(op: str, dim: int, attention_heads: int) -> None:
     """Raise ConfigError unless `attention_heads` divides `dim`."""
     if attention_heads < 1 or dim % attention_heads:
         divisors = ", ".join(str(heads) for heads in range(1, dim + 1) if dim % heads == 0)
-        came = f"attention_heads is {attention_heads} for features of size {dim}"
-        raise ConfigError(f"{op}: {came}; it must divide that size. Use one of {divisors}.")
+        problem = f"attention_heads is {attention_heads} for features of size {dim}"
+        raise ConfigError(f"{op}: {problem}; it must divide that size. Use one of {divisors}.")
 
 
 def check_class_weights(op: str, weights: Sequence[float] | None, labels: int) -> tuple[float, ...] | None:
@@ -276,8 +279,8 @@ def check_class_weights(op: str, weights: Sequence[float] | None, labels: int) -
     if weights is None:
         return None
     if len(weights) != labels or not all(0 < weight < math.inf for weight in weights):
-        came = f"class_weights are {tuple(weights)} for {labels} labels"
-        raise ConfigError(f"{op}: {came}; one positive weight per label is needed, in their order.")
+        problem = f"class_weights are {tuple(weights)} for {labels} labels"
+        raise ConfigError(f"{op}: {problem}; one positive weight per label is needed, in their order.")
     return tuple(float(weight) for weight in weights)
 
 

@@ -58,13 +58,15 @@ class CausalLMHead(VocabularyHead):
 
     def check_reads(self, model: PreTrainedModel, stack: LayerStack, fusion: Fusion) -> None:
         """Raise ConfigError if a token's features may depend on later tokens, because of the model or the fusion."""
-        came = None
+        problem = None
         if stack.name != "main":
-            came = f"the stack '{stack.name}' is one of two, which read different texts"
+            problem = f"the stack '{stack.name}' is one of two, which read different texts"
         elif main_device(model).type != "meta" and not is_causal(model, stack):
-            came = "the states of a token change with later tokens, so that it would see what it is to predict"
-        if came is not None:
-            raise ConfigError(f"causal_lm: in {type(model).__name__} {came}. Use a causal language model, or MaskedLM.")
+            problem = "the states of a token change with later tokens, so that it would see what it is to predict"
+        if problem is not None:
+            raise ConfigError(
+                f"causal_lm: in {type(model).__name__} {problem}. Use a causal language model, or MaskedLM."
+            )
         if not fusion.is_token_wise():
             name, rule = type(fusion.config).__name__, "it would see the tokens that it is to predict"
             raise ConfigError(

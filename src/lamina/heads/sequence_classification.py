@@ -84,10 +84,10 @@ class PooledClassification(HeadConfig):
         check_range(self.kind, "encoder_layers", self.encoder_layers, 0, 64)
         check_range(self.kind, "feedforward", self.feedforward, 1, 1 << 20)
         if not self.linear and (self.pooling == "attention" or self.encoder_layers):
-            came = "pooling 'attention'" if self.pooling == "attention" else f"encoder_layers={self.encoder_layers}"
+            problem = "pooling 'attention'" if self.pooling == "attention" else f"encoder_layers={self.encoder_layers}"
             hint = "Use encoder_layers=0, and 'query', 'first' or 'mean'."
             raise ConfigError(
-                f"{self.kind}: linear is False with {came}, which mixes features, which then are no logits. {hint}"
+                f"{self.kind}: linear is False with {problem}, which mixes features, which then are no logits. {hint}"
             )
         if self.problem_type == "regression" and len(self.labels) != 1:
             raise ConfigError(f"{self.kind}: {len(self.labels)} labels for a regression; it has one.")
@@ -181,7 +181,10 @@ class PooledClassificationHead(LabelHead):
         return _query_scores(self.query, features)
 
     def forward_many(
-        self, heads: list[Any], features: Float[Tensor, "heads batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
+        self,
+        heads: list[Any],
+        features: Float[Tensor, "heads batch tokens dim"],
+        mask: Bool[Tensor, "batch tokens"],
     ) -> Float[Tensor, "heads batch classes"]:
         """Return the logits of each sequence, for several heads of the same shape in one operation."""
         outputs, generators = [head.output for head in heads], [head.generator for head in heads]
@@ -215,8 +218,8 @@ class PooledClassificationHead(LabelHead):
         if self.config.problem_type == "regression":
             logits = logits.squeeze(-1)
         if labels.shape != logits.shape:
-            came = f"labels are {tuple(labels.shape)} for a {self.config.problem_type} of {tuple(logits.shape)}"
-            raise ConfigError(f"{self.config.kind}: {came}; both must have one shape.")
+            problem = f"labels are {tuple(labels.shape)} for a {self.config.problem_type} of {tuple(logits.shape)}"
+            raise ConfigError(f"{self.config.kind}: {problem}; both must have one shape.")
         present, logits = self._present(labels), logits.float()
         target = labels.masked_fill(~present, 0).float()
         if self.config.problem_type == "regression":

@@ -81,7 +81,10 @@ class TokenClassificationHead(LabelHead):
         return self.config.encoder_layers == 0
 
     def forward_many(
-        self, heads: list[Any], features: Float[Tensor, "heads batch tokens dim"], mask: Bool[Tensor, "batch tokens"]
+        self,
+        heads: list[Any],
+        features: Float[Tensor, "heads batch tokens dim"],
+        mask: Bool[Tensor, "batch tokens"],
     ) -> Float[Tensor, "heads batch tokens classes"]:
         """Return the logits of each token, for several heads of the same shape in one operation."""
         generators = [head.generator for head in heads]

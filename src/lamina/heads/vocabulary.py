@@ -35,8 +35,10 @@ class VocabularyConfig(HeadConfig, ABC):
 
     def build(self, dim: int) -> Head:
         """Raise ConfigError: such a head can only be made with `build_on`, which gets the base model."""
-        came = f"only the size {dim} of the features was given"
-        raise ConfigError(f"{self.kind}: {came}; it projects onto a model's vocabulary. Attach the reader to a bank.")
+        problem = f"only the size {dim} of the features was given"
+        raise ConfigError(
+            f"{self.kind}: {problem}; it projects onto a model's vocabulary. Attach the reader to a bank."
+        )
 
 
 class Transform(NamedTuple):
@@ -129,5 +131,5 @@ def vocabulary_of(model: PreTrainedModel, op: str) -> Projection:
             continue
         if isinstance(module, Projection):
             return module
-    came = f"the family '{model.config.model_type}' has no vocabulary"
-    raise ConfigError(f"{op}: {came}. Use a model that reads text.")
+    problem = f"the family '{model.config.model_type}' has no vocabulary"
+    raise ConfigError(f"{op}: {problem}. Use a model that reads text.")

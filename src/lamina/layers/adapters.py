@@ -6,32 +6,49 @@ settings. Each such attribute is a mapping from the name of an adapter to its we
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, TypeGuard
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 from torch import Tensor, nn
 
 from lamina.errors import ConfigError
 
+if TYPE_CHECKING:
 
-def has_adapters(module: nn.Module) -> TypeGuard[Any]:
+    class PeftLayer(nn.Module):
+        """The attributes of a PEFT layer that this module reads; PEFT itself is optional."""
+
+        adapter_layer_names: tuple[str, ...]
+        other_param_names: tuple[str, ...]
+        active_adapters: list[str]
+        disable_adapters: bool
+        merged: bool
+
+    class PeftModel(nn.Module):
+        """The method of a PEFT model that this module calls."""
+
+        def get_base_model(self) -> nn.Module:
+            """Return the model inside."""
+            ...
+
+
+def has_adapters(module: nn.Module) -> TypeGuard[PeftLayer]:
     """Return whether a module is a PEFT layer, to which adapters were added."""
     return hasattr(type(module), "adapter_layer_names")
 
 
-def adapted_layers(model: nn.Module) -> list[Any]:
+def adapted_layers(model: nn.Module) -> list[PeftLayer]:
     """Return the PEFT layers of a model, to which adapters were added."""
     return [module for module in model.modules() if has_adapters(module)]
 
 
 def backbone(model: nn.Module) -> nn.Module:
     """Return a transformers model without its head; a PEFT wrapper around it is removed too."""
-    wrapped: Any = model
-    inside = wrapped.get_base_model() if hasattr(wrapped, "get_base_model") else wrapped
-    return getattr(inside, "base_model", inside)
+    inside = cast("PeftModel", model).get_base_model() if hasattr(model, "get_base_model") else model
+    return cast("nn.Module", getattr(inside, "base_model", inside))
 
 
-def active_adapters(layer: Any) -> tuple[str, ...]:
+def active_adapters(layer: PeftLayer) -> tuple[str, ...]:
     """Return the names of the adapters that a PEFT layer adds to its output, in order.
 
     Empty if adapters are disabled, or merged into the layer's weight.
@@ -39,18 +56,18 @@ def active_adapters(layer: Any) -> tuple[str, ...]:
     return () if layer.disable_adapters or getattr(layer, "merged", False) else tuple(layer.active_adapters)
 
 
-def adapter_modules(layer: Any) -> Iterator[nn.Module]:
+def adapter_modules(layer: PeftLayer) -> Iterator[nn.Module]:
     """Yield all modules that hold adapters of a PEFT layer, active or not."""
     for name in (*layer.other_param_names, *layer.adapter_layer_names):
         if isinstance(attribute := getattr(layer, name, None), nn.Module):
             yield from attribute.modules()
 
 
-def adapter_state(layer: Any) -> Iterator[tuple[str, object]]:
+def adapter_state(layer: PeftLayer) -> Iterator[tuple[str, object]]:
     """Yield the weights and plain settings of the active adapters of a PEFT layer, each with a name."""
     for adapter in active_adapters(layer):
         for name in (*layer.other_param_names, *layer.adapter_layer_names):
-            mapping = getattr(layer, name, {})
+            mapping = cast("Mapping[str, object]", getattr(layer, name, {}))
             if not hasattr(mapping, "keys") or adapter not in mapping.keys():  # noqa: SIM118  some of these mappings cannot be iterated
                 continue
             value = mapping[adapter]

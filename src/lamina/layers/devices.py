@@ -55,15 +55,15 @@ class MetaValues(TorchFunctionMode):
         self,
         func: Callable[..., object],
         types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
     ) -> object:
-        if func in _CONVERSIONS and args[0].is_meta:
+        if func in _CONVERSIONS and isinstance(args[0], Tensor) and args[0].is_meta:
             return _CONVERSIONS[func](0)
         return func(*args, **kwargs or {})
 
 
-_CONVERSIONS: dict[Any, type] = {
+_CONVERSIONS: dict[Callable[..., object], type[float]] = {
     Tensor.__bool__: bool,
     Tensor.item: int,
     Tensor.__int__: int,

@@ -86,8 +86,8 @@ def default_stack(model: nn.Module, name: str | None = None, *, op: str = "stack
 def pick_stack(by_name: Mapping[str, LayerStack], name: str | None, *, op: str) -> LayerStack:
     """Return one of the stacks in `by_name`, chosen by `name` as in `default_stack`, with the same errors."""
     if name is None and all(stack.tower is not None for stack in by_name.values()):
-        came = f"the model has a stack for each of {', '.join(by_name)}, and none is named"
-        raise ConfigError(f"{op}: {came}. Give stack='{next(iter(by_name))}' or another of these.")
+        problem = f"the model has a stack for each of {', '.join(by_name)}, and none is named"
+        raise ConfigError(f"{op}: {problem}. Give stack='{next(iter(by_name))}' or another of these.")
     name = name or ("main" if "main" in by_name else "encoder")
     check_known(op, [name], by_name, "stack")
     return by_name[name]

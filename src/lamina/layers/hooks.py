@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from threading import get_ident
+from types import MethodType, TracebackType
 from typing import Any, TypeGuard, cast, final
 
 import torch
@@ -36,13 +37,17 @@ class ContextHooks(ExitStack):
         self._closed = False
         _open.set((*_open.get(), self))
 
-    def __exit__(self, *error: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  it never swallows an error
         # set first: torch may still call a hook that this thread is removing, and then without its keyword arguments
         self._closed = True
         _open.set(tuple(hooks for hooks in _open.get() if hooks is not self))
-        super().__exit__(*error)
+        super().__exit__(kind, error, traceback)
 
-    def add(self, register: Callable[..., Any], hook: Callable[..., object], **options: bool) -> None:
+    def add(
+        self, register: Callable[..., AbstractContextManager[object]], hook: Callable[..., object], **options: bool
+    ) -> None:
         """Register `hook` until the context manager exits.
 
         Args:
@@ -50,7 +55,7 @@ class ContextHooks(ExitStack):
             hook: The hook; it is called for that module only, not for deep copies of it, which inherit its hooks.
             **options: Keyword arguments of `register`, such as `with_kwargs=True`.
         """
-        owner = cast("Any", register).__self__
+        owner = cast("MethodType", register).__self__
 
         def act(*args: object) -> None:
             if args[0] is owner and self in _open.get() and not self._closed:
@@ -106,7 +111,7 @@ class _Watch:
         self.counts: dict[int, int] = {}  # thread id -> calls of the module since its pass over the stack began
         self.wanted: dict[int, list[tuple[int, TapPoint]]] = {}  # number of a call -> layers that are seen there
 
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], rest: Any) -> None:
+    def __call__(self, _module: nn.Module, args: tuple[object, ...], rest: object) -> None:
         """Act as a forward pre-hook (`rest`: keyword arguments) or forward hook (`rest`: the output) of the module."""
         thread = get_ident()
         # -1 outside a pass. Recomputations of gradient checkpointing run after the pass, with counts nobody wants.
@@ -116,7 +121,7 @@ class _Watch:
             self.on_state(layer, _pick(point, args, rest))
 
 
-def _pick(point: TapPoint, args: tuple[Any, ...], rest: Any) -> Tensor:
+def _pick(point: TapPoint, args: tuple[object, ...], rest: object) -> Tensor:
     """Return the state at a tap point from the arguments and the `rest` that a hook got; see `_Watch.__call__`."""
     values: Any = args if point.side == "input" and isinstance(point.index, int) else rest
     # a ModelOutput can be indexed by position too, so the same index works if the module returns a tuple
@@ -131,7 +136,7 @@ class StopForward(BaseException):
     """
 
 
-def run_until_stopped(model: nn.Module, batch: Mapping[str, Any], stop: StopForward) -> Any:
+def run_until_stopped(model: nn.Module, batch: Mapping[str, object], stop: StopForward) -> Any:
     """Call `model(**batch)` and return its output, or None if a hook raised the object `stop`.
 
     Another StopForward object belongs to another run and propagates.
@@ -150,7 +155,7 @@ DECODER_INPUTS = ("decoder_attention_mask", "decoder_input_ids", "decoder_inputs
 
 def token_mask(
     stack: LayerStack,
-    batch: Mapping[str, Any],
+    batch: Mapping[str, object],
     args: tuple[object, ...] = (),
     kwargs: Mapping[str, object] | None = None,
 ) -> Tensor | None:
@@ -175,15 +180,15 @@ def token_mask(
                 if name.removeprefix("decoder_") != "attention_mask" and name.endswith("mask") and is_token_mask(value):
                     raise ConfigError(f"mask: the batch has a '{name}', no 'attention_mask'; readers know only that.")
             return None  # the model itself made that mask: the batch had none
-    if mask is not None and not is_token_mask(mask):
-        form = type(mask).__name__
-        if isinstance(mask, Tensor):
-            form = f"{mask.dtype} {list(mask.shape)}" + (" with other values than 0 and 1" if mask.ndim == 2 else "")
-        raise ConfigError(
-            f"mask: the attention mask is {form}; it must be [batch, tokens], 1 (or True) at real tokens and 0 at "
-            "padding, so that readers can tell which tokens are real."
-        )
-    return mask
+    if mask is None or is_token_mask(mask):
+        return mask
+    form = type(mask).__name__
+    if isinstance(mask, Tensor):
+        form = f"{mask.dtype} {list(mask.shape)}" + (" with other values than 0 and 1" if mask.ndim == 2 else "")
+    raise ConfigError(
+        f"mask: the attention mask is {form}; it must be [batch, tokens], 1 (or True) at real tokens and 0 at padding, "
+        "so that readers can tell which tokens are real."
+    )
 
 
 def is_token_mask(mask: object) -> TypeGuard[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Protocol, final
 
 from torch import nn
 
@@ -15,6 +15,12 @@ from lamina.layers.wrappers import is_compiled
 
 EDITS = "_lamina_edits"  # attribute of the model with the record of its edits, so that copies carry it too
 _HARMLESS = ("freeze", "merge")  # edits that leave what the model computes as it was, up to rounding
+
+
+class _Edit(Protocol):
+    """The part of an `editing.record.Edit` that this module reads."""
+
+    kind: str
 
 
 @final
@@ -59,7 +65,7 @@ class LayerGuard:
     def _change(self, model: nn.Module) -> str | None:
         """Return the first change as part of a sentence; None if nothing changed."""
         for owner, known in self._edits.items():
-            edits: tuple[Any, ...] = getattr(owner, EDITS, ())
+            edits: tuple[_Edit, ...] = getattr(owner, EDITS, ())
             since = [edit.kind for edit in edits[len(known) :] if edit.kind not in _HARMLESS]
             if since or edits[: len(known)] != known:
                 return f"it was edited ({', '.join(since) or 'its record is another'})"

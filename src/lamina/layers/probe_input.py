@@ -64,11 +64,10 @@ def probe_input(model: nn.Module, tokens: int, seed: int) -> Probe:
     return Probe(inputs, rows)
 
 
-def _configs(model: nn.Module) -> list[Any]:
+def _configs(model: nn.Module) -> list[object]:
     """Return a model's config and the configs inside it (`text_config`, `vision_config`, `encoder`, ...)."""
-    config = cast("Any", model.config)
-    attributes: dict[str, Any] = config.__dict__
-    return [config, *(value for key, value in attributes.items() if hasattr(value, "to_dict") and key[0] != "_")]
+    config: object = model.config
+    return [config, *(value for key, value in vars(config).items() if hasattr(value, "to_dict") and key[0] != "_")]
 
 
 def _counts(model: nn.Module, name: str) -> list[int]:
@@ -100,7 +99,7 @@ def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2,
     size = int(getattr(config, "vocab_size", None) or _count(model, "vocab_size"))
     if size < 2:
         raise NoInputError("its config has no vocab_size")
-    settings: list[tuple[str, object]] = [pair for part in _configs(model) for pair in part.__dict__.items()]
+    settings: list[tuple[str, object]] = [pair for part in _configs(model) for pair in vars(part).items()]
     special = {0, *(token for key, value in settings if key.endswith(_SPECIAL) for token in _ints(value))}
     ordinary = torch.tensor([token for token in range(size) if token not in special] or [size - 1])
     ids = ordinary[torch.randint(len(ordinary), (rows, tokens), generator=rng)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, final
+from typing import Literal, TypeVar, cast, final
 
 import yaml
 from pydantic import ConfigDict
@@ -117,10 +117,10 @@ def add(model_type: str, row: Roles | Convolutions) -> None:
     Raises:
         ConfigError: If the family already has a row of that class.
     """
-    name, known = ("ROLES", ROLES) if isinstance(row, Roles) else ("CONVOLUTIONS", CONVOLUTIONS)
-    if model_type in known:
+    name, table = ("ROLES", ROLES) if isinstance(row, Roles) else ("CONVOLUTIONS", CONVOLUTIONS)
+    if model_type in table:
         raise ConfigError(f"roles: '{model_type}' has a row; a row is never replaced. Remove it from {name} first.")
-    cast("dict[str, Any]", known)[model_type] = row
+    cast("dict[str, Roles | Convolutions]", table)[model_type] = row
 
 
 def family_of(model: nn.Module) -> str:

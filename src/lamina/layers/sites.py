@@ -188,7 +188,9 @@ def _mixes_tokens(model: nn.Module, stack: LayerStack, number: int) -> bool:
     )
     count, index = 0, reader.index
 
-    def change(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def change(
+        _module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[Any, dict[str, Any]] | None:
         nonlocal count
         count += 1
         if count - 1 != reader.call.number:

@@ -38,7 +38,7 @@ def tower_for(stacks: Mapping[str, LayerStack], inputs: Iterable[str]) -> str | 
     return next((name for known in inputs for name, main_input in towers.items() if main_input == known), None)
 
 
-def tower_inputs(stack: LayerStack, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+def tower_inputs(stack: LayerStack, batch: Mapping[str, object]) -> Mapping[str, object]:
     """Return the part of a batch that the tower of a stack accepts; all of it if the stack has no tower."""
     if stack.tower is None:
         return batch
@@ -46,7 +46,7 @@ def tower_inputs(stack: LayerStack, batch: Mapping[str, Any]) -> Mapping[str, An
     return {name: value for name, value in batch.items() if name in accepted}
 
 
-def run_stacks(model: nn.Module, stacks: Iterable[LayerStack], batch: Mapping[str, Any], stop: StopForward) -> Any:
+def run_stacks(model: nn.Module, stacks: Iterable[LayerStack], batch: Mapping[str, object], stop: StopForward) -> Any:
     """Run as much of a model as the given stacks need: the model itself, or only their towers, one after the other.
 
     If the batch has no input for a decoder, it reads the encoder's tokens shifted right behind the start token, as BART
@@ -70,17 +70,22 @@ def run_stacks(model: nn.Module, stacks: Iterable[LayerStack], batch: Mapping[st
     for stack in stacks:
         name = str(getattr(stack.tower, "main_input_name", "input_ids"))
         if batch.get(name) is None and batch.get("inputs_embeds") is None:
-            came = f"the batch has no '{name}', only {', '.join(batch)}; the stack '{stack.name}' reads it"
-            raise ConfigError(f"bank: {came}. Name the readers that are to run: readers=[...].")
+            problem = f"the batch has no '{name}', only {', '.join(batch)}; the stack '{stack.name}' reads it"
+            raise ConfigError(f"bank: {problem}. Name the readers that are to run: readers=[...].")
     for stack in stacks:
         run_until_stopped(stack.tower or model, tower_inputs(stack, batch), stop)
     return None
 
 
-def _decoder_inputs(model: nn.Module, stacks: Iterable[LayerStack], batch: Mapping[str, Any]) -> dict[str, Tensor]:
+def _decoder_inputs(model: nn.Module, stacks: Iterable[LayerStack], batch: Mapping[str, object]) -> dict[str, Tensor]:
     """Return `decoder_input_ids` made from the encoder's tokens, if a decoder is among the stacks and has no input."""
     ids, start = batch.get("input_ids"), getattr(getattr(model, "config", None), "decoder_start_token_id", None)
     decodes = any(stack.name == "decoder" for stack in stacks)
-    if not decodes or ids is None or start is None or any(batch.get(name) is not None for name in DECODER_INPUTS):
+    if (
+        not decodes
+        or not isinstance(ids, Tensor)
+        or start is None
+        or any(batch.get(name) is not None for name in DECODER_INPUTS)
+    ):
         return {}
     return {"decoder_input_ids": torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], dim=1)}

@@ -9,25 +9,28 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+M = TypeVar("M")
 
-def unwrapped(model: Any) -> Any:
+
+def unwrapped(model: M) -> M:
     """Return the model inside torch's wrappers (torch.compile, DataParallel, DistributedDataParallel).
 
     Anything else is returned unchanged.
     """
+    inside: object = model
     while True:
-        if hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        elif isinstance(model, (nn.DataParallel, DistributedDataParallel)):
-            model = cast("nn.Module", model.module)
+        if hasattr(inside, "_orig_mod"):
+            inside = cast("nn.Module", inside)._orig_mod
+        elif isinstance(inside, (nn.DataParallel, DistributedDataParallel)):
+            inside = cast("nn.Module", inside.module)
         else:
-            return model
+            return cast("M", inside)
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -42,8 +45,8 @@ def is_compiled(module: nn.Module) -> bool:
 
 def is_bitsandbytes(model: nn.Module) -> bool:
     """Return whether transformers quantised a model's weights with bitsandbytes."""
-    config: Any = getattr(getattr(model, "config", None), "quantization_config", None)
-    settings = cast("dict[str, Any]", config if isinstance(config, dict) else getattr(config, "__dict__", {}))
+    config: object = getattr(getattr(model, "config", None), "quantization_config", None)
+    settings = cast("dict[str, object]", config if isinstance(config, dict) else getattr(config, "__dict__", {}))
     return settings.get("quant_method") == "bitsandbytes"
 
 
