@@ -1,4 +1,4 @@
-"""Laws 3 to 6 for every registered fusion, and what else every fusion promises."""
+"""Laws 3 to 6, and what else every fusion promises, for every registered fusion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Law 5, a text is independent of its batch: every fusion under every head and pooling, padded on either side."""
+"""Law 5, results do not depend on batching: every fusion under every head and pooling, padded on either side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors: their tree, their fields, and their way to another process."""
+"""Errors: their base classes, their fields, and pickling to another process."""
 
 from __future__ import annotations
 

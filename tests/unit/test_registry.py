@@ -1,4 +1,4 @@
-"""Tables of methods: names, suggestions, and configs there and back."""
+"""Registries: names, suggestions, and configs that are written and read again."""
 
 from __future__ import annotations
 

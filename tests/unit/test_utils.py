@@ -1,4 +1,4 @@
-"""What every room may use."""
+"""Helpers that the whole package shares."""
 
 from __future__ import annotations
 

@@ -187,7 +187,10 @@ def _initialize_by_model(
 
 @contextmanager
 def _only_uninitialized(tensors: Sequence[Tensor], free: Set[Tensor]) -> Iterator[None]:
-    """Mark all tensors except the free ones as initialised within the `with` block, so that transformers skips them."""
+    """Within the `with` block, let transformers initialise only the tensors in `free`.
+
+    All others in `tensors` are marked as already initialised; the marks are removed at the end.
+    """
     marks = [vars(tensor).copy() for tensor in tensors]
     try:
         for tensor in tensors:

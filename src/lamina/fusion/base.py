@@ -312,7 +312,7 @@ class WeightedSum(Stream):
 
 
 class InputWeighted(Fusion):
-    """Base class of fusions that compute a weight per layer and token; it sums up the weights of each layer.
+    """Base class of fusions whose layer weights depend on the token; it sums up the weights for `importance`.
 
     Attributes:
         amounts: `[layers]`, the sum of the absolute weights of each layer over real tokens since the mode last changed.

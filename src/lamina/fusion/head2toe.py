@@ -150,7 +150,7 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         return True
 
     def _store_shares(self, scores: Float[Tensor, " dim"]) -> None:
-        """Store each layer's share of the sum of the features' scores in `shares`."""
+        """Set the buffer `shares`: for each layer, the sum of its features' scores divided by the sum of all scores."""
         by_layer = scores.view(self.layers, -1).sum(1)
         if float(by_layer.sum()) > 0:
             self.shares.copy_(by_layer / by_layer.sum())

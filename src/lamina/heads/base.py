@@ -229,7 +229,7 @@ class LabelHead(Head):
         return (*weight.shape, *settings, self.training, weight.dtype)
 
     def forward(self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]) -> Tensor:
-        """Return the logits of each sequence or token; those of padding are meaningless."""
+        """Return the logits, of each sequence if the head pools, else of each token (meaningless for padding)."""
         return self.forward_many([self], features.unsqueeze(0), mask)[0]
 
     def loss(self, logits: Float[Tensor, "*batch classes"], labels: Tensor) -> Float[Tensor, ""]:

@@ -139,7 +139,7 @@ _SWAPS = ((1, 2), (0, 1))
 
 
 def key_of(tensor: Tensor) -> Key:
-    """Return the shape, dtype and a sample of the values of a tensor, hashable; equal tensors have equal keys."""
+    """Return a hashable key of a tensor, made of shape, dtype and some of its values; equal tensors have equal keys."""
     kind = (tuple(tensor.shape), tensor.dtype)
     if tensor.is_meta or tensor.ndim != 3:
         return kind

@@ -196,7 +196,11 @@ def _map_modules(stack: LayerStack, move: Callable[[Any], Any]) -> LayerStack:
 
 
 def _discover(model: nn.Module) -> dict[str, LayerStack]:
-    """Return the stacks of a model, or of its towers; raise UnsupportedModelError if neither can be read."""
+    """Search for the stacks of a model, or if it has none that can be read, for those of its towers.
+
+    Raises:
+        UnsupportedModelError: If neither are found.
+    """
     try:
         with preserve_model(model):
             return _find_stacks(model)

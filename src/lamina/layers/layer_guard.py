@@ -63,7 +63,7 @@ class LayerGuard:
             )
 
     def _change(self, model: nn.Module) -> str | None:
-        """Return the first change as part of a sentence; None if nothing changed."""
+        """Return a change of the model since this guard was made, as part of a sentence; None if there is none."""
         for owner, known in self._edits.items():
             edits: tuple[_Edit, ...] = getattr(owner, EDITS, ())
             since = [edit.kind for edit in edits[len(known) :] if edit.kind not in _HARMLESS]

@@ -58,7 +58,10 @@ class PassLock:
 
     @contextmanager
     def exclusive(self) -> Generator[None]:
-        """Hold the lock while no other thread does; a thread that holds it shared may ask for it between its passes."""
+        """Hold the lock alone: wait until no other thread holds it, and keep others out within the `with` block.
+
+        A thread that holds it `shared` may ask for this between its passes; its own hold does not count.
+        """
         me = get_ident()
         with self._changed:
             held = self._running.pop(me, 0)  # its own shared hold must not keep it waiting

@@ -167,7 +167,7 @@ def _added_together(outputs: Sequence[Event], start: Event, end: Event) -> Itera
 
 
 def _value(event: Event) -> Tensor:
-    """Return the tensor that an event saw, of a trace that keeps copies."""
+    """Return the tensor of an event; the trace must have been recorded with `keep=True`."""
     return cast("Tensor", event.tensor())
 
 

@@ -65,7 +65,7 @@ def test_fused_biases_fold_head_by_head(name):
     torch.testing.assert_close(run(model, inputs), inserted, rtol=0, atol=1e-5)
 
 
-def test_positions_of_their_own_projections_let_queries_fold():
+def test_queries_can_be_merged_if_positions_have_their_own_projections():
     family = FAMILIES["deberta-v2"]
     config = family.config()
     config.share_att_key = False

@@ -1,4 +1,4 @@
-"""Records of edits; what they hold is tested with each edit."""
+"""The record of edits; what each edit records is tested with that edit."""
 
 from __future__ import annotations
 

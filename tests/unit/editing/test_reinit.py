@@ -90,7 +90,7 @@ def test_torchs_own_generator_gives_one_number_and_no_more():
     assert edit.seed == int(torch.randint(2**63 - 1, ()))
 
 
-def test_biases_and_norms_are_kept_unless_asked_for():
+def test_biases_and_norms_stay_by_default():
     model = tiny_model()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -109,7 +109,7 @@ def test_biases_and_norms_are_kept_unless_asked_for():
     assert {name.split(".")[2] for name in differing(model, before)} == {"1"}
 
 
-def test_the_models_own_initialiser_gives_the_start_of_a_fresh_block():
+def test_the_models_own_initialiser_sets_a_whole_block():
     model = tiny_model(hidden_size=128, num_attention_heads=4, initializer_range=0.3)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -119,7 +119,7 @@ def test_a_model_without_its_pooler_or_with_inserted_layers_is_fine():
 
 
 @pytest.mark.parametrize("keep", [0, -1, 4, True, 1.5, "2"])
-def test_what_cannot_be_kept(keep):
+def test_invalid_values_of_keep(keep):
     model = tiny_model()
     with pytest.raises(ConfigError, match=r"the main stack has 3 blocks, and one at least must stay\. Use 1\.\.3"):
         unwrap(truncate_)(model, keep)  # without the type checks of the tests

@@ -1,4 +1,4 @@
-"""AdaLayers: where it starts, its cutoff and its regulariser."""
+"""AdaLayers: its initialisation, its cutoff and its regulariser."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_cutoff_that_would_remove_every_layer_is_refused(cutoff: float):
         AdaLayers(cutoff=cutoff).build(4, 8)
 
 
-def test_the_largest_cutoff_that_can_be_is_taken():
+def test_the_largest_possible_cutoff_is_accepted():
     assert AdaLayers(cutoff=0.2499).build(4, 8).active_layers() == (0, 1, 2, 3)
 
 

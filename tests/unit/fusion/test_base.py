@@ -1,4 +1,4 @@
-"""What fusions are made of, apart from what every registered one promises (contract/test_fusions.py)."""
+"""The base classes of fusions; the promises of every registered fusion are tested in contract/test_fusions.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Concat: where it starts, how large it is, and what it computes once for several readers."""
+"""Concat: its initialisation, its size, and what it computes once for several readers."""
 
 from __future__ import annotations
 

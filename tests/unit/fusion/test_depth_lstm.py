@@ -1,4 +1,4 @@
-"""DepthLSTM: torch's own LSTM over the layers, one layer at a time."""
+"""DepthLSTM against torch's LSTM over the layers."""
 
 from __future__ import annotations
 

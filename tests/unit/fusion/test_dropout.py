@@ -1,4 +1,4 @@
-"""Dropout with every reader's own random numbers."""
+"""Dropout in which every reader has its own random numbers."""
 
 from __future__ import annotations
 

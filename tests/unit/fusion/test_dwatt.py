@@ -1,4 +1,4 @@
-"""DWAtt: its size, its fixed positions, its attention, and the states it lets go."""
+"""DWAtt: its size, its fixed positions, its attention, and the states that it frees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elementwise: where it starts and what its importances are."""
+"""Elementwise: its initialisation and its importances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ExtraLayers: blocks of the base's own kind, called as the base calls its own, and the base left alone."""
+"""ExtraLayers: blocks of the base's architecture, called as the base calls its own; the base stays unchanged."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_padding_changes_nothing(name: str, stack: str | None):
 
 
 @pytest.mark.parametrize(("name", "stack"), VARIED)
-def test_new_blocks_start_afresh_and_learn(name: str, stack: str | None):
+def test_new_blocks_are_initialised_and_learn(name: str, stack: str | None):
     family, model = FAMILIES[name], fresh(name)
     with torch.no_grad():
         for parameter in model.parameters():  # nothing is left at a value that it could start from
@@ -253,7 +253,7 @@ def test_the_model_around_the_block_says_how_it_starts_and_else_torch_does():
     assert float(block.output.dense.weight.detach().abs().max()) == pytest.approx(1 / math.sqrt(64), rel=0.05)
 
 
-def test_blocks_of_a_loaded_model_start_afresh_too(tmp_path: Path):
+def test_blocks_of_a_loaded_model_are_initialised_too(tmp_path: Path):
     """transformers marks what it has loaded, and its initialisers leave that alone."""
     model_of("bert").save_pretrained(tmp_path)
     model = BertModel.from_pretrained(tmp_path).eval().requires_grad_(False)
@@ -292,7 +292,7 @@ def test_a_base_in_half_precision_gets_blocks_in_single_precision(name: str):
 
 @pytest.mark.parametrize("name", ["gpt2-CausalLM", "llama-CausalLM", "bart-Seq2SeqLM", "t5-Seq2SeqLM"])
 @torch.no_grad()
-def test_generation_is_heard_and_untouched(name: str):
+def test_generation_is_read_and_unchanged(name: str):
     family, model = FAMILIES[name], model_of(name)
     batch = {key: value for key, value in family.inputs(model, seed=4).items() if not key.startswith("decoder")}
     batch = {key: value.flip(1) for key, value in batch.items()}
@@ -373,7 +373,7 @@ def test_a_pass_is_forgotten_at_its_end_even_when_it_fails():
     assert not found.blocks[-1]._forward_pre_hooks
 
 
-def test_a_call_is_taken_down_without_its_caches():
+def test_a_call_is_recorded_without_its_caches():
     class Block(nn.Module):
         def forward(self, hidden: Tensor, *others: Any, **more: Any) -> tuple[Tensor, object]:
             return hidden + 1, (others, more)
@@ -588,7 +588,7 @@ class Uncopied(BertLayer):
         (Uncopied, r"does not run \(TypeError: cannot pickle '_thread\.lock' object\)"),
     ],
 )
-def test_a_block_that_cannot_be_made_again_is_refused(block: Any, match: str):
+def test_a_block_that_cannot_be_copied_is_refused(block: Any, match: str):
     model = fresh("bert")
     model.encoder.layer[-1] = block(model.config).eval().requires_grad_(False)
     found = stacks(model)["main"]

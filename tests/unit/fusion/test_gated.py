@@ -1,4 +1,4 @@
-"""Gated: where it starts, and the importances it counts while it reads."""
+"""Gated: its initialisation, and the importances that it sums up while it reads."""
 
 from __future__ import annotations
 

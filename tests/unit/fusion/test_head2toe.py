@@ -1,4 +1,4 @@
-"""Head2Toe: its features, its two stages, and what may read it."""
+"""Head2Toe: its features, its two stages, and the heads that can read it."""
 
 from __future__ import annotations
 

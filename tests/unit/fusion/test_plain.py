@@ -1,4 +1,4 @@
-"""LastLayer and Mean: nothing to learn."""
+"""LastLayer and Mean, the fusions without parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What AdaLayers and SingleLayer share: dropout, positions, one accumulator."""
+"""What AdaLayers and SingleLayer share: projections, dropout and positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routing against its definition with all votes in memory, and what padding must not do."""
+"""Routing against its definition with all votes in memory, and padding."""
 
 from __future__ import annotations
 

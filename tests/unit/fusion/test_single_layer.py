@@ -16,14 +16,14 @@ def test_it_selects_one_layer():
 
 
 @pytest.mark.parametrize(("layer", "index"), [(0, 0), (2, 2), (-1, 3), (-4, 0)])
-def test_given_more_states_it_picks_its_layer(layer: int, index: int):
+def test_of_several_states_it_reads_its_layer(layer: int, index: int):
     fusion = SingleLayer(layer=layer).build(4, 8)
     assert fusion.active_layers() == (index,)
     assert fusion.weights().tolist() == [float(i == index) for i in range(4)]
 
 
 @pytest.mark.parametrize("layer", [0, 3, -1])
-def test_given_its_one_state_it_reads_that(layer: int):
+def test_it_reads_a_single_state(layer: int):
     assert SingleLayer(layer=layer).build(1, 8).active_layers() == (0,)
 
 

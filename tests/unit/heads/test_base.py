@@ -1,4 +1,4 @@
-"""What heads share: label names, weights, and the mean over the labels that are given."""
+"""What heads share: label names, class weights, and the mean over labels that are present."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_weights_that_do_not_fit_are_refused(weights: tuple[float, ...]):
 
 
 @pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 5.0, 0.5])])
-def test_cross_entropy_is_torchs_where_labels_are_given(weight: torch.Tensor | None):
+def test_cross_entropy_equals_torchs_for_labels_that_are_present(weight: torch.Tensor | None):
     logits, labels = torch.randn(4, 5, 3), torch.randint(0, 3, (4, 5))
     labels[0, 2:] = IGNORE
     expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), weight=weight, ignore_index=IGNORE)

@@ -1,4 +1,4 @@
-"""The head of the next token: how it starts, what is saved of it, and what it refuses to read."""
+"""The causal language modelling head: its initialisation, what is saved, and what it refuses to read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The word behind a mask."""
+"""The masked language modelling head."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_head_with_another_task_beside_it_is_found():
         torch.testing.assert_close(bank(**inputs())["words"].logits, expected, rtol=0, atol=1e-5)
 
 
-def test_the_activation_is_found_by_what_it_gives():
+def test_the_activation_is_found_by_the_logits():
     """The head's own function, where it is not the one that the config names first."""
     model = masked_model("bert")
     model.cls.predictions.transform.transform_act_fn = nn.ReLU()

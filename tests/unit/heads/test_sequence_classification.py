@@ -1,4 +1,4 @@
-"""One output for a whole text."""
+"""Heads with one output for a whole sequence."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_features_that_cannot_be_logits_are_refused():
         SequenceClassification(("a", "b"), linear=False)
 
 
-def test_labels_that_do_not_fit_the_logits_are_told():
+def test_labels_that_do_not_fit_the_logits_are_an_error():
     with pytest.raises(ConfigError, match=r"labels are \[3\] for logits of \[2, 2\]; one per text or token is needed"):
         head_of().loss(torch.zeros(2, 2), torch.zeros(3, dtype=torch.long))
     tags = TokenClassification(("a", "b")).build(8)

@@ -1,4 +1,4 @@
-"""One class for each token."""
+"""The head with one class per token."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_only_what_is_needed_is_hooked(bert):
     assert count_hooks(bert) == before
 
 
-def test_blocks_that_run_without_a_pass_are_not_heard(bert):
+def test_blocks_that_run_outside_a_pass_are_ignored(bert):
     heard = []
     with watch(stacks(bert)["main"], [1], lambda layer, _: heard.append(layer)):
         for _ in range(3):
@@ -96,7 +96,7 @@ def test_a_shared_block_gives_each_layer_its_own_state(albert):
     assert not torch.equal(states[2], expected[1])
 
 
-def test_recomputation_is_not_heard(bert):
+def test_recomputation_is_ignored(bert):
     model = FAMILIES["bert"].build().train()
     model.gradient_checkpointing_enable()
     heard = []

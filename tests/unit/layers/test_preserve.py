@@ -1,4 +1,4 @@
-"""Modes of modules that are borrowed for a while."""
+"""Modes that `evaluating` changes and restores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_what_is_in_eval_mode_stays_so_while_another_context_ends():
     assert model[0].training
 
 
-def test_what_was_found_in_eval_mode_gets_it_back():
+def test_modules_that_were_in_eval_mode_return_to_it():
     model = nn.Dropout().eval()
     with evaluating(model):
         model.train()

@@ -41,7 +41,7 @@ def test_no_vocabulary():
 @pytest.mark.parametrize(
     ("name", "reason"), [("input_values", "it reads audio, and its"), ("input_features", "it reads spectrograms")]
 )
-def test_sound_of_unknown_size(name, reason):
+def test_audio_of_unknown_size(name, reason):
     model = toys.Toy()
     model.main_input_name = name
     with pytest.raises(UnsupportedModelError, match=reason):

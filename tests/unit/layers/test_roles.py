@@ -49,7 +49,7 @@ def test_the_width_of_a_head():
         head_width_at(block(), "attention.head_dim", family="toy", op="t")
 
 
-def test_a_family_without_a_row_is_told_how_to_get_one():
+def test_the_error_for_a_family_without_a_row_says_how_to_add_one():
     with pytest.raises(UnsupportedModelError, match=r"'fnet'.*no row.*rows: albert.*roles\.add.*need no row"):
         roles_of(FAMILIES["fnet"].build(), op="insert_")
 
@@ -80,7 +80,7 @@ def test_a_fused_projection_is_listed_once():
     assert list(ROLES["gpt2"].cross.projections().values()) == [("query",), ("key", "value")]
 
 
-def test_weights_are_given_as_out_by_in():
+def test_weights_are_returned_as_out_by_in():
     gpt2 = FAMILIES["gpt2"].build()
     assert linear_weight(gpt2.h[0].attn.c_attn).shape == (96, 32)
     assert linear_weight(nn.Linear(2, 3)).shape == (3, 2)

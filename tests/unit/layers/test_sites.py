@@ -1,4 +1,4 @@
-"""What attention and feed-forward network add to the states: the modules that return it, in families of many builds."""
+"""Sites: the modules that return what attention and feed-forward network add, in families of many architectures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with a tower for each kind of input: a stack of each, run by itself."""
+"""Models with a tower for each kind of input: one stack per tower, run by itself."""
 
 from __future__ import annotations
 
