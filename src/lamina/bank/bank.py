@@ -169,7 +169,7 @@ class ReaderBank(ReaderCollection):
 
     @property
     def _grad(self) -> bool:
-        """Whether a pass keeps gradients."""
+        """Whether the readers keep gradients in a pass: in training mode, unless torch has them off."""
         return torch.is_grad_enabled() and self.training
 
     def _uncompiled(self) -> AbstractContextManager[None]:
@@ -178,7 +178,14 @@ class ReaderBank(ReaderCollection):
         return uncompiled() if compiled else nullcontext()
 
     def _start(self, readers: Sequence[str] | None, labels: Mapping[str, Tensor]) -> list[StackPass]:
-        """Check the names and labels of a call, and return a pass for each stack that its readers read."""
+        """Check the arguments of a call, and return a new `StackPass` for each stack that its readers read.
+
+        Readers in training mode get new seeds for dropout.
+
+        Args:
+            readers: Names of the readers to run; None: all.
+            labels: Reader name -> labels; their readers must be among those that run.
+        """
         names = self._checked_names("bank", readers)
         if not isinstance(labels, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             what = "a mapping of readers' names to their labels is needed"
@@ -194,14 +201,21 @@ class ReaderBank(ReaderCollection):
         return self._passes(names, grad=self._grad)
 
     def _passes(self, names: Sequence[str], *, grad: bool) -> list[StackPass]:
-        """Return a pass for each stack that these readers read."""
+        """Return a new `StackPass` for each stack that the named readers read; `grad`: whether it keeps gradients."""
         readers = {name: self[name] for name in names}
         return stack_passes(self.model, self.stacks, readers, grad=grad, processor=self.processor)
 
     def _finish(
         self, passes: list[StackPass], labels: Mapping[str, Tensor], readers: Sequence[str] | None, main: Any = None
     ) -> BankOutput:
-        """Run the heads and losses, and return the outputs in the order of `readers`, None: of the bank."""
+        """Run the heads and compute the losses, after the passes have got all their states.
+
+        Args:
+            passes: One pass per stack.
+            labels: Reader name -> labels.
+            readers: Names of the readers, whose order the result has; None: all.
+            main: The model's own output, to put into the result.
+        """
         outputs: dict[str, ReaderOutput] = {}
         for stack_pass in passes:
             outputs |= stack_pass.finish(labels)

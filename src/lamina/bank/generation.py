@@ -219,7 +219,11 @@ _lock = Lock()  # threads open and close contexts: the first must replace `gener
 
 
 def _intercepted(function: Generate) -> Generate:
-    """Return a function that replaces the original `generate`, and runs it within the contexts that apply."""
+    """Return a function to put in place of the original `generate`.
+
+    It runs the original within the `on_generate` contexts that are open for the model in the caller's context, or
+    directly if there are none.
+    """
 
     @functools.wraps(function)
     def generate(model: PreTrainedModel, *args: object, **kwargs: object) -> object:

@@ -100,7 +100,7 @@ class GenerationStates:
             self._past = past_tokens(inputs_of(self._template, batch, args, kwargs))
 
     def on_state(self, layer: int, state: Tensor) -> None:
-        """Store the state `[rows, tokens, width]` of a layer in the present pass; ConfigError if one was skipped."""
+        """Store the state `[rows, tokens, width]` of a layer in this pass; ConfigError if a layer was skipped."""
         if not self._layers_seen:
             self._place(state)
         self._layers_seen.append(layer)
@@ -117,7 +117,7 @@ class GenerationStates:
         check_layer_order("bank", self._template.stack, self._template.layers, self._layers_seen)
 
     def _place(self, state: Tensor) -> None:
-        """Find out which positions the present pass reads, and store their ids and mask.
+        """Find out which positions of the text the present pass reads, and store their token ids and mask.
 
         Args:
             state: The first state of the pass, which gives its number of rows and tokens.
@@ -148,7 +148,13 @@ class GenerationStates:
             self._masks.append(self._real(state, begin + count - fresh, fresh))
 
     def _real(self, state: Tensor, begin: int, fresh: int) -> Tensor:
-        """Return the mask `[rows, fresh]` of the positions from `begin` on; generated tokens all count as real."""
+        """Return the mask of real tokens `[rows, fresh]` for new positions; generated tokens all count as real.
+
+        Args:
+            state: A state of the pass, for its number of rows and its device.
+            begin: The first new position.
+            fresh: Number of new positions.
+        """
         batch, args, kwargs = self._arguments
         stack, all_real = self._template.stack, state.new_ones(state.shape[0], fresh, dtype=torch.bool)
         if begin >= self.call.prompt_width()[0] + 1:
@@ -161,7 +167,7 @@ class GenerationStates:
         return F.pad(part, (0, fresh - part.shape[1]), value=True)
 
     def _read_waiting(self) -> None:
-        """Let the fusions, or the observer, read the states that wait."""
+        """Hand the states that were collected to the fusions of the readers, or to the observer, and forget them."""
         columns = {layer: torch.cat(parts, dim=1) for layer, parts in self._waiting.items() if parts}
         self._waiting.clear()
         if not columns:

@@ -122,7 +122,7 @@ def _check_token_wise(op: str, name: str, reader: ReaderModule) -> None:
 
 
 def causal_pass(bank: ReaderBank, op: str, names: Sequence[str]) -> StackPass:
-    """Return a pass with these readers of a bank, over the stack that reads the generated text.
+    """Return a new `StackPass` with some readers of a bank, over the stack that reads the generated text.
 
     Raises:
         ConfigError: If a reader reads another stack, or one whose states depend on later tokens.
@@ -144,7 +144,7 @@ def causal_pass(bank: ReaderBank, op: str, names: Sequence[str]) -> StackPass:
 
 
 def monitor_scores(bank: ReaderBank, monitor: AnyMonitor, batch: Inputs, mask: Tensor | None) -> Tensor:
-    """Return the scores of a batch in one plain pass; see `ReaderBank.monitor_scores`."""
+    """Return the scores `[batch, tokens]` of a monitor for a batch; see `ReaderBank.monitor_scores`."""
     op = "bank.monitor_scores"
     check_monitors(op, [monitor], {}, bank.modules_by_name())
     stop = StopForward()

@@ -255,7 +255,7 @@ def run_heads(
 
 
 def _first_if_equal(reader: ReaderModule, features: Float[Tensor, "batch tokens dim"]) -> Tensor:
-    """Return the features of the first token only, if the head reads no other and all tokens share them.
+    """Return the features of the first token only, if the reader's head reads no others and all tokens share them.
 
     A fusion that pools the sequence returns one vector per text, expanded over the tokens: its stride there is 0.
     """

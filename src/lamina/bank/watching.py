@@ -246,7 +246,7 @@ class _WatchedText(GenerationObserver):
             self._on_token(step)
 
     def _by_name(self, values: Tensor) -> dict[str, Tensor]:
-        """Return monitor name -> its row of `values`, in the caller's order."""
+        """Return monitor name -> its row of `values` `[monitors, sequences]`, in the caller's order of the monitors."""
         rows = dict(zip(self.rows, values.unbind(0), strict=True))
         return {name: rows[name] for name in self.monitor_names}
 

@@ -121,6 +121,6 @@ class RunningScore:
 
 
 def _where(condition: Bool[Tensor, " batch"], then: State, other: State) -> State:
-    """Return the state `then` for texts where the condition is True, else the state `other`."""
+    """Combine two states of an aggregation: for each text `then` where the condition is True, else `other`."""
     pairs = zip(then, other, strict=True)
     return tuple(torch.where(condition.view(-1, *[1] * (new.ndim - 1)), new, old) for new, old in pairs)

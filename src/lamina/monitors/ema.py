@@ -41,7 +41,7 @@ class EMA(Aggregation):
         return (score,)
 
     def next(self, state: State, score: Tensor) -> State:
-        """Return the average, moved towards the new score."""
+        """Return the average after one more token: the old average, moved towards the new score."""
         return (state[0] + (1 - 2 ** (-1 / self.half_life)) * (score - state[0]),)
 
     def value(self, state: State) -> Float[Tensor, " batch"]:

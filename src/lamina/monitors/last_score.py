@@ -27,5 +27,5 @@ class LastScore(Aggregation):
         return (score,)
 
     def value(self, state: State) -> Float[Tensor, " batch"]:
-        """Return the last score."""
+        """Return the score of the last token."""
         return state[0]

@@ -32,5 +32,5 @@ class MeanScore(Aggregation):
         return state[0] + score, state[1] + 1
 
     def value(self, state: State) -> Float[Tensor, " batch"]:
-        """Return the sum divided by the count."""
+        """Return the mean: the sum of the scores divided by their count."""
         return state[0] / state[1]

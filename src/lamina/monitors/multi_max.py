@@ -33,9 +33,9 @@ class MultiMax(Aggregation):
         return (score,)
 
     def next(self, state: State, score: Tensor) -> State:
-        """Return the maximum of the old and the new scores, label by label."""
+        """Return the higher one of the state and the new token's score, label by label."""
         return (torch.maximum(state[0], score),)
 
     def value(self, state: State) -> Float[Tensor, " batch"]:
-        """Return the sum over the labels."""
+        """Return the sum over the labels of their highest scores."""
         return state[0].sum(1)

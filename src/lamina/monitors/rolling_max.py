@@ -45,7 +45,7 @@ class RollingMax(Aggregation):
         return last, torch.ones_like(score), score if self.window == 1 else torch.full_like(score, -torch.inf)
 
     def next(self, state: State, score: Tensor) -> State:
-        """Return the state with the window moved on by one token."""
+        """Return the state after one more token: its score enters the window, and the oldest one leaves."""
         last, count, best = torch.cat([state[0][:, 1:], score.unsqueeze(1)], dim=1), state[1] + 1, state[2]
         return last, count, torch.where(count >= self.window, torch.maximum(best, last.mean(1)), best)
 

@@ -213,7 +213,7 @@ def _base_facts(bank: ReaderBank) -> BaseFacts:
 
 
 def _trait(stack: LayerStack, name: str) -> object:
-    """Return the value of one field of `StackFacts` for a stack."""
+    """Return what a stack has for one field of `StackFacts`: its layers, its width or its fingerprint."""
     return fingerprint_of(stack) if name == "fingerprint" else getattr(stack, name)
 
 

@@ -235,7 +235,7 @@ def _disk_errors(folder: Path) -> AbstractContextManager[None]:
 
 
 def _undo_plan(folder: Path) -> None:
-    """Move files back by the plan in a folder, if there is one, and delete the working folder.
+    """Undo a replacement of files that did not end, if PLAN is there, and delete the working folder.
 
     Every step can be repeated: the process that undoes a plan may die too.
     """
@@ -261,7 +261,7 @@ def _is_inside(folder: Path, name: str | Path) -> bool:
 
 
 def _move(names: Iterable[str], source: Path, target: Path) -> None:
-    """Move the files that exist from one folder to another, in this order."""
+    """Move files from the folder `source` to `target`, in the given order; names without a file are skipped."""
     for name in names:
         if (source / name).is_file():
             os.renames(source / name, target / name)  # also makes the target's folders, and removes empty ones behind

@@ -349,7 +349,7 @@ def _as_traced(plan: _Plan) -> Generator[None]:
 
 
 def _write(plan: _Plan, path: Path) -> None:
-    """Trace the plan and write the graph; UnsupportedModelError if torch cannot write a part of it as ONNX."""
+    """Trace a plan and write it as an ONNX graph; UnsupportedModelError if torch cannot write a part of it."""
     batch = plan.inputs(*_TRACED)
     dynamic = torch.export.Dim.DYNAMIC
     shapes: Any = ({name: {0: dynamic, 1: dynamic} for name in batch},)

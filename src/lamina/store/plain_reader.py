@@ -109,7 +109,7 @@ class PlainReader(nn.Module):
             raise ValueError("this reader reads whole texts, and a server's steps are parts of them. Call it on texts.")
 
     def _select(self, states: Mapping[int, Tensor]) -> list[Tensor]:
-        """Return the states of the reader's layers, in their order; ValueError if one is missing."""
+        """Return the states of the layers that the reader reads, lowest first; ValueError if one is missing."""
         if missing := [layer for layer in self.layers if layer not in states]:
             raise ValueError(f"no states of layer {missing[0]}; this reader needs the layers {self.layers}.")
         return [states[layer] for layer in self.layers]
@@ -179,11 +179,11 @@ class PlainReader(nn.Module):
         return self._map(attended.transpose(0, 1).flatten(1), f"{prefix}attention_output")
 
     def _norm(self, features: Tensor, name: str) -> Tensor:
-        """Apply the layer norm of a name."""
+        """Apply the layer norm whose weight and bias begin with `name`."""
         return F.layer_norm(features, features.shape[-1:], self._weight(f"{name}_weight"), self._weight(f"{name}_bias"))
 
     def _map(self, features: Tensor, name: str) -> Tensor:
-        """Apply the linear map of a name."""
+        """Apply the linear map whose weight and bias begin with `name`."""
         return F.linear(features, self._weight(f"{name}_weight"), self._weight(f"{name}_bias"))
 
     def _output(self, features: Tensor) -> Tensor:
@@ -191,11 +191,11 @@ class PlainReader(nn.Module):
         return self._map(features, "output") if self.settings["linear"] else features
 
     def _rows(self, name: str) -> tuple[Tensor, ...]:
-        """Return the weight of a name, split into one tensor per layer."""
+        """Return the weight tensor of the given name, split along its first axis, which is the layers."""
         return self._weight(name).unbind(0)
 
     def _weight(self, name: str) -> Tensor:
-        """Return the weight of a name."""
+        """Return the weight tensor of the given name."""
         return cast("Tensor", getattr(self, name))
 
 
