@@ -19,19 +19,19 @@ SECTIONS = {title: body for title, _, body in (part.partition("\n") for part in 
 @pytest.mark.parametrize(
     ("section", "models"),
     [
-        ("Of a run", [Recipe]),
-        ("Of a task", [TaskRecipe]),
-        ("Of a reader", [ReaderRecipe]),
-        ("Of a method", [MethodRecipe]),
-        ("Of a table and a figure", [TableRecipe, FigureRecipe]),
-        ("Of studies", [StudyRecipe]),
+        ("Keys of a run", [Recipe]),
+        ("Keys of a task", [TaskRecipe]),
+        ("Keys of a reader", [ReaderRecipe]),
+        ("Keys of a method", [MethodRecipe]),
+        ("Keys of a table and a figure", [TableRecipe, FigureRecipe]),
+        ("Keys of studies", [StudyRecipe]),
     ],
 )
 def test_every_key_is_there_and_no_other(section: str, models: list[type[BaseModel]]):
     cells = re.findall(r"^\| (`[^|]*) \|", SECTIONS[section], re.MULTILINE)
     listed = [key for cell in cells for key in re.findall(r"`(\w+)`", cell)]
     known = dict.fromkeys(key for model in models for key in model.model_fields)
-    if section == "Of studies":
+    if section == "Keys of studies":
         known = [key for key in known if key not in ("model", "tasks")]
     assert sorted(listed) == sorted(known)
 
