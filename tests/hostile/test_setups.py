@@ -495,7 +495,7 @@ def test_a_call_that_never_reached_the_stack_says_so():
         bank.model.get_encoder()(**inputs)
     with pytest.raises(ConfigError, match="reader 'text' has no output: no pass of the stack 'decoder' ran"):
         heard["text"]
-    with pytest.raises(ConfigError, match="tap: layer 1 was not seen; no pass of the stack 'decoder' came to it"):
+    with pytest.raises(ConfigError, match="tap: layer 1 was not seen; no pass of the stack 'decoder' has reached it"):
         states[1]
     with pytest.raises(ConfigError, match="tap: layer 2 is not tapped; those that are: 1"):
         states[2]

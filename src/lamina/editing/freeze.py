@@ -138,7 +138,7 @@ def _trainable_parameters(model: PreTrainedModel, train: str | Sequence[str] | N
 
 
 def _modules_of_layers(model: PreTrainedModel, stack: LayerStack, chosen: list[int]) -> set[nn.Module]:
-    """Return the modules of the chosen layers; count only the parameters that a module itself has.
+    """Return the modules of the chosen layers, inner modules too.
 
     Raises:
         ConfigError: If single layers are named in a stack without a module per block, or whose layers share weights.

@@ -63,6 +63,7 @@ class _ProjectedStream(Stream):
         self._total: Tensor | None = None
 
     def step(self, index: int, view: LayerView) -> None:
+        """Add the weighted features of one layer to the sums; members that give it the weight 0 are skipped."""
         rows = [row for row, zero in enumerate(self._zero) if not zero[index]]
         if not rows:
             return
@@ -108,6 +109,7 @@ class _ProjectedStream(Stream):
         return torch.stack([self._members[row].projection[place] for row in rows])
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
+        """Return the sum of each member, after the output activation and with positions if the config asks for them."""
         total = require_fed(self._total)
         if self._config.output_activation:
             total = F.gelu(total)

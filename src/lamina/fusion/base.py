@@ -266,9 +266,11 @@ class _BufferedStream(Stream):
         self._states: dict[int, Tensor] = {}
 
     def step(self, index: int, view: LayerView) -> None:
+        """Keep the state."""
         self._states[index] = view.state
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
+        """Return the features that `fuse` computes from all states, and free the states."""
         states, self._states = self._states, {}
         return [self._fuse(states, mask)]
 

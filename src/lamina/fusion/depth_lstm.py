@@ -56,6 +56,7 @@ class _DepthLSTMStream(Stream):
         self._memory: Tensor | None = None
 
     def step(self, index: int, view: LayerView) -> None:
+        """Advance the LSTM cells of all members by one layer."""
         state = view.state.to(self._input[0].dtype).flatten(0, 1).expand(len(self._input[0]), -1, -1)
         gates = list(map(torch.baddbmm, self._bias, [state] * 4, self._input))
         if self._hidden is not None:
@@ -66,6 +67,7 @@ class _DepthLSTMStream(Stream):
         self._hidden = output_gate.sigmoid() * self._memory.tanh()
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
+        """Return the last hidden state of each member."""
         return [hidden.unflatten(0, mask.shape) for hidden in require_fed(self._hidden).unbind(0)]
 
 

@@ -119,7 +119,7 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
             return None
         call = _calls.get({}).get(self)
         if call is None:
-            reason = "the states came without the model's pass; these blocks are called as its last block is"
+            reason = "the states are not from a pass of the model; these blocks are called as its last block was"
             raise ConfigError(f"extra_layers: {reason}. Call the bank, or run it under `fusion.block_inputs(stack)`.")
         if call.past:
             reason = f"the pass continues from a cache of {call.past} tokens; the new blocks never saw those"
@@ -135,9 +135,11 @@ class _TopStream(Stream):
         self._last: tuple[Tensor, _Call | None] | None = None
 
     def step(self, index: int, view: LayerView) -> None:
+        """Keep the last state and how the model called its last block."""
         self._last = (view.state, self._fusion.block_call())  # now: the record of the call ends with the pass
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
+        """Run the new blocks on the last state and return the result."""
         (state, call), self._last = require_fed(self._last), None
         fusion, dtype = self._fusion, next(self._fusion.parameters()).dtype
         state, call = state.to(dtype), (call or _plain_call(mask)).to(dtype)

@@ -55,6 +55,7 @@ class _GatedStream(WeightedSum):
         self._weights: list[Tensor] = []
 
     def step(self, index: int, view: LayerView) -> None:
+        """Compute the weights of one state for all members and add the weighted state to their sums."""
         state = view.state.to(self._inner.dtype)
         hidden = F.gelu(F.linear(state, self._inner, self._inner_bias)).unflatten(-1, (len(self._members), -1))
         weights = ((hidden * self._outer).sum(-1) + self._outer_bias).movedim(2, 0)
@@ -62,6 +63,7 @@ class _GatedStream(WeightedSum):
         self._add(state, weights.unsqueeze(-1))
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
+        """Return the sum of each member, and pass its weights to `observe`."""
         sums = super().finish(mask)
         for member, weights in zip(self._members, torch.stack(self._weights, dim=1), strict=True):
             member.observe(weights, mask)

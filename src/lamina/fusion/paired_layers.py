@@ -63,6 +63,7 @@ class _PairedStream(PoolingStream):
         self._matched: Tensor = torch.stack([member.bias for member in members])
 
     def masks(self, view: LayerView) -> Sequence[Bool[Tensor, "batch tokens"]]:
+        """Return three masks: the tokens of both texts, of the first and of the second."""
         return [view.mask, (view.segments == 1) & view.mask, (view.segments == 2) & view.mask]
 
     def pooled(
@@ -71,15 +72,18 @@ class _PairedStream(PoolingStream):
         queries: Float[Tensor, "queries heads width"],
         parts: Sequence[PooledTokens],
     ) -> Float[Tensor, "queries batch three_widths"]:
+        """Return three vectors, concatenated: both texts pooled, and the difference and product of the texts."""
         both, first, second = pool_tokens(state, queries, parts)
         return torch.cat([both, (first - second).abs(), first * second], dim=-1)
 
     def step(self, index: int, view: LayerView) -> None:
+        """Pool the tokens of one layer, and add the features of its matches."""
         super().step(index, view)
         matching = self._matching[index]
         self._matched = self._matched + torch.einsum("bj,mdj->bmd", view.matches.to(matching.dtype), matching)
 
     def total(self) -> Float[Tensor, "batch members dim"]:
+        """Return the sum over all layers, with the features of the matches."""
         return super().total() + F.gelu(self._matched)
 
 

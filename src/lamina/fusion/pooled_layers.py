@@ -243,6 +243,7 @@ class _PooledStream(PoolingStream):
     """The stream of PooledLayers: it pools one set of tokens."""
 
     def masks(self, view: LayerView) -> Sequence[Bool[Tensor, "batch tokens"]]:
+        """Return one mask: all real tokens, or those of the second text, as the config says."""
         if self._config.over == "all":
             return [view.mask]
         second = (view.segments == 2) & view.mask

@@ -154,8 +154,8 @@ class _TappedStates(dict[int, Tensor]):
         if layer not in self._layers:
             known = ", ".join(map(str, self._layers))
             raise ConfigError(f"tap: layer {layer!r} is not tapped; those that are: {known}.")
-        ran = f"no pass of the stack '{self._stack}' came to it in this thread or task while it was tapped"
-        raise ConfigError(f"tap: layer {layer} was not seen; {ran}.")
+        problem = f"layer {layer} was not seen; no pass of the stack '{self._stack}' has reached it"
+        raise ConfigError(f"tap: {problem}. Run the model within the `with` block, in its thread or task.")
 
 
 def same_stacks(model: nn.Module, copy: nn.Module) -> None:

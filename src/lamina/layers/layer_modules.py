@@ -16,7 +16,9 @@ _TOKENS = 7  # length of the input that shows which modules run before the block
 
 
 def layer_modules(model: nn.Module, stack: LayerStack, layers: Collection[int]) -> dict[int, set[nn.Module]]:
-    """Return the modules of each of the given layers of a stack; count only the parameters that a module itself has.
+    """Return layer -> its modules, for the given layers of a stack; inner modules are listed too.
+
+    So a layer's parameters are those that its modules hold directly, `parameters(recurse=False)`.
 
     Layer 0 is everything that the stack computes before its first block, or everything at all if the stack has no
     module per block. Layer i is block i. What comes after the last block (a norm) belongs to the last layer. Poolers
@@ -37,7 +39,7 @@ def layer_modules(model: nn.Module, stack: LayerStack, layers: Collection[int]) 
 
 
 def stack_modules(model: nn.Module, stack: LayerStack) -> set[nn.Module]:
-    """Return the modules of all layers of a stack together; count only the parameters that a module itself has."""
+    """Return the modules of all layers of a stack together, inner modules too; see `layer_modules`."""
     return {*_blocks(stack), *_outside_blocks(model, stack)}
 
 

@@ -486,7 +486,7 @@ def test_values_that_cannot_be_are_refused():
 
 def test_states_without_their_pass_are_refused():
     fusion = bank_of(model_of("bert"))["r"].fusion
-    with pytest.raises(ConfigError, match=r"extra_layers: the states came without the model's pass;.*block_inputs"):
+    with pytest.raises(ConfigError, match=r"extra_layers: the states are not from a pass of the model;.*block_inputs"):
         fusion(torch.randn(1, 2, 3, 32))
 
 
