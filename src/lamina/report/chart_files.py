@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import wrap
@@ -16,12 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from types import ModuleType
 
-    Rows = Sequence[Mapping[str, Any]]
+    import altair as alt
+
     from lamina.recipes.report_file import Curves
 
+    Marks = list[dict[str, Any]]
+    Rows = Sequence[Mapping[str, Any]]
+    Chart = alt.Chart | alt.LayerChart | alt.FacetChart
+
 FORMATS = (".png", ".svg", ".html")
-MOST_BARS = 4  # readers; more are drawn as a heat map
-FEW_LAYERS = 9  # up to so many, the readers' bars stand side by side
+MOST_BARS = 4  # readers drawn as bars; more are drawn as a heat map
+FEW_LAYERS = 9  # layers up to which the readers' charts stand side by side
+INTERVAL_SEEDS = 3  # runs from which an interval is drawn; fewer are drawn as single points
 UNBOUNDED = (float("-inf"), float("inf"))
 PIXELS = 2  # PNG pixels for each unit of the drawing, so that it stays sharp on fine screens
 INK, QUIET, RULE = "#1f2933", "#616e7c", "#e4e7eb"
@@ -30,21 +37,19 @@ COLOURS = ("#2f6db3", "#e07b39", "#3a9d6e", "#9b5fb5", "#c9a227", "#5bb5c9", "#c
 
 
 def importance(rows: Rows, path: Path | str, *, title: str = "Which layers each reader uses") -> Path:
-    """Draw the importance of each layer for each reader.
+    """Draw the importance of each layer for each reader and return the path of the file.
 
-    Up to four readers get a small bar chart each, on one scale; more become a heat map.
+    Up to four readers get a bar chart each, on one scale and with a line at equal shares (1/n of n layers). More
+    readers become a heat map.
 
     Args:
-        rows: One for each reader and layer, with `reader` (name), `layer` (0 the embeddings) and `importance`
-            (a share; those of a reader sum to 1); `low` and `high` (the ends of an interval) are drawn over bars.
-        path: Where to; `.png`, `.svg` or `.html`.
-        title: Written above.
-
-    Returns:
-        `path`.
+        rows: One row per reader and layer, with `reader` (name), `layer` (0 is the embeddings) and `importance` (the
+            layer's share; the shares of a reader sum to 1). `low` and `high`, the ends of an interval, are optional.
+        path: File to write; ends in `.png`, `.svg` or `.html`.
+        title: Title of the chart.
 
     Raises:
-        ConfigError: If the suffix is none of the three.
+        ConfigError: If the path has another suffix.
         DataError: If there are no rows, or one lacks a key.
         MissingExtraError: If the packages of `lamina[report]` are not installed.
     """
@@ -58,20 +63,17 @@ def importance(rows: Rows, path: Path | str, *, title: str = "Which layers each 
 def scores(
     rows: Rows, path: Path | str, *, title: str = "Scores by method", axis: str = "score (higher is better)"
 ) -> Path:
-    """Draw the scores of several methods, one group of bars for each reader.
+    """Draw the scores of several methods, bars for each reader, and return the path of the file.
 
     Args:
-        rows: One for each reader and method, with `reader` (or task), `method` and `score`; `metric` (name, shown
-            with the reader) and `spread` (same unit as the score, drawn as a line of twice its length) may be given.
-        path: Where to; `.png`, `.svg` or `.html`.
-        title: Written above.
-        axis: Name of the score axis.
-
-    Returns:
-        `path`.
+        rows: One row per reader and method, with `reader` (a reader or task), `method` and `score`. Optional are
+            `metric` (its name, shown with the reader) and `spread` (in the unit of the score, drawn to both sides).
+        path: File to write; ends in `.png`, `.svg` or `.html`.
+        title: Title of the chart.
+        axis: Title of the score axis.
 
     Raises:
-        ConfigError: If the suffix is none of the three.
+        ConfigError: If the path has another suffix.
         DataError: If there are no rows, or one lacks a key.
         MissingExtraError: If the packages of `lamina[report]` are not installed.
     """
@@ -81,7 +83,18 @@ def scores(
 
 
 def checked_path(op: str, path: Path | str, rows: Rows, keys: tuple[str, ...]) -> Path:
-    """The path of a figure, if its suffix is known and the rows have the keys that are drawn."""
+    """Return `path` as a Path, once its suffix and the rows are known to be usable.
+
+    Args:
+        op: What an error names as the operation.
+        path: File to write.
+        rows: The data of the chart.
+        keys: Keys that every row must have.
+
+    Raises:
+        ConfigError: If the path has another suffix than `.png`, `.svg` and `.html`.
+        DataError: If there are no rows, or one lacks a key.
+    """
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise ConfigError(f"{op}: the path ends in '{path.suffix}'; known: {', '.join(FORMATS)}.")
@@ -96,7 +109,7 @@ def checked_path(op: str, path: Path | str, rows: Rows, keys: tuple[str, ...]) -
 
 
 def chart_package(op: str) -> ModuleType:
-    """Altair, which draws; a MissingExtraError without it."""
+    """Return the package altair; raise MissingExtraError, which names `op`, if a package that draws is missing."""
     try:
         import altair
         import vl_convert  # noqa: F401  altair saves through it
@@ -106,15 +119,21 @@ def chart_package(op: str) -> ModuleType:
 
 
 def in_order(rows: Rows, key: str) -> list[Any]:
-    """The different values of a key, in the order in which they come."""
+    """Return the different values of a key, in the order in which they appear."""
     return list(dict.fromkeys(row[key] for row in rows))
 
 
 def drawn_ends(mean: float, half: float, metrics: Iterable[str], scale: float = 1.0) -> tuple[float, float]:
-    """The ends of mean ± half as they are drawn: cut off where no score of these metrics (times `scale`) can be.
+    """Return the ends of the interval mean ± half as a chart shows them, cut off at the range of the metric.
 
-    A t interval over few seeds knows nothing of the range of a metric. Tables give its half as it is. Of a metric whose
-    range is not known, and of a number that is outside it (a difference, say), nothing is cut off.
+    A t interval over few seeds can reach beyond the highest possible score; tables give it as it is. Nothing is cut off
+    if the range of a metric is not known, or if the mean is outside it (a difference of scores, for example).
+
+    Args:
+        mean: Middle of the interval.
+        half: Half its width.
+        metrics: Names of the metrics; the widest of their ranges counts.
+        scale: Factor of the scores, such as 100 for per cent.
     """
     ranges = [BOUNDS.get(metric, UNBOUNDED) for metric in metrics] or [UNBOUNDED]
     low, high = (scale * end for end in (min(low for low, _ in ranges), max(high for _, high in ranges)))
@@ -123,28 +142,48 @@ def drawn_ends(mean: float, half: float, metrics: Iterable[str], scale: float = 
     return max(mean - half, low), min(mean + half, high)
 
 
-def _layer_axis(altair: ModuleType) -> Any:
+def single_runs(mean: float, spread: float, runs: int) -> list[float]:
+    """Return the values of two runs, from their mean and sample standard deviation; [] for another number of runs.
+
+    Two values a and b have the standard deviation |a - b| / sqrt(2).
+    """
+    return [mean - spread / 2**0.5, mean + spread / 2**0.5] if runs == 2 and INTERVAL_SEEDS > 2 else []
+
+
+def _panel_header(altair: ModuleType) -> alt.Header:
+    """Return the style of the names above panels."""
+    return altair.Header(title=None, labelFontSize=13, labelFontWeight="bold", labelAnchor="start", labelColor=INK)
+
+
+def _layer_axis(altair: ModuleType) -> alt.X:
+    """Return the x channel of layers."""
     return altair.X("layer:O", title="layer (0 = embeddings)", axis=altair.Axis(labelAngle=0, labelOverlap=True))
 
 
-def _importance_bars(altair: ModuleType, rows: Rows, readers: list[Any]) -> Any:
+def _importance_bars(altair: ModuleType, rows: Rows, readers: list[str]) -> Chart:
+    """Return a bar chart per reader, with a dashed line at equal shares: 1/n of the n layers that the reader uses."""
     layers = len(in_order(rows, "layer"))
-    base = altair.Chart(altair.Data(values=[dict(row) for row in rows]))
+    counts = Counter(row["reader"] for row in rows)
+    values = [{**row, "equal": 1 / counts[row["reader"]]} for row in rows]
+    base = altair.Chart(altair.Data(values=values))
     share = altair.Y("importance:Q", title="importance", axis=altair.Axis(format="%", tickCount=4))
     tooltip = ["reader:N", "layer:O", altair.Tooltip("importance:Q", format=".1%")]
     colour = altair.Color("reader:N", sort=readers, scale=altair.Scale(range=list(COLOURS)), legend=None)
     bars = base.mark_bar().encode(x=_layer_axis(altair), y=share, color=colour, tooltip=tooltip)
+    equal = altair.Y("mean(equal):Q", title="importance")
+    bars += base.mark_rule(color=QUIET, strokeDash=[4, 3]).encode(y=equal, tooltip=altair.Tooltip("mean(equal):Q"))
     if any("low" in row for row in rows):
         ends = {"y": altair.Y("low:Q", title="importance"), "y2": "high:Q"}
         bars += base.mark_rule(color=INK, strokeWidth=1.2).encode(x=_layer_axis(altair), **ends)
-    header = altair.Header(title=None, labelFontSize=13, labelFontWeight="bold", labelAnchor="start", labelColor=INK)
+    header = _panel_header(altair)
     beside = layers <= FEW_LAYERS
     return bars.properties(width=max(180 if beside else 220, 26 * layers), height=110).facet(
         facet=altair.Facet("reader:N", sort=readers, header=header), columns=len(readers) if beside else 1, spacing=18
     )
 
 
-def _importance_heat_map(altair: ModuleType, rows: Rows, readers: list[Any]) -> Any:
+def _importance_heat_map(altair: ModuleType, rows: Rows, readers: list[str]) -> Chart:
+    """Return a heat map with a row per reader and a column per layer; up to 26 layers have their numbers."""
     layers = len(in_order(rows, "layer"))
     top = max(float(row["importance"]) for row in rows)
     base = altair.Chart(altair.Data(values=[dict(row) for row in rows])).encode(
@@ -163,7 +202,8 @@ def _importance_heat_map(altair: ModuleType, rows: Rows, readers: list[Any]) -> 
     return drawn.properties(width=max(220, 36 * layers if layers <= 26 else 20 * layers), height=28 * len(readers))
 
 
-def _score_bars(altair: ModuleType, rows: Rows, axis: str) -> Any:
+def _score_bars(altair: ModuleType, rows: Rows, axis: str) -> Chart:
+    """Return a group of bars per reader, with the numbers beside them; `axis` is the title of the score axis."""
     values = [{**row, **_labels(row)} for row in rows]
     methods = in_order(rows, "method")
     base = altair.Chart(altair.Data(values=values)).encode(
@@ -177,13 +217,13 @@ def _score_bars(altair: ModuleType, rows: Rows, axis: str) -> Any:
     spread = base.mark_rule(color=INK, strokeWidth=1.5).encode(x="low:Q", x2="high:Q")
     numbers = base.mark_text(align="left", dx=5, fontSize=11, color=INK).encode(x="high:Q", text="label:N")
     drawn = altair.layer(bars, spread, numbers) if any(row.get("spread") for row in rows) else bars + numbers
-    header = altair.Header(title=None, labelFontSize=13, labelFontWeight="bold", labelAnchor="start", labelColor=INK)
+    header = _panel_header(altair)
     groups = altair.Facet("group:N", sort=in_order(values, "group"), header=header)
     return drawn.properties(width=230, height=max(60, 26 * len(methods))).facet(facet=groups, columns=3, spacing=26)
 
 
-def _labels(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a bar is drawn from, beyond its row: its group, the ends of its spread, the number beside it."""
+def _labels(row: Mapping[str, Any]) -> dict[str, str | float]:
+    """Return what a bar needs beside its row: "group", the ends "low" and "high" of its spread, and its "label"."""
     score, spread = float(row["score"]), float(row.get("spread") or 0)
     group = f"{row['reader']} ({row['metric']})" if row.get("metric") else str(row["reader"])
     label = f"{score:.3f} ± {spread:.3f}" if spread else f"{score:.3f}"
@@ -191,8 +231,8 @@ def _labels(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"group": group, "low": low, "high": high, "label": label}
 
 
-def styled(chart: Any, title: str, below: Sequence[str] = ()) -> Any:
-    """A chart with its title, in the one style of all figures; `below` are small lines under the title."""
+def styled(chart: Chart, title: str, below: Sequence[str] = ()) -> Chart:
+    """Return a chart with its title, in the style of all charts; `below` are small lines under the title."""
     font = "Helvetica, Arial, sans-serif"
     axis = {
         "labelColor": QUIET,
@@ -213,7 +253,7 @@ def styled(chart: Any, title: str, below: Sequence[str] = ()) -> Any:
 
 
 def save_chart(chart: Any, path: Path) -> Path:
-    """Write the whole file or none."""
+    """Write a chart in the format of the suffix and return the path; an older file is replaced whole or not at all."""
     kind = path.suffix.lower()[1:]
     options = {"png": {"scale_factor": PIXELS}, "html": {"inline": True}}.get(kind, {})
     with atomic_write(path) as beside:
@@ -221,43 +261,47 @@ def save_chart(chart: Any, path: Path) -> Path:
     return path
 
 
-CURVE_WIDTH, CURVE_HEIGHT, PANEL_WIDTH = 440, 260, 250  # of a single panel, and of one of several
-LETTERS = 84  # of a line below the title
-MARKS = ("circle", "diamond", "triangle-up", "square")  # of points, one after the other as colours begin anew
+CURVE_WIDTH, CURVE_HEIGHT, PANEL_WIDTH = 440, 260, 250  # of a single panel, and the width of one of several
+LETTERS = 84  # characters of a line below the title
+MARKS = ("circle", "diamond", "triangle-up", "square")  # shapes of points: the next one when the colours repeat
 
 
-def curve_rows(figure: Curves) -> list[dict[str, Any]]:
-    """What is drawn: a row per point, with the ends of its interval; a line across has one at each end of its panel.
+def curve_rows(figure: Curves) -> Marks:
+    """Return the data of a figure: a row per point, and for a line across the panel a row at each of its ends.
 
-    Rows have "facet", "series", "x", "mean", "low" and "high" (the mean itself for a single run; see `drawn_ends`),
-    "runs" and "across".
+    Rows have "facet", "series", "x", "mean", "runs", "across" and the ends of the interval "low" and "high" (see
+    `drawn_ends`). Both ends are the mean where there are fewer than `INTERVAL_SEEDS` runs; "values" then holds the
+    value of each run, if there are two.
     """
-    rows, places = [], dict[str, list[Any]]()
+    rows: Marks = []
+    places: dict[str, list[float | str]] = {}
     several = len({point.metric for point in figure.points}) > 1
     for point in figure.points:
         places.setdefault(point.facet, []).extend([] if point.x is None else [point.x])
     for point in figure.points:
-        half, own = point.interval or 0.0, list(dict.fromkeys(places[point.facet])) or [0]
-        ends = [min(own), max(own)] if all(isinstance(x, int | float) for x in own) else own
+        half = (point.interval or 0.0) if point.runs >= INTERVAL_SEEDS else 0.0
+        along = list(dict.fromkeys(places[point.facet])) or [0]
+        numbers = [x for x in along if isinstance(x, int | float)]
+        ends = [min(numbers), max(numbers)] if len(numbers) == len(along) else along
         low, high = drawn_ends(point.mean, half, [point.metric], figure.scale)
         row = {**asdict(point), "low": low, "high": high, "across": point.x is None}
+        row["values"] = single_runs(point.mean, point.spread, point.runs)
         row["facet"] = f"{point.facet} ({point.metric})" if several else point.facet
         rows += [{**row, "x": x} for x in (ends if point.x is None else [point.x])]
     return rows
 
 
 def draw_curves(figure: Curves, path: Path | str) -> Path:
-    """Draw curves with their bands and points; a method without an x is a dashed line across.
+    """Draw the curves of a figure and return the path of the file.
+
+    Each point has its 95 % interval, or from two runs the two values. A method without an x is a dashed line across.
 
     Args:
-        figure: From a run's report.
-        path: Where to; `.png`, `.svg` or `.html`.
-
-    Returns:
-        `path`.
+        figure: A figure of a run's report.
+        path: File to write; ends in `.png`, `.svg` or `.html`.
 
     Raises:
-        ConfigError: If the suffix is none of the three.
+        ConfigError: If the path has another suffix.
         DataError: If there are no points.
         MissingExtraError: If the packages of `lamina[report]` are not installed.
     """
@@ -265,10 +309,11 @@ def draw_curves(figure: Curves, path: Path | str) -> Path:
     path = checked_path("figure", path, rows, ("facet", "series", "x", "mean"))
     altair = chart_package("figure")
     below = [line for text in (figure.source, *figure.notes) for line in wrap(text, LETTERS)]
-    return save_chart(styled(_chart(altair, rows, figure), figure.title, below), path)
+    return save_chart(styled(_curve_chart(altair, rows, figure), figure.title, below), path)
 
 
-def _chart(altair: ModuleType, rows: list[dict[str, Any]], figure: Curves) -> Any:
+def _curve_chart(altair: ModuleType, rows: Marks, figure: Curves) -> Chart:
+    """Return the chart of a figure, from the rows of `curve_rows`."""
     series, metrics, panels = (in_order(rows, key) for key in ("series", "metric", "facet"))
     numbers = all(isinstance(row["x"], int | float) for row in rows)
     colours = altair.Scale(domain=series, range=[COLOURS[n % len(COLOURS)] for n in range(len(series))])
@@ -290,6 +335,10 @@ def _chart(altair: ModuleType, rows: list[dict[str, Any]], figure: Curves) -> An
     tooltip = ["series:N", "x:N", altair.Tooltip("mean:Q", format=".4~f"), "runs:Q"]
     curve, across = (base.transform_filter(altair.datum.across == flag) for flag in (False, True))
     curve = curve if numbers else curve.encode(xOffset=altair.XOffset("series:N", sort=series))
+    single = curve.transform_flatten(["values"]).mark_point(filled=False, size=22, strokeWidth=1.2)
+    layers = (
+        [] if not any(row["values"] for row in rows) else [single.encode(y=altair.Y("values:Q", title=name + times))]
+    )
     drawn = altair.layer(
         (base if numbers else across).mark_area(opacity=0.14).encode(y=low, y2="high:Q"),
         curve.mark_line(strokeWidth=2).encode(y=y)
@@ -299,10 +348,11 @@ def _chart(altair: ModuleType, rows: list[dict[str, Any]], figure: Curves) -> An
         curve.mark_point(filled=True, size=42, opacity=1).encode(
             y=y, tooltip=tooltip, **({"shape": shape} if len(set(marks)) > 1 else {})
         ),
+        *layers,
     )
     if len(panels) == 1:
         return drawn.properties(width=CURVE_WIDTH, height=CURVE_HEIGHT)
-    header = altair.Header(title=None, labelFontSize=13, labelFontWeight="bold", labelAnchor="start", labelColor=INK)
+    header = _panel_header(altair)
     facet = altair.Facet("facet:N", sort=panels, header=header)
     charts = drawn.properties(width=PANEL_WIDTH, height=int(0.8 * PANEL_WIDTH)).facet(
         facet=facet, columns=2 if len(panels) in (2, 4) else 3, spacing=26
@@ -310,8 +360,8 @@ def _chart(altair: ModuleType, rows: list[dict[str, Any]], figure: Curves) -> An
     return charts.resolve_scale(y="independent") if len(metrics) > 1 else charts
 
 
-def _numbers_axis(altair: ModuleType, rows: list[dict[str, Any]], figure: Curves) -> Any:
-    """An axis of numbers, with a tick at each one that has a point; the labels of crowded ones are left out."""
+def _numbers_axis(altair: ModuleType, rows: Marks, figure: Curves) -> alt.X:
+    """Return an x axis of numbers with a tick at each point; labels that would overlap are left out."""
     values = sorted({row["x"] for row in rows if not row["across"]})
     scale = (
         altair.Scale(type="log", base=2, nice=False, padding=12)
@@ -322,7 +372,7 @@ def _numbers_axis(altair: ModuleType, rows: list[dict[str, Any]], figure: Curves
     return altair.X("x:Q", title=figure.x_title, scale=scale, axis=altair.Axis(grid=False, labelOverlap=True, **ticks))
 
 
-def _names_axis(altair: ModuleType, rows: list[dict[str, Any]], figure: Curves) -> Any:
+def _names_axis(altair: ModuleType, rows: Marks, figure: Curves) -> alt.X:
     names = in_order([row for row in rows if not row["across"]], "x")
     return altair.X("x:O", title=figure.x_title, sort=names, axis=altair.Axis(labelAngle=0, labelOverlap=True))
 
@@ -338,7 +388,9 @@ RAMP = ("#54398f", "#2f6db3", "#1f9aa8", "#3a9d4e", "#c2a01e", "#e0702f", "#b526
 def draw_importances(
     importances: Rows, table: Rows, folder: Path | str, formats: Sequence[str] = ("png",)
 ) -> list[Path]:
-    """Draw the importances of a recipe's run into a folder: `importance.png` and `importance-over-training.png`.
+    """Draw the importances of a recipe's run into a folder and return the paths; [] if no reader mixes layers.
+
+    The files are `importance.png` and `importance-over-training.png`.
 
     The first has a bar per layer at the epoch that was kept; the second a line per layer over steps (where
     `importance_steps` was set) or epochs. Runs of several seeds are their mean, with its 95 % t interval; of a grid
@@ -369,8 +421,8 @@ def draw_importances(
     return drawn
 
 
-def averaged_importances(importances: Rows, table: Rows) -> tuple[list[dict[str, Any]], list[dict[str, Any]], str]:
-    """What `draw_importances` draws: the rows of either chart, and what runs along the bottom of the second.
+def averaged_importances(importances: Rows, table: Rows) -> tuple[Marks, Marks, str]:
+    """Return the data of the two charts of `draw_importances`, and the x axis of the second one: "step" or "epoch".
 
     Rows have "reader", "layer", "importance" and, where there are several seeds, "low" and "high".
     """
@@ -379,8 +431,8 @@ def averaged_importances(importances: Rows, table: Rows) -> tuple[list[dict[str,
     return _means(final, ("reader", "layer")), _means(chosen, ("reader", "layer", x)), x
 
 
-def _kept(importances: Rows, table: Rows) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rows of the runs that are drawn, by what they are called, and those at the epoch that was kept."""
+def _kept(importances: Rows, table: Rows) -> tuple[Marks, Marks]:
+    """Return all rows of the runs that are drawn, under their titles, and the rows at the best epoch of each run."""
     known, runs = {row["reader"] for row in importances}, _runs(table)
     runs = {reader: run for reader, run in runs.items() if reader in known}
     own = [{**row, "run": row["reader"], **runs[row["reader"]]} for row in importances if row["reader"] in runs]
@@ -393,13 +445,13 @@ def _kept(importances: Rows, table: Rows) -> tuple[list[dict[str, Any]], list[di
 
 
 def _over(rows: Rows) -> tuple[list[Mapping[str, Any]], str]:
-    """The rows between epochs and "step", where such were taken down; else those of epochs and "epoch"."""
+    """Return the rows that are drawn over training and their x axis: steps if any were recorded, otherwise epochs."""
     by_step = any(row["epoch"] is None for row in rows)
     return [row for row in rows if (row["epoch"] is None) == by_step], "step" if by_step else "epoch"
 
 
 def _runs(table: Rows) -> dict[str, dict[str, Any]]:
-    """Reader -> what it is called, and the epoch that was kept; of a grid's settings only the best."""
+    """Return the title and the best epoch of each reader of a run's table; of a grid only its best setting."""
     runs: dict[str, dict[str, Any]] = {}
     several, seen = len(in_order(table, "task")) > 1, set[tuple[str, str]]()
     for row in table:
@@ -414,19 +466,18 @@ def _runs(table: Rows) -> dict[str, dict[str, Any]]:
 def importance_over_training(
     rows: Rows, path: Path | str, *, title: str = "Importance of each layer over training"
 ) -> Path:
-    """Draw a line per layer over steps, or over epochs where no steps between them were taken down; a panel per reader.
+    """Draw the importance of each layer over training, a panel per reader, and return the path of the file.
+
+    The x axis has steps if importances between epochs were recorded, otherwise epochs.
 
     Args:
         rows: As `FitResult.importances`: "reader", "epoch", "step", "layer" and "importance". Where several "run"s have
             one "reader", the line is their mean, with a band of its 95 % t interval.
-        path: Where to; `.png`, `.svg` or `.html`.
-        title: Written above.
-
-    Returns:
-        `path`.
+        path: File to write; ends in `.png`, `.svg` or `.html`.
+        title: Title of the chart.
 
     Raises:
-        ConfigError: If the suffix is none of the three.
+        ConfigError: If the path has another suffix.
         DataError: If there are no rows, or one lacks a key.
         MissingExtraError: If the packages of `lamina[report]` are not installed.
     """
@@ -437,10 +488,10 @@ def importance_over_training(
     return save_chart(styled(_lines(altair, _means(chosen, ("reader", "layer", x)), x), title), path)
 
 
-def _means(rows: Iterable[Mapping[str, Any]], keys: tuple[str, ...]) -> list[dict[str, Any]]:
-    """A row for all that have the same keys: their mean importance, and the ends of its interval if there are several.
+def _means(rows: Iterable[Mapping[str, Any]], keys: tuple[str, ...]) -> Marks:
+    """Return the mean importance of the rows that agree in `keys`, a row each.
 
-    No end lies outside 0 to 1.
+    From `INTERVAL_SEEDS` values on a row also has the ends of the 95 % t interval, "low" and "high", within 0 and 1.
     """
     groups: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
@@ -448,13 +499,14 @@ def _means(rows: Iterable[Mapping[str, Any]], keys: tuple[str, ...]) -> list[dic
     means = []
     for place, values in groups.items():
         summary = summarise(values)
-        half = summary.interval
+        half = summary.interval if len(values) >= INTERVAL_SEEDS else None
         ends = {} if half is None else {"low": max(0.0, summary.mean - half), "high": min(1.0, summary.mean + half)}
         means.append({**dict(zip(keys, place, strict=True)), "importance": summary.mean, **ends})
     return means
 
 
-def _lines(altair: ModuleType, rows: Rows, x: str) -> Any:
+def _lines(altair: ModuleType, rows: Rows, x: str) -> Chart:
+    """Return the chart of `importance_over_training`, from means over seeds; `x` is "step" or "epoch"."""
     layers, readers = sorted({row["layer"] for row in rows}), in_order(rows, "reader")
     legend = altair.Legend(
         title=["layer", "(0 = embeddings)"],
@@ -480,13 +532,16 @@ def _lines(altair: ModuleType, rows: Rows, x: str) -> Any:
     named = base.transform_filter(altair.datum.name > 0).mark_text(align="left", dx=5, fontSize=11)
     drawn.append(named.encode(y=share, text="layer:O"))
     chart = altair.layer(*drawn).properties(width=TRAINING_WIDTH, height=TRAINING_HEIGHT)
-    header = altair.Header(title=None, labelFontSize=13, labelFontWeight="bold", labelAnchor="start", labelColor=INK)
+    header = _panel_header(altair)
     facet = altair.Facet("reader:N", sort=readers, header=header)
     return chart.facet(facet=facet, columns=TRAINING_COLUMNS, spacing=22).resolve_scale(x="independent")
 
 
-def _named(rows: Rows, x: str) -> list[dict[str, Any]]:
-    """Rows whose "name" is 1 where the layer's number stands: at the end of the lines that end highest, if apart."""
+def _named(rows: Rows, x: str) -> Marks:
+    """Return the rows with "name": 1 where the number of the layer is written, otherwise 0.
+
+    It is written at the end of the highest lines of each reader, if they end far enough apart.
+    """
     top, labels = max(row["importance"] for row in rows), list[Any]()
     for reader in in_order(rows, "reader"):
         own = [row for row in rows if row["reader"] == reader]
@@ -498,7 +553,7 @@ def _named(rows: Rows, x: str) -> list[dict[str, Any]]:
 
 
 def ramp(count: int) -> list[str]:
-    """So many colours from the first of `RAMP` to its last, evenly spaced."""
+    """Return `count` colours, evenly spaced from the first colour of `RAMP` to the last."""
     anchors = [[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in RAMP]
     colours = []
     for number in range(count):

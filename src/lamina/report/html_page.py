@@ -1,4 +1,4 @@
-"""The HTML page of studies and training runs: one file that opens from a disk, and its charts and tables beside it."""
+"""The HTML page of studies and training runs: one file that opens from disk, and its charts and tables beside it."""
 
 from __future__ import annotations
 
@@ -22,28 +22,39 @@ from lamina.studies.study import STUDY, Study, library_versions
 from lamina.utils import is_dir, is_file, pluralize, write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from lamina.report.page_charts import Drawing
     from lamina.report.sections import Section
 
-MARK = "lamina_page.json"  # in the folder beside a page, with the names of its files
-PIXELS = 2  # of a PNG for each unit of the drawing
-WIDE, PANEL = 640, 280  # of a chart in a file, and of one of its panels
-FULL = 16  # columns of a heat map from which it takes the whole width of the page
+MARK = "lamina_page.json"  # file in the folder beside a page that names the page's files
+PIXELS = 2  # PNG pixels per unit of the drawing
+WIDE = 640  # width of a chart in a file
+FULL = 16  # columns of a heat map from which it has the whole width of the page
+MOST_LEADING = 2  # charts that stand beside the verdicts, at the top of the page
+TITLES = {  # kind of study -> title of a page about one of them
+    "probe": "What each layer of {model} knows about {tasks}",
+    "importance": "Which layers of {model} its readers use",
+    "similarity": "How the layers of {model} differ",
+    "errors": "What {model} gets wrong on {tasks}",
+    "advise": "How many layers of {model} {tasks} needs",
+    "drift": "What training changed in {model}",
+    "removal": "What each block of {model} does for {tasks}",
+    "training run": "{model} trained on {tasks}",
+}
 _NO_NAME = re.compile(r"[^a-z0-9]+")
 
 
 @final
 @dataclass(frozen=True)
 class Page:
-    """A page that was written.
+    """A page that `write_page` has written.
 
     Attributes:
-        path: Of the page.
+        path: The HTML file.
         files: Charts and tables that were written beside it.
-        runs: What the runs are called on the page.
-        charts: How many there are.
+        runs: Names of the runs on the page.
+        charts: Number of charts on the page.
     """
 
     path: Path
@@ -53,21 +64,23 @@ class Page:
 
 
 def write_page(
-    runs: str | Path | Iterable[str | Path], path: str | Path, *, title: str = "Lamina report", as_files: bool = False
+    runs: str | Path | Iterable[str | Path], path: str | Path, *, title: str | None = None, as_files: bool = False
 ) -> Page:
-    """Write one HTML page about studies and training runs, which needs no network and nothing beside it.
+    """Write one HTML page about studies and training runs; it needs no network and no other file.
 
-    Charts of one kind from several runs stand side by side, on one scale.
+    The page begins with a verdict per task and the most important chart. Charts of one kind from several runs stand
+    side by side, on one scale.
 
     Args:
         runs: One or more folders of `Study.save`, `lamina study` or `lamina train`.
-        path: Of the page; ends in `.html`. Its charts can be saved from it as PNG and SVG, its tables as CSV, Markdown
+        path: File to write; ends in `.html`. Charts can be saved from the page as PNG and SVG, tables as CSV, Markdown
             and LaTeX.
-        title: Written above.
-        as_files: Write all of these beside it too: those of "page.html" into the folder "page_files".
+        title: Title of the page. None: what was studied, with the model and the tasks.
+        as_files: Also write each chart (PNG and SVG) and table (Markdown and LaTeX) as a file: for "page.html" into the
+            folder "page_files".
 
     Returns:
-        What was written.
+        The path of the page, and what is on it.
 
     Raises:
         ConfigError: If the path does not end in `.html`, or a folder is given twice or none.
@@ -85,13 +98,28 @@ def write_page(
     charts = _charts(sections)
     if not charts:
         raise DataError(f"report: {', '.join(map(str, folders))}: there is no figure that can be drawn.")
-    html = _rendered(title, sections, charts)
+    html = _rendered(_default_title(sections) if title is None else title, sections, charts)
     written = _write_files(path, sections, charts) if as_files else []
     write_text(path, html)
     return Page(path, written, [section.label for section in sections], len(charts))
 
 
+def _default_title(sections: Sequence[Section]) -> str:
+    """Return a title that says what was studied, with the model and the tasks as far as the sections name them."""
+    models = list(dict.fromkeys(section.model.rpartition("/")[2] for section in sections if section.model))
+    tasks = list(dict.fromkeys(task for section in sections for task in section.tasks))
+    kinds = list(dict.fromkeys(section.kind for section in sections))
+    model = " and ".join(models) if 0 < len(models) <= 2 else "several models" if models else "the model"
+    named = ", ".join(tasks[:3]) + (f" and {len(tasks) - 3} more" if len(tasks) > 3 else "")
+    template = TITLES.get(kinds[0]) if len(kinds) == 1 else None
+    if template is not None and (tasks or "{tasks}" not in template):
+        return template.format(model=model, tasks=named)
+    studied = f"{len(kinds)} studies" if len(kinds) > 1 else kinds[0].replace("_", " ").capitalize()
+    return f"{studied} of {model}" + (f": {named}" if tasks else "")
+
+
 def _check_packages() -> None:
+    """Raise MissingExtraError unless the packages that the page needs are installed."""
     try:
         import altair  # noqa: F401
         import jinja2  # noqa: F401
@@ -101,6 +129,7 @@ def _check_packages() -> None:
 
 
 def _section(folder: Path, label: str) -> Section:
+    """Return the section of the study or training run in a folder; `label` is its name on the page."""
     if not is_dir(folder):
         raise StoreError(f"report: there is no folder {folder}.")
     settle(folder)
@@ -111,14 +140,17 @@ def _section(folder: Path, label: str) -> Section:
         return study_section(study, label)
     if is_file(folder / REPORT):
         return run_section(folder, label)
-    held = "is empty" if not any(folder.iterdir()) else f"holds neither {STUDY} nor {REPORT}"
-    raise StoreError(f"report: {folder} {held}: it is of no study or run, or of one that has not ended.")
+    contents = "is empty" if not any(folder.iterdir()) else f"holds neither {STUDY} nor {REPORT}"
+    problem = "it belongs to no study or training run, or to one that has not ended"
+    raise StoreError(
+        f"report: {folder} {contents}: {problem}. Give the output folder of `lamina study` or `lamina train`."
+    )
 
 
 @final
 @dataclass(frozen=True)
 class _Chart:
-    """A chart on the page, and where it stands."""
+    """A chart on the page, its section, and its number on the page, from 1."""
 
     section: Section
     name: str
@@ -128,40 +160,54 @@ class _Chart:
 
     @property
     def layout(self) -> dict[str, int]:
+        """What the page's script needs to fit the chart in; see `layout_of`."""
         return layout_of(self.drawing)
 
     @property
     def wide(self) -> bool:
+        """Whether the chart has the whole width of the page."""
         return self.layout.get("columns", 0) >= FULL or self.layout["panels"] > 1
 
     @property
     def file(self) -> str:
+        """Name of the chart's files, without the suffix."""
         return _file_name(self.number, self.section.label, self.name)
 
 
 def _charts(sections: Sequence[Section]) -> list[_Chart]:
-    """All charts, kind by kind and name by name; those that stand side by side share a scale."""
+    """Return all charts in the order of the page; those of one kind and name stand side by side and share a scale."""
     places: dict[tuple[str, str], list[tuple[Section, Drawing]]] = {}
     for kind in dict.fromkeys(section.kind for section in sections):
         for section in (section for section in sections if section.kind == kind):
             for name, drawing in section.drawings.items():
                 places.setdefault((kind, name), []).append((section, drawing))
     charts: list[_Chart] = []
-    for (_, name), own in places.items():
-        domain = _ends([drawing for _, drawing in own]) if len(own) > 1 else None
+    for (_, name), group in places.items():
+        domain = _shared_domain([drawing for _, drawing in group]) if len(group) > 1 else None
         charts += [
             _Chart(section, name, drawing, spec_of(drawing, domain), len(charts) + number)
-            for number, (section, drawing) in enumerate(own, start=1)
+            for number, (section, drawing) in enumerate(group, start=1)
         ]
     return charts
 
 
-def _ends(drawings: Sequence[Drawing]) -> tuple[float, float]:
-    values = [row[key] for one in drawings for row in one.rows for key in ("low", "value", "high") if key in row]
+def _leading(charts: Sequence[_Chart]) -> list[_Chart]:
+    """Return the charts beside the verdicts: the first chart and its twins of other runs, or the first alone."""
+    first = charts[0]
+    group = [chart for chart in charts if (chart.section.kind, chart.name) == (first.section.kind, first.name)]
+    return group if len(group) <= MOST_LEADING else [first]
+
+
+def _shared_domain(drawings: Sequence[Drawing]) -> tuple[float, float]:
+    """Return the lowest and the highest value of several charts, intervals included."""
+    values = [
+        row[key] for drawing in drawings for row in drawing.rows for key in ("low", "value", "high") if key in row
+    ]
     return min(values), max(values)
 
 
 def _rendered(title: str, sections: Sequence[Section], charts: Sequence[_Chart]) -> str:
+    """Return the page as HTML, with its data, styles and scripts inside."""
     import vl_convert
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -169,12 +215,12 @@ def _rendered(title: str, sections: Sequence[Section], charts: Sequence[_Chart])
     templates = files("lamina.report") / "templates"
     read = {name: (templates / name).read_text(encoding="utf-8") for name in ("page.html.j2", "page.css", "page.js")}
     scripts = {"early": (templates / "theme.js").read_text(encoding="utf-8"), "own": read["page.js"]}
-    bundle: Any = vl_convert.javascript_bundle  # whose type asks for a snippet; with one it is bundled anew, in seconds
+    bundle: Any = vl_convert.javascript_bundle  # its stub requires a snippet, but a snippet takes seconds to bundle
     scripts["vega"] = bundle()
     tables = [(section, table) for section in sections for table in section.tables]
     data = {
         "charts": [{"spec": chart.spec, "layout": chart.layout, "file": chart.file} for chart in charts],
-        "tables": [{**table.compact(), "file": _file_name(0, own.label, table.title)} for own, table in tables],
+        "tables": [{**table.compact(), "file": _file_name(0, run.label, table.title)} for run, table in tables],
         "themes": {"light": theme(dark=False), "dark": theme(dark=True)},
     }
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -185,6 +231,7 @@ def _rendered(title: str, sections: Sequence[Section], charts: Sequence[_Chart])
         sections=sections,
         kinds=list(dict.fromkeys(chart.section.kind for chart in charts)),
         charts=charts,
+        leading=_leading(charts),
         tables=tables,
         version=library_versions()["lamina"],
         css=Markup(read["page.css"]),
@@ -195,22 +242,27 @@ def _rendered(title: str, sections: Sequence[Section], charts: Sequence[_Chart])
 
 
 def _digest(text: str) -> str:
+    """Return the hash by which the page's security policy allows a script."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _embedded(data: Any) -> str:
-    """JSON that cannot end the element it stands in."""
+def _embedded(data: Mapping[str, Any]) -> str:
+    """Return JSON in which no text can end the HTML element that the JSON stands in."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _file_name(number: int, *parts: str) -> str:
+    """Return a file name of a number (0: none) and texts, in lower-case letters, digits and hyphens."""
     words = "-".join(filter(None, (_NO_NAME.sub("-", part.lower()).strip("-")[:60] for part in parts)))
     return f"{number:02d}-{words}" if number else words or "run"
 
 
 def _write_files(path: Path, sections: Sequence[Section], charts: Sequence[_Chart]) -> list[Path]:
-    """Every chart and table as files in a folder beside the page, all at once or none."""
+    """Write every chart and table into a folder beside the page, all or none, and return the paths.
+
+    Files of an earlier page with the same name are replaced.
+    """
     beside = path.with_name(f"{path.stem}_files")
     old = read_json(beside / MARK).get("files") if is_file(beside / MARK) else None
     with staged(beside, [MARK], map(str, old) if isinstance(old, list) else ()) as stage:
@@ -220,12 +272,13 @@ def _write_files(path: Path, sections: Sequence[Section], charts: Sequence[_Char
 
 
 def _write_charts(charts: Sequence[_Chart], folder: Path) -> list[str]:
+    """Write each chart as SVG and PNG and return the names of the files."""
     import vl_convert
 
     names = []
     for chart in charts:
-        said = " · ".join(filter(None, (chart.section.label, chart.drawing.remark)))
-        spec = {**chart.spec, "title": {"text": chart.drawing.title, "subtitle": said}}
+        subtitle = " · ".join(filter(None, (chart.section.label, chart.drawing.remark)))
+        spec = {**chart.spec, "title": {"text": chart.drawing.title, "subtitle": subtitle}}
         if not chart.layout["panels"]:
             narrow = chart.layout.get("columns", 0) * chart.layout.get("step", 0) > WIDE
             spec["width"] = {"step": chart.layout["step"]} if narrow else WIDE
@@ -237,6 +290,7 @@ def _write_charts(charts: Sequence[_Chart], folder: Path) -> list[str]:
 
 
 def _write_tables(sections: Sequence[Section], folder: Path) -> list[str]:
+    """Write each table as Markdown and LaTeX and return the names of the files."""
     names = []
     tables = [(section, table) for section in sections for table in section.tables]
     for number, (section, table) in enumerate(tables, start=1):

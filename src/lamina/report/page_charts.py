@@ -1,40 +1,57 @@
-"""Charts of the page: what is drawn, as Vega-Lite, and the light and dark themes."""
+"""Charts of the HTML page: what a chart shows, its Vega-Lite specification, and the light and dark themes."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
 from lamina.report.chart_files import chart_package, in_order
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
     from types import ModuleType
 
-    Domain = tuple[float, float]
+    import altair as alt
+
+    Chart = alt.Chart | alt.LayerChart | alt.FacetChart
+    Channels = dict[str, Any]  # keyword arguments of altair's methods
+
+Mark: TypeAlias = dict[str, Any]  # one row of a chart's data, as Vega-Lite reads it
+Domain: TypeAlias = tuple[float, float]
 
 LAYER = "layer (0 = embeddings)"
+FEW_TICKS = 26  # values of x up to which each has its tick
+FEW_SERIES = 8  # colours that can be told apart; more are shades
+FEW_LABELS = 6  # lines up to which each has its name at its end, in place of a legend
+NUMBERED = 13  # columns of a heat map up to which its numbers are written into it
+HEIGHT = 260  # of a chart that is no heat map, in pixels
+LABEL_HEIGHT = 15  # room for a line's name, in pixels
+DOT, RULE = "dot", "rule"  # what a row is drawn as, beside the marks of the chart's kind
+_TEXT, _NUMBER, _CELL = 62, 30, 12  # narrowest cells of a heat map that hold a text, a number, nothing
 
 
 @final
 @dataclass(frozen=True)
 class Drawing:
-    """A chart before it is drawn.
+    """What a chart of the page shows, before it becomes a Vega-Lite specification.
 
     Attributes:
-        kind: As that of a figure.
-        rows: What is drawn: "x", "value" and, where there are any, "y", "colour", "facet", "label", "x_label", the ends
-            of the interval "low" and "high" (see `drawn_ends`), and "across" for a value that holds for all x.
-        title: Written above.
-        titles: Of "x", "y", "value", "colour" and "facet", with their units.
-        note: What to see in it.
-        remark: What a point is: of how many seeds and rows, and what the interval is.
-        log_x: Whether the axis of x is logarithmic.
-        apart: Whether each panel has a scale of its own, as those of different metrics.
+        kind: "line", "heat", "bar" or "scatter".
+        rows: The data. "x" and "value" are always there; where they apply also "y", "colour", "facet", "label",
+            "x_label", the ends of an interval "low" and "high" (see `drawn_ends`), and "across" for a value that holds
+            for every x. A row with "mark" is "dot" (the value of a single seed) or "rule" (a reference value).
+        title: Title of the chart.
+        titles: Titles of "x", "y", "value", "colour" and "facet", with their units.
+        note: How to read the chart, shown below the title.
+        remark: What a point stands for: seeds, rows and interval. Shown below the chart.
+        log_x: Whether the x axis is logarithmic.
+        apart: Whether each panel has its own scale, as panels of different metrics need.
     """
 
     kind: Literal["line", "heat", "bar", "scatter"]
-    rows: list[dict[str, Any]]
+    rows: list[Mark]
     title: str
     titles: dict[str, str] = field(default_factory=dict)
     note: str = ""
@@ -42,226 +59,343 @@ class Drawing:
     log_x: bool = False
     apart: bool = False
 
+    @property
+    def panels(self) -> list[str]:
+        """The panels in the order in which they are shown; [] for a chart without panels."""
+        return list(dict.fromkeys(row["facet"] for row in self.rows if "facet" in row))
 
-FEW_TICKS = 26  # values of x up to which each has its tick
-FEW_SERIES = 8  # colours that can be told apart; more are shades
-NUMBERED = 13  # columns of a heat map up to which its numbers are written into it
-HIGH = 260  # of a chart that is no heat map
-_TEXT, _NUMBER, _CELL = 62, 30, 12  # the narrowest cells of a heat map: with a text, a number, nothing
+    @property
+    def series(self) -> list[Any]:
+        """What the colours stand for, in order; numbers are sorted. [] where nothing is coloured."""
+        names = list(dict.fromkeys(row["colour"] for row in self.rows if "colour" in row))
+        return sorted(names) if _numeric(self.rows, "colour") else names
+
+    @property
+    def has_direct_labels(self) -> bool:
+        """Whether every line has its name at its end, so that no legend is needed."""
+        is_few = 1 < len(self.series) <= FEW_LABELS and not _numeric(self.rows, "colour")
+        return self.kind == "line" and is_few and _numeric(self.rows, "x")
 
 
 def spec_of(drawing: Drawing, domain: Domain | None = None) -> dict[str, Any]:
-    """A chart as Vega-Lite.
+    """Return a chart as a Vega-Lite specification with its data.
 
     Args:
-        drawing: What is drawn.
-        domain: Lowest and highest value of the axis or the colours, as charts side by side share them.
+        drawing: What the chart shows.
+        domain: Lowest and highest value of the axis or of the colours, so that charts side by side share a scale.
+            None: the ends of the chart's own data.
 
     Raises:
         MissingExtraError: If the packages of `lamina[report]` are not installed.
     """
     altair = chart_package("report")
-    draw = {"line": _line, "heat": _heat, "bar": _bar, "scatter": _scatter}[drawing.kind]
+    draw = {"line": _line_chart, "heat": _heat_map, "bar": _bar_chart, "scatter": _scatter_chart}[drawing.kind]
     base = altair.Chart(altair.Data(values=[]))
     chart = draw(altair, base, drawing, domain).properties(height=_height(drawing))
-    if any("facet" in row for row in drawing.rows):
-        panels = in_order(drawing.rows, "facet")
-        panel = altair.Facet("facet:N", title=None, sort=panels)
-        chart = chart.properties(width=280).facet(facet=panel, columns=min(3, len(panels)), spacing=24)
+    if drawing.panels:
+        panel = altair.Facet("facet:N", title=None, sort=drawing.panels)
+        columns = min(3, len(drawing.panels))
+        chart = chart.properties(width=280).facet(facet=panel, columns=columns, spacing=24)
         if drawing.apart:
-            chart = chart.resolve_scale(**{"x" if _down(drawing) else "y": "independent"})
-    said = " ".join(filter(None, (f"{drawing.title}.", drawing.note, drawing.remark)))
-    spec = chart.properties(description=said).to_dict(validate=False)  # which would take longer than all else
-    return {**spec, "data": {"values": drawing.rows}}  # Altair would walk through every cell
+            independent: Channels = {"x" if _is_sideways(drawing) else "y": "independent"}
+            chart = chart.resolve_scale(**independent)
+    description = " ".join(filter(None, (f"{drawing.title}.", drawing.note, drawing.remark)))
+    # Altair's own validation, and its walk through every cell of the data, would take longer than everything else.
+    spec = chart.properties(description=description).to_dict(validate=False)
+    rows = _with_line_labels(drawing, domain) if drawing.has_direct_labels else drawing.rows
+    return {**spec, "data": {"values": rows}}
 
 
 def layout_of(drawing: Drawing) -> dict[str, int]:
-    """What the page has to know to fit a chart in: its panels, and the cells of a heat map with what stands beside."""
-    panels = len(in_order(drawing.rows, "facet")) if any("facet" in row for row in drawing.rows) else 0
-    layout = {"panels": panels, "marks": len(drawing.rows)}
+    """Return what the page needs to fit a chart into its width.
+
+    These are the number of "panels" and "marks" and, for a heat map, its "columns", the width of a cell ("step") and
+    the room for the labels beside it ("margin"), both in pixels.
+    """
+    layout = {"panels": len(drawing.panels), "marks": len(drawing.rows)}
     if drawing.kind == "heat":
         columns = len(in_order(drawing.rows, "x"))
-        written = "label" in drawing.rows[0] if drawing.rows else False
-        step = _TEXT if written else _NUMBER if columns <= NUMBERED else _CELL
-        beside = max((len(str(row["y"])) for row in drawing.rows), default=1)
-        layout |= {"columns": columns, "step": step, "margin": 36 + min(150, 7 * beside)}
+        has_texts = bool(drawing.rows) and "label" in drawing.rows[0]
+        step = _TEXT if has_texts else _NUMBER if columns <= NUMBERED else _CELL
+        longest = max((len(str(row["y"])) for row in drawing.rows), default=1)
+        layout |= {"columns": columns, "step": step, "margin": 36 + min(150, 7 * longest)}
     return layout
 
 
 def _height(drawing: Drawing) -> int:
+    """Return the height of a chart (of each panel) in pixels."""
     if drawing.kind == "heat":
         rows = len(in_order(drawing.rows, "y"))
         return rows * max(16, min(34, 460 // max(1, rows)))
-    if _down(drawing):
+    if _is_sideways(drawing):
         return max(60, 26 * len({(row["x"], row.get("colour")) for row in drawing.rows}))
-    return HIGH
+    return HEIGHT
 
 
-def _series(drawing: Drawing) -> bool:
-    """Whether there are several series to be told apart."""
-    return len({row.get("colour") for row in drawing.rows}) > 1
-
-
-def _numeric(rows: Sequence[Any], key: str) -> bool:
+def _numeric(rows: Sequence[Mark], key: str) -> bool:
+    """Return whether every value of a key is a number; rows without the key do not matter."""
     return all(isinstance(row.get(key, 0), int | float) for row in rows)
 
 
-def _tooltip(altair: ModuleType, drawing: Drawing) -> list[Any]:
-    """What is said of a point, in the order in which it is read."""
-    there = {key for row in drawing.rows for key in row}
+def _tooltip(altair: ModuleType, drawing: Drawing) -> list[alt.Tooltip]:
+    """Return the lines that appear when the pointer is over a mark, in reading order."""
+    keys = {key for row in drawing.rows for key in row}
     titles = {"label": "", "seeds": "seeds", "low": "95 % from", "high": "95 % to", **drawing.titles}
-    found = []
+    lines = []
     for key in ("facet", "colour", "label", "x_label", "x", "y", "value", "low", "high", "seeds"):
-        if key in there:
-            number = key in ("low", "high") or (key in ("value", "x", "y") and _numeric(drawing.rows, key))
-            form = {"format": ".4~g"} if number else {}
-            found.append(altair.Tooltip(f"{key}:{'Q' if number else 'N'}", title=titles.get(key) or key, **form))
-    return found
+        if key in keys:
+            is_number = key in ("low", "high") or (key in ("value", "x", "y") and _numeric(drawing.rows, key))
+            number_format = {"format": ".4~g"} if is_number else {}
+            kind = "Q" if is_number else "N"
+            lines.append(altair.Tooltip(f"{key}:{kind}", title=titles.get(key) or key, **number_format))
+    return lines
 
 
-def _down(drawing: Drawing) -> bool:
-    """Whether names stand down the side, and values run along the bottom."""
+def _is_sideways(drawing: Drawing) -> bool:
+    """Return whether the bars lie on their side: names run down the left edge and values along the bottom."""
     return drawing.kind == "bar" and not _numeric(drawing.rows, "x")
 
 
-def _value_scale(altair: ModuleType, drawing: Drawing, domain: Domain | None, *, zero: bool = False) -> Any:
+def _value_ends(drawing: Drawing, domain: Domain | None) -> Domain:
+    """Return the lowest and the highest value that the value axis shows."""
+    ends = [row[key] for row in drawing.rows for key in ("low", "value", "high") if key in row]
+    return domain or (min(ends, default=0.0), max(ends, default=1.0))
+
+
+def _value_scale(altair: ModuleType, drawing: Drawing, domain: Domain | None, *, zero: bool = False) -> alt.Scale:
+    """Return the scale of the value axis; with `zero` it begins at 0, as bars need."""
     if drawing.apart:
         return altair.Scale(zero=zero)
-    ends = [row[key] for row in drawing.rows for key in ("low", "value", "high") if key in row]
-    low, high = domain or (min(ends, default=0.0), max(ends, default=1.0))
+    low, high = _value_ends(drawing, domain)
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
     return altair.Scale(domain=[low, high], zero=zero, nice=True)
 
 
-def _colour(altair: ModuleType, drawing: Drawing, *, shape: bool = False) -> dict[str, Any]:
-    """Colour (and shape, which needs no colours to be seen) by series; clicking the legend picks one."""
-    if not _series(drawing):
+def _colour(altair: ModuleType, drawing: Drawing, *, shape: bool = False) -> Channels:
+    """Return the channels that tell series apart: colour and, with `shape`, also the shape of points.
+
+    The result is empty for a single series. A click on the legend highlights one series; lines with their names at
+    their ends have no legend.
+    """
+    names = drawing.series
+    if len(names) < 2:
         return {}
-    names = in_order(drawing.rows, "colour")
     shades = _numeric(drawing.rows, "colour") or len(names) > FEW_SERIES
-    kind = "O" if shades else "N"
-    title, names = drawing.titles.get("colour"), sorted(names) if _numeric(drawing.rows, "colour") else names
-    about = {"title": title, "scale": altair.Scale(domain=names), "legend": altair.Legend(symbolOpacity=1)}
-    found = {"color": altair.Color(f"colour:{kind}", **about)}
+    legend = None if drawing.has_direct_labels else altair.Legend(symbolOpacity=1)
+    options = {"title": drawing.titles.get("colour"), "scale": altair.Scale(domain=names), "legend": legend}
+    channels = {"color": altair.Color(f"colour:{'O' if shades else 'N'}", **options)}
     if shape and not shades:
-        found["shape"] = altair.Shape(f"colour:{kind}", **about)
-    return found
+        channels["shape"] = altair.Shape("colour:N", **options)
+    return channels
 
 
-def _picked(altair: ModuleType, drawing: Drawing) -> tuple[Any, Any]:
-    """The series that was clicked in the legend, and how visible a series is."""
+def _highlight(altair: ModuleType, drawing: Drawing) -> tuple[alt.Parameter | None, Callable[[float], Any]]:
+    """Return the selection that a click on the legend makes, and a function from an opacity to its channel.
+
+    The selection is None where there is no legend; the opacity is then constant.
+    """
+    if len(drawing.series) < 2 or drawing.has_direct_labels:
+        return None, altair.value
     picked = altair.selection_point(name="picked", fields=["colour"], bind="legend")
-    return (picked if _series(drawing) else None), (
-        lambda seen: altair.condition(picked, altair.value(seen), altair.value(0.08))
-    )
+    return picked, lambda opacity: altair.condition(picked, altair.value(opacity), altair.value(0.08))
 
 
-def _x_axis(altair: ModuleType, drawing: Drawing) -> Any:
+def _with_selection(chart: Chart, picked: alt.Parameter | None) -> Chart:
+    """Return the chart with the selection of `_highlight`, if there is one."""
+    return chart if picked is None else chart.add_params(picked)
+
+
+def _x_axis(altair: ModuleType, drawing: Drawing) -> alt.X:
+    """Return the x channel of a line chart or a scatter plot."""
     title = drawing.titles.get("x")
     if not _numeric(drawing.rows, "x"):
         axis = altair.Axis(labelAngle=0, labelLimit=90)
         return altair.X("x:N", sort=in_order(drawing.rows, "x"), title=title, axis=axis)
     values = sorted({row["x"] for row in drawing.rows if not row.get("across")})
-    ticks: dict[str, Any] = {"values": values} if len(values) <= FEW_TICKS else {}
+    ticks = {"values": values} if len(values) <= FEW_TICKS else {}
     axis = altair.Axis(grid=False, format="~r", labelOverlap=True, **ticks)
     log = {"type": "log", "base": 2} if drawing.log_x and all(value > 0 for value in values) else {}
     return altair.X("x:Q", title=title, axis=axis, scale=altair.Scale(zero=False, nice=False, padding=14, **log))
 
 
-def _line(altair: ModuleType, base: Any, drawing: Drawing, domain: Domain | None) -> Any:
-    picked, seen = _picked(altair, drawing)
+def _only(base: Chart, drawing: Drawing, mark: str) -> Chart | None:
+    """Return `base` with the rows of one "mark" alone; None if there are none."""
+    has_rows = any(row.get("mark") == mark for row in drawing.rows)
+    return base.transform_filter(f"datum.mark == '{mark}'") if has_rows else None
+
+
+def _plain_rows(base: Chart, drawing: Drawing) -> Chart:
+    """Return `base` without single seeds and reference values."""
+    return base.transform_filter("!datum.mark") if any("mark" in row for row in drawing.rows) else base
+
+
+def _extra_marks(altair: ModuleType, base: Chart, drawing: Drawing, value: Channels, colour: Channels) -> list[Chart]:
+    """Return the layers of single seeds (small rings) and reference values (thin dashed lines across the panel).
+
+    Args:
+        altair: The package.
+        base: The chart, with its encoding along the other axis.
+        drawing: What is drawn.
+        value: The value channel, by its name ("x" or "y").
+        colour: The colour channel; {} for a single series.
+    """
+    layers = []
+    if (dots := _only(base, drawing, DOT)) is not None:
+        # Bars are as dark as their colour, so that their dots need an edge of another one.
+        look: Channels = {"stroke": "white", "color": "#8a929b"} if drawing.kind == "bar" else {"filled": False}
+        rings = dots.mark_point(size=34, strokeWidth=1.4, opacity=1, shape="circle", **look)
+        layers.append(rings.encode(**value, **colour, tooltip=_tooltip(altair, drawing)))
+    if (rules := _only(base, drawing, RULE)) is not None:
+        line = rules.mark_line(strokeDash=[3, 3], strokeWidth=1.4, color="gray")
+        layers.append(line.encode(**value))
+        first = min(row["x"] for row in drawing.rows if row.get("mark") == RULE)
+        start = rules.transform_filter(f"datum.x == {json.dumps(first)}")
+        text = start.mark_text(align="left", baseline="bottom", dy=-4, fontSize=11, color="gray")
+        layers.append(text.encode(**value, text="label:N"))
+    return layers
+
+
+def _line_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
+    """Return lines with their points; intervals are bands, and a value that holds for every x is a dashed line."""
+    picked, opacity = _highlight(altair, drawing)
     scale = _value_scale(altair, drawing, domain)
     y, low = (altair.Y(f"{key}:Q", title=drawing.titles.get("value"), scale=scale) for key in ("value", "low"))
     base = base.encode(x=_x_axis(altair, drawing))
-    shade = (lambda opacity: seen(opacity)) if picked is not None else altair.value
     colour, marked = _colour(altair, drawing), _colour(altair, drawing, shape=True)
-    curve = base.transform_filter("!datum.across") if any(row.get("across") for row in drawing.rows) else base
+    means = _plain_rows(base, drawing)
+    has_across = any(row.get("across") for row in drawing.rows)
+    curve = means.transform_filter("!datum.across") if has_across else means
     layers = []
     if any("low" in row for row in drawing.rows):
-        numbers = _numeric(drawing.rows, "x")
-        band = base.mark_area() if numbers else base.mark_rule(strokeWidth=2)
-        layers.append(band.encode(y=low, y2="high:Q", opacity=shade(0.16 if numbers else 1), **colour))
-    layers.append(curve.mark_line(strokeWidth=2).encode(y=y, opacity=shade(1), **colour))
-    if curve is not base:
-        across = base.transform_filter("datum.across").mark_line(strokeWidth=2, strokeDash=[6, 4])
-        layers.append(across.encode(y=y, opacity=shade(1), tooltip=_tooltip(altair, drawing), **colour))
+        is_number = _numeric(drawing.rows, "x")
+        band = means.mark_area() if is_number else means.mark_rule(strokeWidth=2)
+        layers.append(band.encode(y=low, y2="high:Q", opacity=opacity(0.16 if is_number else 1), **colour))
+    layers.append(curve.mark_line(strokeWidth=2).encode(y=y, opacity=opacity(1), **colour))
+    if has_across:
+        across = means.transform_filter("datum.across").mark_line(strokeWidth=2, strokeDash=[6, 4])
+        layers.append(across.encode(y=y, opacity=opacity(1), tooltip=_tooltip(altair, drawing), **colour))
+    layers += _extra_marks(altair, base, drawing, {"y": y}, colour)
+    if drawing.has_direct_labels:
+        named = means.transform_filter("isValid(datum.label_y)").mark_text(align="left", dx=9, fontSize=12)
+        height = altair.Y("label_y:Q", title=drawing.titles.get("value"), scale=scale)
+        layers.append(named.encode(y=height, text="colour:N", **colour))
     points = curve.mark_point(filled=True, size=54)
-    layers.append(points.encode(y=y, opacity=shade(1), tooltip=_tooltip(altair, drawing), **marked))
-    if picked is not None:
-        layers[-1] = layers[-1].add_params(picked)
+    layers.append(points.encode(y=y, opacity=opacity(1), tooltip=_tooltip(altair, drawing), **marked))
+    layers[-1] = _with_selection(layers[-1], picked)
     return altair.layer(*layers)
 
 
-def _bar(altair: ModuleType, base: Any, drawing: Drawing, domain: Domain | None) -> Any:
-    """Bars, along the bottom for numbers such as layers, down the side for names, which need the room."""
-    picked, seen = _picked(altair, drawing)
+def _with_line_labels(drawing: Drawing, domain: Domain | None) -> list[Mark]:
+    """Return the rows, where the last point of every line has "label_y", the value at which the line's name stands.
+
+    Names keep the order of their lines' ends and are moved apart so that they do not overlap.
+    """
+    rows = [dict(row) for row in drawing.rows]
+    panels: dict[str, dict[str, Mark]] = {}
+    for row in rows:
+        if "mark" not in row and "colour" in row:
+            ends = panels.setdefault(row.get("facet", ""), {})
+            if row["colour"] not in ends or row["x"] >= ends[row["colour"]]["x"]:
+                ends[row["colour"]] = row
+    for ends in panels.values():
+        values = [
+            row[key]
+            for row in rows
+            if row.get("facet", "") in (next(iter(ends.values())).get("facet", ""),)
+            for key in ("low", "value", "high")
+            if key in row
+        ]
+        low, high = (min(values), max(values)) if drawing.apart else _value_ends(drawing, domain)
+        gap = (high - low) * LABEL_HEIGHT / HEIGHT
+        ordered = sorted(ends.values(), key=lambda row: row["value"])
+        places = _spaced([row["value"] for row in ordered], gap, low, high)
+        for row, place in zip(ordered, places, strict=True):
+            row["label_y"] = place
+    return rows
+
+
+def _spaced(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Return ascending values moved apart until neighbours differ by `gap`, between `low` and `high` if they fit."""
+    places = [low - gap]
+    for value in values:
+        places.append(max(value, places[-1] + gap))
+    places = places[1:]
+    limit = max(high, low + gap * (len(places) - 1))
+    for at in range(len(places) - 1, -1, -1):
+        places[at] = min(places[at], limit)
+        limit = places[at] - gap
+    return places
+
+
+def _bar_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
+    """Return bars: along the bottom for numbers such as layers, down the left edge for names, which need the room."""
+    picked, opacity = _highlight(altair, drawing)
     scale = _value_scale(altair, drawing, domain, zero=True)
-    opacity = seen(1) if picked is not None else altair.value(1)
     title, names = drawing.titles.get("value"), in_order(drawing.rows, "x")
-    upright = not _down(drawing)
-    (place, offset, value, low, high), (Place, Offset, Value) = (
-        (("x", "xOffset", "y", "y", "y2"), (altair.X, altair.XOffset, altair.Y))
-        if upright
-        else (("y", "yOffset", "x", "x", "x2"), (altair.Y, altair.YOffset, altair.X))
-    )
+    upright = not _is_sideways(drawing)
+    place, value = ("x", "y") if upright else ("y", "x")
+    Place, Offset, Value = (altair.X, altair.XOffset, altair.Y) if upright else (altair.Y, altair.YOffset, altair.X)
     axis = altair.Axis(labelAngle=0, labelOverlap=True) if upright else altair.Axis(labelLimit=150)
-    title_x = drawing.titles.get("x") if upright else None
-    along: dict[str, Any] = {place: Place("x:O", sort=sorted(names) if upright else names, title=title_x, axis=axis)}
-    if _series(drawing):
-        along[offset] = Offset("colour:N", sort=in_order(drawing.rows, "colour"))
-    base = base.encode(**along, opacity=opacity)
-    bars = base.mark_bar(cornerRadiusEnd=2).encode(
-        **{value: Value("value:Q", title=title, scale=scale, axis=altair.Axis(tickCount=5))},
-        tooltip=_tooltip(altair, drawing),
-        **_colour(altair, drawing),
-    )
+    order, title_x = (sorted(names), drawing.titles.get("x")) if upright else (names, None)
+    channels: Channels = {place: Place("x:O", sort=order, title=title_x, axis=axis)}
+    if len(drawing.series) > 1:
+        channels[f"{place}Offset"] = Offset("colour:N", sort=in_order(drawing.rows, "colour"))
+    base = base.encode(**channels, opacity=opacity(1))
+    length = {value: Value("value:Q", title=title, scale=scale, axis=altair.Axis(tickCount=5))}
+    colour = _colour(altair, drawing)
+    bars = _plain_rows(base, drawing)
+    drawn = bars.mark_bar(cornerRadiusEnd=2).encode(**length, tooltip=_tooltip(altair, drawing), **colour)
+    layers = [_with_selection(drawn, picked)]
     if any("low" in row for row in drawing.rows):
-        ends = {low: Value("low:Q", title=title, scale=scale), high: "high:Q"}
-        bars += base.mark_rule(strokeWidth=1.6).encode(**ends)
-    return bars.add_params(picked) if picked is not None else bars
+        ends = {value: Value("low:Q", title=title, scale=scale), f"{value}2": "high:Q"}
+        layers.append(bars.mark_rule(strokeWidth=1.6).encode(**ends))
+    layers += _extra_marks(altair, base, drawing, length, {})
+    return altair.layer(*layers) if len(layers) > 1 else layers[0]
 
 
-def _scatter(altair: ModuleType, base: Any, drawing: Drawing, domain: Domain | None) -> Any:
-    picked, seen = _picked(altair, drawing)
+def _scatter_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
+    """Return a point per row."""
+    picked, opacity = _highlight(altair, drawing)
     y = altair.Y("value:Q", title=drawing.titles.get("value"), scale=_value_scale(altair, drawing, domain))
     points = base.mark_point(filled=True, size=46).encode(
         x=_x_axis(altair, drawing),
         y=y,
-        opacity=seen(0.75) if picked is not None else altair.value(0.75),
+        opacity=opacity(0.75),
         tooltip=_tooltip(altair, drawing),
         **_colour(altair, drawing, shape=True),
     )
-    return points.add_params(picked) if picked is not None else points
+    return _with_selection(points, picked)
 
 
-def _heat(altair: ModuleType, base: Any, drawing: Drawing, domain: Domain | None) -> Any:
-    """Cells; layers go up, as they do in a model, and names go down, as they are read."""
+def _heat_scale(altair: ModuleType, low: float, high: float) -> tuple[alt.Scale, str]:
+    """Return the colours of a heat map, and the expression that is true where dark text is readable on a cell.
+
+    Values on both sides of 0 have two colours with white between them.
+    """
+    largest = max(high, -low)
+    if low < 0 < high and -low > 0.05 * (high - low):
+        scale = altair.Scale(scheme="purpleorange", domain=[-largest, largest], domainMid=0)
+        return scale, f"abs(datum.value) < {0.6 * largest}"
+    return altair.Scale(domain=[low, high]), f"datum.value > {low + 0.55 * (high - low)}"
+
+
+def _heat_map(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
+    """Return a heat map; layers go up, as they do in a model, and names go down, in reading order."""
     rows, titles = drawing.rows, drawing.titles
     values = [row["value"] for row in rows] or [0.0]
     low, high = domain or (min(values), max(values))
-    both = low < 0 < high
-    if both and -low > 0.05 * (high - low):
-        high = max(high, -low)
-        scale = altair.Scale(scheme="purpleorange", domain=[-high, high], domainMid=0)
-    else:
-        scale, both = altair.Scale(domain=[low, high]), False
+    scale, takes_dark_text = _heat_scale(altair, low, high)
     columns = in_order(rows, "x")
-    names = {row["x"]: row["x_label"] for row in rows if "x_label" in row}
-    axis: dict[str, Any] = {
-        "labelAngle": -45 if names else 0,
-        "labelOverlap": not names,
-        "domain": False,
-        "ticks": False,
-    }
-    if names:
-        axis["labelExpr"] = _named(names)
+    names = {str(row["x"]): str(row["x_label"]) for row in rows if "x_label" in row}
+    # The names come from data: as a JSON object they are texts for Vega, whatever they hold.
+    label = {"labelExpr": f"({json.dumps(names)})[datum.value]"} if names else {}
+    x_axis = altair.Axis(labelAngle=-45 if names else 0, labelOverlap=not names, domain=False, ticks=False, **label)
+    y_axis = altair.Axis(domain=False, ticks=False, labelLimit=150)
     order = sorted(in_order(rows, "y"), reverse=True) if _numeric(rows, "y") else in_order(rows, "y")
     base = base.encode(
-        x=altair.X("x:O", sort=columns, title=titles.get("x"), axis=altair.Axis(**axis)),
-        y=altair.Y(
-            "y:O", sort=order, title=titles.get("y"), axis=altair.Axis(domain=False, ticks=False, labelLimit=150)
-        ),
+        x=altair.X("x:O", sort=columns, title=titles.get("x"), axis=x_axis),
+        y=altair.Y("y:O", sort=order, title=titles.get("y"), axis=y_axis),
     )
     colour = altair.Color("value:Q", title=titles.get("value"), scale=scale)
     cells = base.mark_rect().encode(color=colour, tooltip=_tooltip(altair, drawing))
@@ -269,26 +403,19 @@ def _heat(altair: ModuleType, base: Any, drawing: Drawing, domain: Domain | None
     if not labelled and len(columns) > NUMBERED:
         return cells
     text = altair.Text("label:N") if labelled else altair.Text("value:Q", format=".2f" if high < 100 else ".3~s")
-    light = f"abs(datum.value) < {0.6 * high}" if both else f"datum.value > {low + 0.55 * (high - low)}"
-    ink = altair.condition(light, altair.value("#14171a"), altair.value("#ffffff"))
+    ink = altair.condition(takes_dark_text, altair.value("#14171a"), altair.value("#ffffff"))
     return cells + base.mark_text(fontSize=11, limit=_TEXT if labelled else 0).encode(text=text, color=ink)
 
 
-def _named(names: dict[Any, str]) -> str:
-    """An expression for the names of x, as texts that hold nothing but themselves."""
-    import json
-
-    return f"({json.dumps({str(x): str(name) for x, name in names.items()})})[datum.value]"
-
-
-# Okabe and Ito 2008, "Color Universal Design"; those that stand out most against the background come first.
+# Okabe and Ito 2008, "Color Universal Design": colours that all readers can tell apart. Those that stand out most
+# against the background come first.
 ON_LIGHT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4a4f55", "#b3a500")
 ON_DARK = ("#56B4E9", "#E69F00", "#1fc294", "#CC79A7", "#F0E442", "#ff7f3f", "#c9d1d9", "#3f9bdc")
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
 def theme(*, dark: bool) -> dict[str, Any]:
-    """A Vega-Lite config; without a page around them charts are drawn in the light one."""
+    """Return the Vega-Lite config of the light or the dark theme; charts that are saved as files use the light one."""
     ink, quiet, rule, surface = (
         ("#e6e9ed", "#a3adb8", "#2d353e", "#171b20") if dark else ("#1b1f24", "#59636e", "#e2e6ea", "#ffffff")
     )

@@ -1,16 +1,17 @@
-"""What the page says of a training run: which method won and whether that may be said, its curves and its tables."""
+"""How a training run is shown on the page: which method is best and whether that is certain, its charts and tables."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from lamina.cells.run_cells import FAILURES
 from lamina.errors import convert_errors
 from lamina.recipes.report_file import read_report_file
 from lamina.recipes.summary_table import plus_minus
-from lamina.report.chart_files import averaged_importances, curve_rows, drawn_ends
-from lamina.report.page_charts import LAYER, Drawing
+from lamina.report.chart_files import INTERVAL_SEEDS, averaged_importances, curve_rows, drawn_ends, single_runs
+from lamina.report.page_charts import DOT, LAYER, RULE, Drawing, Mark
 from lamina.report.run_report import PAPER, chosen, grid, heads, read_importances, remarks
 from lamina.report.sections import DataTable, Section
 from lamina.store.files import damaged, read_json
@@ -21,18 +22,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from lamina.recipes.report_file import Curves, PivotTable
+    from lamina.recipes.report_file import Cell, Curves, PivotTable, Point
 
-    Rows = Sequence[Mapping[str, Any]]
+    TableRow = Mapping[str, Any]  # a row of `table.json`
+    TableRows = Sequence[TableRow]
 
 TABLE = "table.json"
 
 
 def run_section(folder: Path, label: str) -> Section:
-    """What the page says of a training run's folder.
+    """Return the section of a training run.
+
+    Args:
+        folder: The output folder of the run.
+        label: Its name on the page.
 
     Raises:
-        StoreError: If it holds no `report.json`, or a damaged one.
+        StoreError: If the folder has no `report.json`, or one of its files is damaged.
     """
     report, table = read_report_file(folder), _table(folder)
     drawings: dict[str, Drawing] = {}
@@ -45,11 +51,14 @@ def run_section(folder: Path, label: str) -> Section:
     drawings |= _importances(folder, table)
     tables = [_paper_table(pivot) for pivot in report.tables] + ([_runs_table(table)] if table else [])
     seeds = sorted({run["seed"] for row in table for run in row["runs"] if run.get("seed") is not None})
-    return Section(label, "training run", _conclusions(table), drawings, tables, _settings(folder), seeds)
+    settings = _settings(folder)
+    model, tasks = str(settings.get("base", {}).get("id") or ""), list(dict.fromkeys(row["task"] for row in table))
+    conclusions = _conclusions(table)
+    return Section(label, "training run", conclusions, drawings, tables, settings, seeds, model=model, tasks=tasks)
 
 
-def _table(folder: Path) -> list[dict[str, Any]]:
-    """A row per task, method and setting; none where a run wrote none."""
+def _table(folder: Path) -> TableRows:
+    """Return the rows of a run's `table.json`, one per task, method and setting; [] if the run wrote none."""
     if not (path := folder / TABLE).exists():
         return []
     with convert_errors(lambda reason: damaged(path, f"cannot be read ({reason})")):
@@ -57,7 +66,7 @@ def _table(folder: Path) -> list[dict[str, Any]]:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """What a run's manifest says of its base and of what wrote it; and which of its separate runs failed."""
+    """Return what a run's manifest says about its base and versions, and the errors of separate runs that failed."""
     facts = read_json(path) if (path := folder / "lamina.json").exists() else {}
     settings = {key: facts[key] for key in ("base", "info", "lamina") if facts.get(key)}
     if (path := folder / FAILURES).exists():
@@ -67,129 +76,167 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _conclusions(table: Rows) -> list[str]:
-    """A sentence per task: the best method, and whether its lead over the next may be claimed."""
-    found = []
+def _conclusions(table: TableRows) -> list[str]:
+    """Return a sentence per task: the best method, and whether it is certain that it is better than the next one."""
+    conclusions = []
     for task in dict.fromkeys(row["task"] for row in table):
-        ranked = sorted(
-            (row for row in table if row["task"] == task), key=lambda row: sort_key(row["metric"], row["mean"])
-        )
-        best: dict[str, Mapping[str, Any]] = {}
-        for row in ranked:
+        rows = [row for row in table if row["task"] == task]
+        best: dict[str, TableRow] = {}
+        for row in sorted(rows, key=lambda row: sort_key(row["metric"], row["mean"])):
             best.setdefault(row["method"], row)
-        found.append(_conclusion(task, list(best.values())))
-    return found
+        conclusions.append(_conclusion(task, list(best.values())))
+    return conclusions
 
 
-def _conclusion(task: str, ranked: Rows) -> str:
-    """What may be said of the two best, from the differences of their runs with one seed."""
+def _conclusion(task: str, ranked: TableRows) -> str:
+    """Return the verdict on the two best methods of a task, from the differences of their runs with the same seed.
+
+    Args:
+        task: Name of the task.
+        ranked: The best setting of each method, the best method first.
+    """
     first = ranked[0]
     if len(ranked) == 1:
         runs = pluralize(len(first["runs"]), "run")
-        return f"{task}: {_name(first)} reaches {first['metric']} {plus_minus(first)} over {runs}."
+        return f"{task}: {_method_name(first)} reaches {first['metric']} {plus_minus(first)} over {runs}."
     second = ranked[1]
     scores = [{(run.get("seed"), run.get("repeat")): run["score"] for run in row["runs"]} for row in (first, second)]
     pairs = [(score, scores[1][key]) for key, score in scores[0].items() if key in scores[1]]
-    names = f"{_name(first)} and {_name(second)}"
-    measured = f"{first['metric']} {plus_minus(first)} against {plus_minus(second)} over {_runs(first, second)}"
+    better, other = _method_name(first), _method_name(second)
+    measured = f"{first['metric']} {plus_minus(first)} against {plus_minus(second)} over {_run_counts(first, second)}"
     if len(pairs) < 2:
-        return f"{task}: whether {names} differ cannot be said from fewer than two seeds that both have: {measured}."
-    found = summarise([score - other for score, other in pairs])
-    low, high = (found.mean + sign * (found.interval or 0.0) for sign in (-1, 1))
-    apart = f"95 % interval of the difference {low:+.3f} to {high:+.3f}"
-    if low <= 0 <= high or sort_key(first["metric"], found.mean) > 0:  # other seeds may say otherwise
-        return f"{task}: which of {names} is better cannot be said: {measured}; {apart}."
-    return f"{task}: use {_name(first)} rather than {_name(second)}: {measured}; {apart}."
+        return f"{task}: fewer than two shared seeds cannot show whether {better} is better than {other}: {measured}."
+    difference = summarise([score - compared for score, compared in pairs])
+    low, high = (difference.mean + sign * (difference.interval or 0.0) for sign in (-1, 1))
+    interval = f"95 % interval of the difference {low:+.3f} to {high:+.3f}"
+    # The means include seeds that only one method has; the shared seeds alone may point the other way.
+    if low <= 0 <= high or sort_key(first["metric"], difference.mean) > 0:
+        return f"{task}: {better} is no better than {other}, as far as these runs can tell: {measured}; {interval}."
+    return f"{task}: use {better} rather than {other}: {measured}; {interval}."
 
 
-def _name(row: Mapping[str, Any]) -> str:
+def _method_name(row: TableRow) -> str:
+    """Return the name of a method with its settings from a grid, such as "AdaLayers (dim=64)"."""
     settings = ", ".join(f"{key}={value}" for key, value in row["settings"].items())
     return f"{row['method']} ({settings})" if settings else str(row["method"])
 
 
-def _runs(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
-    one, two = (len(row["runs"]) for row in (first, second))
-    return f"{pluralize(one, 'run')} each" if one == two else f"{one} and {pluralize(two, 'run')}"
+def _run_counts(first: TableRow, second: TableRow) -> str:
+    """Return how many runs two methods have, such as "3 runs each" or "5 and 2 runs"."""
+    counts = [len(row["runs"]) for row in (first, second)]
+    return (
+        f"{pluralize(counts[0], 'run')} each"
+        if counts[0] == counts[1]
+        else f"{counts[0]} and {pluralize(counts[1], 'run')}"
+    )
 
 
 def _curves(curves: Curves) -> Drawing:
-    """A figure of the recipe."""
-    kept = ("facet", "series", "x", "mean", "runs")
+    """Return a figure of the recipe as a chart."""
     names = {"series": "colour", "mean": "value", "runs": "seeds"}
-    rows = []
+    rows: list[Mark] = []
     for row in curve_rows(curves):
-        ends = ("low", "high") if row["interval"] is not None else ()
-        drawn = {key: row[key] for key in (*kept, *ends) if row[key] != ""}
-        rows.append(_renamed(drawn, **names) | ({"across": True} if row["across"] else {}))
+        ends = ("low", "high") if row["interval"] is not None and row["runs"] >= INTERVAL_SEEDS else ()
+        kept = {key: row[key] for key in ("facet", "series", "x", "mean", "runs", *ends) if row[key] != ""}
+        mark = _renamed(kept, **names)
+        rows.append(mark | ({"across": True} if row["across"] else {}))
+        rows += [] if row["across"] else [{**mark, "value": value, "mark": DOT} for value in row["values"]]
     metrics = list(dict.fromkeys(point.metric for point in curves.points))
     metric = metrics[0] if len(metrics) == 1 else "score"
-    note = (
-        "A dashed line is a method that has no value along the bottom." if any("across" in row for row in rows) else ""
+    across = (
+        "A dashed line is a method that has no value on the x axis." if any("across" in row for row in rows) else ""
     )
-    said = " ".join([note, *(f"{text.rstrip('.')}." for text in (curves.source, *curves.notes) if text)]).strip()
+    sources = (f"{text.rstrip('.')}." for text in (curves.source, *curves.notes) if text)
+    note = " ".join([across, *sources]).strip()
     titles = {"x": curves.x_title, "value": f"{metric} ({curves.part}){_times(curves.scale)}", "colour": "method"}
-    return Drawing(
-        "line", rows, curves.title, titles, said, _remark(curves.points), log_x=curves.log_x, apart=len(metrics) > 1
-    )
+    remark, several = _remark(curves.points), len(metrics) > 1
+    return Drawing("line", rows, curves.title, titles, note, remark, log_x=curves.log_x, apart=several)
 
 
 def _bars(table: PivotTable) -> Drawing:
-    """The measured cells of a table, a panel per column."""
-    rows, metrics = [], {cell.metric for cell in table.cells}
+    """Return the measured cells of a table as bars, a panel per column."""
+    rows: list[Mark] = []
+    metrics = list(dict.fromkeys(cell.metric for cell in table.cells))
     for cell in table.cells:
-        ends = {}
-        if cell.interval is not None:
+        ends: dict[str, float] = {}
+        if cell.interval is not None and cell.runs >= INTERVAL_SEEDS:
             drawn = drawn_ends(cell.mean, cell.interval, [cell.metric], table.scale)
             ends = dict(zip(("low", "high"), drawn, strict=True))
         name = cell.column if cell.metric in cell.column else f"{cell.column} ({cell.metric})"
-        rows.append({"facet": name, "x": cell.row, "value": cell.mean, "seeds": cell.runs, **ends})
-    titles = {"x": "method", "value": f"score ({table.part}){_times(table.scale)}"}
+        mark: Mark = {"facet": name, "x": cell.row, "value": cell.mean, "seeds": cell.runs, **ends}
+        dots = single_runs(cell.mean, cell.spread, cell.runs)
+        rows += [mark, *({**mark, "value": value, "mark": DOT} for value in dots)]
+    metric = metrics[0] if len(metrics) == 1 else "score"
+    titles = {"x": "method", "value": f"{metric} ({table.part}){_times(table.scale)}"}
     return Drawing("bar", rows, table.title, titles, "", _remark(table.cells), apart=len(metrics) > 1)
 
 
 def _times(scale: float) -> str:
+    """Return the factor of scores as part of an axis title; "" for 1."""
     return "" if scale == 1 else f" x {scale:g}"
 
 
-def _remark(cells: Sequence[Any]) -> str:
+def _remark(cells: Sequence[Cell | Point]) -> str:
+    """Return what the numbers of a chart are: means of how many runs, and with an interval or not."""
     counts = sorted({cell.runs for cell in cells})
     if counts[-1:] == [1]:
         return "One run each, so no interval is drawn"
     span = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]]))
+    if counts[-1] < INTERVAL_SEEDS:
+        return f"Mean of {span} runs, each a dot; too few for an interval"
     return f"Mean of {span} runs with its 95 % t interval"
 
 
-def _importances(folder: Path, table: Rows) -> dict[str, Drawing]:
-    """What readers that mix layers used, at the epoch that was kept and over training."""
+def _importances(folder: Path, table: TableRows) -> dict[str, Drawing]:
+    """Return the charts of readers that mix layers: their importances at the best epoch and over training; {} if none.
+
+    A dashed line marks equal shares: 1/n of the n layers that a reader uses.
+    """
     final, over, x = averaged_importances(read_importances(folder)[0], table)
     if not final:
         return {}
-    means = any("low" in row for row in final)
-    remark = "Mean of all seeds with its 95 % t interval" if means else "One run each, so no interval is drawn"
+    has_intervals = any("low" in row for row in final)
+    remark = "Mean of all seeds with its 95 % t interval" if has_intervals else "Mean of all seeds"
     titles = {"x": LAYER, "value": "share of the layer", "colour": "layer"}
     bars = [_renamed(row, reader="facet", layer="x", importance="value") for row in final]
     lines = [_renamed(row, reader="facet", layer="colour", importance="value", **{x: "x"}) for row in over]
-    see = "Shares of a reader sum to 1; equal bars say that the reader found no layer better than the others."
-    moved = "Lines that still move at the end say that training was short."
-    over_x = {**titles, "x": x}
+    shares = "Shares of a reader sum to 1; the dashed line is at equal shares, 1/n of n layers."
+    moving = "Lines that still move at the end show that training was short."
     return {
-        "importance": Drawing("bar", bars, "Importance of layers", titles, see, remark),
-        "training": Drawing("line", lines, f"Importance of layers by {x}", over_x, moved, remark),
+        "importance": Drawing("bar", [*bars, *_equal_shares(bars)], "Importance of layers", titles, shares, remark),
+        "training": Drawing("line", lines, f"Importance of layers by {x}", {**titles, "x": x}, moving, remark),
     }
 
 
-def _renamed(row: Mapping[str, Any], **names: str) -> dict[str, Any]:
+def _equal_shares(bars: Sequence[Mark]) -> list[Mark]:
+    """Return a reference mark per bar: the share that every layer of the reader has if all are equal."""
+    counts = Counter(bar["facet"] for bar in bars)
+    return [
+        {
+            "facet": bar["facet"],
+            "x": bar["x"],
+            "value": 1 / counts[bar["facet"]],
+            "mark": RULE,
+            "label": f"1/{counts[bar['facet']]}",
+        }
+        for bar in bars
+    ]
+
+
+def _renamed(row: Mapping[str, Any], **names: str) -> Mark:
+    """Return a row whose keys are renamed as in `names`, old name -> new name."""
     return {names.get(key, key): cell for key, cell in row.items()}
 
 
 def _paper_table(table: PivotTable) -> DataTable:
+    """Return a table of the recipe, with the published numbers beside the measured ones."""
     columns = [f"{name} ({PAPER})" if paper else name for name, paper in heads(table)]
     note = " ".join([*remarks(table), *(f"{line}." for line in chosen(table))])
     return DataTable(table.title, ["method", *columns], grid(table), note)
 
 
-def _runs_table(table: Rows) -> DataTable:
-    """Every run, with its settings and all of its scores."""
+def _runs_table(table: TableRows) -> DataTable:
+    """Return a table with a row per run: its settings and all of its scores."""
     rows = [
         {"task": row["task"], "method": row["method"], **row["settings"], **run} for row in table for run in row["runs"]
     ]
@@ -197,5 +244,6 @@ def _runs_table(table: Rows) -> DataTable:
     return DataTable("Every run", columns, [[_cell(row.get(column)) for column in columns] for row in rows])
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: Any) -> str | float | None:
+    """Return a value as a cell: numbers, texts and None as they are, all others as texts."""
     return value if isinstance(value, str | int | float | None) else str(value)

@@ -1,49 +1,53 @@
-"""The parts of the page: the section of one run, its tables, and its examples of errors."""
+"""The parts of the HTML page: the section of one study or training run, its tables, and its examples of errors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from lamina.report.run_report import escaped, markdown_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from lamina.report.page_charts import Drawing
+
+Cell: TypeAlias = str | float | bool | None
+Spans: TypeAlias = list[tuple[str, str, str]]  # text, label, and what is wrong with it; the last two "" if not marked
 
 
 @final
 @dataclass(frozen=True)
 class Example:
-    """A row that was answered wrongly, in parts: (text, label, what is wrong with it); the last two "" if not marked.
+    """An example that a probe answered wrongly, as the page shows it.
 
-    Where spans are marked, `true` and `predicted` hold the whole text each, else `text` does and they are labels.
+    Where the labels are spans, `true` and `predicted` each hold the whole text with its spans marked. Otherwise `text`
+    holds the text, and `true` and `predicted` hold a label each.
     """
 
     where: str  # task, layer and row
-    sure: str  # how sure the probe was, or how large the error is
-    text: list[tuple[str, str, str]]
-    true: list[tuple[str, str, str]]
-    predicted: list[tuple[str, str, str]]
+    sure: str  # how confident the probe was, or how large its error is
+    text: Spans
+    true: Spans
+    predicted: Spans
 
 
 @final
 @dataclass(frozen=True)
 class Section:
-    """One run on the page.
+    """One study or training run on the page.
 
     Attributes:
-        label: What it is called, unlike all others on the page.
+        label: Its name on the page, different from all others.
         kind: "training run", or the name of the study.
-        conclusions: Sentences, most important first.
-        drawings: Name -> chart; those of one kind and name stand side by side.
-        tables: In the order in which they are shown.
-        settings: As they were used.
-        seeds: Of its runs.
-        examples: Of errors, some of each task and layer.
+        conclusions: Sentences, most important first. The first sentence of each task is shown as its verdict.
+        drawings: Name -> chart. Charts with the same kind and name stand side by side.
+        tables: The tables in the order in which they are shown.
+        settings: The settings that were used.
+        seeds: The seeds of its runs.
+        examples: Examples of errors, a few of each task and layer.
         errors: How many wrong answers the table lists.
+        model: Name of the model; "" if it is not known.
+        tasks: Names of the tasks; empty if there are none.
     """
 
     label: str
@@ -55,43 +59,58 @@ class Section:
     seeds: Sequence[int] = ()
     examples: Sequence[Example] = ()
     errors: int = 0
+    model: str = ""
+    tasks: Sequence[str] = ()
+
+    @property
+    def verdicts(self) -> list[tuple[str, str]]:
+        """The most important sentence of each task, as (task, sentence); the task is "" where a sentence names none."""
+        verdicts: dict[str, str] = {}
+        for sentence in self.conclusions:
+            task, separator, rest = sentence.partition(": ")
+            is_of_task = bool(separator) and task in self.tasks
+            verdicts.setdefault(*((task, rest) if is_of_task else ("", sentence)))
+        return list(verdicts.items())
+
+    @property
+    def details(self) -> list[str]:
+        """All other sentences."""
+        shown = {f"{task}: {sentence}" if task else sentence for task, sentence in self.verdicts}
+        return [sentence for sentence in self.conclusions if sentence not in shown]
 
 
 @final
 @dataclass(frozen=True)
 class DataTable:
-    """A table that is shown.
+    """A table of the page.
 
     Attributes:
-        title: Written above.
-        columns: Their names.
-        rows: Cells: texts, numbers, truth values, or None where there is nothing.
-        note: Written below.
+        title: Title of the table.
+        columns: Names of the columns.
+        rows: The cells, row by row; None is an empty cell.
+        note: A remark below the table.
     """
 
     title: str
     columns: list[str]
-    rows: list[list[Any]]
+    rows: Sequence[Sequence[Cell]]
     note: str = ""
 
     def compact(self) -> dict[str, Any]:
-        """The table as JSON, column by column; texts that come again and again are written once."""
+        """Return the table for the page's JSON, column by column; a text that repeats is written once."""
         cells = zip(*self.rows, strict=True) if self.rows else ([] for _ in self.columns)
-        return {
-            "title": self.title,
-            "note": self.note,
-            "columns": [{"name": name, **_packed(list(own))} for name, own in zip(self.columns, cells, strict=True)],
-        }
+        columns = [{"name": name, **_packed(list(column))} for name, column in zip(self.columns, cells, strict=True)]
+        return {"title": self.title, "note": self.note, "columns": columns}
 
     def markdown(self) -> str:
-        """As Markdown."""
+        """Return the table as Markdown."""
         head, *body = (f"| {' | '.join(map(markdown_text, line))} |" for line in self._lines())
         ruled = "|" + "".join("---:|" if self._is_numeric(at) else "---|" for at in range(len(self.columns)))
         note = ["", markdown_text(self.note)] if self.note else []
         return "\n".join([f"## {markdown_text(self.title)}", "", head, ruled, *body, *note, ""])
 
     def latex(self) -> str:
-        """As LaTeX, for the packages booktabs and longtable, which goes on over pages."""
+        """Return the table as LaTeX for the packages booktabs and longtable; it may span several pages."""
         head, *body = (" & ".join(map(escaped, line)) + r" \\" for line in self._lines())
         aligned = "".join("r" if self._is_numeric(at) else "l" for at in range(len(self.columns)))
         caption = rf"\caption{{{escaped(' '.join(filter(None, (f'{self.title}.', self.note))))}}} \\"
@@ -99,13 +118,19 @@ class DataTable:
         return "\n".join([*begin, *body, r"\bottomrule", r"\end{longtable}", ""])
 
     def _lines(self) -> Iterable[list[str]]:
-        return [self.columns, *([_text(cell) for cell in row] for row in self.rows)]
+        """Return the header and the rows as texts."""
+        return [self.columns, *([_cell_text(cell) for cell in row] for row in self.rows)]
 
     def _is_numeric(self, at: int) -> bool:
+        """Return whether the column number `at` holds nothing but numbers and empty cells."""
         return all(isinstance(row[at], int | float | None) for row in self.rows)
 
 
-def _packed(cells: Sequence[Any]) -> dict[str, Any]:
+def _packed(cells: Sequence[Cell]) -> dict[str, list[Any]]:
+    """Return a column as its cells, or as its different texts ("levels") and the number of each cell's text ("codes").
+
+    The second form is used for columns of texts that repeat.
+    """
     if any(isinstance(cell, str) for cell in cells):
         levels = list(dict.fromkeys(cells))
         if len(levels) < len(cells):
@@ -114,5 +139,6 @@ def _packed(cells: Sequence[Any]) -> dict[str, Any]:
     return {"cells": list(cells)}
 
 
-def _text(cell: Any) -> str:
+def _cell_text(cell: Cell) -> str:
+    """Return a cell as text: a float with four significant digits, an empty cell as ""."""
     return "" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else " ".join(str(cell).split())

@@ -196,7 +196,7 @@ def test_bad_runs(tmp_path: Path):
     (tmp_path / "half" / "checkpoints").mkdir(parents=True)
     whole = saved(probe(), tmp_path / "whole")
     refused(StoreError, "there is no folder .*nowhere", [tmp_path / "nowhere"], page)
-    refused(StoreError, "empty is empty: it is of no study", [tmp_path / "empty"], page)
+    refused(StoreError, "empty is empty: it belongs to no study", [tmp_path / "empty"], page)
     refused(
         StoreError,
         r"half holds neither lamina_study\.json nor report\.json: .*has not ended",
@@ -231,6 +231,24 @@ def test_what_a_page_cannot_write(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot be written"):
         write_page([saved(probe(tasks=1), tmp_path / "run")], tmp_path / "file" / "page.html")
+
+
+def test_the_title_says_what_was_studied(tmp_path: Path):
+    run = saved(probe(tasks=1), tmp_path / "run")
+    page = write_page(run, tmp_path / "page.html").path
+    assert "<title>What each layer of tiny knows about film</title>" in page.read_text(encoding="utf-8")
+    page = write_page([run, saved(wrong_answers(), tmp_path / "errors")], tmp_path / "page.html").path
+    assert "<title>2 studies of tiny: film</title>" in page.read_text(encoding="utf-8")
+
+
+def test_few_lines_have_their_names_at_their_ends(tmp_path: Path):
+    charts = data_of(read(write_page(saved(probe(), tmp_path / "run"), tmp_path / "page.html").path))["charts"]
+    rows = charts[0]["spec"]["data"]["values"]
+    named = [row for row in rows if "label_y" in row]
+    assert [(row["facet"], row["colour"], row["x"]) for row in named] == [
+        ("film", "linear", 3), ("film", "mlp", 3), ("task 1", "linear", 3), ("task 1", "mlp", 3),
+    ]  # fmt: skip
+    assert '"legend": {' not in json.dumps(charts[0]["spec"])
 
 
 def test_layer_by_token_maps_have_their_words(tmp_path: Path):

@@ -118,7 +118,7 @@ def test_the_bars_are_those_of_the_epochs_that_were_kept(tmp_path: Path, monkeyp
     assert list(dict.fromkeys(reader for reader, _ in bars)) == ["cola: AdaLayers", "ner: AdaLayers"]
     kept = [1 / 3 + 0.08, 1 / 3 + 0.16 + 0.06]  # of layer 2: the first epoch of one run, the second of the other
     assert bars["cola: AdaLayers", 2]["importance"] == pytest.approx(sum(kept) / 2)
-    assert bars["cola: AdaLayers", 2]["low"] < min(kept)
+    assert "low" not in bars["cola: AdaLayers", 2]  # two runs are too few for an interval
     assert bars["ner: AdaLayers", 2]["importance"] == pytest.approx(1 / 3 + 0.16)
     assert "low" not in bars["ner: AdaLayers", 2]
 

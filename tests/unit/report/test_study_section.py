@@ -10,7 +10,7 @@ from scipy import stats
 from tests.support.studied import probe
 
 from lamina.errors import DataError, UnknownNameError
-from lamina.report.study_section import drawing_of, plain, with_interval
+from lamina.report.study_section import drawing_of, plain, study_section, with_interval
 from lamina.studies.study import Figure, Study
 
 
@@ -100,7 +100,7 @@ def test_a_point_that_is_infinitely_far_along_is_left_out():
 
 def test_values_that_are_no_numbers_are_refused():
     with pytest.raises(
-        DataError, match="column 'score' of figure 'it' holds what is no number; a figure draws numbers"
+        DataError, match="column 'score' of figure 'it' holds values that are not numbers; a figure draws numbers"
     ):
         drawing_of(of(Figure("line", x="layer"), layer=[1], score=["a"]), "it")
 
@@ -132,11 +132,57 @@ def test_cells_are_plain():
 
 
 def test_no_band_goes_where_a_score_cannot_be_and_the_table_keeps_its_number():
-    seeds = {"layer": [1, 1], "seed": [0, 1], "score": [0.5, 0.9]}
-    for more in ({"measure": ["accuracy"] * 2}, {"measure": ["score"] * 2, "metric": ["f1"] * 2}):
+    seeds = {"layer": [1] * 3, "seed": [0, 1, 2], "score": [0.2, 0.5, 0.95]}
+    for more in ({"measure": ["accuracy"] * 3}, {"measure": ["score"] * 3, "metric": ["f1"] * 3}):
         study = of(Figure("line", x="layer"), **seeds, **more)
         (row,) = drawing_of(study, "it").rows
         assert (row["low"], row["high"]) == (0.0, 1.0)
-        assert with_interval(study.table, ["layer"], "score")["high"].tolist()[0] > 3
-    study = of(Figure("line", x="layer"), **seeds, measure=["ahead"] * 2, metric=["accuracy"] * 2)
-    assert drawing_of(study, "it").rows[0]["high"] > 3
+        assert with_interval(study.table, ["layer"], "score")["high"].tolist()[0] > 1.4
+    study = of(Figure("line", x="layer"), **seeds, measure=["ahead"] * 3, metric=["accuracy"] * 3)
+    assert drawing_of(study, "it").rows[0]["high"] > 1.4
+
+
+def test_two_seeds_are_two_dots_and_have_no_interval():
+    study = of(
+        Figure("line", x="layer", colour="probe"),
+        layer=[1, 1, 2],
+        seed=[0, 1, 0],
+        probe=["a"] * 3,
+        score=[0.5, 0.9, 0.4],
+    )
+    drawing = drawing_of(study, "it")
+    assert not any("low" in row for row in drawing.rows)
+    assert [(row["x"], row["value"]) for row in drawing.rows if row.get("mark") == "dot"] == [(1, 0.5), (1, 0.9)]
+    assert [(row["x"], row["value"]) for row in drawing.rows if "mark" not in row] == [(1, 0.7), (2, 0.4)]
+    assert drawing.remark == "Mean of 1 to 2 seeds, each a dot; too few for an interval"
+
+
+def probed(low: float, seeds: int = 2) -> Study:
+    probes = [{"measure": "score", "layer": 4, "probe": "mlp", "seed": seed, "score": 0.7} for seed in range(seeds)]
+    text = {"measure": "score", "probe": "tfidf", "score": 0.48}
+    ahead = {"measure": "ahead", "layer": 4, "probe": "mlp", "score": 0.22, "low": low, "p": 0.01}
+    table = pd.DataFrame([*probes, text, ahead]).assign(task="film", metric="accuracy")
+    return Study("probe", table, {}, conclusions=("film: more.",))
+
+
+@pytest.mark.parametrize(
+    ("study", "verdict"),
+    [
+        (probed(0.1), "layer 4 is better than TF-IDF + logistic regression: accuracy 0.700 (mlp probe of layer 4)"),
+        (probed(-0.1), "no better than TF-IDF + logistic regression, as far as this study can tell: accuracy 0.700"),
+        (probed(0.1, 1), "one seed cannot show whether a layer is better than TF-IDF + logistic regression"),
+    ],
+)
+def test_a_probing_study_has_one_verdict_per_task(study: Study, verdict: str):
+    section = study_section(study, "run")
+    ((task, sentence),) = section.verdicts
+    assert task == "film"
+    assert sentence.startswith(verdict)
+    assert section.details == ["film: more."]
+
+
+def test_scores_are_titled_by_their_metric():
+    columns = {"layer": [1], "measure": ["score"], "metric": ["span_f1"], "score": [0.1]}
+    assert drawing_of(of(Figure("line", x="layer"), **columns), "it").titles["value"] == "span f1"
+    columns["measure"] = ["selectivity"]
+    assert drawing_of(of(Figure("line", x="layer"), **columns), "it").titles["value"] == "selectivity (span f1)"
