@@ -11,9 +11,13 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `lamina`; ends the process with 0, with 2 on input that cannot be used, or with 130 when interrupted.
+    """Run the command `lamina` and end the process.
 
-    With 1 it ends where Lamina itself is at fault; LAMINA_DEBUG=1 shows the traceback of any error.
+    The exit code is 0 on success, 2 for bad input, 130 after Ctrl-C, and 1 for an error in Lamina itself.
+    LAMINA_DEBUG=1 shows the traceback of any error.
+
+    Args:
+        arguments: The command line without the program's name; None: that of the process.
     """
     from lamina.cli.application import build, quiet
 

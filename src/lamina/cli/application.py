@@ -1,4 +1,4 @@
-"""The application: its commands, how their errors end, and what other libraries may say meanwhile."""
+"""The application: its commands, exit codes and error messages, and the logging of other libraries."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SECTIONS = {
     "Keep house": ("cache",),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
-DEBUG = "LAMINA_DEBUG"  # variable of the environment; set to anything, it shows tracebacks
-INTERRUPTED = 130  # what a shell gives a command that was ended from the keyboard
+DEBUG = "LAMINA_DEBUG"  # environment variable; any value shows tracebacks
+INTERRUPTED = 130  # exit code of a command that was interrupted with Ctrl-C
 
 _QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
@@ -38,25 +38,25 @@ _QUIET = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "DATASETS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
-    "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads sleep; spinning ones stall each other where cores are shared
+    "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads sleep; threads that spin would slow each other down on shared cores
 }
 
 
 class Warnings(logging.Handler):
-    """Prints what is logged as a line of its own, wherever standard error goes at that time."""
+    """A logging handler that prints each record to the current standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record; what is no warning stands for itself."""
+        """Print a record on a line; warnings and errors begin with "warning: "."""
         text = record.getMessage() if record.exc_info is None else self.format(record)  # with the traceback
         print("warning: " * (record.levelno >= logging.WARNING) + text, file=sys.stderr)
 
 
 class Group(TyperGroup):
-    """Ends with one sentence and an exit code: 2 where the input cannot be used, 1 where Lamina is at fault."""
+    """The group of all commands. An error ends it with one sentence and exit code 2 (bad input) or 1 (a bug)."""
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run the command that was asked for; always ends the process."""
-        log = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  None: it is closed
+        """Run the command in the arguments and end the process."""
+        log = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  sys.stderr is None if it is closed
         with redirect_stderr(cast("Any", Stream(log, needed=False))):
             try:
                 if sys.stdout is None:
@@ -73,14 +73,14 @@ class Group(TyperGroup):
                 sys.exit(2 if isinstance(error, LaminaError) else 1)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List the commands by what they are for, each with the whole first sentence of its help."""
+        """Write the list of commands by purpose, each with the first paragraph of its help."""
         for section, names in SECTIONS.items():
             with formatter.section(section):
                 helps = [(name, cast("Any", self.get_command(ctx, name)).help) for name in names]
                 formatter.write_dl([(name, " ".join(text.partition("\n\n")[0].split())) for name, text in helps])
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that was asked for."""
+        """Run the command; Ctrl-C ends it with exit code 130 and says whether --resume can continue it."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -91,14 +91,14 @@ class Group(TyperGroup):
 
 
 def sentence(error: Exception) -> str:
-    """An error's message on one line, with the notes that were added on its way; an unforeseen one is called so."""
+    """Return an error as one line with its notes; an error that Lamina did not expect is called unforeseen."""
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     unforeseen = f"unforeseen {type(error).__name__}: {error}; {DEBUG}=1 shows where it came from."
     return " ".join(f"{error if isinstance(error, LaminaError) else unforeseen}{notes}".split())
 
 
 def build() -> Any:
-    """Make the command `lamina` with all its commands."""
+    """Build and return the command `lamina` with all its subcommands."""
     app = typer.Typer(cls=Group, rich_markup_mode=None, no_args_is_help=True)
     app.callback()(lamina)
     for name in COMMANDS:
@@ -108,9 +108,9 @@ def build() -> Any:
 
 
 def quiet() -> None:
-    """Keep other libraries' progress and advice off the terminal; Lamina's own warnings stay, a line each.
+    """Silence the progress bars and warnings of other libraries; print each warning of Lamina on a line.
 
-    What the environment sets already is left as it is.
+    Environment variables that are already set are not changed.
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
@@ -122,6 +122,7 @@ def quiet() -> None:
 
 
 def _show_version(wanted: bool) -> bool:
+    """Print the version and exit if --version was given; otherwise return False."""
     if wanted:
         print(f"lamina {version('lamina')}")
         raise typer.Exit
@@ -130,7 +131,7 @@ def _show_version(wanted: bool) -> bool:
 
 def lamina(
     show_version: Annotated[
-        bool, typer.Option("--version", help="Show the version and end.", callback=_show_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """Use what is inside a pretrained transformer: read, edit and study its layers."""

@@ -1,4 +1,4 @@
-"""`lamina cache`: what lies in the hidden-state cache, and clearing it."""
+"""`lamina cache`: list the entries of the hidden-state cache, or remove them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from lamina.cli.shared_options import JsonOption
 if TYPE_CHECKING:
     from lamina.data.disk_cache import Entry
 
-_CLEAR = 'Remove an entry (the beginning of its key is enough), or "all" of them.'
-_FOLDER = "Folder of the cache; by default $LAMINA_CACHE, or lamina in ~/.cache."
+_CLEAR = 'Remove the entry with this key (its beginning is enough), or "all". Default: list the entries.'
+_FOLDER = "Folder of the cache. Default: $LAMINA_CACHE, or lamina in ~/.cache."
 _COLUMNS = ("key", "model", "rows", "layers", "dtype", "size", "age", "note")
 _FACTS = ("model", "rows", "tokens", "layers", "dtype", "precision")
 
@@ -24,9 +24,9 @@ def cache(
     cache_dir: Annotated[str | None, Option(help=_FOLDER)] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the hidden states that are kept on disk, or remove them.
+    """List the hidden states that are cached on disk, or remove them.
 
-    What a killed run left unfinished is removed by any --clear.
+    Every --clear also removes unfinished files that killed runs left behind.
     """
     from lamina.data import disk_cache
 
@@ -50,12 +50,14 @@ def cache(
 
 
 def _facts(entry: Entry) -> dict[str, Any]:
+    """Return an entry of the cache as JSON."""
     known = {name: entry.facts.get(name) for name in _FACTS}
     own = {"size_bytes": entry.size_bytes, "age_s": entry.age_s, "problem": entry.problem}
     return {"key": entry.key, **known, **own}
 
 
 def _row(entry: Entry) -> tuple[object, ...]:
+    """Return an entry of the cache as a row of the printed table."""
     from lamina.layers.selectors import ranges
 
     model, rows, layers, dtype = (entry.facts.get(name) for name in ("model", "rows", "layers", "dtype"))
@@ -64,7 +66,7 @@ def _row(entry: Entry) -> tuple[object, ...]:
 
 
 def age(seconds: float | None) -> str:
-    """A time in its largest unit, such as 3 h."""
+    """Return a time in its largest unit, such as "3 h"; "" if it is not known."""
     if seconds is None:
         return ""
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))

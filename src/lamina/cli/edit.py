@@ -1,4 +1,4 @@
-"""`lamina edit`: change a model's layers, show what became of it, and save it."""
+"""`lamina edit`: change a model's layers, show the effect, and save the model."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
     from lamina.editing.record import Edit
 
-_TOKENS, _SEED = 9, 3  # of the batch on which outputs are compared
-_LAYERS = 'as a layer selector ("all", "top:4", "2-6", or "1,3")'
+_TOKENS, _SEED = 9, 3  # length and seed of the batch on which outputs are compared
+_LAYERS = 'written as a layer selector ("all", "top:4", "2-6", or "1,3")'
 _INSERT = 'Insert layers: "attention", "ffn", "both" or "convolution".'
-_INIT = "Start of inserted layers: identity, unit, xavier, he or zero."
+_INIT = "Initial weights of inserted layers: identity, unit, xavier, he or zero."
 _PLACEMENT = 'What the activation is applied to: "weight" or "output".'
 _FREEZE = f"Freeze these layers, {_LAYERS}; 0: embeddings."
 _TRAIN_INSERTED = "Freeze all but the inserted layers, poolers and heads."
 _TRAIN = 'Freeze all but these parts of the model, as "inserted,classifier" or "layer.*.output".'
-_STACK = '"encoder" or "decoder"; by default the only one, or the encoder.'
-_NEW_WEIGHTS = "Let weights start at random that the files lack, though --head is a class that does not fit them."
-_HEAD = "Kind of task, or class of transformers; by default the one that was saved."
+_STACK = 'Stack to change: "encoder" or "decoder". Default: the only one, or the encoder.'
+_NEW_WEIGHTS = "Initialise weights at random that the files lack, if --head is a class that does not fit them."
+_HEAD = "Head of the model: a kind of task or a class of transformers. Default: the saved one."
 
 
 def edit(  # noqa: PLR0913
@@ -52,16 +52,16 @@ def edit(  # noqa: PLR0913
     train: Annotated[str | None, Option(metavar="PARTS", help=_TRAIN)] = None,
     merge: Annotated[bool, Option("--merge", help="Fold the inserted layers into their neighbours.")] = False,
     stack: Annotated[str | None, Option(help=_STACK)] = None,
-    seed: Annotated[int, Option(help="Of random weights.", min=0, max=(1 << 63) - 1)] = 0,
+    seed: Annotated[int, Option(help="Seed of random weights.", min=0, max=(1 << 63) - 1)] = 0,
     head: Annotated[str | None, Option(help=_HEAD)] = None,
     new_weights: Annotated[bool, Option("--new-weights", help=_NEW_WEIGHTS)] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Show what would become of it, from the config alone.")] = False,
-    force: Annotated[bool, Option("--force", help="Replace OUT if it is there.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show the effect without loading weights or saving.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace the model in OUT.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Change a model's layers and save the result.
 
-    Edits are made in this order: truncate, reinit, insert, freeze, merge. Layer numbers are those at that moment.
+    Edits are applied in this order: truncate, reinit, insert, freeze, merge. Layer numbers are those at that point.
     """
     import torch
 
@@ -109,21 +109,31 @@ def edit(  # noqa: PLR0913
 
 
 def _check_used(edit: str, asked: str | None, changed: Mapping[str, bool]) -> None:
-    """Refuse an option that says how an edit is made that was not asked for."""
+    """Raise ConfigError if an option was changed that belongs to an edit that was not requested.
+
+    Args:
+        edit: The option that requests the edit, for the error.
+        asked: Its value; None: it was not given.
+        changed: Whether each option that belongs to it was changed, by name.
+    """
     if asked is None and any(changed.values()):
         option = next(name for name, is_changed in changed.items() if is_changed)
         raise ConfigError(f"edit: {option} was given without {edit}, which it belongs to.")
 
 
 def _selector(text: str | None) -> int | str | list[int]:
-    """A layer selector, as an option gives it."""
+    """Return the layer selector of an option's text: a list of numbers, or the text itself."""
     parts = [part.strip() for part in (text or "").split(",")]
     return [int(part) for part in parts] if all(part.removeprefix("-").isdecimal() for part in parts) else text or ""
 
 
 @contextmanager
 def _claimed(out: Path | None, *, force: bool) -> Iterator[None]:
-    """Hold the folder to save to, which is empty or (with `force`) holds a model."""
+    """Lock the folder to save to for the duration of the context.
+
+    Raises:
+        ConfigError: If no folder was given, or it holds files (with `force`: files other than a model).
+    """
     from lamina.store.files import LOCK, WORK, claimed, read_json
 
     if out is None:
@@ -172,7 +182,7 @@ def _facts(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _layers(model: PreTrainedModel) -> dict[str, int]:
-    """How many layers each stack has; a convolutional network has those that its row of convolutions says."""
+    """Return the number of layers of each stack; in a convolutional network, of its blocks of convolutions."""
     from lamina.editing.editable import convolution_blocks
     from lamina.layers import stacks
     from lamina.layers.roles import CONVOLUTIONS, family_of
@@ -187,7 +197,7 @@ def _layers(model: PreTrainedModel) -> dict[str, int]:
 
 
 def _outputs(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The tensors that a model returns on a small random batch; if its head refuses that, those of its backbone."""
+    """Return the output tensors of a model on a small random batch; of its backbone if the head rejects the batch."""
     from lamina.layers.preserve import preserve_model
     from lamina.layers.probe_input import probe_input
 
@@ -201,6 +211,7 @@ def _outputs(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
+    """Return the largest absolute difference of outputs that have the same name and shape."""
     same = [name for name in before if name in after and before[name].shape == after[name].shape]
     return max(float((before[name].double() - after[name].double()).abs().max()) for name in same)
 

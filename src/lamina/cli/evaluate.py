@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from lamina.tasks.task import Task
 
 PER_CLASS = ("label", "precision", "recall", "f1", "count", "guessed")
-_ERRORS = "Show so many wrong answers of each reader, the most confident first."
-_DATA = "Folder with a folder per preset; by default presets come from the hub."
-_SPLIT = 'Part of a preset: "train", "validation" or "test"; by default "validation". A file is scored whole.'
-_TASK = "A reader (of a model any name), and a preset's name or a file; once per reader."
+_ERRORS = "Number of wrong answers to show per reader, the most confident first. Default: none."
+_DATA = "Folder with a subfolder per preset. Default: presets come from the hub."
+_SPLIT = 'Split of a preset: "train", "validation" (the default) or "test". Files are scored whole.'
+_TASK = "A reader and its task: a preset's name or a file; may be repeated. For a whole model READER is any name."
 
 
 def evaluate(  # noqa: PLR0913
@@ -36,8 +36,10 @@ def evaluate(  # noqa: PLR0913
     split: Annotated[str | None, Option(help=_SPLIT)] = None,
     text: options.TextOption = None,
     pair: options.PairOption = None,
-    label: Annotated[str | None, Option(help='Column of the label in a file; by default "label".')] = None,
-    per_class: Annotated[bool, Option("--per-class", help="Add a table per reader, a row per label.")] = False,
+    label: Annotated[str | None, Option(help='Column of the label in a file. Default: "label".')] = None,
+    per_class: Annotated[
+        bool, Option("--per-class", help="Also print a table per reader with the scores of each label.")
+    ] = False,
     errors: Annotated[int, Option(min=0, metavar="N", help=_ERRORS)] = 0,
     model: options.ModelOption = None,
     device: options.DeviceOption = "auto",
@@ -65,7 +67,7 @@ def evaluate(  # noqa: PLR0913
 
 
 def _sources(pairs: list[str]) -> dict[str, str]:
-    """Reader -> preset or file."""
+    """Return the preset or file of each reader, from texts such as "ner=conll2003"."""
     sources: dict[str, str] = {}
     for pair in pairs:
         reader, _, source = pair.partition("=")
@@ -78,7 +80,10 @@ def _sources(pairs: list[str]) -> dict[str, str]:
 
 
 def _check_used(sources: dict[str, str], *, of_files: dict[str, Any], of_presets: dict[str, Any]) -> None:
-    """Raise ConfigError if an option was given that no task looks at."""
+    """Raise ConfigError if an option was given that none of the tasks uses.
+
+    `of_files` and `of_presets` are the values of the options for files and for presets, by name.
+    """
     files = [source for source in sources.values() if is_file(source)]
     for option in (option for option, value in of_files.items() if value is not None and not files):
         came = f"{option} was given, but no task is a file that is there"
@@ -89,7 +94,15 @@ def _check_used(sources: dict[str, str], *, of_files: dict[str, Any], of_presets
 
 
 def _task(asked: TaskLike, source: str, *, data: Path | None, part: str, columns: dict[str, Any]) -> Task:
-    """A preset; or a file that is there, the whole of it the part that is scored, with the reader's labels."""
+    """Return the task of a preset or of a file.
+
+    Args:
+        asked: The reader's head or the model's task, which has the labels of a file.
+        source: A file that exists, or the name of a preset. A file is used whole as the split `part`.
+        data: Folder with a subfolder per preset; None: the hub.
+        part: Name of the split.
+        columns: The columns of a file.
+    """
     from lamina.tasks.presets import PRESETS, find_preset
     from lamina.tasks.task import Task
 
@@ -123,7 +136,7 @@ _STYLES = {"wrong": "bold yellow", "missed": "bold red", "extra": "bold magenta"
 
 
 def print_errors(reader: str, errors: Sequence[Mapping[str, Any]]) -> None:
-    """Print a reader's wrong answers, as `evaluate` gives them."""
+    """Print the wrong answers of a reader, as `evaluate` returns them."""
     if not errors:
         print(f"\n{reader}: every answer is right")
         return
@@ -144,7 +157,7 @@ def print_errors(reader: str, errors: Sequence[Mapping[str, Any]]) -> None:
 
 
 def marked(text: str, spans: Sequence[Mapping[str, Any]]) -> Text:
-    """A text with its spans in brackets, each with its label and what is wrong: "[Ekeus|PER missed] heads for"."""
+    """Return a text with its spans in brackets, each with its label and error, as "[Ekeus|PER missed] heads"."""
     from rich.text import Text
 
     out, at = Text(), 0
@@ -156,7 +169,7 @@ def marked(text: str, spans: Sequence[Mapping[str, Any]]) -> Text:
 
 
 def shortened(text: str, most: int) -> str:
-    """A text of at most about so many characters: a longer one loses words from its middle."""
+    """Return a text of about `most` characters; a longer text loses words from its middle."""
     if len(text) <= most:
         return text
     return f"{text[: most // 2].rsplit(None, 1)[0]} [...] {text[-most // 2 :].split(None, 1)[-1]}"

@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from lamina.bank import ReaderBank
 
 _SAVED = "Folder or hub id of a saved bank, or folder of a whole model, edited or not."
-_FORMAT = "onnx: one graph with all answers, its tokenizer beside it. torch: one reader, which needs torch alone."
-_READER = "Name of a reader to write, once per reader; by default all."
-_MAIN = "With --format onnx: write the model's own output too; of a whole model it always is."
+_FORMAT = (
+    "onnx: one graph of the model and all readers, with the tokenizer beside it. torch: one reader in plain PyTorch."
+)
+_READER = "Name of a reader to export; may be repeated. Default: all readers."
+_MAIN = "With --format onnx: also export the model's own output. A whole model always exports it."
 _COLUMNS = ("output", "of", "axes", "labels")
 
 
 class Format(StrEnum):
-    """What is written."""
+    """The format of the exported files."""
 
     ONNX = "onnx"
     TORCH = "torch"
@@ -32,16 +34,16 @@ class Format(StrEnum):
 
 def export(
     bank_or_model: Annotated[str, Argument(metavar="BANK|MODEL", help=_SAVED)],
-    out: Annotated[Path, Argument(metavar="OUT", help="Folder to write to.")],
+    out: Annotated[Path, Argument(metavar="OUT", help="Folder to write to; it is created if it does not exist.")],
     form: Annotated[Format, Option("--format", help=_FORMAT)] = Format.ONNX,
     reader: Annotated[list[str] | None, Option(metavar="NAME", help=_READER)] = None,
     main: Annotated[bool, Option("--main", help=_MAIN)] = False,
     model: options.ModelOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Write a bank or a model as an ONNX graph, or a reader as plain PyTorch.
+    """Export a bank or a model as an ONNX graph, or one reader as plain PyTorch.
 
-    A graph is run in onnxruntime and compared to PyTorch before it takes its place. docs/export.md shows how to ask it.
+    The graph is run in ONNX Runtime and compared to PyTorch before it is kept. docs/export.md shows how to use it.
     """
     if form is Format.TORCH and (main or len(reader or ()) != 1):
         came = "--main was given" if main else f"{len(reader or ()) or 'no'} readers were named"
@@ -70,7 +72,7 @@ def export(
 
 
 def _opened(saved: str, base: str | None) -> tuple[Any, Any]:
-    """A bank or a whole model on the CPU, and the tokenizer that is written beside it."""
+    """Load a bank or a whole model on the CPU and return it with its tokenizer."""
     from lamina.store import load, saved_class
     from lamina.store.manifest import MANIFEST
     from lamina.store.models import source_of
@@ -83,6 +85,7 @@ def _opened(saved: str, base: str | None) -> tuple[Any, Any]:
 
 
 def _write_reader(bank: ReaderBank, name: str, out: Path) -> dict[str, Any]:
+    """Export one reader as plain PyTorch and return the facts that were written about it."""
     from lamina.store.export import export_reader
     from lamina.store.files import read_json
     from lamina.store.manifest import READER
@@ -92,5 +95,6 @@ def _write_reader(bank: ReaderBank, name: str, out: Path) -> dict[str, Any]:
 
 
 def _row(name: str, facts: dict[str, Any]) -> tuple[object, ...]:
+    """Return an output of the graph as a row of the printed table."""
     kind = (facts["kind"] or "the model").replace("_", " ")
     return name, kind, " x ".join(facts["axes"]), ", ".join(facts["labels"])

@@ -16,28 +16,30 @@ from lamina.utils import pluralize
 if TYPE_CHECKING:
     from lamina.layers import LayerStack
 
-_PICTURE = "Draw the weights of an inserted layer, at the start, trained and their change; .png, .svg or .html."
-_BESIDE = "Another model to draw below, once per model."
-_LAYER = "Block of the inserted layer to draw, from 1; by default the first that has any."
-_PROJECTION = 'What the layer to draw follows, as "query" or "attention.self.query"; by default the first.'
-_STACK = "Stack of the layer to draw; by default the first that has any."
+_PICTURE = "Draw the weights of an inserted layer before and after training to this .png, .svg or .html file."
+_BESIDE = "With --inserted-weights: another model to draw below; may be repeated."
+_LAYER = "With --inserted-weights: number of the block, from 1. Default: the first block with an inserted layer."
+_PROJECTION = 'With --inserted-weights: projection before the layer, such as "query". Default: the first.'
+_STACK = "With --inserted-weights: stack of the layer. Default: the first stack with an inserted layer."
 
 
 def inspect(  # noqa: PLR0913
     model: ModelArgument,
-    weights: Annotated[bool, Option(help="Load the weights too, and show their fingerprints.")] = False,
+    weights: Annotated[
+        bool, Option(help="Also load the weights and show their fingerprints. Default: read the config only.")
+    ] = False,
     inserted_weights: Annotated[Path | None, Option(metavar="OUT.png", help=_PICTURE)] = None,
     beside: Annotated[list[str] | None, Option(metavar="MODEL", help=_BESIDE)] = None,
     layer: Annotated[int | None, Option(help=_LAYER)] = None,
     projection: Annotated[str | None, Option(help=_PROJECTION)] = None,
-    head: Annotated[int, Option(help="Head of the layer to draw, in attention, from 0.")] = 0,
+    head: Annotated[int, Option(help="With --inserted-weights: attention head to draw, from 0.")] = 0,
     stack: Annotated[str | None, Option(help=_STACK)] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a model's layers and where each is read.
+    """Show the layers of a model and the module at which each one is read.
 
-    Its config alone is enough, unless --weights asks for more. With --inserted-weights, draw what training made of an
-    inserted layer, and print the means of the diagonal and of the rest over all of them.
+    With --inserted-weights, draw an inserted layer before and after training, and print the mean weights of all
+    inserted layers, on the diagonal and off it.
     """
     if inserted_weights is not None:
         chosen = {"layer": layer, "projection": projection, "stack": stack}
@@ -65,7 +67,7 @@ def _row(tap: dict[str, Any]) -> tuple[object, ...]:
 
 
 def describe(name: str, *, weights: bool = False) -> dict[str, Any]:
-    """Facts about a model's layers, JSON-ready; with the weights, also the fingerprint of each stack."""
+    """Return facts about a model's layers as JSON; with `weights` also the fingerprint of each stack."""
     from lamina.layers import stacks
     from lamina.store import fingerprint, load, outline
 
@@ -114,7 +116,15 @@ _TITLE = "Means of the inserted weights, on the diagonal and off it; of the chan
 
 
 def draw_inserted(names: list[str], path: Path, head: int, chosen: dict[str, Any], *, as_json: bool) -> None:
-    """Draw one inserted layer of some models, and print the means of all their inserted layers."""
+    """Draw one inserted layer of each model, and print the mean weights of all their inserted layers.
+
+    Args:
+        names: Folders or hub ids of the models.
+        path: File to draw to.
+        head: Attention head to draw, from 0.
+        chosen: "layer", "projection" and "stack" of the layer to draw; see `chosen_weight`.
+        as_json: Print JSON instead of a table.
+    """
     from lamina.report.inserted_weights import chosen_weight, diagonals, inserted_weights, weight_maps
     from lamina.store import load, saved_class
 

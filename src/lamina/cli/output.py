@@ -1,4 +1,4 @@
-"""Tables on a terminal, JSON for programs, both on standard output alone; and streams that cannot be written."""
+"""Printing: tables for people, JSON for programs, and streams that survive a full disk or a closed pipe."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from lamina.errors import StoreError, first_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-WIDE = 160  # columns where the output is no terminal
-MIN_HEADER = 12  # characters of a column's name that stay on one line
-READER_GONE = 141  # what a shell gives a command whose output nobody reads any more, as after `| head -1`
+WIDE = 160  # characters per line where the output is not a terminal
+MIN_HEADER = 12  # characters of a column name that are never broken over two lines
+READER_GONE = 141  # exit code of a command whose output is no longer read, as after `| head -1`
 
 
 @final
 class Stream:
-    """A standard stream: what it cannot take is dropped, after an error if it is `needed` (and not just closed).
+    """A wrapper of standard output or standard error that handles streams that cannot be written.
 
-    A log on a full disk ends no training; an answer that cannot be printed is no success.
+    Text that cannot be written is dropped. If the stream is `needed`, as standard output is, a `StoreError` is raised,
+    or the process ends if the reader of a pipe is gone. So a log on a full disk does not end a training run, and an
+    answer that cannot be printed does not count as a success.
     """
 
     def __init__(self, stream: TextIO, *, needed: bool) -> None:
@@ -36,20 +38,21 @@ class Stream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """As that of a file."""
-        if text != "":  # which typer writes to see what this is, and a full disk refuses
+        """Write a text and return its length; a missing "±" becomes "+-"."""
+        if text != "":  # typer writes "" to learn the type of the stream; on a full disk even that fails
             self._try(lambda: self._stream.write(spelt(text, self._stream.encoding)))
         return len(text)
 
     def flush(self) -> None:
-        """As that of a file."""
+        """Write what is buffered."""
         self._try(self._stream.flush)
 
     def _try(self, call: Callable[[], object]) -> None:
+        """Run a call that writes; if it fails, redirect the stream to the null device and raise if that is needed."""
         try:
             call()
         except OSError as error:
-            with suppress(OSError, ValueError):  # else what it still holds would fail again at the end of the process
+            with suppress(OSError, ValueError):  # without this, its buffer would fail again when the process ends
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             if self._needed and isinstance(error, BrokenPipeError):
                 raise SystemExit(READER_GONE) from None
@@ -58,7 +61,7 @@ class Stream:
 
 
 def spelt(text: str, encoding: str | None) -> str:
-    """A text with "+-" for "±" where the encoding does not have that."""
+    """Return the text with "+-" in place of "±" if the encoding has no "±"."""
     try:
         "±".encode(encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -67,7 +70,7 @@ def spelt(text: str, encoding: str | None) -> str:
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
-    """Print a value, which may be a dataclass, as JSON; NaN and infinities, which JSON does not have, become null."""
+    """Print a value, which may be a dataclass, as JSON; NaN and infinities become null."""
     from pydantic_core import to_jsonable_python
 
     plain, encoding = to_jsonable_python(value, inf_nan_mode="null"), str(sys.stdout.encoding).lower()
@@ -103,18 +106,18 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     for cells in shown:
         table.add_row(*(cell if isinstance(cell, Text) else spelt(cell, sys.stdout.encoding) for cell in cells))
     if title:
-        console.print(Text(title, style="bold"))  # a title of the table's own would be broken to its width
+        console.print(Text(title, style="bold"))  # a title inside the table would be broken to the width of the table
     console.print(table)
 
 
 def broken(name: str, width: int) -> str:
-    """A name over lines of so many characters, broken after its underscores."""
+    """Return a column name broken after underscores into lines of at most `width` characters."""
     lines = textwrap.wrap(name.replace("_", "_ "), width, break_long_words=False, break_on_hyphens=False)
     return "\n".join(line.replace("_ ", "_") for line in lines)
 
 
 def text(cell: object) -> str:
-    """A cell as text: numbers with separators or four decimals, None empty."""
+    """Return a cell as text: integers with separators, floats with four decimals, None as ""."""
     if cell is None:
         return ""
     if isinstance(cell, float):

@@ -1,4 +1,4 @@
-"""`lamina predict`: what a bank's readers, or a whole model, say about texts: given, of a file or standard input."""
+"""`lamina predict`: predictions of a bank's readers, or of a whole model, for texts, a file or standard input."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 Texts = list[str] | list[tuple[str, str]]
 
-SHOWN = 60  # characters of a text in the table
-_TEXTS = "Texts; without any, --file or standard input."
-_FILE = ".txt with one text per line, or .tsv, .csv, .jsonl or .parquet."
-_OUTPUT = "Write to this .jsonl, .csv or .parquet, of any size."
-_SKIP_BAD = "With --output: leave out rows that cannot be read, and count them."
-_RAY = "With --output: let workers of Ray answer, of this machine, the cluster that runs here, or the one at HOST:PORT."
-_WORKERS = "With --ray: how many; by default one for each GPU, or each core."
-_RESUME = "With --output: go on where a run that was ended early stopped."
+SHOWN = 60  # characters of a text that the table shows
+_TEXTS = "Texts to predict from. Default: --file or, without it, standard input with one text per line."
+_FILE = "File of texts: .txt with one text per line, .tsv, .csv, .jsonl or .parquet."
+_OUTPUT = "Write the predictions to this .jsonl, .csv or .parquet file. Default: print them."
+_SKIP_BAD = "With --output: skip rows that cannot be read and count them. Default: the first one is an error."
+_RAY = "With --output: predict on Ray workers of this machine, of the running cluster or of the one at HOST:PORT."
+_WORKERS = "With --ray: number of workers. Default: one per GPU, or one per core without GPUs."
+_RESUME = "With --output: continue a run that was interrupted."
 
 
 def predict(  # noqa: PLR0913
@@ -39,7 +39,7 @@ def predict(  # noqa: PLR0913
     output: Annotated[Path | None, Option("--output", "-o", help=_OUTPUT)] = None,
     text: options.TextOption = None,
     pair: options.PairOption = None,
-    readers: Annotated[str | None, Option(help="Names of the readers to run, as a,b; by default all.")] = None,
+    readers: Annotated[str | None, Option(help="Names of the readers to run, such as a,b. Default: all.")] = None,
     skip_bad: Annotated[bool, Option("--skip-bad", help=_SKIP_BAD)] = False,
     resume: Annotated[bool, Option(help=_RESUME)] = True,
     model: options.ModelOption = None,
@@ -51,7 +51,7 @@ def predict(  # noqa: PLR0913
 ) -> None:
     """Predict from texts with the readers of a bank, or with a fine-tuned model.
 
-    Every reader answers off the same pass of the model. With --json, one object per text, a line each.
+    All readers share one pass of the model. --json prints one object per line and text.
     """
     if (text or pair) and file is None:
         raise ConfigError("predict: a column was named, but no file; columns are those of a file. Give --file.")
@@ -87,7 +87,12 @@ def predict(  # noqa: PLR0913
 
 
 def from_stdin() -> list[str]:
-    """One text per line of standard input, unless that is a terminal; empty lines are empty texts."""
+    """Return the lines of standard input, a text each; an empty line is an empty text.
+
+    Raises:
+        ConfigError: If standard input is a terminal or closed.
+        DataError: If it is empty, is not UTF-8 or cannot be read.
+    """
     if sys.stdin is None or sys.stdin.isatty():  # None: it is closed
         raise ConfigError("predict: there is no text; texts are arguments, --file or standard input.")
     with convert_errors(lambda reason: DataError(f"read: standard input cannot be read ({reason}).")):
@@ -106,7 +111,10 @@ def from_stdin() -> list[str]:
 
 
 def from_file(path: Path, *, text: str | None = None, pair: str | None = None) -> Texts:
-    """Texts of a file, with a second text of the column `pair`; columns are found as by `predict_file`."""
+    """Return the texts in column `text` of a file; with `pair` as pairs with the texts of that column.
+
+    Without `text` the column is the one that `predict_file` would use.
+    """
     from lamina.prediction.bulk import read_examples, usual_column
 
     columns = [text or usual_column(path), *([pair] if pair else [])]
@@ -114,7 +122,7 @@ def from_file(path: Path, *, text: str | None = None, pair: str | None = None) -
 
 
 def _chosen(target: ReaderBank | PreTrainedModel, names: str | None) -> list[str] | None:
-    """The readers named in "a,b"; None stays None, which is all."""
+    """Return the reader names in a text such as "a,b"; None, which stands for all readers, stays None."""
     from lamina.bank import ReaderBank
 
     if names is None:
@@ -134,12 +142,13 @@ def _show(texts: Texts, answers: Sequence[dict[str, Any]]) -> None:
 
 
 def _short(text: str | tuple[str, str]) -> str:
+    """Return a text or a pair of texts on one line, at most `SHOWN` characters long."""
     line = " ".join((text if isinstance(text, str) else " | ".join(text)).split())
     return line if len(line) <= SHOWN else line[: SHOWN - 3] + "..."
 
 
 def summary(answer: Any) -> str:
-    """A reader's answer in a few words."""
+    """Return a prediction as a short text: labels with their scores, spans, a number, or the likeliest tokens."""
     if isinstance(answer, list) and answer and "candidates" in answer[0]:
         best = [mask["candidates"][0] for mask in answer if mask["candidates"]]
         return ", ".join(f"{token['token']} ({token['score']:.2f})" for token in best)

@@ -1,4 +1,4 @@
-"""`lamina report RUN...`: the tables and figures of a run, as its recipe names them; or one page of many runs."""
+"""`lamina report RUN...`: the tables and figures of a run, or one HTML page of several studies and runs."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ if TYPE_CHECKING:
 
     from lamina.recipes.report_file import PivotTable, Report
 
-_RUNS = "Output folders of `lamina train` and `lamina study`; several only with -o."
-_OUTPUT = "Write one HTML page of all runs, which opens from disk; needs no network."
-_FILES = "Write each chart and table of the page as files beside it too: PNG, SVG, Markdown and LaTeX."
-_FORMAT = 'Of the figures: "png" (the default), "svg" or "html"; may be given several times.'
-_BESIDE = "Output folder of another run, to draw its figures into those of this one; may be given several times."
+_RUNS = "Output folders of `lamina train` and `lamina study`; several need -o."
+_OUTPUT = "Write one HTML page about all runs, which opens from disk. Default: print the tables of one run."
+_FILES = "With -o: also write each chart (PNG, SVG) and table (Markdown, LaTeX) of the page as a file."
+_FORMAT = 'Format of the figures: "png" (the default), "svg" or "html"; may be repeated.'
+_BESIDE = "Output folder of another run whose figures are drawn into those of this run; may be repeated."
 
 
 def report(
     runs: Annotated[list[Path], Argument(metavar="RUN", help=_RUNS)],
     output: Annotated[Path | None, Option("--output", "-o", metavar="PAGE.html", help=_OUTPUT)] = None,
-    title: Annotated[str | None, Option(help="Of the page.")] = None,
+    title: Annotated[
+        str | None, Option(help="With -o: title of the page. Default: what was studied, and the model.")
+    ] = None,
     files: Annotated[bool, Option("--files", help=_FILES)] = False,
     image_format: Annotated[list[str] | None, Option("--format", help=_FORMAT)] = None,
     beside: Annotated[list[Path] | None, Option(metavar="FOLDER", help=_BESIDE)] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the tables of a run in the rows and columns of its recipe, the paper's numbers beside; draw its figures.
+    """Print the tables of a run as its recipe lays them out, beside a paper's numbers, and draw its figures.
 
-    The folder gets report.md, report.tex (for the package booktabs) and the figures. With -o, one page shows any number
-    of studies and runs: conclusions first, charts, tables, settings and seeds.
+    The tables (report.md, and report.tex for the package booktabs) and figures are written into the run's folder. With
+    -o, one page shows any number of studies and runs: verdicts first, then charts, tables, settings and seeds.
     """
     from lamina.studies.study import STUDY
 
@@ -74,7 +76,7 @@ def _write_page(runs: Sequence[Path], output: Path, title: str | None, *, files:
 
 
 def write(folder: Path, formats: list[str], beside: Sequence[Path] = ()) -> Report:
-    """Write the report of a folder; without the packages that draw, all but the figures, and say so."""
+    """Write the report of a run and return it; without the packages that draw, warn and leave the figures out."""
     from lamina.report.run_report import write_report
 
     try:

@@ -1,4 +1,4 @@
-"""`lamina serve`: a bank's answers over HTTP."""
+"""`lamina serve`: the predictions of a bank over HTTP."""
 
 from __future__ import annotations
 
@@ -24,44 +24,53 @@ if TYPE_CHECKING:
     from lamina.serve import Settings
     from lamina.serve.cluster import Replicas
 
-_KEY = "Ask for this key, as Authorization: Bearer KEY; by default the environment's LAMINA_API_KEY, or none."
-_ADMIN = "Let whoever sends this key change the readers while they are served; by default LAMINA_ADMIN_KEY, or nobody."
-_ROOT = "Where saved banks lie whose readers may be added while the server runs; nothing outside it is read."
-_RAY = "Answer from replicas on Ray Serve: of this machine, of the cluster that runs here, or of the one at HOST:PORT."
-_PASSES = "Passes that run at once, each with as many threads as OMP_NUM_THREADS says."
-_ORIGIN = "Let pages of this origin ask; once per origin."
+_KEY = "Key that requests must send as Authorization: Bearer KEY. Default: LAMINA_API_KEY, or no key."
+_ADMIN = "Key that allows changing the readers while the server runs. Default: LAMINA_ADMIN_KEY, or nobody may."
+_ROOT = "Folder of saved banks whose readers may be added while the server runs; nothing outside it is read."
+_RAY = "Serve with replicas on Ray Serve: on this machine, on the running cluster, or on the one at HOST:PORT."
+_PASSES = "Passes of the model that run at once, each with OMP_NUM_THREADS threads."
+_ORIGIN = "Origin whose web pages may send requests (CORS); may be repeated."
 
 
 def serve(  # noqa: PLR0913
     bank: options.SavedArgument,
-    host: Annotated[str, Option(help="Address to listen at; 0.0.0.0 is every one of this machine.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="0 takes one that is free.")] = 8080,
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0: all addresses of this machine.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8080,
     model: options.ModelOption = None,
     device: options.DeviceOption = "auto",
-    max_batch_tokens: Annotated[int, Option(min=1, help="Tokens of a pass, padding included.")] = 16384,
+    max_batch_tokens: Annotated[int, Option(min=1, help="Maximum tokens per pass, padding included.")] = 16384,
     max_concurrent_passes: Annotated[int, Option(min=1, help=_PASSES)] = 1,
-    max_concurrent_requests: Annotated[int, Option(min=1, help="Requests that may wait.")] = 512,
-    max_concurrent_generations: Annotated[int, Option(min=1, help="Texts that are written at once.")] = 4,
-    max_total_tokens: Annotated[int, Option(min=2, help="Tokens of a prompt and of what is written after it.")] = 4096,
-    max_client_batch_size: Annotated[int, Option(min=1, help="Texts of a request.")] = 32,
-    payload_limit: Annotated[int, Option(min=1, help="Bytes of a request.")] = 2_000_000,
-    request_timeout: Annotated[float, Option(min=0.001, help="Seconds that a request may take.")] = 60.0,
+    max_concurrent_requests: Annotated[
+        int, Option(min=1, help="Maximum number of requests at a time; more are rejected.")
+    ] = 512,
+    max_concurrent_generations: Annotated[
+        int, Option(min=1, help="Maximum number of texts that are generated at a time.")
+    ] = 4,
+    max_total_tokens: Annotated[
+        int, Option(min=2, help="Maximum tokens of a prompt and its generated text together.")
+    ] = 4096,
+    max_client_batch_size: Annotated[int, Option(min=1, help="Maximum texts per request.")] = 32,
+    payload_limit: Annotated[int, Option(min=1, help="Maximum size of a request in bytes.")] = 2_000_000,
+    request_timeout: Annotated[float, Option(min=0.001, help="Maximum time of a request in seconds.")] = 60.0,
     api_key: Annotated[str | None, Option(envvar="LAMINA_API_KEY", show_envvar=False, help=_KEY)] = None,
     admin_key: Annotated[str | None, Option(envvar="LAMINA_ADMIN_KEY", show_envvar=False, help=_ADMIN)] = None,
     readers_root: Annotated[Path | None, Option(metavar="FOLDER", help=_ROOT)] = None,
     cors_allow_origin: Annotated[list[str] | None, Option(metavar="ORIGIN", help=_ORIGIN)] = None,
     ray: Annotated[str | None, Option(metavar="local|auto|ADDRESS", help=_RAY)] = None,
-    replicas: Annotated[int, Option(min=1, help="With --ray: how many processes answer.")] = 1,
-    max_replicas: Annotated[int | None, Option(min=1, help="With --ray: up to how many, while requests wait.")] = None,
-    replica_cpus: Annotated[float, Option(min=0.01, help="With --ray: cores of each.")] = 1.0,
-    replica_gpus: Annotated[float, Option(min=0, help="With --ray: GPUs of each, or a share of one.")] = 0.0,
-    page: Annotated[bool, Option("--page/--no-page", help="Have a page to try it at /.")] = True,
+    replicas: Annotated[int, Option(min=1, help="With --ray: number of replicas.")] = 1,
+    max_replicas: Annotated[
+        int | None,
+        Option(min=1, help="With --ray: maximum number of replicas while requests wait. Default: --replicas."),
+    ] = None,
+    replica_cpus: Annotated[float, Option(min=0.01, help="With --ray: CPU cores per replica.")] = 1.0,
+    replica_gpus: Annotated[float, Option(min=0, help="With --ray: GPUs per replica; may be a fraction.")] = 0.0,
+    page: Annotated[bool, Option("--page/--no-page", help="Serve a page for trying the readers at /.")] = True,
 ) -> None:
-    """Answer over HTTP with the readers of a bank: every task off one pass.
+    """Serve the readers of a bank over HTTP, all tasks in one pass of the model.
 
     The paths are those of text-embeddings-inference (/predict, /embed, /info, /health, /metrics), OpenAI's
-    /v1/moderations and KServe's /v2; /generate and /v1/chat/completions write text with scores at every token.
-    /openapi.json describes them. The signal SIGHUP has the bank's folder read again.
+    /v1/moderations and KServe's /v2; /generate and /v1/chat/completions generate text with scores at every
+    token. /openapi.json describes them. The signal SIGHUP reloads the bank from its folder.
     """
     try:
         import uvicorn
@@ -112,13 +121,14 @@ def serve(  # noqa: PLR0913
 
 
 def _application(bank: str, model: str | None, device: str, settings: Settings, **more: Any) -> FastAPI:
-    """The application that answers for a saved bank."""
+    """Return the web application of a saved bank."""
     from lamina.serve import create_app
 
     return create_app(_opened(bank, model, device), settings, name=Path(bank).resolve().name, **more)
 
 
 def _opened(bank: str, model: str | None, device: str) -> ReaderBank:
+    """Load a bank on a device; raise ConfigError if it is a whole model."""
     from lamina.bank import ReaderBank
 
     target = options.open_on(bank, base=model, device=device, writes=True)
@@ -130,7 +140,7 @@ def _opened(bank: str, model: str | None, device: str) -> ReaderBank:
 def _on_ray(
     build: Callable[[], FastAPI], settings: Settings, replicas: Replicas, ray: str, address: tuple[str, int]
 ) -> None:
-    """Deploy; replicas of a cluster that is started here are held until this process is told to end."""
+    """Deploy replicas on Ray Serve; on a cluster that is started here, wait until this process is told to end."""
     from lamina.prediction.ray_workers import LOCAL
     from lamina.serve.cluster import deployed
 
@@ -149,13 +159,13 @@ def _on_ray(
 
 
 def _reload_on_signal(reload: Callable[[], None]) -> None:
-    """Have SIGHUP, where there is one, read the bank's folder again."""
+    """Reload the bank from its folder on SIGHUP, on systems that have this signal."""
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, lambda *_: Thread(target=reload, daemon=True).start())
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Take the address before anything is loaded."""
+    """Return a socket that listens on the address; ConfigError if it cannot. This happens before anything is loaded."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)

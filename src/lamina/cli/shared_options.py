@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean."""
+"""Arguments and options that several commands share, and loading of what they name."""
 
 from __future__ import annotations
 
@@ -14,27 +14,37 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
 
-_SAVED = "Folder or hub id of a saved bank, or of a whole model that lamina fine-tuned or saved."
-_BASE = "Folder or hub id of a bank's base; by default the one that the bank names."
-_DEVICE = 'Where to run: "cpu", "cuda", ...; "auto" takes a GPU if there is one.'
-_DATA = "Folder of the recipe's files, with a folder per preset; by default files are here, presets come from the hub."
-_TEXT = 'Column of the text in a file; by default the only one, or one with a usual name, as "sentence" or "text".'
-_RAY = "Run cells as tasks of Ray: on this machine (local), on the cluster that runs here (auto), or at HOST:PORT."
+_SAVED = "Folder or hub id of a saved bank, or of a whole model that Lamina fine-tuned or saved."
+_BASE = "Folder or hub id of the bank's base model. Default: the one that the bank names."
+_DEVICE = 'Device to run on: "cpu", "cuda", ... "auto" uses a GPU if there is one.'
+_DATA = "Folder of the recipe's files, with a subfolder per preset. Default: files here, presets from the hub."
+_TEXT = 'Column of the text in a file. Default: the only column, or one with a usual name ("sentence", "text").'
+_RAY = "Run cells in parallel as Ray tasks: on this machine (local), on the running cluster (auto) or at HOST:PORT."
 
 SavedArgument = Annotated[str, Argument(metavar="BANK|MODEL", help=_SAVED)]
 ModelArgument = Annotated[str, Argument(metavar="MODEL", help='Folder or hub id of a model, or "minilm".')]
 DataOption = Annotated[Path | None, Option(help=_DATA)]
 TextOption = Annotated[str | None, Option(help=_TEXT)]
-PairOption = Annotated[str | None, Option(help="Column of the second text in a file.")]
+PairOption = Annotated[str | None, Option(help="Column of the second text in a file. Default: there is one text.")]
 ModelOption = Annotated[str | None, Option(help=_BASE)]
 DeviceOption = Annotated[str, Option(help=_DEVICE)]
-BatchSizeOption = Annotated[int, Option(min=1, help="Texts per pass.")]
+BatchSizeOption = Annotated[int, Option(min=1, help="Texts per pass of the model.")]
 RayOption = Annotated[str | None, Option(metavar="local|auto|ADDRESS", help=_RAY)]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 
 
 def open_on(saved: str, *, base: str | None, device: str, writes: bool = False) -> ReaderBank | PreTrainedModel:
-    """Load a bank or a whole model, see `store.open_saved`, and put it where it runs."""
+    """Load a bank or a whole model and move it to a device.
+
+    Args:
+        saved: Folder or hub id of the bank or model.
+        base: Folder or hub id of the bank's base model; None: the one that the bank names.
+        device: Device name; "auto" is a GPU if there is one, otherwise the CPU.
+        writes: Whether the model will generate text; see `store.open_saved`.
+
+    Raises:
+        ConfigError: If the device cannot be used.
+    """
     import torch
 
     from lamina.store.open_saved import open_saved
@@ -44,5 +54,5 @@ def open_on(saved: str, *, base: str | None, device: str, writes: bool = False) 
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
-        raise ConfigError(f"device: '{device}' cannot be used; torch has none such. Use 'cpu' or 'auto'.") from None
+        raise ConfigError(f"device: '{device}' cannot be used; torch does not find it. Use 'cpu' or 'auto'.") from None
     return open_saved(saved, base=base, writes=writes).to(device)  # pyright: ignore[reportArgumentType]

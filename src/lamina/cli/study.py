@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from lamina.studies.run_study import StudyRecipe
     from lamina.studies.study import Study
 
-SHOWN = 20  # rows of a table
+SHOWN = 20  # rows of the table that are printed
 _NAMES = STUDIES.names()
-_NAME = f"Of the study: {', '.join(_NAMES[:-1])} or {_NAMES[-1]}."
-_OUTPUT = "Where to save; by default out/<recipe>/<study>."
+_NAME = f"Name of the study: {', '.join(_NAMES[:-1])} or {_NAMES[-1]}."
+_OUTPUT = "Folder to save to. Default: out/<recipe>/<study>."
 
 
 def study(  # noqa: PLR0913
@@ -27,16 +27,20 @@ def study(  # noqa: PLR0913
     recipe: Annotated[Path, Argument(metavar="RECIPE", help="YAML file with the model, tasks, texts and options.")],
     data: DataOption = None,
     output: Annotated[Path | None, Option("--output", "-o", help=_OUTPUT)] = None,
-    resume: Annotated[bool, Option("--resume", help="Run no cell again that has ended in the output.")] = False,
+    resume: Annotated[
+        bool, Option("--resume", help="Skip cells that are already complete in the output folder.")
+    ] = False,
     ray: RayOption = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Read the recipe and its data, and say what would run.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Read the recipe and its data and print what would run.")
+    ] = False,
     progress: Annotated[bool, Option(help="Show a progress bar.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Run one study of a recipe, and save its table, figures and settings.
 
-    A study of several cells (such as one per task and seed) writes them as they end. A cell that fails is listed, the
-    others go on, and the command ends with 1.
+    A study of several cells (for example one per task and seed) saves each cell when it ends. If a cell fails, it is
+    listed, the others continue, and the exit code is 1.
     """
     from lamina.studies.run_study import load_study_recipe
 
@@ -71,7 +75,7 @@ def _show(found: Study, folder: Path, *, as_json: bool) -> None:
 
 
 def _plan(name: str, recipe: StudyRecipe, options: dict[str, Any], data: Path | None, folder: Path) -> dict[str, Any]:
-    """What would run."""
+    """Return what a study would run: model, tasks, number of texts, options and output folder."""
     from lamina.studies.run_study import CONTROLS, load_tasks, load_texts, parameters_of, source_of
 
     tasks = load_tasks(recipe, data)

@@ -11,16 +11,15 @@ from typer import Argument, Option
 from lamina.cli.output import end_if_failed, print_json, print_table
 from lamina.cli.report import write as write_report
 from lamina.cli.shared_options import DataOption, JsonOption, RayOption
-from lamina.recipes.estimate import readable
 from lamina.utils import pluralize
 
 if TYPE_CHECKING:
     from lamina.recipes.estimate import Estimate
     from lamina.recipes.run_recipe import Run
 
-SHOWN = 20  # rows of a sweep's table
-_OUTPUT = "Where to save, in place of an earlier run; by default out/<recipe>."
-_SWEEP = "Train every reader or method that has this key with each value."
+SHOWN = 20  # rows of the printed table of a sweep
+_OUTPUT = "Folder to save to; an earlier run in it is replaced. Default: out/<recipe>."
+_SWEEP = "Train every reader or method that has this setting once per value; may be repeated."
 
 
 def train(  # noqa: PLR0913
@@ -28,18 +27,20 @@ def train(  # noqa: PLR0913
     data: DataOption = None,
     output: Annotated[Path | None, Option("--output", "-o", help=_OUTPUT)] = None,
     sweep: Annotated[list[str] | None, Option(metavar="KEY=A,B,...", help=_SWEEP)] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Estimate parameters, steps and operations only.")] = False,
-    resume: Annotated[bool, Option("--resume", help="Go on from the newest checkpoint in the output.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only estimate parameters, steps and operations.")] = False,
+    resume: Annotated[
+        bool, Option("--resume", help="Continue from the newest checkpoint in the output folder.")
+    ] = False,
     ray: RayOption = None,
-    progress: Annotated[bool | None, Option(help="Show a progress bar; by default as the recipe says.")] = None,
+    progress: Annotated[bool | None, Option(help="Show a progress bar. Default: as the recipe says.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train what a recipe names: readers, all in one pass of the model, or the model itself, once per method.
+    """Train the readers of a recipe, all in one pass of the model, or fine-tune the model once per method.
 
     With --sweep fusion.alpha=1,8,64 (or insert.layers, learning_rate ...) every combination of the values is trained.
-    Fine-tunings, and readers that are trained separately, are cells of their own, which --ray spreads over workers. One
-    that fails is listed, the others go on, and the command ends with 1.
-    Tables and figures that the recipe names, and importances of layers, are drawn at the end, as by `lamina report`.
+    Fine-tuning runs, and readers that are trained separately, are independent cells, which --ray runs in parallel. If a
+    cell fails, it is listed, the others continue, and the exit code is 1.
+    At the end the recipe's tables and figures and the importances of layers are drawn, as by `lamina report`.
     """
     from lamina.recipes.expand import read_sweeps, with_sweep
     from lamina.recipes.schema import load_recipe
@@ -63,7 +64,7 @@ def train(  # noqa: PLR0913
         options["progress"] = progress
     run = run_recipe(loaded, data=data, output=folder, ray=ray, **options)
     if rank() != 0:
-        return  # several processes share the run, and one of them tells
+        return  # of several processes only the first one prints
     failures = [asdict(failure) for failure in run.failures]
     drawn: list[str] = []
     if run.importances or loaded.model_fields_set & {"table", "figure"}:
@@ -80,7 +81,7 @@ def train(  # noqa: PLR0913
 
 
 def _show(run: Run, folder: Path) -> None:
-    """Print the table of a run, one row per task, method and setting, of a sweep the best; and what texts lost."""
+    """Print a row per task, method and setting of a run (the best of a sweep) and how many texts were truncated."""
     from lamina.recipes.summary_table import printed
 
     columns, cells = printed(run.table)
@@ -97,7 +98,9 @@ def _show(run: Run, folder: Path) -> None:
 
 
 def print_estimate(cost: Estimate) -> None:
-    """Print what a recipe would do and cost."""
+    """Print what a recipe would train, and its parameters, steps, operations and memory."""
+    from lamina.recipes.estimate import readable
+
     model, flops = cost.model, cost.flops
     print(f"{model['name']}: {model['parameters']:,} parameters, {'trained' if model['trained'] else 'frozen'}")
     columns = ("task", "method", "settings", "runs", "epochs", "steps", "parameters", "by edits", "trained", "FLOPs")
@@ -123,7 +126,9 @@ def print_estimate(cost: Estimate) -> None:
 
 
 def _run(rows: list[dict[str, Any]]) -> tuple[object, ...]:
-    """One line for all settings of a task and method: how many values there are, or the lowest and the highest."""
+    """Return one row for all settings of a task and method: a single value, or the lowest and the highest."""
+    from lamina.recipes.estimate import readable
+
     values = {key: list(dict.fromkeys(str(row["settings"][key]) for row in rows)) for key in rows[0]["settings"]}
     settings = [f"{key}={given[0]}" if len(given) == 1 else f"{len(given)} x {key}" for key, given in values.items()]
     columns = ("epochs", "steps", "parameters", "added", "trained")

@@ -25,18 +25,21 @@ if TYPE_CHECKING:
 
     import datasets
 
-CHUNK = 1000  # rows that are made, or read, at a time
-SPILL_BYTES = 64 << 20  # columns larger than this go to a file
-spills: ContextVar[bool] = ContextVar("spills", default=True)  # whether they do
+CHUNK = 1000  # rows that are written or read at a time
+SPILL_BYTES = 64 << 20  # tables larger than this are written to a temporary file
+spills: ContextVar[bool] = ContextVar("spills", default=True)  # whether large tables go to a file
 
 
 def encodable(text: str) -> str:
-    """The text with a sign in place of half characters, as broken JSON escapes leave them: nothing can encode these."""
+    """Return the text with "\ufffd" in place of lone surrogates, which UTF-8 cannot encode."""
     return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 def rows_of(tables: Iterable[pa.Table]) -> pa.Table | datasets.Dataset:
-    """One table of tables of one schema; a large one is on disk, if `spills`, in a file that is removed with it."""
+    """Join tables of one schema; a large result is a dataset in a temporary file, which is removed with the dataset.
+
+    Results stay in memory, whatever their size, while the context variable `spills` is False.
+    """
     small, size, tables = [], 0, iter(tables)
     for table in tables:
         small.append(table)
@@ -47,7 +50,7 @@ def rows_of(tables: Iterable[pa.Table]) -> pa.Table | datasets.Dataset:
 
 
 def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
-    """The same as a data set, whether it is on disk or not."""
+    """Join tables of one schema into a dataset, in memory or (if it is large) in a temporary file."""
     import datasets
     from datasets.table import InMemoryTable
 
@@ -58,6 +61,7 @@ def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
 
 
 def _on_disk(tables: Iterator[pa.Table]) -> datasets.Dataset:
+    """Write tables to a temporary file and return a dataset that is mapped to it; DataError if it cannot be written."""
     import datasets
 
     holder, first = _TemporaryFile(), next(tables)
@@ -76,7 +80,11 @@ def _on_disk(tables: Iterator[pa.Table]) -> datasets.Dataset:
 
 @final
 class _TemporaryFile:
-    """A file that is removed with the last data set that holds this; copies share it, pickled ones leave it alone."""
+    """A temporary file that is removed when no dataset refers to this object any more.
+
+    Deep copies of a dataset share the object. A pickled dataset has None in its place, so that another process does not
+    remove the file.
+    """
 
     def __init__(self) -> None:
         folder = tempfile.mkdtemp(prefix="lamina-")
@@ -91,18 +99,19 @@ class _TemporaryFile:
 
 
 def _remove(folder: str, process: int) -> None:
-    if os.getpid() == process:  # workers that were forked off hold copies
+    """Remove a folder if this process, by its id, is the one that made it."""
+    if os.getpid() == process:  # forked worker processes hold copies of the object, but the file is not theirs
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def derived(dataset: datasets.Dataset, source: datasets.Dataset) -> datasets.Dataset:
-    """A data set that was derived from another, and keeps the file that the rows are in."""
+    """Return `dataset`, which now keeps the temporary file of `source`, from which it was derived, in existence."""
     vars(dataset)["_lamina_file"] = vars(source).get("_lamina_file")
     return dataset
 
 
 def chunks(items: Iterable[Any], size: int = CHUNK) -> Iterator[list[Any]]:
-    """Items in lists of at most `size`; an empty list if there are none."""
+    """Yield items in lists of at most `size`; a single empty list if there are no items."""
     items = iter(items)
     yield list(itertools.islice(items, size))
     while chunk := list(itertools.islice(items, size)):
@@ -111,9 +120,9 @@ def chunks(items: Iterable[Any], size: int = CHUNK) -> Iterator[list[Any]]:
 
 @final
 class Column(Sequence[Any]):
-    """Some columns of a data set as one sequence; `decode` makes an item of a row's cells when it is asked for.
+    """Columns of a dataset as one sequence, whose items are read from the dataset when they are needed.
 
-    Without it an item is the cell, or the tuple of cells.
+    `decode` turns the cells of a row into an item. Without it, an item is the cell or the tuple of cells.
     """
 
     def __init__(self, rows: datasets.Dataset, names: Sequence[str], decode: Callable[..., Any] | None = None) -> None:
@@ -129,7 +138,7 @@ class Column(Sequence[Any]):
         return self.read_rows([row])[0]
 
     def read_rows(self, rows: Sequence[int]) -> tuple[Any, ...]:
-        """The items of some rows."""
+        """Return the items of the given row numbers."""
         if not len(rows):
             return ()
         columns = self.rows[rows if isinstance(rows, range) else [int(row) for row in rows]].values()
@@ -138,7 +147,7 @@ class Column(Sequence[Any]):
         return tuple(map(self.decode, *columns))
 
     def select(self, rows: Sequence[int]) -> Column:
-        """The items of some rows as a column, which stays where it is."""
+        """Return a column of the given row numbers; no data is copied."""
         return Column(derived(self.rows.select(rows), self.rows), self.rows.column_names, self.decode)
 
     def __iter__(self) -> Iterator[Any]:
@@ -148,7 +157,7 @@ class Column(Sequence[Any]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):
             return NotImplemented
-        return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
+        return len(self) == len(other) and all(mine == yours for mine, yours in zip(self, other, strict=True))
 
     def __repr__(self) -> str:
         shown = ", ".join(map(repr, self.read_rows(range(min(3, len(self))))))
@@ -157,7 +166,7 @@ class Column(Sequence[Any]):
 
 @final
 class Ragged:
-    """A column of lists of numbers, row by row, without a copy of its memory or of the file that it is mapped to."""
+    """A column of lists of numbers; each row is an array that shares the column's memory or memory-mapped file."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
         chunks = [chunk for chunk in column.chunks if len(chunk)]
@@ -175,7 +184,7 @@ class Ragged:
         return self._values[chunk][edges[at] : edges[at + 1]]
 
     def digest(self) -> bytes:
-        """Equal for equal rows, however they are stored."""
+        """Return a hash of the rows that does not depend on how they are split into chunks."""
         digest = hashlib.blake2b(np.ascontiguousarray(self.lengths).tobytes(), digest_size=16)
         for edges, values in zip(self._edges, self._values, strict=True):
             digest.update(np.ascontiguousarray(values[edges[0] : edges[-1]]).tobytes())

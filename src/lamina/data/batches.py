@@ -1,4 +1,4 @@
-"""Rows of tokens to padded batches."""
+"""Group rows of tokens into batches of similar length, and pad them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ _SORTED_BATCHES = 50
 
 
 class Budget(NamedTuple):
-    """What a batch may hold, and what it costs.
+    """The size limit of a batch in tokens, and the fixed cost of a pass.
 
-    A batch has `most` tokens at most, padding included, but for one row that is longer by itself; a pass costs as
-    much as `overhead` tokens apart from those it reads. Rows are parted so that all passes together cost least.
+    Attributes:
+        most: Maximum tokens of a batch, padding included. A single row that is longer is a batch of its own.
+        overhead: Fixed cost of a pass of the model, as the number of tokens that would take the same time.
     """
 
     most: int
@@ -37,12 +38,12 @@ class Budget(NamedTuple):
 
 
 def tokenizer_of(processor: Processor) -> Any:
-    """The tokenizer that a processor holds, or the tokenizer itself."""
+    """Return the tokenizer of a processor, or the tokenizer itself."""
     return getattr(processor, "tokenizer", processor)
 
 
 def pad(rows: Sequence[Any], value: int) -> Int[Tensor, "batch tokens"]:
-    """Lists or arrays of unequal length as one tensor, filled with `value` on the right."""
+    """Return lists or arrays of unequal length as one tensor, filled with `value` on the right."""
     padded = np.full((len(rows), max(map(len, rows), default=0)), value, dtype=np.int64)
     for place, row in zip(padded, rows, strict=True):
         place[: len(row)] = row
@@ -50,10 +51,11 @@ def pad(rows: Sequence[Any], value: int) -> Int[Tensor, "batch tokens"]:
 
 
 def padding_of(processor: Processor) -> dict[str, int]:
-    """What each key of a batch is padded with; without a padding token (GPT-2) the end token, or 0.
+    """Return the padding value of each key of a batch.
 
-    Batches are padded on the right, whatever side the tokenizer pads for generation, so that every token keeps the
-    position it has in a batch of its own, and with it its states.
+    Without a padding token (GPT-2) it is the end token, or 0. Batches are always padded on the right, even if the
+    tokenizer pads on the left for generation, so that every token has the same position, and so the same states, as it
+    would have alone.
     """
     tokenizer = tokenizer_of(processor)
     tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
@@ -71,14 +73,15 @@ def length_batches(
     equal: bool = False,
     budget: Budget | None = None,
 ) -> list[list[int]]:
-    """Row numbers in batches of like length, so that little is padded; the last one of all may have fewer rows.
+    """Group rows into batches of similar length, so that little is padded, and return the row numbers of each batch.
 
-    `equal` has the rows of a batch be of one length, and the last of each length may have fewer rows; there are then
-    `batch_count` batches whatever the seed.
-
-    With a seed, for training, rows are shuffled, sorted within chunks of 50 batches, and batches shuffled. Without, for
-    evaluation, the longest come first, so that memory runs out at once or never; a `budget` then says how many
-    tokens a batch holds.
+    Args:
+        lengths: Tokens of each row.
+        batch_size: Maximum rows of a batch; the last batch may have fewer.
+        seed: Seed for training: rows are shuffled, sorted by length within chunks of 50 batches, and the batches are
+            shuffled. None, for evaluation: the longest rows come first, so that memory runs out at once or never.
+        equal: Whether all rows of a batch must have the same length; there are then always `batch_count` batches.
+        budget: Limit in tokens for evaluation, in addition to `batch_size`. None: no limit.
     """
     check_range("length_batches", "batch_size", batch_size, 1)
     lengths = [int(length) for length in lengths]
@@ -100,7 +103,7 @@ def length_batches(
 
 
 def _budgeted(lengths: Sequence[int], batch_size: int, budget: Budget, *, equal: bool) -> list[list[int]]:
-    """Batches of like length, the longest first."""
+    """Return batches within a budget, the longest rows first; their total cost is as low as possible."""
     rows = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     sizes, counts = (part[::-1] for part in np.unique(lengths, return_counts=True))
     ends = [0, *np.cumsum(counts).tolist()]  # of each length, among the sorted rows
@@ -113,9 +116,15 @@ def _budgeted(lengths: Sequence[int], batch_size: int, budget: Budget, *, equal:
 
 
 def _cheapest(sizes: np.ndarray, ends: np.ndarray, overhead: int) -> list[int]:
-    """Where batches start among rows sorted by length, if a batch costs `overhead` and its longest row for each."""
+    """Return where groups of batches start among rows sorted by length, so that the total cost is lowest.
+
+    Args:
+        sizes: The different lengths, longest first.
+        ends: How many of the sorted rows have at least the first, second ... of these lengths; begins with 0.
+        overhead: Cost of a batch beside its rows; each row costs as much as the longest row of its batch.
+    """
     least, first = np.zeros(len(sizes) + 1), [0] * len(sizes)
-    for last in range(len(sizes)):  # the best batches of the rows up to this length
+    for last in range(len(sizes)):  # dynamic programming: the cheapest batches of all rows up to this length
         costs = least[: last + 1] + overhead + (ends[last + 1] - ends[: last + 1]) * sizes[: last + 1]
         first[last] = int(costs.argmin())
         least[last + 1] = costs[first[last]]
@@ -127,6 +136,6 @@ def _cheapest(sizes: np.ndarray, ends: np.ndarray, overhead: int) -> list[int]:
 
 
 def batch_count(lengths: Sequence[int], batch_size: int, *, equal: bool = False) -> int:
-    """How many batches `length_batches` makes."""
+    """Return how many batches `length_batches` makes of these rows."""
     counts = Counter(map(int, lengths)).values() if equal else [len(lengths)]
     return sum(math.ceil(count / batch_size) for count in counts)

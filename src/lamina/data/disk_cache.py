@@ -1,10 +1,10 @@
-"""The folder of the hidden-state cache: what lies in it, who may write, and what a killed writer leaves behind.
+"""The folder of the hidden-state cache: its entries, the locks of writers, and files that killed writers left.
 
 <folder>/
   <key>/             a whole entry: one file of states per stack, and index.json with checksums of these and of itself
   .<key>.new/        an entry while it is written; its writer holds the lock of the key
   .<key>.gone/       an entry while it is removed
-  .locks/<key>.lock  ends with the process that holds it, so an unfinished entry whose lock is free is nobody's
+  .locks/<key>.lock  released when its process ends: an unfinished entry whose lock is free can be removed
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PARTIAL = re.compile(r"\.([0-9a-f]{32})\.(new|gone)")
 
 
 def cache_folder(asked: str | Path | None = None) -> Path:
-    """Where states are cached: `asked`, else $LAMINA_CACHE, else `lamina` in $XDG_CACHE_HOME or ~/.cache."""
+    """Return the cache folder: `asked`, else $LAMINA_CACHE, else `lamina` in $XDG_CACHE_HOME or ~/.cache."""
     default = os.environ.get("LAMINA_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lamina")
     return Path(default if asked is None else asked).expanduser()
 
@@ -49,7 +49,7 @@ def cache_folder(asked: str | Path | None = None) -> Path:
 @final
 @dataclass(frozen=True)
 class Entry:
-    """A whole entry of the cache, in a folder named by its key."""
+    """A complete entry of the cache, in a folder named by its key."""
 
     key: str
     facts: Mapping[str, Any]  # its index; empty where that cannot be read
@@ -58,18 +58,18 @@ class Entry:
 
     @property
     def foreign(self) -> bool:
-        """Whether another version wrote it."""
+        """Whether another version of Lamina wrote the entry."""
         return self.facts.get("format", FORMAT) != FORMAT
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since it was made, or None where that is not known."""
+        """Seconds since the entry was written; None if that is not known."""
         date = self.facts.get("made")
         return max(0.0, time.time() - date) if isinstance(date, int | float) else None
 
 
 def entries(folder: Path) -> list[Entry]:
-    """Every whole entry, newest first; what else lies in the folder, if there is one, is left out."""
+    """Return all complete entries of a folder, newest first; other files are ignored, and [] if there is no folder."""
     with convert_errors(lambda reason: CacheError(f"cache: {folder} cannot be read ({reason})."), OSError):
         paths = sorted(folder.iterdir()) if os.path.lexists(folder) else []
         own = [path for path in paths if _KEY.fullmatch(path.name) and _is_own(path)]
@@ -78,7 +78,7 @@ def entries(folder: Path) -> list[Entry]:
 
 
 def read_entry(path: Path, expected: Mapping[str, Any] | None = None) -> Entry | None:
-    """The entry at `path`, or None; its problem says if files are not whole, or the index is not as `expected`.
+    """Return the entry at `path`, or None; its `problem` says if files are incomplete or the index is not `expected`.
 
     With `expected`, which is for an entry that will be used, the checksums of its files are compared: each is read
     once, about 1.5 GB a second where the disk gives that.
@@ -97,7 +97,7 @@ def read_entry(path: Path, expected: Mapping[str, Any] | None = None) -> Entry |
 
 
 def _read_index(path: Path) -> tuple[dict[str, Any], str | None]:
-    """What an index says, as far as it can be relied on, and what is wrong with it."""
+    """Return the contents of an index and None, or what can be trusted of it and what is wrong."""
     facts = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(facts, dict):
         raise ValueError("no object")
@@ -111,7 +111,7 @@ def _read_index(path: Path) -> tuple[dict[str, Any], str | None]:
 def _problem(
     path: Path, facts: Mapping[str, Any], sizes: Mapping[str, int], expected: Mapping[str, Any] | None
 ) -> str | None:
-    """Why an entry with a sound index cannot be used."""
+    """Return why an entry with an undamaged index cannot be used; None if it can."""
     if wrong := [name for name, size in facts["files"].items() if sizes.get(name) != size]:
         return f"{wrong[0]} is missing or not whole"
     if any(facts.get(name) != value for name, value in (expected or {}).items()):
@@ -133,7 +133,7 @@ def _crc32(path: Path) -> int:
 
 
 def unfinished(folder: Path, *, remove: bool = False) -> list[Path]:
-    """What killed writers left behind; with `remove` it is deleted."""
+    """Return the unfinished files that killed writers left in a folder; with `remove` they are deleted."""
     leftovers = []
     for path in sorted(folder.glob(".*")) if is_dir(folder) else ():
         match = _PARTIAL.fullmatch(path.name)
@@ -146,7 +146,16 @@ def unfinished(folder: Path, *, remove: bool = False) -> list[Path]:
 
 
 def clear(folder: Path, which: str) -> list[Entry]:
-    """Remove and return the entries that a key, its beginning or "all" names; leftovers of killed writers go too."""
+    """Remove entries and return them; unfinished files of killed writers are removed too.
+
+    Args:
+        folder: The cache folder.
+        which: The key of an entry, the beginning of one key, or "all".
+
+    Raises:
+        UnknownNameError: If no key begins so.
+        ConfigError: If several do.
+    """
     known = entries(folder)
     chosen = known if which == "all" else [entry for entry in known if which and entry.key.startswith(which)]
     if which != "all" and not chosen:
@@ -161,7 +170,7 @@ def clear(folder: Path, which: str) -> list[Entry]:
 
 
 def check_room(folder: Path, needed_bytes: int) -> None:
-    """Raise CacheError unless so much can be written and a reserve (5 %, at most 1 GiB) stays free."""
+    """Raise CacheError unless `needed_bytes` fit on the disk and a reserve (5 %, at most 1 GiB) stays free."""
     usage = shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
     reserve = min(GIB, usage.total // 20)
     if needed_bytes + reserve > usage.free:
@@ -173,10 +182,10 @@ def check_room(folder: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def claim(folder: Path, key: str, expected: Mapping[str, Any] | None = None) -> Iterator[Path | None]:
-    """Hold the right to write an entry whose index must be as `expected`; waits for another process that has it.
+    """Hold the lock for writing an entry; wait if another process holds it.
 
-    Yields a private folder, which is gone at the end unless `publish` was called; None if the entry is whole by now.
-    Leftovers of killed writers are removed on the way.
+    Yields a private folder to write to, which is removed at the end unless `publish` was called; None if the entry is
+    complete by now and its index is as `expected`. Unfinished files of killed writers are removed.
     """
     lock, path = _lock(folder, key), folder / f".{key}.new"
     if lock.is_locked:
@@ -199,7 +208,7 @@ def claim(folder: Path, key: str, expected: Mapping[str, Any] | None = None) -> 
 
 
 def publish(path: Path, facts: Mapping[str, Any]) -> None:
-    """Put what was written to a private folder of `claim` in its place, whole or not at all, with an index of facts."""
+    """Move the private folder of `claim` to its place as a complete entry, with `facts` as its index."""
     entry = path.with_name(path.name[1:33])
     sizes = {file.name: file.stat().st_size for file in path.iterdir()}
     own = {
@@ -218,7 +227,7 @@ def publish(path: Path, facts: Mapping[str, Any]) -> None:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Raise CacheError, which names the cache's folder, where the system does not let us write to it."""
+    """Convert errors of the operating system inside the context to CacheError, which names the cache folder."""
     hint = "Choose another folder with cache_dir or LAMINA_CACHE."
     with convert_errors(lambda reason: CacheError(f"cache: {folder} cannot be written ({reason}). {hint}"), OSError):
         yield
@@ -229,13 +238,13 @@ def _lock(folder: Path, key: str) -> FileLock:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether a folder holds what an entry holds and nothing else."""
+    """Return whether a folder has the files of an entry and no others."""
     names = {file.name for file in path.iterdir() if file.is_file()} if path.is_dir() else set()
     return INDEX in names and all(file.name in names and file.suffix in (".bin", ".json") for file in path.iterdir())
 
 
 def _remove(path: Path) -> None:
-    """Delete an entry, under a name at which nothing is read; who reads it keeps what is open."""
+    """Delete an entry after renaming it, so that nobody opens it while it is deleted; open files stay readable."""
     gone = path.with_name(f".{path.name}.gone")
     shutil.rmtree(gone, ignore_errors=True)
     with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Texts to tokens, in windows or in blocks of running text."""
+"""Tokenise texts into windows, or running text into blocks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,16 @@ _POSITIONS = re.compile(r"(^|\.)(position_embeddings?|embed_positions?|pos_embed
 
 
 def length_limit(model: PreTrainedModel, processor: Processor, asked: int | None = None) -> int:
-    """How many tokens one window may have, special ones included: `asked`, what tokenizer and model allow, or 512."""
+    """Return the maximum tokens of a window, special tokens included.
+
+    Args:
+        model: The model, whose position table or config has a limit.
+        processor: Its tokenizer, which may have a lower limit.
+        asked: The requested length; None: as many as model and tokenizer allow, or 512 if they have no limit.
+
+    Raises:
+        ConfigError: If `asked` is not positive, or more than they allow.
+    """
     allowed = int(min(_positions(model), getattr(tokenizer_of(processor), "model_max_length", _UNLIMITED)))
     if asked is None:
         return allowed if allowed < _UNLIMITED else _FALLBACK_TOKENS
@@ -44,7 +53,7 @@ def length_limit(model: PreTrainedModel, processor: Processor, asked: int | None
 
 
 def _positions(model: PreTrainedModel) -> int:
-    """Positions that the model's tables have, or its config names; with relative ones alone there is no limit."""
+    """Return the number of positions in the model's tables or config; a very large number if there is no limit."""
     reads_text: Any = (tower for tower in towers_of(model).values() if tower.main_input_name == "input_ids")
     model = next(reads_text, model)
     named = model.named_modules()
@@ -57,7 +66,7 @@ def _positions(model: PreTrainedModel) -> int:
 
 
 def _padding_rows(module: nn.Module) -> int:
-    """Rows of a position table that stand for no position: up to the padding row (RoBERTa), or an offset (BART)."""
+    """Return how many rows of a position table are not positions: up to the padding row, plus an offset (BART)."""
     padding = getattr(module, "padding_idx", None)
     return (0 if padding is None else int(padding) + 1) + int(getattr(module, "offset", 0))
 
@@ -72,15 +81,25 @@ def encode(
     offsets: bool = True,
     add_prefix_space: bool = False,
 ) -> Encoded:
-    """Tokenise texts or pairs of texts; a window has `max_length` tokens, special ones included.
+    """Tokenise texts or pairs of texts.
 
-    A longer text is cut into `windows` that share `stride` tokens (None: a quarter of the window), or else loses its
-    end and is counted. Of a pair the second text is cut, and offsets and runs are its own; every window begins with the
-    first, of which more than half a window is left out and counted. A text without any token (GPT-2 reads "" so)
-    becomes one start token that is attended to: the model then gives it a state, and the same one in any batch. Only
-    token tasks need `offsets`, which take much memory.
-    With `add_prefix_space` a tokenizer that reads a first word otherwise than the rest (byte-level BPE, as RoBERTa's)
-    gets a space before it; offsets are those of the text without it.
+    A text without any token (GPT-2 reads "" so) becomes one start token that is attended to, so that the model has a
+    state for it, the same one in every batch.
+
+    Args:
+        texts: Texts, or pairs of texts.
+        processor: A tokenizer, or a processor that has one.
+        max_length: Maximum tokens of a window, special tokens included.
+        windows: Whether a longer text is cut into several windows. Otherwise it loses its end and is counted as
+            truncated. In a pair the second text is cut: every window begins with the first text, which loses (and is
+            counted for) what is longer than half a window; offsets and runs belong to the second text.
+        stride: Tokens that neighbouring windows share. None: a quarter of the window.
+        offsets: Whether to keep the characters of each token. Only token tasks need them; they take much memory.
+        add_prefix_space: Whether tokenizers that read the first word of a text differently (byte-level BPE, as in
+            RoBERTa) get a space before it. Offsets are those of the text without the space.
+
+    Raises:
+        ConfigError: If `max_length` leaves no room for text, `stride` does not fit, or windows need a fast tokenizer.
     """
     tokenizer = tokenizer_of(processor)
     pairs = bool(texts) and not isinstance(texts[0], str)
@@ -119,7 +138,17 @@ def encode(
 
 
 def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bool) -> dict[str, Any]:
-    """What a tokenizer is told, for windows with `room` for tokens of texts; of a pair the second has half at least."""
+    """Return the tokenizer's options for windows.
+
+    Args:
+        room: Tokens of a window without special tokens; in a pair at least half of them are the second text's.
+        stride: Tokens that windows share; None: a quarter of the window.
+        max_length: Tokens of a window.
+        pairs: Whether the texts are pairs.
+
+    Raises:
+        ConfigError: If the windows cannot share as many tokens.
+    """
     room = room - room // 2 if pairs else room
     shared = min(max_length // 4, room - 1) if stride is None else stride
     if not 0 <= shared < room:
@@ -130,7 +159,7 @@ def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bo
 
 
 def _halved(tokenizer: Tokenizer, pairs: Sequence[Text], most: int) -> tuple[list[Text], int]:
-    """Pairs whose first texts have at most so many tokens, and how many lost their end for that."""
+    """Return the pairs with their first texts cut to at most `most` tokens, and how many were cut."""
     how = {"truncation": False, "return_offsets_mapping": True, "add_special_tokens": False}
     spans = _call(tokenizer, [str(first) for first, _ in pairs], how).get("offset_mapping", ())
     long = [row for row, own in enumerate(spans) if len(own) > most]
@@ -142,7 +171,7 @@ def _halved(tokenizer: Tokenizer, pairs: Sequence[Text], most: int) -> tuple[lis
 
 
 def _parts_first_word(tokenizer: Tokenizer) -> bool:
-    """Whether the space before a word is a part of its token, and a text's first word gets none."""
+    """Return whether a word's token includes the space before it, and the tokenizer adds none to the first word."""
     step = getattr(getattr(tokenizer, "backend_tokenizer", None), "pre_tokenizer", None)
     state = {} if step is None else json.loads(step.__getstate__())
     steps = state.get("pretokenizers", [state])
@@ -150,7 +179,7 @@ def _parts_first_word(tokenizer: Tokenizer) -> bool:
 
 
 def _spaced(text: Text) -> Text:
-    """A space before a text, or before both of a pair, where none is there yet."""
+    """Return a text, or both texts of a pair, with a space in front unless there is one."""
     if not isinstance(text, str):
         first, second = (str(_spaced(part)) for part in text)
         return first, second
@@ -158,7 +187,14 @@ def _spaced(text: Text) -> Text:
 
 
 def _move_back(raw: Mapping[str, Any], texts: Sequence[Text], given: Sequence[Text], *, side: int) -> None:
-    """Count offsets from the start of the text (of a pair that of this `side`) that was there before `_spaced`."""
+    """Shift the tokenizer's offsets in place, so that they count in the texts without the spaces of `_spaced`.
+
+    Args:
+        raw: The tokenizer's output.
+        texts: The texts without spaces.
+        given: The texts as the tokenizer read them.
+        side: Which text of a pair the offsets belong to, 0 or 1.
+    """
     both = [[text if isinstance(text, str) else text[side] for text in pair] for pair in zip(texts, given, strict=True)]
     numbers = raw.get("overflow_to_sample_mapping") or range(len(texts))
     for spans, text in zip(raw.get("offset_mapping", ()), numbers, strict=False):
@@ -167,10 +203,16 @@ def _move_back(raw: Mapping[str, Any], texts: Sequence[Text], given: Sequence[Te
 
 
 def blocks(texts: Sequence[str], processor: Processor, *, max_length: int, add_prefix_space: bool = False) -> Encoded:
-    """Tokenise running text, join it and cut it into blocks of `max_length` tokens, as is usual in language modelling.
+    """Tokenise texts, join them and cut the result into blocks of `max_length` tokens, as language modelling does.
 
-    Texts keep their special tokens, which blocks are cut without regard to. The last block is shorter. Every block is a
-    text of its own, without offsets. `add_prefix_space` as of `encode`.
+    Texts keep their special tokens; a block may begin or end anywhere. The last block may be shorter. Every block
+    counts as a text, without offsets.
+
+    Args:
+        texts: The texts.
+        processor: A tokenizer, or a processor that has one.
+        max_length: Tokens of a block.
+        add_prefix_space: Whether byte-level BPE tokenizers get a space before the first word of each text.
     """
     tokenizer = tokenizer_of(processor)
     if add_prefix_space and _parts_first_word(tokenizer):
@@ -201,7 +243,10 @@ def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iter
 
 @contextmanager
 def _unchanged(tokenizer: Tokenizer, *, windows: bool) -> Iterator[None]:
-    """Undo what a call sets on the tokenizer, which would be saved with it; cut windows from the left meanwhile."""
+    """Restore the tokenizer's truncation and padding when the context ends, since they would be saved with it.
+
+    With `windows` texts are cut on the right inside the context.
+    """
     side = tokenizer.truncation_side
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     truncation, padding = getattr(backend, "truncation", None), getattr(backend, "padding", None)
@@ -228,13 +273,21 @@ def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, Any
 
 
 def _count_truncated(tokenizer: Tokenizer, texts: Sequence[Text], ids: Sequence[list[int]], max_length: int) -> int:
-    """Texts that have more tokens than were kept; only those that fill the window can."""
+    """Return how many texts have more than `max_length` tokens, by tokenising those again that fill a window."""
     full = [text for text, row in zip(texts, ids, strict=True) if len(row) >= max_length]
     return sum(len(row) > max_length for row in _call(tokenizer, full, {})["input_ids"]) if full else 0
 
 
 def _windows(tokenizer: Tokenizer, raw: Any, *, start: int, shared: int, second: bool) -> pa.Table:
-    """The windows of one call, whose first text has the number `start`; runs are of the `second` text of pairs."""
+    """Return the windows of one call of the tokenizer as an Arrow table.
+
+    Args:
+        tokenizer: The tokenizer.
+        raw: Its output.
+        start: Number of the first text of the call.
+        shared: Tokens that neighbouring windows share.
+        second: Whether runs and offsets belong to the second texts of pairs.
+    """
     keys = [key for key in TOKEN_KEYS if key in raw]
     known = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, 0)
     start_token = next(token for token in known if token is not None)

@@ -1,4 +1,9 @@
-"""Read files of examples."""
+"""Read files of examples: TSV, CSV, JSON Lines, Parquet, CoNLL and plain text.
+
+TSV is read as the GLUE files are written: a quote is an ordinary character and a line is a row. CSV follows RFC 4180.
+Lines end at line feeds only, since texts contain other separators. A row that cannot be read is passed on as the error
+that describes it.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +39,13 @@ _EXAMPLE = 'every line is one object, as {"text": "...", "label": "..."}'
 
 
 def read_records(path: Path, kind: str, header: Sequence[str] | None = None) -> Records:
-    """The rows of a file of any kind but Parquet; the first line of "tsv" and "csv" is a header if none is given.
+    """Yield the rows of a file with their line numbers; a row that cannot be read is a DataError.
 
-    Of "lines" blank ones are no rows, of "all_lines" they are; "conll" has blank lines between sentences.
+    Args:
+        path: The file.
+        kind: "tsv", "csv", "conll" (blank lines between sentences), "jsonl", "lines" (blank lines are skipped) or
+            "all_lines" (blank lines are rows).
+        header: Names of the columns of "tsv" and "csv"; None: they are in the first line.
     """
     lines = read_lines(path)
     if kind == "tsv":
@@ -51,7 +60,7 @@ def read_records(path: Path, kind: str, header: Sequence[str] | None = None) -> 
 
 
 def read_lines(path: Path) -> Lines:
-    """The lines of a UTF-8 file with their numbers and ends."""
+    """Yield the lines of a UTF-8 file, line ends included, with their numbers; a bad line is a DataError."""
     start = 0
     said = f"read: {path} cannot be read"
     with (
@@ -74,7 +83,7 @@ def read_lines(path: Path) -> Lines:
 
 
 def _limited(file: IO[bytes]) -> Iterator[bytes]:
-    """The lines of a file; of one that is too long what is one byte too long."""
+    """Yield the lines of a file as bytes; a line that is too long is cut one byte above the limit."""
     while data := file.readline(MAX_BYTES + 1):
         yield data
         while len(data) > MAX_BYTES and not data.endswith(b"\n"):
@@ -82,7 +91,7 @@ def _limited(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _per_line(lines: Lines, parse: Callable[[int, str], Any]) -> Iterator[tuple[int, Any]]:
-    """What `parse` makes of each line without its end; None is no row."""
+    """Yield the result of `parse` for each line without its end; lines for which it is None are skipped."""
     for number, line in lines:
         row = line if isinstance(line, DataError) else parse(number, line.removesuffix("\n").removesuffix("\r"))
         if row is not None:
@@ -121,7 +130,7 @@ def _csv(path: Path, lines: Lines) -> Grid:
 
 
 def _no_csv(path: Path, taken: Sequence[tuple[int, str | DataError]], error: csv.Error | DataError) -> DataError:
-    """What is wrong with the lines that were taken as one row."""
+    """Return the error for lines that were read as one row and are not valid."""
     if not taken:
         raise error  # the file itself cannot be read
     if isinstance(error, DataError) and len(taken) == 1:
@@ -131,7 +140,7 @@ def _no_csv(path: Path, taken: Sequence[tuple[int, str | DataError]], error: csv
 
 
 def _grid(path: Path, rows: Grid, header: Sequence[str] | None) -> Records:
-    """Cells with their names."""
+    """Yield rows of cells as dicts by column; the first row is the header if none is given."""
     names = header if header is not None else next(rows, (0, []))[1]
     if isinstance(names, DataError):
         raise names
@@ -181,7 +190,7 @@ def _conll(path: Path, lines: Lines) -> Records:
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Records:
-    """The rows of a Parquet file with their numbers, so many in memory at once; `columns` may name "outer.inner"."""
+    """Yield the rows of a Parquet file with their numbers, reading `rows` at a time; columns may be "outer.inner"."""
     with parquet_errors(path), pq.ParquetFile(path) as file:
         known = file.schema_arrow.names
         wanted = None if columns is None else [n if n in known else n.partition(".")[0] for n in columns]
@@ -211,20 +220,20 @@ def _records(path: Path, batch: pa.RecordBatch, start: int) -> Records:
 
 @contextmanager
 def parquet_errors(path: Path) -> Iterator[None]:
-    """Raise DataError, which names the file, where it cannot be read as Parquet."""
+    """Convert errors of reading Parquet inside the context to DataError, which names the file."""
     said = f"read: {path} is not a Parquet file"
     with convert_errors(lambda reason: DataError(f"{said} ({reason}); it may be cut off.", path=str(path))):
         yield
 
 
 def no_column(path: object, name: str, known: Iterable[str]) -> DataError:
-    """The error for a column that is missing."""
+    """Return the error for a column that is missing."""
     what = f"has no column '{name}'; its columns are: {', '.join(known) or 'none'}"
     return DataError(f"read: {path} {what}.", path=str(path), column=name)
 
 
 def no_value(path: object, row: int, column: str) -> DataError:
-    """The error for a row without a value in a column."""
+    """Return the error for a row without a value in a column."""
     return _bad_row(path, row, f"has no value in column '{column}'; every row needs one", column)
 
 
@@ -242,7 +251,7 @@ _PARQUET_ROWS = 2**16  # that are made Python objects at a time
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of a file, in which a cell that the file leaves out is None."""
+    """The columns of a file; a cell that the file leaves out is None."""
 
     path: str  # where they came from, for error messages
     columns: Mapping[str, Sequence[Any]]
@@ -253,7 +262,7 @@ class Table:
         return len(self.rows)
 
     def column(self, name: str | int) -> Sequence[Any]:
-        """The cells of a column, none of which is None; see `cells`."""
+        """Return the cells of a column; raise DataError if one is missing. See `cells`."""
         cells = self.cells(name)
         for row, cell in zip(self.rows, cells, strict=True):
             if cell is None:
@@ -261,7 +270,7 @@ class Table:
         return cells
 
     def cells(self, name: str | int) -> Sequence[Any]:
-        """The cells of a column, by its name or number; a negative one counts from the last.
+        """Return the cells of a column by its name or number; a negative number counts from the last column.
 
         Where cells are objects, "translation.en" is the value that each of column "translation" has under "en".
         """
@@ -277,7 +286,7 @@ class Table:
         return cells
 
     def select_rows(self, rows: Sequence[int]) -> Table:
-        """The rows at these places, in that order."""
+        """Return a table of the rows with these numbers, in that order."""
         columns = {
             name: cells.select(rows) if isinstance(cells, Column) else [cells[row] for row in rows]
             for name, cells in self.columns.items()
@@ -356,7 +365,7 @@ def _table(path: Path, kind: str, taken: Mapping[int, dict[str, Any]]) -> Table:
 
 
 def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
-    """Read two plain text files whose lines belong together as two columns; blank lines are rows too."""
+    """Read two text files with corresponding lines as a table of two columns; blank lines are rows too."""
     if len(paths) != 2:
         raise DataError(f"read: {len(paths)} files were given as a pair; a pair has a source and a target.")
     source, target = (_whole(existing(path), "all_lines") for path in paths)
@@ -368,7 +377,10 @@ def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
 
 
 def parquet_rows(path: str | Path, column: str, feature: str = "Image") -> Any:
-    """A Parquet file as a `datasets.Dataset`; `column` is of a feature if it holds objects with "bytes" or "path"."""
+    """Return a Parquet file as a `datasets.Dataset`.
+
+    If `column` holds objects with "bytes" or "path", it gets the type `feature` of `datasets`.
+    """
     import datasets
 
     with parquet_errors(path := existing(path)):
@@ -380,7 +392,7 @@ def parquet_rows(path: str | Path, column: str, feature: str = "Image") -> Any:
 
 
 def existing(path: str | Path) -> Path:
-    """The path of a file; DataError if there is none."""
+    """Return the path of a file; raise DataError if it does not exist or is a folder."""
     if not is_file(path):
         what = "is a folder" if is_dir(path) else "is not there"
         raise DataError(f"read: {path} {what}; a file is needed.", path=str(path))
@@ -397,7 +409,7 @@ def _kind(path: Path, other: str | None) -> str:
 def _chosen(
     path: Path, kind: str, columns: Columns = None, rows: int = _PARQUET_ROWS, header: Columns = None
 ) -> Records:
-    """The rows of a file with the asked columns."""
+    """Yield the rows of a file with the requested columns; a row without a value in one of them is a DataError."""
     parquet, number = kind == "parquet", 0
     records = read_parquet(path, columns, rows) if parquet else read_records(path, kind, header)
     for number, record in records:

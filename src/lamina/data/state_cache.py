@@ -1,4 +1,4 @@
-"""The hidden-state cache: when it can be used, filling it, and reading what it holds.
+"""The hidden-state cache: whether it can be used, how it is filled, and how states are read from it.
 
 An entry has a file per stack, an array `[tokens, layers, width]` of every row's real tokens, the longest row first. All
 layers of a row come with one read, and where a row begins follows from the lengths.
@@ -44,7 +44,7 @@ _NOT_THE_STATES = {"_name_or_path", "transformers_version", "architectures", "dt
 @final
 @dataclass(frozen=True, kw_only=True)
 class CacheSettings:
-    """How a run uses the cache."""
+    """The settings with which a run uses the cache."""
 
     mode: Literal["off", "auto", "on"] = "auto"  # "on": or an error; "auto": where it saves time and the states fit
     dtype: Literal["float16", "float32"] = "float16"  # of the files
@@ -63,10 +63,23 @@ def open_states(
     settings: CacheSettings,
     fingerprints: Mapping[str, str] | None = None,
 ) -> CachedStates | None:
-    """The cached states of inputs (a `lamina.tasks.base.Inputs`) for some readers, written if they are not there yet.
+    """Return the cached hidden states of some inputs, after computing and writing them if they are not cached yet.
 
-    None where the model is to be run each time: in mode "auto", which logs the reason where "on" raises CacheError. Of
-    several processes of a run one writes, and all take the same way. `fingerprints` are hashes of the stacks' weights.
+    Of several processes of a run, one writes, and either all of them use the cache or none.
+
+    Args:
+        bank: The bank with the readers.
+        inputs: The encoded examples, a `lamina.tasks.base.Inputs`.
+        names: The readers that will read the states.
+        settings: How to use the cache.
+        fingerprints: Hashes of the weights of stacks that are already known; None: all are computed.
+
+    Returns:
+        The states, or None if the model must run for every batch: in mode "off", or in mode "auto" for a reason that
+        is logged.
+
+    Raises:
+        CacheError: In mode "on", if the states cannot be cached or written.
     """
     if settings.mode == "off":
         return None
@@ -90,7 +103,7 @@ def open_states(
 
 
 def obstacle(bank: ReaderBank, names: Sequence[str], inputs: Any = None) -> str | None:
-    """Why these readers cannot read cached states of these inputs; None if they can."""
+    """Return why the readers cannot use cached states of the inputs; None if they can."""
     if bank.train_base:
         return "the model is trained too, so its states change"
     for name in names:
@@ -102,7 +115,7 @@ def obstacle(bank: ReaderBank, names: Sequence[str], inputs: Any = None) -> str 
 
 
 def layers_of(bank: ReaderBank, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Stack -> the layers that these readers need, ascending."""
+    """Return the layers of each stack that the readers need, in ascending order."""
     needed: dict[str, set[int]] = {}
     for name in names:
         needed.setdefault(bank[name].stack, set()).update(bank[name].layers)
@@ -110,7 +123,7 @@ def layers_of(bank: ReaderBank, names: Sequence[str]) -> dict[str, tuple[int, ..
 
 
 def hash_processor(processor: Any) -> str:
-    """A hash of a processor's class and of all it knows, but for a tokenizer's settings of truncation and padding."""
+    """Return a hash of a processor's class and contents, without a tokenizer's truncation and padding settings."""
     tokenizer = tokenizer_of(processor)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not hasattr(tokenizer, "get_vocab"):  # of images or sound
@@ -129,7 +142,7 @@ def _hash(facts: Any) -> str:
 @final
 @dataclass(frozen=True)
 class Layout:
-    """What an entry holds, and where: tokens of each row, stack -> ascending layers, stack -> width."""
+    """The layout of an entry's files: the tokens of each row, and the layers and width of each stack."""
 
     lengths: Sequence[int]
     layers: Mapping[str, Sequence[int]]
@@ -138,24 +151,24 @@ class Layout:
 
     @cached_property
     def order(self) -> list[int]:
-        """The rows as they follow one another in the files."""
+        """The row numbers in the order of the files, the longest row first."""
         return sorted(range(len(self.lengths)), key=lambda row: -self.lengths[row])
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """The first token of each row in the files, and behind those the count of all tokens."""
+        """The position of each row's first token in the files; the last entry is the number of all tokens."""
         starts = np.empty(len(self.order) + 1, dtype=np.int64)
         starts[[*self.order, -1]] = np.cumsum([0, *(self.lengths[row] for row in self.order)])
         return starts
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Stack -> bytes of its file."""
+        """The size of each stack's file in bytes."""
         size = int(self.starts[-1]) * np.dtype(self.dtype).itemsize
         return {stack: size * len(layers) * self.widths[stack] for stack, layers in self.layers.items()}
 
     def pack(self, rows: Sequence[int], states: Sequence[Tensor], stack: str) -> np.ndarray:
-        """The states (per layer `[batch, tokens, width]`) of rows, side by side in `order`, as they are stored."""
+        """Return the states of consecutive rows of `order`: `[batch, tokens, width]` per layer, as they are stored."""
         lengths = torch.tensor([self.lengths[row] for row in rows], device=states[0].device)
         shape = (len(rows), int(lengths.max()), self.widths[stack])
         if tuple(states[0].shape) != shape:
@@ -171,7 +184,7 @@ class Layout:
 
 @final
 class CachedStates:
-    """The states of some rows on disk in `dtype`, read in any order and by any number of processes at once."""
+    """Hidden states on disk, which any number of processes may read at once, in any order of rows."""
 
     def __init__(self, folder: Path, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self.folder, self.layout, self.dtype, self.device = folder, layout, dtype, device
@@ -182,7 +195,7 @@ class CachedStates:
         self._buffer = np.empty(0, layout.dtype)  # used again: fresh memory costs more than the copy into it
 
     def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
-        """Stack -> layer -> states `[batch, tokens, width]` of some rows, padded with zeros on the right."""
+        """Return the states of rows, stack -> layer -> `[batch, tokens, width]`, padded with zeros on the right."""
         lengths = [int(self.layout.lengths[row]) for row in rows]
         states = {}
         for stack, file in self._files.items():
@@ -203,7 +216,7 @@ class CachedStates:
 
 @final
 class _Entry:
-    """The entry of some inputs. Its key is a hash of everything that the states depend on."""
+    """The cache entry of some inputs. Its key is a hash of everything that the states depend on."""
 
     def __init__(
         self, bank: ReaderBank, inputs: Any, names: Sequence[str], settings: CacheSettings, marks: Mapping[str, str]
@@ -229,7 +242,7 @@ class _Entry:
         self.path = cache_folder(settings.folder) / _hash(self.facts)[:32]
 
     def open(self) -> CachedStates | None:
-        """The states, or None if there are none that can be used; says so where there are others."""
+        """Return the states; None if there are none, or they cannot be used, which is logged as a warning."""
         entry = read_entry(self.path, self.facts)
         if entry is None:
             if other := sum(entry.foreign for entry in entries(self.path.parent)):
@@ -244,7 +257,11 @@ class _Entry:
         return None
 
     def fill(self) -> str | None:
-        """Run the model over all rows and store their states; returns why it was given up, in mode "auto" alone."""
+        """Run the model over all rows and store their states.
+
+        Returns:
+            None, or in mode "auto" the reason why nothing was stored.
+        """
         if self.settings.mode == "auto" and self.settings.passes < 2:
             return "these texts are read only once"
         folder = self.path.parent
@@ -258,7 +275,7 @@ class _Entry:
         return None
 
     def _write(self, folder: Path) -> torch.dtype | None:
-        """Write every row; returns the dtype of the states, or None if reading is not worth it."""
+        """Write all rows to a folder and return the dtype of the states; None if reading would not be faster."""
         order, size = self.layout.order, self.settings.batch_size
         batches = [order[at : at + size] for at in range(0, len(order), size)]
         trial = batches[1 : _TRIAL + 1] if self.settings.mode == "auto" else []  # the first one also warms up
@@ -295,7 +312,7 @@ class _Entry:
 
 
 def _forget(folder: Path) -> None:
-    """Have the next read come from the disk where the system can be asked for that, so that it can be timed."""
+    """Drop a folder's files from the system's page cache, if it allows that, so that reading from disk can be timed."""
     for path in folder.iterdir() if hasattr(os, "posix_fadvise") else ():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -303,11 +320,12 @@ def _forget(folder: Path) -> None:
 
 
 def _without(reason: str) -> None:
+    """Log why the cache is not used, and return None."""
     logger.info("cache: not used, the model is run for every batch: %s", reason)
 
 
 def _everywhere(ready: bool, device: torch.device) -> bool:
-    """Whether the states are ready in every process of the run; all of them must take the same way."""
+    """Return whether the states are ready in every process of the run."""
     if world_size() == 1:
         return ready
     answer = torch.tensor(int(ready), device=device)

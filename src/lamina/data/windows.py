@@ -1,4 +1,4 @@
-"""Texts as windows of tokens, and the token that stands for each word."""
+"""Encoded texts as windows of tokens, and which token stands for each word."""
 
 from __future__ import annotations
 
@@ -20,13 +20,19 @@ if TYPE_CHECKING:
     import datasets
     from torch import Tensor
 
-IGNORED = -100  # the label of tokens that carry none
+IGNORED = -100  # label of tokens without a label
 TOKEN_KEYS = {"input_ids": pa.int32(), "attention_mask": pa.int8(), "token_type_ids": pa.int8()}
 _PLACES = {"text": pa.int64(), "window": pa.int32(), "start": pa.int32(), "stop": pa.int32(), "number": pa.int32()}
 
 
 class Run(NamedTuple):
-    """The text's own tokens in one window: positions `start` up to `stop`; the first is the text's token `number`."""
+    """Where a text's tokens are in one window.
+
+    Attributes:
+        start: Position of the first of them.
+        stop: Position after the last.
+        number: Number of the first within the whole text, from 0.
+    """
 
     start: int
     stop: int
@@ -34,7 +40,7 @@ class Run(NamedTuple):
 
 
 def window_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Some windows as an Arrow table: the tokens of each, "offsets" as flat edges, "text", "window" and its `Run`."""
+    """Return windows as an Arrow table: tokens, "offsets" as flat edges, "text", "window" and the fields of `Run`."""
     keys = [key for key in TOKEN_KEYS if rows and key in rows[0]] or ["input_ids"]
     lists = {**{key: TOKEN_KEYS[key] for key in keys}, "offsets": pa.int32()}
     schema = pa.schema({**{name: pa.list_(kind) for name, kind in lists.items()}, **_PLACES})
@@ -42,15 +48,20 @@ def window_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def pairs_of(flat: Sequence[int]) -> list[tuple[int, int]]:
-    """Spans from their edges, as lists of lists are stored."""
+    """Return spans from a flat list of their edges: start, end, start, end ..."""
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
 @final
 class Encoded:
-    """Texts as windows of tokens, in the order of the texts: rows of `window_table`; `truncated` texts lost tokens.
+    """Texts as windows of tokens, in the order of the texts, made by `encode` and `blocks`.
 
-    Arrays with an entry per window are `lengths` in tokens, the `text` it belongs to, and its number `window` in that.
+    Attributes:
+        truncated: How many texts lost tokens.
+        keys: The model's arguments that a batch has, such as "input_ids".
+        lengths: Array of the tokens of each window.
+        text: Array of the number of each window's text.
+        window: Array of the number of each window within its text.
     """
 
     def __init__(self, rows: pa.Table | datasets.Dataset, truncated: int = 0) -> None:
@@ -69,35 +80,41 @@ class Encoded:
 
     @property
     def texts(self) -> int:
-        """How many texts there are."""
+        """Number of texts."""
         return int(self.text[-1]) + 1 if len(self) else 0
 
     @cached_property
     def offsets(self) -> Column:
-        """Per window and token the character span in the (first) text, else (0, 0); empty lists without offsets."""
+        """Per window and token the character span in the text; (0, 0) for special tokens. Empty without offsets."""
         rows = dataset_of([self._rows.select(["offsets"])]) if isinstance(self._rows, pa.Table) else self._rows
         return Column(rows, ["offsets"], pairs_of)
 
     @cached_property
     def runs(self) -> list[Run]:
-        """Per window where the tokens of the (first) text are."""
+        """Per window the place of the text's tokens."""
         return list(map(Run, *(self._table.column(name).to_pylist() for name in Run._fields)))
 
     @cached_property
     def digest(self) -> str:
-        """Equal for equal tokens in equal windows."""
+        """Hash of all tokens and windows."""
         return hashlib.blake2b(b"".join(self._tokens[key].digest() for key in self.keys), digest_size=16).hexdigest()
 
     def batch(self, rows: Sequence[int], fill: Mapping[str, int]) -> dict[str, Tensor]:
-        """Some windows `[batch, tokens]`, at least one, padded on the right with `fill` of their key, or 0."""
+        """Return windows as padded tensors `[batch, tokens]`.
+
+        Args:
+            rows: Numbers of the windows, at least one.
+            fill: Padding value of each key; 0 for a key that is missing.
+        """
         return {key: pad([tokens[row] for row in rows], fill.get(key, 0)) for key, tokens in self._tokens.items()}
 
 
 def owners(encoded: Encoded) -> list[list[bool]]:
-    """Per window and token whether it counts here: every token of a text counts in the one window that sees most.
+    """Return per window and token whether the token is read in this window.
 
-    Special tokens and second texts count nowhere. What a window sees around a token is the smaller of the counts to
-    its left and right; a text's own end is no lack.
+    Neighbouring windows share tokens. Each token is read in the window with the most context around it: the smaller of
+    the numbers of tokens to its left and to its right, where the start and end of the text do not count as a lack.
+    Special tokens, and first texts of pairs, are read in no window.
     """
     flags = [[False] * length for length in encoded.lengths.tolist()]
     texts = encoded.text.tolist()
@@ -121,7 +138,14 @@ def owners(encoded: Encoded) -> list[list[bool]]:
 
 
 class WordToken(NamedTuple):
-    """A token that belongs to a word: where it is, the word's number through all texts, whether it is its first."""
+    """A token that belongs to a word.
+
+    Attributes:
+        window: Number of the window.
+        position: Position in the window.
+        word: Number of the word, counted through all texts.
+        first: Whether the token is the first of its word.
+    """
 
     window: int
     position: int
@@ -130,10 +154,17 @@ class WordToken(NamedTuple):
 
 
 def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> Iterator[WordToken]:
-    """The sub-tokens of all words, window by window, each in the window that owns it.
+    """Yield the tokens of all words, window by window, each in the window that `owners` chooses.
 
-    A token belongs to the first word whose characters it shares, so spaces inside its span do no harm. A word has none
-    if the tokenizer drops it, or reads it as one with the word before. `words` are spans, from left to right.
+    A token belongs to the first word whose characters it shares, so spaces inside its span do no harm. A word has no
+    token if the tokenizer drops it or joins it to the word before.
+
+    Args:
+        encoded: The texts, with offsets.
+        words: The character spans of each text's words, from left to right.
+
+    Raises:
+        ConfigError: If there are not as many texts in `words`, or no offsets.
     """
     if encoded.texts != len(words):
         raise ConfigError(f"word_labels: {encoded.texts} texts and words of {len(words)}; both must be the same rows.")
@@ -159,7 +190,7 @@ def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) ->
 
 
 def word_places(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> dict[int, list[tuple[int, int]]]:
-    """Per window the positions of the first tokens of words, each with its word's number through all texts."""
+    """Return, per window, the position of each word's first token with the word's number, counted through all texts."""
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for token in word_tokens(encoded, words):
         if token.first:
@@ -173,9 +204,14 @@ def word_labels(
     labels: Iterable[Sequence[int]],
     continued: Sequence[int] | None = None,
 ) -> Iterator[list[int]]:
-    """Per window a label for every token: each word's on its first token, `IGNORED` on all others.
+    """Yield, per window, a label for every token.
 
-    `continued` says for every label which one the other tokens of a word get; None: none.
+    Args:
+        encoded: The texts, with offsets.
+        words: The character spans of each text's words.
+        labels: The label of each word, text by text. It goes to the word's first token.
+        continued: The label that a word's other tokens get, by the number of the word's label. None: they are
+            `IGNORED`, like all tokens outside words.
     """
     pairs = (zip(spans, row, strict=True) for spans, row in zip(words, labels, strict=True))
     by_word = [label for _, label in chain.from_iterable(pairs)]

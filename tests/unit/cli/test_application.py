@@ -36,7 +36,9 @@ def test_help_names_every_command(lamina):
 def test_help_says_in_whole_sentences_what_commands_do(lamina):
     told = " ".join(lamina("--help").out.split())
     assert "..." not in told.partition("Begin:")[2]
-    assert "Train what a recipe names: readers, all in one pass of the model, or the model itself" in told
+    assert (
+        "Train the readers of a recipe, all in one pass of the model, or fine-tune the model once per method." in told
+    )
 
 
 @pytest.mark.parametrize(("typed", "offered"), [("lamina pre", "predict"), ("lamina predict --sk", "--skip-bad")])

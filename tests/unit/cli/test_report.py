@@ -115,8 +115,8 @@ def test_one_page_of_a_run_and_a_study(lamina: Lamina, recipe: Path):
     assert ran.out.startswith(f"{page}: 7 charts of 2 runs; ")
     html = page.read_text(encoding="utf-8")
     assert "<h1>Both</h1>" in html
-    assert re.search(r"<li>film: (which of|use) .* accuracy \d", html)
-    assert html.index("read at layer 3.") < html.index("All layers")
+    assert re.search(r"<strong>film:</strong> .* accuracy \d", html)
+    assert html.index("read at layer 3.") < html.index('id="kind-1"')  # before all charts but the leading one
     assert (recipe.parent / "page_files" / "01-out-figure-1.png").is_file()
     told = json.loads(lamina("report", out, "-o", page, "--json").out)
     assert (told["runs"], told["charts"], told["files"]) == (["out"], 2, [])
@@ -126,7 +126,7 @@ def test_a_page_of_what_is_no_run_is_one_sentence(lamina: Lamina, tmp_path: Path
     ran = lamina("report", tmp_path, "-o", tmp_path / "page.html")
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.count("\n") == 1
-    assert "is empty: it is of no study or run, or of one that has not ended" in ran.err
+    assert "is empty: it belongs to no study or training run, or to one that has not ended" in ran.err
 
 
 def test_options_of_the_page_and_of_a_folder_do_not_mix(lamina: Lamina, tmp_path: Path):
