@@ -42,7 +42,7 @@ def api(tmp_path: Path) -> Iterator[Any]:
     settings = Settings.of(admin_key="sesame")
     app = create_app(tiny_bank(), settings, source=str(tmp_path / "bank"), readers_root=tmp_path)
     yield schemathesis.openapi.from_asgi("/openapi.json", app)
-    app.state.engine.close()
+    app.state.scheduler.close()
 
 
 @pytest.fixture(params=sorted(BANKS))
@@ -51,7 +51,7 @@ def files_api(request: pytest.FixtureRequest) -> Iterator[Any]:
     build, file = BANKS[request.param]
     app = create_app(build())
     yield schemathesis.openapi.from_asgi("/openapi.json", app), request.param, file
-    app.state.engine.close()
+    app.state.scheduler.close()
 
 
 def with_files(case: Any, what: str, file: bytes) -> Any:

@@ -111,10 +111,10 @@ def serve(  # noqa: PLR0913
     with _listening(host, port) as listener:
         app = _application(bank, model, device, settings, source=bank, readers_root=readers_root, page=page)
         logging.getLogger("lamina.serve").setLevel(logging.INFO)  # that a reload went well is told, too
-        _reload_on_signal(app.state.live.try_reload)
+        _reload_on_signal(app.state.reloader.try_reload)
         port = listener.getsockname()[1]
         what = "a page to try them; " * page + "/openapi.json says how to ask"
-        print(f"{', '.join(app.state.engine.bank)} at http://{host}:{port} ({what})", flush=True)
+        print(f"{', '.join(app.state.scheduler.bank)} at http://{host}:{port} ({what})", flush=True)
         more: Any = {"log_level": "warning", "access_log": False, "server_header": False}
         more["timeout_graceful_shutdown"] = int(settings.shutdown_timeout)
         Server(uvicorn.Config(app, host=host, port=port, **more)).run(sockets=[listener])

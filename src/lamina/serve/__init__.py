@@ -1,7 +1,7 @@
 """The HTTP service: every answer of a bank off one pass."""
 
-from lamina.serve.app import create_app
-from lamina.serve.engine import Engine
+from lamina.serve.application import create_app
+from lamina.serve.scheduler import Scheduler
 from lamina.serve.settings import Settings
 
-__all__ = ["Engine", "Settings", "create_app"]
+__all__ = ["Scheduler", "Settings", "create_app"]

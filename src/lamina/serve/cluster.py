@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from lamina.errors import ConfigError, MissingExtraError, first_line
 from lamina.prediction.ray_workers import LOCAL, connected
-from lamina.serve.app import create_app
+from lamina.serve.application import create_app
 from lamina.serve.settings import Settings
 from lamina.store import load, load_bank
 from lamina.store.models import writing_class

@@ -12,8 +12,8 @@ from lamina.data.batches import tokenizer_of
 from lamina.errors import NotFiniteError
 from lamina.fusion.base import InputWeighted
 from lamina.layers.preserve import evaluating
-from lamina.serve.jobs import Work, predictor_of
 from lamina.serve.uploads import plain
+from lamina.serve.workers import Worker, predictor_of
 from lamina.studies.states.contributions import layer_amounts
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _DIGITS = 6
 
 
 @final
-class ExplainWork(Work):
+class ExplainWorker(Worker):
     """What readers took their answers from; each text has passes of its own. Of a long one, its first window."""
 
     def __init__(self, bank: ReaderBank, names: tuple[str, ...]) -> None:

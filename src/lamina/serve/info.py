@@ -8,19 +8,19 @@ from weakref import WeakKeyDictionary
 
 from lamina.data.encode import length_limit
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
+from lamina.serve.generation.prompts import generates_text
 from lamina.serve.uploads import medium_of
-from lamina.serve.writing.prompts import writes
 
 if TYPE_CHECKING:
-    from lamina.serve.engine import Served
+    from lamina.serve.scheduler import ServedBank
     from lamina.serve.settings import Settings
 
 
 # Reader -> the hash of its weights, stack -> that of the base's; all weights are read for them, and none change
-_HASHES: WeakKeyDictionary[Served, tuple[dict[str, str], dict[str, str]]] = WeakKeyDictionary()
+_HASHES: WeakKeyDictionary[ServedBank, tuple[dict[str, str], dict[str, str]]] = WeakKeyDictionary()
 
 
-def info_of(served: Served, settings: Settings, name: str) -> dict[str, Any]:
+def info_of(served: ServedBank, settings: Settings, name: str) -> dict[str, Any]:
     """The model, its tasks and the limits.
 
     Of a task "pairs" says whether it learnt from pairs of texts (None: not known), "max_length" how many tokens of a
@@ -55,14 +55,14 @@ def info_of(served: Served, settings: Settings, name: str) -> dict[str, Any]:
         "dtype": str(bank.model.dtype).removeprefix("torch."),
         "device": bank.device.type,
         "max_input_length": limit,
-        "writes_text": writes(bank),
+        "writes_text": generates_text(bank),
         "stacks": {name: {"layers": stack.layers, "width": stack.width} for name, stack in bank.stacks.items()},
         "tasks": tasks,
         **limits,
     }
 
 
-def _hashes(served: Served) -> tuple[dict[str, str], dict[str, str]]:
+def _hashes(served: ServedBank) -> tuple[dict[str, str], dict[str, str]]:
     if served not in _HASHES:
         bank = served.bank
         weights = {task: fingerprint_of_tensors(bank[task].state_dict().items())[:16] for task in bank}

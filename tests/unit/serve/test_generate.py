@@ -24,11 +24,11 @@ from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.monitors import EMA, Monitor
 from lamina.serve import Settings, create_app
-from lamina.serve.engine import Engine
-from lamina.serve.writing.prompts import WriteRequest
-from lamina.serve.writing.routes import Events, Items, generate_events
-from lamina.serve.writing.telling import Ending
-from lamina.serve.writing.writer import Writer
+from lamina.serve.generation.generator import TextGenerator
+from lamina.serve.generation.prompts import GenerationRequest
+from lamina.serve.generation.routes import Events, Items, generate_events
+from lamina.serve.generation.stream import GenerationEnd
+from lamina.serve.scheduler import Scheduler
 
 PROMPT = "the film is good"
 CHAT = [{"role": "user", "content": "the film is good"}]
@@ -431,21 +431,21 @@ def test_half_characters_are_read(client: TestClient):
 def test_who_has_the_end_of_a_text_finds_it_counted(bank: ReaderBank):
     parts: Queue[tuple[Any, int, int]] = Queue()
     told: list[int] = []
-    engine = Engine(bank, Settings.of(shutdown_timeout=5))
-    writer = Writer(engine, lambda _first, _each, tokens: told.append(tokens))
-    writer.begin(WriteRequest(PROMPT, max_new_tokens=3), lambda part: parts.put((part, sum(told), writer.running)))
+    scheduler = Scheduler(bank, Settings.of(shutdown_timeout=5))
+    writer = TextGenerator(scheduler, lambda _first, _each, tokens: told.append(tokens))
+    writer.begin(GenerationRequest(PROMPT, max_new_tokens=3), lambda part: parts.put((part, sum(told), writer.running)))
     seen = [parts.get(timeout=10) for _ in range(4)]
-    engine.close()
+    scheduler.close()
     assert [counted for _, counted, _ in seen] == [0, 0, 0, 3]
-    assert isinstance(seen[-1][0], Ending)
+    assert isinstance(seen[-1][0], GenerationEnd)
     assert seen[-1][2] == 0
 
 
 @pytest.mark.parametrize("version", ["2.3", "2.4"])
 def test_a_client_that_reads_nothing_is_left(bank: ReaderBank, version: str, caplog: pytest.LogCaptureFixture):
     """What a server sends waits while the client's buffers are full; the text must not be held for that long."""
-    engine = Engine(bank, Settings.of(shutdown_timeout=5))
-    writer = Writer(engine)
+    scheduler = Scheduler(bank, Settings.of(shutdown_timeout=5))
+    writer = TextGenerator(scheduler)
     sent: list[Any] = []
 
     async def stalled(message: Any) -> None:
@@ -456,13 +456,13 @@ def test_a_client_that_reads_nothing_is_left(bank: ReaderBank, version: str, cap
         await asyncio.sleep(3600)
 
     async def serve() -> None:
-        items = Items(writer, WriteRequest(PROMPT, max_new_tokens=20, stream=True), 0.2)
+        items = Items(writer, GenerationRequest(PROMPT, max_new_tokens=20, stream=True), 0.2)
         response = Events(items, await items.next(), generate_events(), nested=False, seconds=items.seconds)
         await response({"type": "http", "asgi": {"spec_version": version}}, stays, stalled)
 
     asyncio.run(asyncio.wait_for(serve(), 10))
     writer.close()
-    engine.close()
+    scheduler.close()
     assert sent == ["http.response.start", "http.response.body", "http.response.body"]
     assert writer.running == 0
     (told,) = [record.getMessage() for record in caplog.records]

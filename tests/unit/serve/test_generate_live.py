@@ -41,7 +41,7 @@ class Gate:
             assert self.go.wait(20)
 
 
-class Live:
+class Reloader:
     """A server that runs, and its client."""
 
     def __init__(self, server: Server, app: Any, gate: Gate) -> None:
@@ -68,7 +68,7 @@ class Live:
 
 
 @contextmanager
-def serving(**settings: Any) -> Iterator[Live]:
+def serving(**settings: Any) -> Iterator[Reloader]:
     bank = writing_bank()
     given = Settings.of(**settings)
     app = create_app(bank, given)
@@ -76,7 +76,7 @@ def serving(**settings: Any) -> Iterator[Live]:
     server = Server(uvicorn.Config(app, port=0, **more))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    live = Live(server, app, Gate(bank))
+    live = Reloader(server, app, Gate(bank))
     live.until(lambda: server.started)
     try:
         yield live
@@ -89,7 +89,7 @@ def serving(**settings: Any) -> Iterator[Live]:
 
 
 @pytest.fixture
-def live() -> Iterator[Live]:
+def live() -> Iterator[Reloader]:
     with serving(max_concurrent_generations=2) as live:
         yield live
 
@@ -99,7 +99,7 @@ def first_event(response: HTTPResponse) -> Any:
     return event
 
 
-def test_a_token_is_told_of_before_the_text_is_written_and_predictions_do_not_wait(live: Live):
+def test_a_token_is_told_of_before_the_text_is_written_and_predictions_do_not_wait(live: Reloader):
     live.gate.holds_at = 4
     with closing(live.connect()) as connection:
         response = live.begin(connection, "/generate", {**LONG, "stream": True})
@@ -113,7 +113,7 @@ def test_a_token_is_told_of_before_the_text_is_written_and_predictions_do_not_wa
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_hangs_up_ends_its_text(live: Live, stream: bool):
+def test_a_client_that_hangs_up_ends_its_text(live: Reloader, stream: bool):
     live.gate.pause = 0.05
     connection = live.connect()
     connection.request(
@@ -125,7 +125,7 @@ def test_a_client_that_hangs_up_ends_its_text(live: Live, stream: bool):
     assert live.gate.passes < 12
 
 
-def test_a_client_that_hangs_up_while_it_reads_ends_its_text(live: Live):
+def test_a_client_that_hangs_up_while_it_reads_ends_its_text(live: Reloader):
     live.gate.pause = 0.05
     connection = live.connect()
     response = live.begin(connection, "/v1/chat/completions", {"messages": CHAT, "stream": True})
@@ -136,7 +136,7 @@ def test_a_client_that_hangs_up_while_it_reads_ends_its_text(live: Live):
     assert live.gate.passes < 12
 
 
-def test_too_many_texts_at_once_are_told_to_come_again(live: Live):
+def test_too_many_texts_at_once_are_told_to_come_again(live: Reloader):
     live.gate.holds_at = 2
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(live.ask, "/generate", LONG) for _ in range(2)]
@@ -185,7 +185,7 @@ def test_a_text_may_take_longer_than_a_silence():
         live.until(lambda: live.writer.running == 0)
 
 
-def test_what_breaks_is_told_and_no_text_is_logged(live: Live, caplog: pytest.LogCaptureFixture):
+def test_what_breaks_is_told_and_no_text_is_logged(live: Reloader, caplog: pytest.LogCaptureFixture):
     live.gate.breaks_at = 1
     status, body = live.ask("/generate", {**LONG, "stream": True})
     assert (status, json.loads(body)["error_type"]) == (424, "Backend")
@@ -225,7 +225,7 @@ def test_a_text_that_does_not_end_in_time_says_so(path: str, body: Any):
     assert said == "serve: the server ended before this text did."
 
 
-def test_figures_count_tokens_and_their_times(live: Live):
+def test_figures_count_tokens_and_their_times(live: Reloader):
     assert live.ask("/generate", LONG)[0] == 200
     with closing(live.connect()) as connection:
         connection.request("GET", "/metrics")

@@ -19,7 +19,7 @@ from lamina.heads.causal_lm import CausalLM
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.monitors import Cascade, LastScore, Monitor
-from lamina.serve.writing.token_scores import TokenScores
+from lamina.serve.generation.token_scores import TokenScores
 
 IDS = torch.tensor([[4, 6, 7]])
 

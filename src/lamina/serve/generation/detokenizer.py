@@ -10,7 +10,7 @@ _BEFORE = 6  # tokens of the prompt that a text is decoded after: the first one'
 
 
 @final
-class Pieces:
+class Detokenizer:
     """Decodes token by token; the pieces joined are the text.
 
     Args:
@@ -54,7 +54,7 @@ class Pieces:
 
 
 @final
-class StopText:
+class StopStrings:
     """Cuts a text off before the first of some strings; what may be the start of one is held back."""
 
     def __init__(self, stops: Sequence[str]) -> None:

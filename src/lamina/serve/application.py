@@ -26,20 +26,20 @@ from lamina.errors import (
     StoreError,
     UnknownNameError,
 )
-from lamina.serve import answers
-from lamina.serve.engine import ClosedError, Engine, OverloadedError, Served
-from lamina.serve.figures import Counted, Figures
-from lamina.serve.guard import Guard
+from lamina.serve import responses
+from lamina.serve.disconnects import wait_while_connected
+from lamina.serve.generation.generator import TextGenerator
+from lamina.serve.generation.routes import add_generation
 from lamina.serve.info import info_of
-from lamina.serve.jobs import EmbedWork, TooLongError
-from lamina.serve.live import Live, add_live
-from lamina.serve.page import add_page
+from lamina.serve.middleware import RequestGuard
+from lamina.serve.prometheus import RequestMetrics, ServerMetrics
+from lamina.serve.reload import Reloader, add_reader_routes
+from lamina.serve.scheduler import ClosedError, OverloadedError, Scheduler, ServedBank
+from lamina.serve.schemas import EmbedRequest, ExplainRequest, InferRequest, ModerationRequest, PredictRequest, Problem
 from lamina.serve.settings import Settings
-from lamina.serve.shapes import EmbedRequest, ExplainRequest, InferRequest, ModerationRequest, PredictRequest, Problem
 from lamina.serve.uploads import TooLargeError
-from lamina.serve.waiting import while_there
-from lamina.serve.writing.routes import add_generation
-from lamina.serve.writing.writer import Writer
+from lamina.serve.web_page import add_page
+from lamina.serve.workers import EmbedWorker, TooLongError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -98,7 +98,7 @@ def create_app(
         bank: The readers and their model, with a processor.
         settings: The limits.
         name: Of the bank, as a model of KServe's.
-        source: Folder or hub id that the bank was loaded from, for `app.state.live.reload()`.
+        source: Folder or hub id that the bank was loaded from, for `app.state.reloader.reload()`.
         readers_root: The folder under which readers may be taken from while the server runs.
         page: Whether there is a page to try it at `/`.
 
@@ -106,32 +106,32 @@ def create_app(
         ConfigError: If the bank has no reader.
     """
     settings = settings or Settings.of()
-    figures = Figures(lambda: engine.unanswered, lambda: writer.running)
-    engine = Engine(bank, settings, figures.tell)
-    writer = Writer(engine, figures.wrote)
+    figures = ServerMetrics(lambda: scheduler.unanswered, lambda: writer.running)
+    scheduler = Scheduler(bank, settings, figures.tell)
+    writer = TextGenerator(scheduler, figures.wrote)
 
     @asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
         yield
         await asyncio.to_thread(writer.close)
-        await asyncio.to_thread(engine.close)
+        await asyncio.to_thread(scheduler.close)
 
     pages: Any = {"docs_url": None, "redoc_url": None}  # they would fetch scripts from elsewhere
     app = FastAPI(title="Lamina", summary="Every answer off one pass.", lifespan=life, responses=_PROBLEMS, **pages)
-    app.state.engine, app.state.writer = engine, writer
-    app.state.live = live = Live(engine, source, readers_root)
-    app.add_middleware(Guard, settings=settings)
+    app.state.scheduler, app.state.writer = scheduler, writer
+    app.state.reloader = live = Reloader(scheduler, source, readers_root)
+    app.add_middleware(RequestGuard, settings=settings)
     if settings.cors_allow_origin:
         origins = list(settings.cors_allow_origin)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(Counted, figures=figures)
+    app.add_middleware(RequestMetrics, figures=figures)
     _add_problems(app)
-    _add_health(app, engine, figures, name)
-    _add_tei(app, engine)
-    _add_moderations(app, engine)
-    _add_kserve(app, engine, name)
-    add_live(app, live, engine)
-    add_generation(app, engine, writer, name)
+    _add_health(app, scheduler, figures, name)
+    _add_tei(app, scheduler)
+    _add_moderations(app, scheduler)
+    _add_kserve(app, scheduler, name)
+    add_reader_routes(app, live, scheduler)
+    add_generation(app, scheduler, writer, name)
     if page:
         add_page(app)
     return app
@@ -172,12 +172,12 @@ def _add_problems(app: FastAPI) -> None:
         return response
 
 
-def _add_health(app: FastAPI, engine: Engine, figures: Figures, name: str) -> None:
+def _add_health(app: FastAPI, scheduler: Scheduler, figures: ServerMetrics, name: str) -> None:
     @app.get("/health")
     @app.get("/v2/health/ready")
     async def ready() -> dict[str, str]:
         """Whether requests are accepted."""
-        if not engine.is_open:
+        if not scheduler.is_open:
             raise HTTPException(503, "the server does not accept requests")
         return {"status": "ready"}
 
@@ -189,7 +189,7 @@ def _add_health(app: FastAPI, engine: Engine, figures: Figures, name: str) -> No
     @app.get("/info")
     async def info() -> dict[str, Any]:
         """The tasks with their labels, layers and parameters, and all limits."""
-        return await run_in_threadpool(info_of, engine.served, engine.settings, name)
+        return await run_in_threadpool(info_of, scheduler.served, scheduler.settings, name)
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
@@ -197,7 +197,7 @@ def _add_health(app: FastAPI, engine: Engine, figures: Figures, name: str) -> No
         return Response(figures.text(), media_type="text/plain; version=0.0.4")
 
 
-def _add_tei(app: FastAPI, engine: Engine) -> None:
+def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
     @app.post("/predict")
     async def predict(asked: PredictRequest, request: Request) -> Any:
         """What the readers say of one text or pair, or of each of several.
@@ -205,15 +205,15 @@ def _add_tei(app: FastAPI, engine: Engine) -> None:
         Classes come best first, as text-embeddings-inference has them. With several tasks the answer is an object with
         a key for each; with one reader, or one name as `tasks`, it is that task's answer alone.
         """
-        texts, is_single = answers.examples_of(asked.inputs)
-        _check_count(engine, texts)
+        texts, is_single = responses.examples_of(asked.inputs)
+        _check_count(scheduler, texts)
         alone = asked.tasks if isinstance(asked.tasks, str) else None
         tasks = [alone] if alone is not None else asked.tasks
-        bank = engine.bank
-        future = engine.ask(texts, tasks, raw=asked.raw_scores, truncate=asked.truncate, bank=bank)
+        bank = scheduler.bank
+        future = scheduler.ask(texts, tasks, raw=asked.raw_scores, truncate=asked.truncate, bank=bank)
         if alone is None and tasks is None and len(bank) == 1:
             alone = next(iter(bank))
-        found = [answers.tei(answer, alone) for answer in await _answer(engine, future, request)]
+        found = [responses.tei(answer, alone) for answer in await _answer(scheduler, future, request)]
         return found[0] if is_single else found
 
     @app.post("/explain")
@@ -223,41 +223,43 @@ def _add_tei(app: FastAPI, engine: Engine) -> None:
         "seconds" are those of a pass of this text alone, up to the highest layer that is read, without and with the
         readers. Of a text in several windows it is the first.
         """
-        (text,), _ = answers.examples_of(asked.inputs)
-        (found,) = await _answer(engine, engine.explain(text, asked.tasks, truncate=asked.truncate), request)
+        (text,), _ = responses.examples_of(asked.inputs)
+        (found,) = await _answer(scheduler, scheduler.explain(text, asked.tasks, truncate=asked.truncate), request)
         return found
 
     @app.post("/embed")
     async def embed(asked: EmbedRequest, request: Request) -> list[list[float]]:
         """The mean over the tokens of one layer's state, for each text."""
         texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
-        _check_count(engine, texts)
+        _check_count(scheduler, texts)
 
-        bank = engine.bank
+        bank = scheduler.bank
 
-        def make() -> EmbedWork:
-            return EmbedWork(bank, asked.layer, normalize=asked.normalize)
+        def make() -> EmbedWorker:
+            return EmbedWorker(bank, asked.layer, normalize=asked.normalize)
 
-        future = engine.submit(texts, (bank, asked.layer, asked.normalize), make, asked.truncate)
-        return await _answer(engine, future, request)
+        future = scheduler.submit(texts, (bank, asked.layer, asked.normalize), make, asked.truncate)
+        return await _answer(scheduler, future, request)
 
 
-def _add_moderations(app: FastAPI, engine: Engine) -> None:
+def _add_moderations(app: FastAPI, scheduler: Scheduler) -> None:
     @app.post("/v1/moderations")
     async def moderations(asked: ModerationRequest, request: Request) -> dict[str, Any]:
         """Whether each text is flagged, by every yes/no task of the bank, in the shape of OpenAI's endpoint."""
         texts = [asked.input] if isinstance(asked.input, str) else asked.input
-        _check_count(engine, texts)
-        bank = engine.bank
-        categories = answers.categories_of(bank)
-        found = await _answer(engine, engine.ask(texts, [*categories], truncate=asked.truncate, bank=bank), request)
-        return answers.moderation([answers.flags(answer, categories) for answer in found], asked.model or "lamina")
+        _check_count(scheduler, texts)
+        bank = scheduler.bank
+        categories = responses.categories_of(bank)
+        found = await _answer(
+            scheduler, scheduler.ask(texts, [*categories], truncate=asked.truncate, bank=bank), request
+        )
+        return responses.moderation([responses.flags(answer, categories) for answer in found], asked.model or "lamina")
 
 
-def _add_kserve(app: FastAPI, engine: Engine, name: str) -> None:
-    def found(model: str, version: str | None) -> tuple[Served, list[str] | None, str]:
+def _add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
+    def found(model: str, version: str | None) -> tuple[ServedBank, list[str] | None, str]:
         """What is served, the readers of a model (None: all), and its version."""
-        served = engine.served
+        served = scheduler.served
         if model != name and model not in served.bank:
             known = ", ".join([name, *served.bank])
             raise HTTPException(404, f"there is no model '{model}'; there are {known}")
@@ -276,33 +278,33 @@ def _add_kserve(app: FastAPI, engine: Engine, name: str) -> None:
     async def metadata(model: str, version: str | None = None) -> dict[str, Any]:
         """A reader's inputs and outputs; those of all under the bank's name."""
         served, tasks, now = found(model, version)
-        return answers.kserve_metadata(served.bank, model, tasks, now)
+        return responses.kserve_metadata(served.bank, model, tasks, now)
 
     @app.get("/v2/models/{model}/ready")
     @app.get("/v2/models/{model}/versions/{version}/ready")
     async def model_ready(model: str, version: str | None = None) -> dict[str, Any]:
         """Whether it answers."""
         found(model, version)
-        return {"name": model, "ready": engine.is_open}
+        return {"name": model, "ready": scheduler.is_open}
 
     @app.post("/v2/models/{model}/infer")
     @app.post("/v2/models/{model}/versions/{version}/infer")
     async def infer(model: str, asked: InferRequest, request: Request, version: str | None = None) -> dict[str, Any]:
         """Scores for a tensor of texts: a tensor `[rows, labels]` for each task, of spans one of JSON `[rows]`."""
         served, tasks, now = found(model, version)
-        texts = answers.kserve_texts(asked.inputs[0])
-        _check_count(engine, texts)
-        future = engine.ask(texts, tasks, truncate=asked.parameters.truncate, bank=served.bank)
-        said = await _answer(engine, future, request)
-        outputs = answers.kserve_outputs(served.bank, said)
+        texts = responses.kserve_texts(asked.inputs[0])
+        _check_count(scheduler, texts)
+        future = scheduler.ask(texts, tasks, truncate=asked.parameters.truncate, bank=served.bank)
+        said = await _answer(scheduler, future, request)
+        outputs = responses.kserve_outputs(served.bank, said)
         return {"model_name": model, "model_version": now, "id": asked.id, "outputs": outputs}
 
 
-def _check_count(engine: Engine, texts: Sequence[Any]) -> None:
-    most = engine.settings.max_client_batch_size
+def _check_count(scheduler: Scheduler, texts: Sequence[Any]) -> None:
+    most = scheduler.settings.max_client_batch_size
     if len(texts) > most:
         raise TooLongError(f"serve: {len(texts)} texts came in one request; {most} are taken.")
 
 
-async def _answer(engine: Engine, future: Future[list[Any]], request: Request) -> list[Any]:
-    return await while_there(request, asyncio.wrap_future(future), engine.settings.request_timeout)
+async def _answer(scheduler: Scheduler, future: Future[list[Any]], request: Request) -> list[Any]:
+    return await wait_while_connected(request, asyncio.wrap_future(future), scheduler.settings.request_timeout)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Drawing(LogitsProcessor):
+class SeededSampling(LogitsProcessor):
     """Has `generate` draw tokens by a generator of their own.
 
     torch's own one is shared by all threads, so that texts that are written at once would change each other, and
@@ -51,7 +51,7 @@ class Drawing(LogitsProcessor):
 
 
 class _Drawn(StopOnEvent):
-    def __init__(self, drawing: Drawing) -> None:
+    def __init__(self, drawing: SeededSampling) -> None:
         super().__init__(Event())
         self._drawing = drawing
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lamina.data.batches import Budget
-from lamina.serve.batching import Job, next_batch
+from lamina.serve.queue import Job, next_batch
 from lamina.serve.uploads import Upload
 
 WORK: Any = object()

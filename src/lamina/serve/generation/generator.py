@@ -13,46 +13,46 @@ from typing import TYPE_CHECKING, Any, final
 
 from lamina.data.batches import tokenizer_of
 from lamina.errors import LaminaError
-from lamina.serve.engine import ClosedError, OverloadedError
-from lamina.serve.writing.drawing import Drawing
-from lamina.serve.writing.pieces import Pieces
-from lamina.serve.writing.prompts import WriteRequest, check_writes, read_prompt, room_for
-from lamina.serve.writing.telling import Bounds, Ending, Teller, Token, end_tokens
-from lamina.serve.writing.token_scores import TokenScores
+from lamina.serve.generation.detokenizer import Detokenizer
+from lamina.serve.generation.prompts import GenerationRequest, check_generates, encode_prompt, token_budget
+from lamina.serve.generation.seeded_sampling import SeededSampling
+from lamina.serve.generation.stream import GenerationEnd, StopConditions, TokenEvent, TokenStreamer, end_token_ids
+from lamina.serve.generation.token_scores import TokenScores
+from lamina.serve.scheduler import ClosedError, OverloadedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lamina.serve.engine import Engine
+    from lamina.serve.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-Put = Callable[[Token | Ending | LaminaError], None]
+Put = Callable[[TokenEvent | GenerationEnd | LaminaError], None]
 
 
 @final
-class Writer:
+class TextGenerator:
     """Has the bank's model write texts for any number of requests, a few at once.
 
-    Each text has a thread and passes of its own, apart from the engine's: a step reads one token and is short, so that
-    nobody who asks for a prediction waits for a text to end. Texts share no pass, since padding changes the last bits
+    Each text has a thread and passes of its own, apart from the scheduler's: a step reads one token and is short, so
+    that nobody who asks for a prediction waits for a text to end. Texts share no pass, since padding changes the last bits
     of what is computed, and so, now and then, a token.
 
     Args:
-        engine: Whose bank writes; its settings are the limits.
+        scheduler: Whose bank writes; its settings are the limits.
         tell: Called with the seconds to the first token, those of each further one, and how many tokens there were.
     """
 
-    def __init__(self, engine: Engine, tell: Callable[[float, float, int], None] | None = None) -> None:
-        self._engine, self._tell = engine, tell
-        self._lock, self._running, self._ends_at = Lock(), set[Writing](), math.inf
+    def __init__(self, scheduler: Scheduler, tell: Callable[[float, float, int], None] | None = None) -> None:
+        self._engine, self._tell = scheduler, tell
+        self._lock, self._running, self._ends_at = Lock(), set[Generation](), math.inf
 
     @property
     def running(self) -> int:
         """Texts that are being written."""
         return len(self._running)
 
-    def begin(self, asked: WriteRequest, put: Put) -> Writing:
+    def begin(self, asked: GenerationRequest, put: Put) -> Generation:
         """Begin a text; its tokens and its end, or what went wrong, are put from another thread.
 
         Raises:
@@ -60,13 +60,13 @@ class Writer:
             OverloadedError, ClosedError: If the request is not accepted.
         """
         bank, most = self._engine.bank, self._engine.settings.max_concurrent_generations
-        check_writes(bank)
+        check_generates(bank)
         with self._lock:
             if self._ends_at < math.inf or not self._engine.is_open:
                 raise ClosedError("serve: the server is about to end; ask again later.")
             if len(self._running) >= most:
                 raise OverloadedError(f"serve: {len(self._running)} texts are being written; {most} may. Ask later.")
-            writing = Writing(self._engine, asked, put, self._done)
+            writing = Generation(self._engine, asked, put, self._done)
             self._running.add(writing)
             try:
                 writing.start()
@@ -75,7 +75,7 @@ class Writer:
                 raise OverloadedError("serve: there is no thread left for another text. Ask later.") from error
         return writing
 
-    def _done(self, writing: Writing, teller: Teller | None) -> None:
+    def _done(self, writing: Generation, teller: TokenStreamer | None) -> None:
         with self._lock:
             self._running.discard(writing)
         if self._tell is not None and teller is not None and teller.count:
@@ -97,19 +97,19 @@ class Writer:
 
 
 @final
-class Writing:
+class Generation:
     """One text that is being written."""
 
     def __init__(
         self,
-        engine: Engine,
-        asked: WriteRequest,
+        scheduler: Scheduler,
+        asked: GenerationRequest,
         put: Put,
-        done: Callable[[Writing, Teller | None], None],
+        done: Callable[[Generation, TokenStreamer | None], None],
     ) -> None:
-        self._engine, self._bank, self._asked, self._put, self._done = engine, engine.bank, asked, put, done
+        self._engine, self._bank, self._asked, self._put, self._done = scheduler, scheduler.bank, asked, put, done
         self._left, self.ends_at, self.since = Event(), math.inf, time.perf_counter()
-        self._teller: Teller | None = None
+        self._teller: TokenStreamer | None = None
         self._thread = Thread(target=self._run, name="lamina-writing", daemon=True)
         self.start, self.join = self._thread.start, self._thread.join
 
@@ -127,10 +127,10 @@ class Writing:
         self._done(self, self._teller)  # first, so that who has the end finds it counted
         self._put(end)
 
-    def _end(self) -> Ending | LaminaError:
+    def _end(self) -> GenerationEnd | LaminaError:
         try:
             with self._engine.reading:
-                prompt = read_prompt(self._bank, self._asked.prompt)
+                prompt = encode_prompt(self._bank, self._asked.prompt)
             with self._engine.turns.shared():
                 return self._write(prompt)
         except LaminaError as error:
@@ -139,18 +139,18 @@ class Writing:
             logger.error("serve: a text could not be written", exc_info=error)
             return LaminaError(f"serve: the model could not write ({type(error).__name__}); the log says more.")
 
-    def _write(self, prompt: Mapping[str, Any]) -> Ending:
+    def _write(self, prompt: Mapping[str, Any]) -> GenerationEnd:
         asked, bank = self._asked, self._bank
         said = TokenScores(bank, asked.tasks, each=asked.stream, stop=asked.stop_on_flag)
         width, total = prompt["input_ids"].shape[1], self._engine.settings.max_total_tokens
-        bounds = Bounds(room_for(bank, width, asked.max_new_tokens, total), end_tokens(bank), asked.stop)
+        bounds = StopConditions(token_budget(bank, width, asked.max_new_tokens, total), end_token_ids(bank), asked.stop)
         before = [] if bank.model.config.is_encoder_decoder else prompt["input_ids"][0].tolist()
-        pieces, seed = Pieces(tokenizer_of(bank.processor), before), self._seed()
+        pieces, seed = Detokenizer(tokenizer_of(bank.processor), before), self._seed()
         with ExitStack() as contexts:
             watch = contexts.enter_context(bank.watch(said.monitors)) if said.monitors else None
             heard = contexts.enter_context(bank.listen(said.late, over="both")) if said.late else None
-            drawing = [] if seed is None else [contexts.enter_context(Drawing(seed))]
-            teller = self._teller = Teller(said, watch, pieces, bounds, self._put, self._is_over)
+            drawing = [] if seed is None else [contexts.enter_context(SeededSampling(seed))]
+            teller = self._teller = TokenStreamer(said, watch, pieces, bounds, self._put, self._is_over)
             criteria = [*(own.drawn for own in drawing), teller]
             model: Any = bank.model
             model.generate(**prompt, **self._options(bounds), logits_processor=drawing, stopping_criteria=criteria)
@@ -160,7 +160,7 @@ class Writing:
         flagged = {} if watch is None else {name: watch.flagged_at[name] for name in said.saved}
         places = {name: 1 + at for name, rows in flagged.items() for at in rows if at is not None}
         answers = {} if heard is None else said.answers(heard)
-        return Ending(teller.reason, pieces.text, teller.count, width, seed, places, answers)
+        return GenerationEnd(teller.reason, pieces.text, teller.count, width, seed, places, answers)
 
     def _seed(self) -> int | None:
         """What is drawn depends on; None if nothing is."""
@@ -168,7 +168,7 @@ class Writing:
             return None
         return secrets.randbits(53) if self._asked.seed is None else self._asked.seed
 
-    def _options(self, bounds: Bounds) -> dict[str, Any]:
+    def _options(self, bounds: StopConditions) -> dict[str, Any]:
         """Of `generate`: one text, of which each token is final once it is chosen."""
         options = {"max_new_tokens": bounds.most, "num_beams": 1, "num_return_sequences": 1, **self._asked.sampling}
         if self._bank.model.generation_config.pad_token_id is None and bounds.ends:

@@ -11,7 +11,7 @@ from lamina.data.arrow import encodable
 from lamina.data.batches import tokenizer_of
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError
-from lamina.serve.jobs import TooLongError
+from lamina.serve.workers import TooLongError
 from lamina.tasks.chats import Chat, chat_problem, render
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class WriteRequest:
+class GenerationRequest:
     """A text that is to be written."""
 
     prompt: str | Messages  # the messages of a chat
@@ -36,19 +36,19 @@ class WriteRequest:
     stream: bool = False
 
 
-def check_writes(bank: ReaderBank) -> None:
+def check_generates(bank: ReaderBank) -> None:
     """Raise ConfigError unless the bank's model writes text."""
-    if not writes(bank):
+    if not generates_text(bank):
         came = f"the model of this bank, a {type(bank.model).__name__}, does not write text"
         raise ConfigError(f"serve: {came}. Ask /predict.")
 
 
-def writes(bank: ReaderBank) -> bool:
+def generates_text(bank: ReaderBank) -> bool:
     """Whether a bank's model makes text of text."""
     return can_generate(bank.model) and bank.model.main_input_name == "input_ids" and bank.processor is not None
 
 
-def read_prompt(bank: ReaderBank, prompt: str | Messages) -> dict[str, Tensor]:
+def encode_prompt(bank: ReaderBank, prompt: str | Messages) -> dict[str, Tensor]:
     """What `generate` takes for a prompt or a chat; ConfigError if it cannot be one."""
     is_text = isinstance(prompt, str)
     tokenizer, text = tokenizer_of(bank.processor), prompt if is_text else _rendered(bank, prompt)
@@ -67,7 +67,7 @@ def _rendered(bank: ReaderBank, messages: Messages) -> str:
     return render(Chat(messages), bank.processor, prompt=True, op="serve")[0]
 
 
-def room_for(bank: ReaderBank, prompt_tokens: int, asked: int | None, total: int) -> int:
+def token_budget(bank: ReaderBank, prompt_tokens: int, asked: int | None, total: int) -> int:
     """How many tokens may be written, of `total` with the prompt; a model with an encoder has room for as many in each.
 
     Raises:

@@ -16,13 +16,13 @@ from lamina.bank import ReaderBank
 from lamina.data import arrow
 from lamina.errors import LaminaError, UnknownNameError
 from lamina.layers.preserve import preserve_model
-from lamina.serve import Engine, Settings
-from lamina.serve.engine import ClosedError, OverloadedError, Served, Timing
-from lamina.serve.jobs import TooLongError, Work
+from lamina.serve import Scheduler, Settings
+from lamina.serve.scheduler import BatchTiming, ClosedError, OverloadedError, ServedBank
 from lamina.serve.uploads import Upload
+from lamina.serve.workers import TooLongError, Worker
 
 
-class Slow(Work):
+class Slow(Worker):
     """Waits until it is let go; says what it was given."""
 
     max_length = 10
@@ -50,51 +50,51 @@ class Texts(list[str]):
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., Engine]]:
-    engines: list[Engine] = []
+def make() -> Iterator[Callable[..., Scheduler]]:
+    engines: list[Scheduler] = []
 
-    def made(**settings: Any) -> Engine:
-        engines.append(Engine(tiny_bank(), Settings.of(shutdown_timeout=5, **settings)))
+    def made(**settings: Any) -> Scheduler:
+        engines.append(Scheduler(tiny_bank(), Settings.of(shutdown_timeout=5, **settings)))
         return engines[-1]
 
     yield made
-    for engine in engines:
-        engine.close()
+    for scheduler in engines:
+        scheduler.close()
 
 
-def held(engine: Engine) -> tuple[Slow, Callable[..., Future[list[Any]]]]:
+def held(scheduler: Scheduler) -> tuple[Slow, Callable[..., Future[list[Any]]]]:
     """A work that runs one request and holds it until it is let go; and a way to ask more."""
-    slow = Slow(engine.bank)
+    slow = Slow(scheduler.bank)
 
     def ask(*texts: str) -> Future[list[Any]]:
-        return engine.submit(texts, "slow", lambda: slow, truncate=True)
+        return scheduler.submit(texts, "slow", lambda: slow, truncate=True)
 
     ask("first")
     assert slow.begun.wait(10)
     return slow, ask
 
 
-def test_many_requests_get_what_each_would_get_alone(make: Callable[..., Engine]):
-    engine = make(max_batch_tokens=40)
+def test_many_requests_get_what_each_would_get_alone(make: Callable[..., Scheduler]):
+    scheduler = make(max_batch_tokens=40)
     texts = [TEXTS[at % 3] + " the film" * (at % 5) for at in range(60)]
     tasks = [None, ["mood"], ["who"]]
-    futures = [engine.ask([text], tasks[at % 3], raw=at % 2 == 0) for at, text in enumerate(texts)]
+    futures = [scheduler.ask([text], tasks[at % 3], raw=at % 2 == 0) for at, text in enumerate(texts)]
     for at, future in enumerate(futures):
         (found,) = future.result(30)
-        (alone,) = lamina.predict(engine.bank, [texts[at]], readers=tasks[at % 3])
+        (alone,) = lamina.predict(scheduler.bank, [texts[at]], readers=tasks[at % 3])
         assert list(found) == list(alone)
         if "who" in found:
             assert [span["label"] for span in found["who"]] == [span["label"] for span in alone["who"]]
         if "mood" in found and at % 2:
             assert found["mood"]["probabilities"] == pytest.approx(alone["mood"]["probabilities"], abs=1e-5)
-    assert engine.unanswered == 0
+    assert scheduler.unanswered == 0
 
 
-def test_what_waits_is_run_together(make: Callable[..., Engine]):
-    told: list[Timing] = []
-    engine = make()
-    engine._tell = lambda _, timing: told.append(timing)
-    slow, ask = held(engine)
+def test_what_waits_is_run_together(make: Callable[..., Scheduler]):
+    told: list[BatchTiming] = []
+    scheduler = make()
+    scheduler._tell = lambda _, timing: told.append(timing)
+    slow, ask = held(scheduler)
     waiting = [ask(f"text {number}") for number in range(5)]
     slow.go.set()
     assert [future.result(10) for future in waiting] == [[f"text {number}"] for number in range(5)]
@@ -111,11 +111,11 @@ def until(true: Callable[[], Any]) -> None:
 LONG = "a word " * 57  # three are worth a pass, two are not
 
 
-def test_what_is_worth_a_pass_is_read_while_another_runs(make: Callable[..., Engine]):
-    told: list[Timing] = []
-    engine = make()
-    engine._tell = lambda _, timing: told.append(timing)
-    slow, ask = held(engine)
+def test_what_is_worth_a_pass_is_read_while_another_runs(make: Callable[..., Scheduler]):
+    told: list[BatchTiming] = []
+    scheduler = make()
+    scheduler._tell = lambda _, timing: told.append(timing)
+    slow, ask = held(scheduler)
     waiting = [ask(f"{LONG}{number}") for number in range(3)]
     until(lambda: slow.read_at_once == [1, 3])
     time.sleep(0.2)
@@ -127,9 +127,9 @@ def test_what_is_worth_a_pass_is_read_while_another_runs(make: Callable[..., Eng
     assert min(told[1].queue) >= 0.2  # until its pass began, not until it was read
 
 
-def test_what_was_read_is_read_again_if_less_waits_by_then(make: Callable[..., Engine]):
-    engine = make()
-    slow, ask = held(engine)
+def test_what_was_read_is_read_again_if_less_waits_by_then(make: Callable[..., Scheduler]):
+    scheduler = make()
+    slow, ask = held(scheduler)
     waiting = [ask(f"{LONG}{number}") for number in range(3)]
     until(lambda: slow.read_at_once == [1, 3])
     assert waiting.pop().cancel()
@@ -139,9 +139,9 @@ def test_what_was_read_is_read_again_if_less_waits_by_then(make: Callable[..., E
     assert slow.read_at_once == [1, 3, 2]
 
 
-def test_what_comes_after_a_batch_was_read_is_the_next(make: Callable[..., Engine]):
-    engine = make()
-    slow, ask = held(engine)
+def test_what_comes_after_a_batch_was_read_is_the_next(make: Callable[..., Scheduler]):
+    scheduler = make()
+    slow, ask = held(scheduler)
     waiting = [ask(f"{LONG}{number}") for number in range(3)]
     until(lambda: slow.read_at_once == [1, 3])
     waiting.append(ask("one more"))
@@ -151,9 +151,9 @@ def test_what_comes_after_a_batch_was_read_is_the_next(make: Callable[..., Engin
     assert slow.read_at_once == [1, 3, 1]
 
 
-def test_what_cannot_be_read_ahead_is_told(make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch):
-    engine = make()
-    slow, ask = held(engine)
+def test_what_cannot_be_read_ahead_is_told(make: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch):
+    scheduler = make()
+    slow, ask = held(scheduler)
 
     def fail(texts: Sequence[Any]) -> Any:
         if 3 * LONG in texts:
@@ -169,8 +169,8 @@ def test_what_cannot_be_read_ahead_is_told(make: Callable[..., Engine], monkeypa
     assert good.result(10) == ["good"]
 
 
-def test_passes_run_at_once_if_they_may(make: Callable[..., Engine]):
-    engine = make(max_concurrent_passes=2)
+def test_passes_run_at_once_if_they_may(make: Callable[..., Scheduler]):
+    scheduler = make(max_concurrent_passes=2)
     running = list[str]()
     both, go = Event(), Event()
 
@@ -184,47 +184,47 @@ def test_passes_run_at_once_if_they_may(make: Callable[..., Engine]):
                 running.remove(text)
             return list(prepared)
 
-    work = Held(engine.bank)
-    futures = [engine.submit(["0"], "held", lambda: work, truncate=True)]
+    work = Held(scheduler.bank)
+    futures = [scheduler.submit(["0"], "held", lambda: work, truncate=True)]
     until(lambda: running == ["0"])
-    futures.append(engine.submit(["1"], "held", lambda: work, truncate=True))
+    futures.append(scheduler.submit(["1"], "held", lambda: work, truncate=True))
     assert both.wait(10)
-    later = [engine.submit([f"later {number}"], "held", lambda: work, truncate=True) for number in range(3)]
+    later = [scheduler.submit([f"later {number}"], "held", lambda: work, truncate=True) for number in range(3)]
     assert work.read_at_once == [1, 1]  # too little to be read ahead
     go.set()
     assert [future.result(10) for future in futures] == [["0"], ["1"]]
     assert [future.result(10) for future in later] == [[f"later {number}"] for number in range(3)]
 
 
-def test_answers_are_the_same_where_passes_run_at_once(make: Callable[..., Engine]):
-    engine = make(max_concurrent_passes=3, max_batch_tokens=40)
+def test_answers_are_the_same_where_passes_run_at_once(make: Callable[..., Scheduler]):
+    scheduler = make(max_concurrent_passes=3, max_batch_tokens=40)
     texts = [TEXTS[at % 3] + " the film" * (at % 7) for at in range(80)]
-    futures = [engine.ask([text], ["mood"]) for text in texts]
+    futures = [scheduler.ask([text], ["mood"]) for text in texts]
     for text, future in zip(texts, futures, strict=True):
-        (alone,) = lamina.predict(engine.bank, [text], readers=["mood"])
+        (alone,) = lamina.predict(scheduler.bank, [text], readers=["mood"])
         assert future.result(30)[0]["mood"]["probabilities"] == pytest.approx(alone["mood"]["probabilities"], abs=1e-5)
-    assert engine.unanswered == 0
+    assert scheduler.unanswered == 0
 
 
-def test_looks_at_the_model_take_turns_with_passes_that_run_at_once(make: Callable[..., Engine]):
-    engine = make(max_concurrent_passes=3)
+def test_looks_at_the_model_take_turns_with_passes_that_run_at_once(make: Callable[..., Scheduler]):
+    scheduler = make(max_concurrent_passes=3)
     futures: list[Future[list[Any]]] = []
     for number in range(24):
-        futures.append(engine.ask([TEXTS[number % 3]]))
+        futures.append(scheduler.ask([TEXTS[number % 3]]))
         if number % 4 == 0:
-            futures.append(engine.explain(TEXTS[number % 3]))
+            futures.append(scheduler.explain(TEXTS[number % 3]))
         if number % 8 == 0:
-            with preserve_model(engine.bank.model):
+            with preserve_model(scheduler.bank.model):
                 pass
     assert all(len(future.result(30)) == 1 for future in futures)
-    assert engine.unanswered == 0
+    assert scheduler.unanswered == 0
 
 
-def test_pairs_share_no_pass_with_single_texts(make: Callable[..., Engine]):
+def test_pairs_share_no_pass_with_single_texts(make: Callable[..., Scheduler]):
     told: list[int] = []
-    engine = make()
-    engine._tell = lambda _, timing: told.append(timing.requests)
-    slow, ask = held(engine)
+    scheduler = make()
+    scheduler._tell = lambda _, timing: told.append(timing.requests)
+    slow, ask = held(scheduler)
     given: list[Any] = ["a", ("a", "b"), "c"]
     waiting = [ask(text) for text in given]
     slow.go.set()
@@ -232,48 +232,48 @@ def test_pairs_share_no_pass_with_single_texts(make: Callable[..., Engine]):
     assert told == [1, 2, 1]
 
 
-def test_who_has_an_answer_finds_it_counted(make: Callable[..., Engine]):
+def test_who_has_an_answer_finds_it_counted(make: Callable[..., Scheduler]):
     answered: list[bool] = []
-    engine = make()
-    slow, ask = held(engine)
+    scheduler = make()
+    slow, ask = held(scheduler)
     future = ask("a text")
-    engine._tell = lambda *_: answered.append(future.done())
+    scheduler._tell = lambda *_: answered.append(future.done())
     slow.go.set()
     future.result(10)
-    assert answered == [False, False]  # the first is the text that held the engine
+    assert answered == [False, False]  # the first is the text that held the scheduler
 
 
-def test_requests_that_are_gone_are_not_kept(make: Callable[..., Engine]):
-    engine = make(max_concurrent_requests=4)
-    slow, ask = held(engine)
+def test_requests_that_are_gone_are_not_kept(make: Callable[..., Scheduler]):
+    scheduler = make(max_concurrent_requests=4)
+    slow, ask = held(scheduler)
     for number in range(100):
         assert ask(f"text {number}").cancel()
-    assert (engine.unanswered, len(engine._waiting)) == (1, 0)
+    assert (scheduler.unanswered, len(scheduler._waiting)) == (1, 0)
     slow.go.set()
 
 
-def test_what_a_request_holds_never_reaches_the_disk(make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch):
+def test_what_a_request_holds_never_reaches_the_disk(make: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(arrow, "SPILL_BYTES", 1)
     monkeypatch.setattr(arrow, "_on_disk", lambda _: pytest.fail("a file was written"))
     assert make().ask(["the film is good ."]).result(30)
 
 
-def test_a_tokenizer_is_asked_by_one_thread_at_a_time(make: Callable[..., Engine]):
-    engine = make()
-    with engine.reading:
-        future = engine.ask(["the film is good ."])
+def test_a_tokenizer_is_asked_by_one_thread_at_a_time(make: Callable[..., Scheduler]):
+    scheduler = make()
+    with scheduler.reading:
+        future = scheduler.ask(["the film is good ."])
         with pytest.raises(TimeoutError):
             future.result(0.2)
     assert future.result(30)
 
 
-def test_a_look_at_the_model_waits_for_the_pass_that_runs(make: Callable[..., Engine]):
-    engine = make()
-    slow, ask = held(engine)
+def test_a_look_at_the_model_waits_for_the_pass_that_runs(make: Callable[..., Scheduler]):
+    scheduler = make()
+    slow, ask = held(scheduler)
     looked = Event()
 
     def look() -> None:
-        with preserve_model(engine.bank.model):
+        with preserve_model(scheduler.bank.model):
             looked.set()
 
     looking = Thread(target=look)
@@ -285,9 +285,9 @@ def test_a_look_at_the_model_waits_for_the_pass_that_runs(make: Callable[..., En
     assert ask("after").result(10) == ["after"]
 
 
-def test_a_request_that_is_gone_is_not_computed(make: Callable[..., Engine]):
-    engine = make()
-    slow, ask = held(engine)
+def test_a_request_that_is_gone_is_not_computed(make: Callable[..., Scheduler]):
+    scheduler = make()
+    slow, ask = held(scheduler)
     gone, kept = ask("gone"), ask("kept")
     assert gone.cancel()
     slow.go.set()
@@ -297,9 +297,9 @@ def test_a_request_that_is_gone_is_not_computed(make: Callable[..., Engine]):
         gone.result(1)
 
 
-def test_too_many_are_told_to_come_again(make: Callable[..., Engine]):
-    engine = make(max_concurrent_requests=2)
-    slow, ask = held(engine)
+def test_too_many_are_told_to_come_again(make: Callable[..., Scheduler]):
+    scheduler = make(max_concurrent_requests=2)
+    slow, ask = held(scheduler)
     second = ask("second")
     with pytest.raises(OverloadedError, match=r"serve: 2 requests wait; 2 may. Ask again later"):
         ask("third")
@@ -308,9 +308,9 @@ def test_too_many_are_told_to_come_again(make: Callable[..., Engine]):
     assert ask("fourth").result(10) == ["fourth"]
 
 
-def test_one_that_fails_spoils_no_other(make: Callable[..., Engine], caplog: pytest.LogCaptureFixture):
-    engine = make()
-    slow, ask = held(engine)
+def test_one_that_fails_spoils_no_other(make: Callable[..., Scheduler], caplog: pytest.LogCaptureFixture):
+    scheduler = make()
+    slow, ask = held(scheduler)
     futures = {text: ask(text) for text in ("good", "bad", "fine")}
     slow.go.set()
     assert futures["good"].result(10) == ["good"]
@@ -320,77 +320,77 @@ def test_one_that_fails_spoils_no_other(make: Callable[..., Engine], caplog: pyt
     assert "serve: a request failed" in caplog.text
 
 
-def test_what_was_accepted_is_answered_at_the_end(make: Callable[..., Engine]):
-    engine = make()
-    slow, ask = held(engine)
+def test_what_was_accepted_is_answered_at_the_end(make: Callable[..., Scheduler]):
+    scheduler = make()
+    slow, ask = held(scheduler)
     last = ask("last")
     slow.go.set()
-    engine.close()
+    scheduler.close()
     assert last.result(0) == ["last"]
-    assert not engine.is_open
+    assert not scheduler.is_open
     with pytest.raises(ClosedError, match=r"serve: the server is about to end"):
         ask("late")
 
 
 def test_what_could_not_be_answered_in_time_is_told_so():
-    engine = Engine(tiny_bank(), Settings.of(shutdown_timeout=0.05))
-    slow, ask = held(engine)
+    scheduler = Scheduler(tiny_bank(), Settings.of(shutdown_timeout=0.05))
+    slow, ask = held(scheduler)
     late = ask("late")
-    engine.close()
+    scheduler.close()
     with pytest.raises(ClosedError, match=r"serve: the server ended before this was answered"):
         late.result(1)
     slow.go.set()
 
 
-def test_texts_that_may_not_be_cut_are_measured(make: Callable[..., Engine]):
-    engine = make()
-    assert len(engine.ask(["film " * 30], ["mood"], truncate=False).result(10)) == 1
+def test_texts_that_may_not_be_cut_are_measured(make: Callable[..., Scheduler]):
+    scheduler = make()
+    assert len(scheduler.ask(["film " * 30], ["mood"], truncate=False).result(10)) == 1
     with pytest.raises(TooLongError, match=r"serve: text 1 has 33 tokens; 32 are read"):
-        engine.ask(["film", "film " * 31], ["mood"], truncate=False).result(10)
+        scheduler.ask(["film", "film " * 31], ["mood"], truncate=False).result(10)
 
 
-def test_half_a_character_in_a_text_that_may_not_be_cut(make: Callable[..., Engine]):
+def test_half_a_character_in_a_text_that_may_not_be_cut(make: Callable[..., Scheduler]):
     with pytest.raises(TooLongError, match=r"serve: text 0 has 43 tokens; 32 are read"):
         make().ask(["\ud800 " + "film " * 40], ["mood"], truncate=False).result(10)
 
 
-def test_a_text_that_is_read_in_windows_by_one_task_is_cut_for_another(make: Callable[..., Engine]):
-    engine = make()
-    assert len(engine.ask(["film " * 40], ["mood", "who"]).result(10)) == 1
+def test_a_text_that_is_read_in_windows_by_one_task_is_cut_for_another(make: Callable[..., Scheduler]):
+    scheduler = make()
+    assert len(scheduler.ask(["film " * 40], ["mood", "who"]).result(10)) == 1
     with pytest.raises(TooLongError, match=r"serve: text 0 has 42 tokens; 32 are read"):
-        engine.ask(["film " * 40], ["mood", "who"], truncate=False).result(10)
+        scheduler.ask(["film " * 40], ["mood", "who"], truncate=False).result(10)
 
 
-def test_tasks_must_exist(make: Callable[..., Engine]):
+def test_tasks_must_exist(make: Callable[..., Scheduler]):
     with pytest.raises(UnknownNameError, match=r"serve: unknown task 'mod'; known: mood, who. Did you mean 'mood'"):
         make().ask(["a"], ["mod"])
 
 
-def test_works_that_were_not_asked_for_lately_are_let_go(make: Callable[..., Engine]):
-    engine = make()
-    slow = Slow(engine.bank)
+def test_works_that_were_not_asked_for_lately_are_let_go(make: Callable[..., Scheduler]):
+    scheduler = make()
+    slow = Slow(scheduler.bank)
     slow.go.set()
     for number in range(300):
-        engine.submit(["a"], number, lambda: slow, truncate=True).result(10)
-    assert len(engine._works) == 256
+        scheduler.submit(["a"], number, lambda: slow, truncate=True).result(10)
+    assert len(scheduler._works) == 256
 
 
-def test_a_bank_that_was_replaced_is_let_go(make: Callable[..., Engine]):
-    engine = make()
-    old, new = engine.bank, tiny_bank(engine.bank.model)
-    engine.ask(["bad"]).result(10)
-    engine.serve(Served(new, 2, dict.fromkeys(new, 2)))
-    engine.ask(["bad"], bank=old).result(10)  # by a request that looked before
-    engine.ask(["bad"]).result(10)
+def test_a_bank_that_was_replaced_is_let_go(make: Callable[..., Scheduler]):
+    scheduler = make()
+    old, new = scheduler.bank, tiny_bank(scheduler.bank.model)
+    scheduler.ask(["bad"]).result(10)
+    scheduler.serve(ServedBank(new, 2, dict.fromkeys(new, 2)))
+    scheduler.ask(["bad"], bank=old).result(10)  # by a request that looked before
+    scheduler.ask(["bad"]).result(10)
     gone = weakref.ref(old)
     del old
     gc.collect()
     assert gone() is None
 
 
-def test_large_files_share_no_batch(make: Callable[..., Engine]):
-    engine = make(max_batch_tokens=16384)
-    slow, _ = held(engine)
+def test_large_files_share_no_batch(make: Callable[..., Scheduler]):
+    scheduler = make(max_batch_tokens=16384)
+    slow, _ = held(scheduler)
     taken: list[int] = []
 
     class Counted(Slow):
@@ -398,11 +398,11 @@ def test_large_files_share_no_batch(make: Callable[..., Engine]):
             taken.append(len(prepared))
             return list(prepared)
 
-    work = Counted(engine.bank)
+    work = Counted(scheduler.bank)
     for size in (1 << 26, 1 << 26, 40_000, 40_000, 40_000):
-        engine.submit([Upload("image", b"", size)], "files", lambda: work, truncate=True)
+        scheduler.submit([Upload("image", b"", size)], "files", lambda: work, truncate=True)
     slow.go.set()
     deadline = time.monotonic() + 10
-    while engine.unanswered and time.monotonic() < deadline:
+    while scheduler.unanswered and time.monotonic() < deadline:
         time.sleep(0.01)
     assert sorted(taken) == [1, 1, 3]

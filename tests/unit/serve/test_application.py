@@ -15,7 +15,7 @@ from lamina.errors import ConfigError
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.serve import Settings, create_app
-from lamina.serve.answers import categories_of, moderation
+from lamina.serve.responses import categories_of, moderation
 
 TEXT = "the film is good ."
 

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from lamina.serve.engine import Timing
-    from lamina.serve.jobs import Work
+    from lamina.serve.scheduler import BatchTiming
+    from lamina.serve.workers import Worker
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _TOKENS = tuple(2**power for power in range(4, 17))
 
 
 @final
-class Figures:
+class ServerMetrics:
     """Counts and times of one application."""
 
     def __init__(self, unanswered: Callable[[], int], running: Callable[[], int]) -> None:
@@ -41,7 +41,7 @@ class Figures:
         self._written = Counter("lamina_written_tokens", "Tokens of texts that were written", registry=own)
         Gauge("lamina_running_generations", "Texts being written", registry=own).set_function(running)
 
-    def tell(self, work: Work, timing: Timing) -> None:
+    def tell(self, work: Worker, timing: BatchTiming) -> None:
         """Take note of a batch."""
         for seconds in timing.queue:
             self._queue.observe(seconds)
@@ -65,10 +65,10 @@ class Figures:
 
 
 @final
-class Counted:
+class RequestMetrics:
     """An ASGI layer that counts and times requests, those that are refused too."""
 
-    def __init__(self, app: ASGIApp, figures: Figures) -> None:
+    def __init__(self, app: ASGIApp, figures: ServerMetrics) -> None:
         self._app, self._figures = app, figures
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -35,7 +35,7 @@ class TooLongError(LaminaError):
     """A text has more tokens than are read of it, and may not be cut."""
 
 
-class Work(ABC):
+class Worker(ABC):
     """Reads texts, and runs what was read."""
 
     tasks: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ def predictor_of(bank: ReaderBank, tasks: tuple[str, ...]) -> Predictor:
 
 
 @final
-class AnswerWork(Work):
+class PredictWorker(Worker):
     """The answers of some readers, as `lamina.predict` gives them."""
 
     def __init__(self, bank: ReaderBank, tasks: tuple[str, ...], *, raw: bool) -> None:
@@ -99,7 +99,7 @@ class AnswerWork(Work):
 
 
 @final
-class EmbedWork(Work):
+class EmbedWorker(Worker):
     """The mean over a text's tokens of one layer's state; the pass stops there."""
 
     def __init__(self, bank: ReaderBank, layer: int, *, normalize: bool) -> None:

@@ -15,9 +15,9 @@ from lamina.bank import Reader, ReaderBank
 from lamina.fusion.extra_layers import ExtraLayers
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.layers.fingerprints import fingerprint_of_tensors
-from lamina.serve import Engine, Settings, create_app
+from lamina.serve import Scheduler, Settings, create_app
 from lamina.serve import info as served_info
-from lamina.serve.live import Live
+from lamina.serve.reload import Reloader
 
 KEY = {"authorization": "Bearer sesame"}
 TEXT = "the film is good ."
@@ -94,13 +94,13 @@ def test_a_reader_that_runs_the_model_as_it_loads_disturbs_no_answer(bank: Reade
     deep = ReaderBank(bank.model, bank.processor)
     deep.add("deep", Reader(ExtraLayers(n=1), SequenceClassification(("a", "b"))))
     deep.save_pretrained(root / "deep")
-    engine = Engine(bank.eval(), Settings.of())
-    live, expected, answers = Live(engine, None, root), predict(bank, [TEXT])[0]["mood"]["score"], list[float]()
+    scheduler = Scheduler(bank.eval(), Settings.of())
+    live, expected, answers = Reloader(scheduler, None, root), predict(bank, [TEXT])[0]["mood"]["score"], list[float]()
     over = threading.Event()
 
     def ask() -> None:
         while not over.is_set():
-            answers.append(engine.ask([TEXT], ["mood"]).result(20)[0]["mood"]["score"])
+            answers.append(scheduler.ask([TEXT], ["mood"]).result(20)[0]["mood"]["score"])
 
     asking = threading.Thread(target=ask)
     asking.start()
@@ -108,9 +108,9 @@ def test_a_reader_that_runs_the_model_as_it_loads_disturbs_no_answer(bank: Reade
         live.put("deep")
     over.set()
     asking.join()
-    engine.close()
+    scheduler.close()
     assert answers == pytest.approx([expected] * len(answers), abs=1e-5)
-    assert {*engine.bank} == {"mood", "who", "deep"}
+    assert {*scheduler.bank} == {"mood", "who", "deep"}
 
 
 def test_weights_are_hashed_once_for_each_bank(client: TestClient, root: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,7 @@ from lamina.data.batches import Budget, length_batches
 from lamina.serve.uploads import Upload
 
 if TYPE_CHECKING:
-    from lamina.serve.jobs import Work
+    from lamina.serve.workers import Worker
 
 _PLANNED = 1024  # texts among which those of a pass are chosen, oldest first
 _FILE_TOKENS, _SIZE_OF_TOKEN = 256, 4096  # that a file counts for, so that not too much is decoded at once
@@ -23,7 +23,7 @@ class Job:
     """A request: some texts or pairs, and what is asked about them."""
 
     texts: Sequence[Any]
-    work: Work
+    work: Worker
     truncate: bool
     future: Future[list[Any]] = field(default_factory=Future)
     since: float = field(default_factory=time.perf_counter)

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
     from lamina.bank.watching import Watch
-    from lamina.serve.writing.pieces import Pieces
-    from lamina.serve.writing.token_scores import TokenScores
+    from lamina.serve.generation.detokenizer import Detokenizer
+    from lamina.serve.generation.token_scores import TokenScores
 
 
 @dataclass(frozen=True)
-class Token:
+class TokenEvent:
     """A token of a text, and what is said of it; the last one is read by no step, so that it has no scores."""
 
     index: int  # from 1
@@ -36,7 +36,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Ending:
+class GenerationEnd:
     """The end of a text."""
 
     reason: str  # "eos_token", "stop_sequence", "flag" or "length"
@@ -49,7 +49,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class StopConditions:
     """What ends a text."""
 
     most: int  # tokens
@@ -58,7 +58,7 @@ class Bounds:
 
 
 @final
-class Teller(StopOnEvent):
+class TokenStreamer(StopOnEvent):
     """Tells of each token once the next step has read it, and ends the text.
 
     It is all that ends one, a `StopOnEvent` that ends every sequence at once; so nothing is ever padded.
@@ -76,9 +76,9 @@ class Teller(StopOnEvent):
         self,
         said: TokenScores,
         watch: Watch | None,
-        pieces: Pieces,
-        bounds: Bounds,
-        put: Callable[[Token], None],
+        pieces: Detokenizer,
+        bounds: StopConditions,
+        put: Callable[[TokenEvent], None],
         is_over: Callable[[], bool],
     ) -> None:
         super().__init__(Event())
@@ -121,7 +121,7 @@ class Teller(StopOnEvent):
         self.last = time.perf_counter()
         self.first = self.first or self.last
         self._put(
-            Token(
+            TokenEvent(
                 self.count,
                 token,
                 text,
@@ -138,7 +138,7 @@ class Teller(StopOnEvent):
         self._tell(scored=False)
 
 
-def end_tokens(bank: ReaderBank) -> list[int]:
+def end_token_ids(bank: ReaderBank) -> list[int]:
     """Ids of the tokens with which the model ends a text."""
     ends = bank.model.generation_config.eos_token_id
     return [] if ends is None else [int(token) for token in torch.as_tensor(ends).flatten()]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fastapi import Request
 
 
-async def while_there(request: Request, answer: Awaitable[Any], seconds: float | None = None) -> Any:
+async def wait_while_connected(request: Request, answer: Awaitable[Any], seconds: float | None = None) -> Any:
     """Wait for an answer until it comes, the client hangs up (499) or time is up (503); then it is cancelled."""
     waiting = asyncio.ensure_future(answer)
     gone = asyncio.ensure_future(_hung_up(request))

@@ -7,7 +7,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError
-from lamina.serve.shapes import FileInput
+from lamina.serve.schemas import FileInput
 from lamina.serve.uploads import TEXT, Upload, medium_of
 from lamina.tasks import kind_of
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
     from lamina.heads.base import HeadConfig
-    from lamina.serve.shapes import InferTensor
+    from lamina.serve.schemas import InferTensor
 
 _YES = ("yes", "true", "1", "flagged", "unsafe", "harmful", "toxic", "spam")
 

@@ -12,9 +12,9 @@ from starlette.concurrency import run_in_threadpool
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, LaminaError, NotFiniteError, UnknownNameError
 from lamina.layers.nan_checks import first_non_finite
-from lamina.serve.engine import Engine, Served
-from lamina.serve.guard import ADMIN
-from lamina.serve.shapes import ReadersChanged, ReadersRequest
+from lamina.serve.middleware import ADMIN
+from lamina.serve.scheduler import Scheduler, ServedBank
+from lamina.serve.schemas import ReadersChanged, ReadersRequest
 from lamina.store.manifest import MANIFEST
 from lamina.utils import is_file
 
@@ -27,21 +27,21 @@ logger = logging.getLogger(__name__)
 
 
 @final
-class Live:
+class Reloader:
     """Puts readers in place of others, one change after another; a change that fails leaves all as it was.
 
     Args:
-        engine: What answers.
+        scheduler: What answers.
         source: Folder or hub id of the bank that is served, which `reload` reads again.
         root: The folder under which readers may be taken from.
     """
 
-    def __init__(self, engine: Engine, source: str | None = None, root: Path | None = None) -> None:
-        self._engine, self._source, self._root = engine, source, root
+    def __init__(self, scheduler: Scheduler, source: str | None = None, root: Path | None = None) -> None:
+        self._engine, self._source, self._root = scheduler, source, root
         self._lock = Lock()
-        self._counts = dict(engine.served.versions)  # of names that were taken out too
+        self._counts = dict(scheduler.served.versions)  # of names that were taken out too
 
-    def put(self, folder: str, readers: Sequence[str] | None = None) -> Served:
+    def put(self, folder: str, readers: Sequence[str] | None = None) -> ServedBank:
         """Serve readers of a bank's folder too, in place of those of the same names.
 
         Args:
@@ -59,7 +59,7 @@ class Live:
             chosen = [*loaded] if readers is None else list(readers)
             return self._serve({name: bank for name in bank if name not in chosen}, dict.fromkeys(chosen, loaded))
 
-    def remove(self, name: str) -> Served:
+    def remove(self, name: str) -> ServedBank:
         """Serve a reader no more; UnknownNameError if there is none of that name, ConfigError if it is the last."""
         with self._lock:
             bank = self._engine.bank
@@ -67,7 +67,7 @@ class Live:
                 raise UnknownNameError(op="serve", got=name, known=bank, what="reader")
             return self._serve({other: bank for other in bank if other != name}, {})
 
-    def reload(self) -> Served:
+    def reload(self) -> ServedBank:
         """Serve just the readers that the bank's own folder, or its repository, has now.
 
         Raises:
@@ -90,7 +90,7 @@ class Live:
         else:
             logger.info("serve: reloaded %s", ", ".join(f"{name} {served.versions[name]}" for name in served.bank))
 
-    def _serve(self, kept: Mapping[str, ReaderBank], new: Mapping[str, ReaderBank]) -> Served:
+    def _serve(self, kept: Mapping[str, ReaderBank], new: Mapping[str, ReaderBank]) -> ServedBank:
         old = self._engine.served
         facts = {"saves_base": old.bank.saves_base, "info": old.bank.info}
         bank = ReaderBank(old.bank.model, old.bank.processor, **facts).eval()  # its readers answer meanwhile
@@ -101,7 +101,7 @@ class Live:
                 raise NotFiniteError(f"serve: weight '{weight}' of reader '{name}' is not finite.", name=weight)
         counts = {name: self._counts.get(name, 0) + 1 for name in new}
         versions = {name: counts.get(name) or old.versions[name] for name in bank}
-        self._engine.serve(served := Served(bank, old.number + 1, versions))
+        self._engine.serve(served := ServedBank(bank, old.number + 1, versions))
         self._counts |= counts
         return served
 
@@ -119,16 +119,16 @@ class Live:
         return place
 
 
-def add_live(app: FastAPI, live: Live, engine: Engine) -> None:
-    """The paths that change what is served; `Guard` asks for the second key at all of them."""
+def add_reader_routes(app: FastAPI, live: Reloader, scheduler: Scheduler) -> None:
+    """The paths that change what is served; `RequestGuard` asks for the second key at all of them."""
 
-    def told(served: Served) -> dict[str, Any]:
+    def told(served: ServedBank) -> dict[str, Any]:
         return {"bank_version": served.number, "readers": {name: served.versions[name] for name in served.bank}}
 
     @app.get(ADMIN, response_model=ReadersChanged)
     async def readers() -> dict[str, Any]:
         """The readers that are served, each with its version."""
-        return told(engine.served)
+        return told(scheduler.served)
 
     @app.post(ADMIN, response_model=ReadersChanged)
     async def put(asked: ReadersRequest) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from lamina.data.arrow import spills
 from lamina.data.batches import Budget
 from lamina.errors import ConfigError, LaminaError
 from lamina.layers.pass_lock import pass_lock
-from lamina.serve.batching import Job, next_batch
-from lamina.serve.explain import ExplainWork
-from lamina.serve.jobs import AnswerWork, Work
+from lamina.serve.explain import ExplainWorker
+from lamina.serve.queue import Job, next_batch
 from lamina.serve.uploads import readers_of, sized
+from lamina.serve.workers import PredictWorker, Worker
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
@@ -41,7 +41,7 @@ class ClosedError(LaminaError):
 
 
 @dataclass(frozen=True)
-class Timing:
+class BatchTiming:
     """A batch: seconds that each part took, and how much was in it."""
 
     queue: Sequence[float]  # of each request, until its pass began, but for what follows
@@ -53,7 +53,7 @@ class Timing:
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
+class ServedBank:
     """What is served at one time."""
 
     bank: ReaderBank
@@ -70,7 +70,7 @@ class _Turn:
 
 
 @final
-class Engine:
+class Scheduler:
     """Runs a bank for any number of threads that ask.
 
     A batch is the oldest request that waits and those for the same answers that are best read with it (`next_batch`),
@@ -82,15 +82,15 @@ class Engine:
     Args:
         bank: The readers and their model; its processor reads the texts.
         settings: The limits.
-        tell: Called with the `Timing` of each batch.
+        tell: Called with the `BatchTiming` of each batch.
     """
 
     def __init__(
-        self, bank: ReaderBank, settings: Settings, tell: Callable[[Work, Timing], None] | None = None
+        self, bank: ReaderBank, settings: Settings, tell: Callable[[Worker, BatchTiming], None] | None = None
     ) -> None:
         if not len(bank):
             raise ConfigError("serve: the bank has no reader; at least one is needed.")
-        self.served, self.settings = Served(bank.eval(), 1, dict.fromkeys(bank, 1)), settings
+        self.served, self.settings = ServedBank(bank.eval(), 1, dict.fromkeys(bank, 1)), settings
         self._tell = tell
         self.turns = pass_lock(bank.model)  # with threads that write, and those that look at the model
         self.reading = Lock()  # how a tokenizer cuts is a state of it, set before each text
@@ -100,7 +100,7 @@ class Engine:
         self._unanswered = 0
         self._changed = Condition()
         self._closing = False
-        self._works: dict[Any, Work] = {}
+        self._works: dict[Any, Worker] = {}
         self._free = settings.max_concurrent_passes  # passes that may begin
         self._ready = 0  # batches that were read, and wait for theirs
         self._threads = [Thread(target=self._work, daemon=True) for _ in range(settings.max_concurrent_passes + 1)]
@@ -112,7 +112,7 @@ class Engine:
         """The bank that is served now."""
         return self.served.bank
 
-    def serve(self, served: Served) -> None:
+    def serve(self, served: ServedBank) -> None:
         """Serve another bank from the next request on; those accepted before are answered by theirs."""
         if not len(served.bank):
             raise ConfigError("serve: the bank would have no reader; at least one is needed.")
@@ -161,11 +161,11 @@ class Engine:
         asked = self.bank if bank is None else bank
         names = readers_of(asked, tasks, texts)
         return self.submit(
-            sized(asked, names, texts), (asked, names, raw), lambda: AnswerWork(asked, names, raw=raw), truncate
+            sized(asked, names, texts), (asked, names, raw), lambda: PredictWorker(asked, names, raw=raw), truncate
         )
 
     def explain(self, text: Any, tasks: Sequence[str] | None = None, *, truncate: bool = True) -> Future[list[Any]]:
-        """Ask what readers took their answer from, as `ask` does; the future is of a list of one `ExplainWork` gives.
+        """Ask what readers took their answer from, as `ask` does; the future is of a list of one `ExplainWorker` gives.
 
         Raises:
             LaminaError: As of `ask`.
@@ -173,10 +173,10 @@ class Engine:
         asked = self.bank
         names = readers_of(asked, tasks, [text])
         return self.submit(
-            sized(asked, names, [text]), (asked, "explain", names), lambda: ExplainWork(asked, names), truncate
+            sized(asked, names, [text]), (asked, "explain", names), lambda: ExplainWorker(asked, names), truncate
         )
 
-    def submit(self, texts: Sequence[Any], key: Any, make: Callable[[], Work], truncate: bool) -> Future[list[Any]]:
+    def submit(self, texts: Sequence[Any], key: Any, make: Callable[[], Worker], truncate: bool) -> Future[list[Any]]:
         """Have texts read and run by the work of a key, of which the bank is a part."""
         with self._changed:
             if self._closing:
@@ -191,7 +191,7 @@ class Engine:
             self._changed.notify_all()
         return job.future
 
-    def _work_for(self, key: Any, make: Callable[[], Work]) -> Work:
+    def _work_for(self, key: Any, make: Callable[[], Worker]) -> Worker:
         """The work of a key, which is kept while its bank is served."""
         if key in self._works:
             return self._works[key]
@@ -317,7 +317,7 @@ class Engine:
         end = time.perf_counter()
         if self._tell is not None:  # first, so that who has an answer finds it counted
             queue, texts = [begin - read - job.since for job in jobs], sum(len(job.texts) for job in jobs)
-            self._tell(work, Timing(queue, read, end - begin, len(jobs), texts, prepared.tokens))
+            self._tell(work, BatchTiming(queue, read, end - begin, len(jobs), texts, prepared.tokens))
         for job in jobs:
             own = [next(answers) for _ in job.texts]
             job.future.set_result(own)

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from tests.support.stored import tiny_bank
 
 from lamina.serve import Settings, create_app
-from lamina.serve.guard import Guard, depth_of
+from lamina.serve.middleware import RequestGuard, depth_of
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,6 @@ def test_a_body_that_does_not_come_is_not_waited_for():
         sent.append(message)
 
     scope: Any = {"type": "http", "path": "/predict", "method": "POST", "headers": []}
-    asyncio.run(Guard(application, Settings.of(request_timeout=0.1))(scope, receive, send))
+    asyncio.run(RequestGuard(application, Settings.of(request_timeout=0.1))(scope, receive, send))
     assert sent[0]["status"] == 408
     assert json.loads(sent[1]["body"])["error"] == "the body did not come within 0.1 s."

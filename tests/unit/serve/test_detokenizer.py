@@ -7,7 +7,7 @@ from tests.support.stored import tiny_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lamina.serve.writing.pieces import Pieces, StopText
+from lamina.serve.generation.detokenizer import Detokenizer, StopStrings
 
 
 def bytes_tokenizer() -> PreTrainedTokenizerFast:
@@ -22,33 +22,33 @@ def bytes_tokenizer() -> PreTrainedTokenizerFast:
 BYTES = bytes_tokenizer()
 
 
-def pieces_of(pieces: Pieces, ids: list[int]) -> list[str]:
+def pieces_of(pieces: Detokenizer, ids: list[int]) -> list[str]:
     return [*(pieces.add(token) for token in ids), pieces.rest()]
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=20))
 def test_pieces_of_whole_characters_join_to_the_text(text: str):
-    pieces = Pieces(BYTES)
+    pieces = Detokenizer(BYTES)
     told = pieces_of(pieces, BYTES(text)["input_ids"])
     assert "".join(told) == pieces.text == text
 
 
 def test_a_character_of_several_tokens_comes_once_it_is_whole():
     ids = BYTES("a€b")["input_ids"]
-    assert pieces_of(Pieces(BYTES), ids) == ["a", "", "", "€", "b", ""]
-    assert pieces_of(Pieces(BYTES), ids[:3]) == ["a", "", "", "\ufffd"]
+    assert pieces_of(Detokenizer(BYTES), ids) == ["a", "", "", "€", "b", ""]
+    assert pieces_of(Detokenizer(BYTES), ids[:3]) == ["a", "", "", "\ufffd"]
 
 
 def test_a_word_after_a_prompt_has_the_space_between():
     tokenizer = tiny_tokenizer()
     prompt, text = (tokenizer(one, add_special_tokens=False)["input_ids"] for one in ("the film", "is good"))
-    assert pieces_of(Pieces(tokenizer, prompt), text) == [" is", " good", ""]
-    assert pieces_of(Pieces(tokenizer), text) == ["is", " good", ""]
+    assert pieces_of(Detokenizer(tokenizer, prompt), text) == [" is", " good", ""]
+    assert pieces_of(Detokenizer(tokenizer), text) == ["is", " good", ""]
 
 
 def test_special_tokens_are_signs_and_no_text():
     tokenizer = tiny_tokenizer()
-    pieces = Pieces(tokenizer)
+    pieces = Detokenizer(tokenizer)
     end = tokenizer.sep_token_id
     film = tokenizer.convert_tokens_to_ids("film")
     assert (pieces.sign(end), pieces.sign(film)) == ("[SEP]", None)
@@ -57,7 +57,7 @@ def test_special_tokens_are_signs_and_no_text():
 
 @given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
 def test_a_text_is_cut_before_a_stop_however_it_comes(parts: list[str], stops: list[str]):
-    text, shown, stop_text = "".join(parts), "", StopText(stops)
+    text, shown, stop_text = "".join(parts), "", StopStrings(stops)
     for part in parts:
         shown += stop_text.add(part)
         assert text.startswith(shown)
@@ -71,5 +71,5 @@ def test_a_text_is_cut_before_a_stop_however_it_comes(parts: list[str], stops: l
 
 @pytest.mark.parametrize(("stop", "shown"), [("bc", ["a", "", ""]), ("xy", ["a", "b", "c"])])
 def test_what_may_be_the_start_of_a_stop_is_held_back(stop: str, shown: list[str]):
-    stop_text = StopText([stop])
+    stop_text = StopStrings([stop])
     assert [stop_text.add(part) for part in "abc"] == shown

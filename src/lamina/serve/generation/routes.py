@@ -16,30 +16,30 @@ from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from lamina.errors import LaminaError
-from lamina.serve.engine import ClosedError
-from lamina.serve.waiting import while_there
-from lamina.serve.writing.pieces import StopText
-from lamina.serve.writing.shapes import ChatRequest, GenerateRequest
-from lamina.serve.writing.telling import Ending, Token
+from lamina.serve.disconnects import wait_while_connected
+from lamina.serve.generation.detokenizer import StopStrings
+from lamina.serve.generation.stream import GenerationEnd, TokenEvent
+from lamina.serve.scheduler import ClosedError
+from lamina.serve.schemas import ChatRequest, GenerateRequest
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.types import Message, Receive, Scope, Send
 
-    from lamina.serve.engine import Engine
-    from lamina.serve.writing.prompts import WriteRequest
-    from lamina.serve.writing.writer import Writer
+    from lamina.serve.generation.generator import TextGenerator
+    from lamina.serve.generation.prompts import GenerationRequest
+    from lamina.serve.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-Item = Token | Ending
+Item = TokenEvent | GenerationEnd
 _FINISH = {"eos_token": "stop", "stop_sequence": "stop", "length": "length", "flag": "content_filter"}  # as OpenAI's
 
 
 class Items:
     """A text's tokens and its end, as they come from the thread that writes it."""
 
-    def __init__(self, writer: Writer, asked: WriteRequest, seconds: float) -> None:
+    def __init__(self, writer: TextGenerator, asked: GenerationRequest, seconds: float) -> None:
         self._queue, self.seconds = asyncio.Queue[Item | LaminaError](), seconds
         loop = asyncio.get_running_loop()
 
@@ -60,10 +60,10 @@ class Items:
             raise item
         return item
 
-    async def all(self) -> tuple[list[Token], Ending]:
+    async def all(self) -> tuple[list[TokenEvent], GenerationEnd]:
         """The whole text."""
-        tokens: list[Token] = []
-        while isinstance(item := await self.next(), Token):
+        tokens: list[TokenEvent] = []
+        while isinstance(item := await self.next(), TokenEvent):
             tokens.append(item)
         return tokens, item
 
@@ -108,7 +108,7 @@ class Events(StreamingResponse):
             while True:
                 for told in shape(item):
                     yield _event(told)
-                if isinstance(item, Ending):
+                if isinstance(item, GenerationEnd):
                     return
                 item = await self._items.next()
         except (LaminaError, HTTPException) as error:
@@ -122,12 +122,12 @@ def _event(told: Any) -> bytes:
     return f"data: {text}\n\n".encode()
 
 
-def said_of(token: Token) -> dict[str, Any]:
+def said_of(token: TokenEvent) -> dict[str, Any]:
     """What the readers and monitors say at a token."""
     return {"scores": token.scores, "monitors": token.monitors, "flagged": list(token.flagged)}
 
 
-def details_of(ending: Ending) -> dict[str, Any]:
+def details_of(ending: GenerationEnd) -> dict[str, Any]:
     """How a text ended."""
     return {
         "finish_reason": ending.reason,
@@ -139,27 +139,27 @@ def details_of(ending: Ending) -> dict[str, Any]:
     }
 
 
-def _token(token: Token) -> dict[str, Any]:
+def _token(token: TokenEvent) -> dict[str, Any]:
     special = token.sign is not None
     return {"id": token.id, "text": token.sign if special else token.text, "special": special}
 
 
 def generate_events() -> Callable[[Item], Iterator[Any]]:
     """As text-generation-inference streams: the last token's event has the whole text, and says how it ended."""
-    last: list[Token] = []
+    last: list[TokenEvent] = []
 
     def shape(item: Item) -> Iterator[Any]:
-        if isinstance(item, Token) and item.last:
+        if isinstance(item, TokenEvent) and item.last:
             last.append(item)
             return
-        token, ending = (item, None) if isinstance(item, Token) else (last[0], item)
+        token, ending = (item, None) if isinstance(item, TokenEvent) else (last[0], item)
         end = {"generated_text": ending and ending.text, "details": ending and details_of(ending)}
         yield {"index": token.index, "token": _token(token), **said_of(token), **end}
 
     return shape
 
 
-def generate_body(tokens: list[Token], ending: Ending, *, details: bool) -> dict[str, Any]:
+def generate_body(tokens: list[TokenEvent], ending: GenerationEnd, *, details: bool) -> dict[str, Any]:
     """As it answers whole."""
     each = [{**_token(token), **said_of(token)} for token in tokens]
     more = {"details": {**details_of(ending), "prefill": [], "tokens": each}} if details else {}
@@ -172,7 +172,7 @@ class ChatShape:
     def __init__(self, asked: ChatRequest, model: str) -> None:
         self._model, self._usage = asked.model or model, asked.has_usage
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
-        self._stop = StopText(asked.asked().stop)
+        self._stop = StopStrings(asked.asked().stop)
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
@@ -184,7 +184,7 @@ class ChatShape:
 
     def events(self, item: Item) -> Iterator[Any]:
         """The chunks of one item."""
-        if isinstance(item, Token):
+        if isinstance(item, TokenEvent):
             if item.index == 1:
                 yield self._chunk({"role": "assistant", "content": ""})
             text = self._stop.add(item.text)
@@ -197,7 +197,7 @@ class ChatShape:
             yield {**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(item)}
         yield "[DONE]"
 
-    def body(self, tokens: list[Token], ending: Ending) -> dict[str, Any]:
+    def body(self, tokens: list[TokenEvent], ending: GenerationEnd) -> dict[str, Any]:
         """The whole answer."""
         text = self._stop.add(ending.text) + self._stop.rest()
         message = {"role": "assistant", "content": text, "refusal": None}
@@ -207,14 +207,14 @@ class ChatShape:
         return {**self._head("chat.completion"), "choices": [choice], **more}
 
 
-def _usage(ending: Ending) -> dict[str, int]:
+def _usage(ending: GenerationEnd) -> dict[str, int]:
     read, written = ending.prompt_tokens, ending.tokens
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def add_generation(app: FastAPI, engine: Engine, writer: Writer, name: str) -> None:
+def add_generation(app: FastAPI, scheduler: Scheduler, writer: TextGenerator, name: str) -> None:
     """Add the paths that have a text written."""
-    seconds = engine.settings.request_timeout
+    seconds = scheduler.settings.request_timeout
     streams: Any = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 
     @app.post("/generate", responses=streams)
@@ -238,9 +238,9 @@ def add_generation(app: FastAPI, engine: Engine, writer: Writer, name: str) -> N
         return shape.body(*await _whole(items, request))
 
 
-async def _whole(items: Items, request: Request) -> tuple[list[Token], Ending]:
+async def _whole(items: Items, request: Request) -> tuple[list[TokenEvent], GenerationEnd]:
     try:
-        return await while_there(request, items.all())
+        return await wait_while_connected(request, items.all())
     finally:
         items.leave()
 
@@ -248,7 +248,7 @@ async def _whole(items: Items, request: Request) -> tuple[list[Token], Ending]:
 async def _streamed(items: Items, request: Request, shape: Callable[[Item], Iterator[Any]], *, nested: bool) -> Events:
     """A stream; what is wrong before its first token has a status of its own."""
     try:
-        first = await while_there(request, items.next())
+        first = await wait_while_connected(request, items.next())
     except BaseException:
         items.leave()
         raise

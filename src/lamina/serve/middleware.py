@@ -26,7 +26,7 @@ _PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{\]}]', re.DOTALL)  # texts whol
 
 
 @final
-class Guard:
+class RequestGuard:
     """An ASGI layer around the application. It reads the body, and hands it on whole or not at all."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
