@@ -35,8 +35,8 @@ class TextGenerator:
     """Has the bank's model write texts for any number of requests, a few at once.
 
     Each text has a thread and passes of its own, apart from the scheduler's: a step reads one token and is short, so
-    that nobody who asks for a prediction waits for a text to end. Texts share no pass, since padding changes the last bits
-    of what is computed, and so, now and then, a token.
+    that nobody who asks for a prediction waits for a text to end. Texts share no pass, since padding changes the last
+    bits of what is computed, and so, now and then, a token.
 
     Args:
         scheduler: Whose bank writes; its settings are the limits.
