@@ -64,10 +64,13 @@ def _show(found: Study, folder: Path, *, as_json: bool) -> None:
         facts = {"study": found.name, "conclusions": found.conclusions, "failures": failures, "output": str(folder)}
         print_json({**facts, "table": rows})
         return
-    shown = found.table.head(SHOWN).astype(object)
+    summary = found.summary()
+    shown = (summary if found.pivot else summary.head(SHOWN)).astype(object)
     rows = shown.where(shown.notna(), None).to_numpy().tolist()
-    print_table(f"Study: {found.name}", list(found.table.columns), rows)
-    if (left := len(found.table) - SHOWN) > 0:
+    print_table(f"Study: {found.name}", list(shown.columns), rows)
+    if found.pivot is not None:
+        print(f"means over seeds; all {pluralize(len(found.table), 'row')} are in {folder / 'table.csv'}")
+    elif (left := len(found.table) - SHOWN) > 0:
         print(f"and {pluralize(left, 'more row')}, in {folder / 'table.csv'}")
     for sentence in found.conclusions:
         print(f"- {sentence}")

@@ -1,4 +1,4 @@
-"""What numbers allow to conclude: intervals over seeds, paired bootstrap over rows, Holm's correction, a sentence."""
+"""Statistics of studies: intervals over seeds, the paired bootstrap over rows, Holm's correction, and sentences."""
 
 from __future__ import annotations
 
@@ -6,35 +6,38 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import NamedTuple, TypeAlias, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lamina.errors import ConfigError
 from lamina.train.results import summarise
 from lamina.utils import check_range, pluralize
 
-Array = np.ndarray[Any, np.dtype[Any]]
-Metric = Callable[[Array], Array]
-_AT_ONCE = 1 << 22  # weights of rows that are drawn at a time
+Array: TypeAlias = NDArray[np.floating]
+Metric: TypeAlias = Callable[[Array], Array]  # sums of counts `[..., counts]` -> scores `[...]`
+_AT_ONCE = 1 << 22  # bootstrap weights held in memory at a time
 
 
 @final
 @dataclass(frozen=True)
 class Difference:
-    """By how much one method is ahead of another on the same rows.
+    """The difference between the scores of two methods on the same rows, as `paired_bootstrap` returns it.
+
+    Printed, it is a sentence that says what may be concluded.
 
     Attributes:
-        first: Name of the one.
-        second: Name of the other.
-        value: Score of the first less that of the second, of the mean over seeds.
-        low: Lower end of the interval.
-        high: Upper end of the interval.
-        p: Two-sided, that both are the same.
-        rows: On so many rows.
-        seeds: Of so many seeds; of one there is no interval over seeds, and nothing is concluded.
-        holm: `p` after Holm's correction for all comparisons made; None: there was no other.
-        confidence: Of the interval.
+        first: Name of the first method.
+        second: Name of the second method.
+        value: Score of the first method minus the score of the second, both averaged over seeds.
+        low: Lower end of the confidence interval of `value`.
+        high: Upper end of the confidence interval of `value`.
+        p: Two-sided p value of the hypothesis that both methods score the same.
+        rows: Number of rows that both methods were scored on.
+        seeds: Number of seeds. With one seed there is no interval over seeds, and nothing is concluded.
+        holm: `p` after Holm's correction for all comparisons that were made together. None: this was the only one.
+        confidence: Coverage of the interval, such as 0.95.
     """
 
     first: str
@@ -50,26 +53,26 @@ class Difference:
 
     @property
     def conclusive(self) -> bool:
-        """Whether one may be said to be ahead: more than one seed, 0 outside the interval, and a small enough p."""
+        """Whether one method may be called better: more than one seed, 0 outside the interval, and a small p value."""
         p = self.p if self.holm is None else self.holm
         return self.seeds > 1 and self.low * self.high > 0 and p <= 1 - self.confidence
 
     def __str__(self) -> str:
-        """What may be concluded, as a sentence."""
+        """Return a sentence that says which method is better, or that the two cannot be told apart."""
         n = f"n = {pluralize(self.rows, 'row')}"
         if self.seeds < 2:
             side = f"{_number(abs(self.value))} {'above' if self.value >= 0 else 'below'}"
             return f"{self.first} is {side} {self.second} ({n}); with one seed no interval is claimed."
-        one, two, ends = self.first, self.second, (self.low, self.high)
+        better, worse, ends = self.first, self.second, (self.low, self.high)
         if self.value < 0 and self.conclusive:
-            one, two, ends = two, one, (-self.high, -self.low)
+            better, worse, ends = worse, better, (-self.high, -self.low)
         name, p = ("p", self.p) if self.holm is None else ("Holm p", self.holm)
         interval = f"{100 * self.confidence:g} % {_number(ends[0])} to {_number(ends[1])}"
         facts = f"({interval}, {n}, {self.seeds} seeds, {name} {_p_value(p)})"
         if self.conclusive:
-            return f"{one} is ahead of {two} by {_number(abs(self.value))} {facts}."
+            return f"{better} is ahead of {worse} by {_number(abs(self.value))} {facts}."
         among = " among so many comparisons" if self.low * self.high > 0 and self.holm is not None else ""
-        return f"{one} and {two} cannot be told apart{among}: the difference is {_number(self.value)} {facts}."
+        return f"{better} and {worse} cannot be told apart{among}: the difference is {_number(self.value)} {facts}."
 
 
 def paired_bootstrap(
@@ -82,55 +85,58 @@ def paired_bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Difference:
-    """Compare two methods on the same rows, which are drawn again with replacement, as are the seeds if several ran.
+    """Compare two methods by a paired bootstrap: resample the rows, and the seeds if there are several.
 
-    The interval is that of the percentiles. p is twice the share of draws on the other side of 0 (or at it), both
-    counted one higher, so that it is never 0.
+    The interval consists of percentiles of the resampled differences. The p value is twice the share of resamples whose
+    difference lies at 0 or on the other side of it; both counts are raised by one, so that p is never 0.
 
     Args:
-        first: What the first method scores, `[rows]` or `[seeds, rows]`; or counts of rows `[seeds, rows, counts]`
-            that `metric` makes a score of.
-        second: The same of the second method, on the same rows with the same seeds.
-        metric: Sums of the rows' counts `[..., counts]` -> scores `[...]`; None: the mean of the rows.
-        names: What to call the two.
-        repeats: How many draws.
-        confidence: Of the interval.
-        seed: Decides the draws.
+        first: Scores of the first method, `[rows]` or `[seeds, rows]`; or, with `metric`, counts per row
+            `[seeds, rows, counts]`.
+        second: The same for the second method, on the same rows and with the same seeds.
+        metric: Function from sums of counts `[..., counts]` to scores `[...]`. None: the score is the mean over rows.
+        names: Names of the two methods, for the sentence.
+        repeats: Number of resamples, at least 100.
+        confidence: Coverage of the interval, from 0.5 to below 1.
+        seed: Seed of the resampling.
+
+    Returns:
+        The difference of the scores with its interval and p value.
 
     Raises:
-        ConfigError: If both are not of one shape, there is no row, or an option is out of its range.
+        ConfigError: If the two shapes differ, there are no rows, or an option is out of its range.
 
     Source:
-        Efron and Tibshirani 1993, chapter 13. Seeds and rows are drawn as in Sellam et al. 2022, arXiv:2106.16163,
+        Efron and Tibshirani 1993, chapter 13. Seeds and rows are resampled as in Sellam et al. 2022, arXiv:2106.16163,
         section 3, "paired seeds".
     """
     op = "paired_bootstrap"
     check_range(op, "repeats", repeats, 100)
     check_range(op, "confidence", confidence, 0.5, 1, open_high=True)
-    one, two = np.asarray(first, float), np.asarray(second, float)
-    if one.shape != two.shape or not one.size:
-        raise ConfigError(f"{op}: the scores have the shapes {one.shape} and {two.shape}; both need the same rows.")
-    counts = np.stack([_as_counts(one, metric), _as_counts(two, metric)])  # [2, seeds, rows, counts]
+    left, right = np.asarray(first, float), np.asarray(second, float)
+    if left.shape != right.shape or not left.size:
+        raise ConfigError(f"{op}: the scores have the shapes {left.shape} and {right.shape}; both need the same rows.")
+    counts = np.stack([_as_counts(left, metric), _as_counts(right, metric)])  # [2, seeds, rows, counts]
     score: Metric = metric or (lambda totals: totals[..., 0] / totals[..., 1])
     _, seeds, rows, _ = counts.shape
     rng = np.random.default_rng(seed)
-    draws: list[Array] = []
+    differences: list[Array] = []
     for size in _sizes(repeats, max(1, _AT_ONCE // rows)):
         weights = rng.multinomial(rows, np.full(rows, 1 / rows), size=size).astype(float)
         totals = np.einsum("dr,msrc->mdsc", weights, counts, optimize=True)
-        ahead = score(totals[0]) - score(totals[1])  # [draws, seeds]
-        of_seeds = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=size)
-        draws.append((ahead * of_seeds).sum(1) / seeds)
-    drawn = np.concatenate(draws)
-    low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
-    p = min(1.0, 2 * (1 + min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))) / (1 + repeats))
-    whole = counts.sum(2)
-    value = float((score(whole[0]) - score(whole[1])).mean())
+        ahead = score(totals[0]) - score(totals[1])  # [resamples, seeds]
+        seed_weights = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=size)
+        differences.append((ahead * seed_weights).sum(1) / seeds)
+    resampled = np.concatenate(differences)
+    low, high = np.quantile(resampled, [(1 - confidence) / 2, (1 + confidence) / 2])
+    p = min(1.0, 2 * (1 + min(int((resampled <= 0).sum()), int((resampled >= 0).sum()))) / (1 + repeats))
+    totals = counts.sum(2)
+    value = float((score(totals[0]) - score(totals[1])).mean())
     return Difference(*names, value, float(low), float(high), p, rows, seeds, confidence=confidence)
 
 
 def _as_counts(scores: Array, metric: Metric | None) -> Array:
-    """`[seeds, rows, counts]`; of plain scores the counts are the score and 1."""
+    """Return counts `[seeds, rows, counts]`; without a metric, the counts of a row are its score and 1."""
     if metric is not None:
         return scores if scores.ndim == 3 else scores[None]
     scores = scores if scores.ndim == 2 else scores[None]
@@ -138,11 +144,12 @@ def _as_counts(scores: Array, metric: Metric | None) -> Array:
 
 
 def _sizes(total: int, most: int) -> list[int]:
+    """Return the sizes of the parts when `total` resamples are made at most `most` at a time."""
     return [min(most, total - start) for start in range(0, total, most)]
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """The p values of several comparisons, corrected so that the chance of any false conclusion is what they say.
+    """Return Holm-corrected p values: with several comparisons, they bound the chance of any false conclusion.
 
     Source:
         Holm 1979, "A Simple Sequentially Rejective Multiple Test Procedure".
@@ -155,42 +162,51 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def corrected(differences: Sequence[Difference]) -> list[Difference]:
-    """Comparisons of one family, each with its Holm p; a single one needs none."""
+    """Return the comparisons with their Holm-corrected p values; a single comparison is returned unchanged."""
     if len(differences) < 2:
         return list(differences)
     values = holm([difference.p for difference in differences])
     return [replace(difference, holm=p) for difference, p in zip(differences, values, strict=True)]
 
 
-_EXACT_BELOW = 9  # pairs
+_EXACT_BELOW = 9  # pairs; all orders of more would be too many to try
 
 
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
-    """Spearman's, as "score", with "p" and "n"; NaN for fewer than three pairs, or where one side never differs.
+class RankCorrelation(NamedTuple):
+    """Spearman's rank correlation: over `n` pairs, with the two-sided p value; `score` is the correlation."""
 
-    Of fewer than nine pairs p is exact: the share of all orders that are as far from 0, in either direction.
+    n: int
+    p: float
+    score: float
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> RankCorrelation:
+    """Return Spearman's rank correlation of two sequences of equal length.
+
+    It is NaN for fewer than three pairs, or if all values of one side are equal. For fewer than nine pairs the p value
+    is exact: the share of all orders whose correlation is at least as far from 0.
     """
     from scipy.stats import spearmanr
 
     if len(first) < 3 or min(len(set(first)), len(set(second))) < 2:
-        return {"n": len(first), "p": float("nan"), "score": float("nan")}
-    found: Any = spearmanr(first, second)
-    p = _exact_p(first, second) if len(first) < _EXACT_BELOW else float(found.pvalue)
-    return {"n": len(first), "p": p, "score": float(found.statistic)}
+        return RankCorrelation(len(first), math.nan, math.nan)
+    correlation, p = (float(value) for value in spearmanr(first, second))  # pyright: ignore[reportArgumentType]
+    return RankCorrelation(len(first), _exact_p(first, second) if len(first) < _EXACT_BELOW else p, correlation)
 
 
 def _exact_p(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the share of all orders of `second` whose correlation with `first` is at least as far from 0."""
     from scipy.stats import rankdata
 
     if not all(map(math.isfinite, [*first, *second])):
         return math.nan
-    one, two = (rankdata(values) - (len(values) + 1) / 2 for values in (first, second))
-    every = np.abs(np.array(list(itertools.permutations(two))) @ one)
-    return float((every >= abs(float(two @ one)) - 1e-9).mean())
+    left, right = (rankdata(values) - (len(values) + 1) / 2 for values in (first, second))
+    products = np.abs(np.array(list(itertools.permutations(right))) @ left)
+    return float((products >= abs(float(right @ left)) - 1e-9).mean())
 
 
 def mean_and_interval(values: Sequence[float]) -> str:
-    """Scores of several seeds as "0.853 ± 0.012" (95 % t interval), of one as "0.853 (one seed)"."""
+    """Return the mean over seeds as text: "0.853 ± 0.012" (95 % t interval), or "0.853 (one seed)"."""
     summary = summarise(values)
     if summary.interval is None:
         return f"{_number(summary.mean)} (one seed)"

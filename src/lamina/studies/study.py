@@ -1,4 +1,4 @@
-"""What a study found: a tidy table, how it is drawn, and the exact settings; saved and loaded as a folder."""
+"""The result of a study: a tidy table, its charts and the exact settings; saved and loaded as a folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lamina.layers import stacks
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.store.files import damaged, read_steady, staged, write_json
 from lamina.store.manifest import FORMAT, SavedFacts
-from lamina.utils import pluralize
+from lamina.utils import JSON, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,32 +23,36 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from transformers import PreTrainedModel
 
-FILES = (STUDY, PARQUET, CSV) = ("lamina_study.json", "table.parquet", "table.csv")  # the first marks a study
+FILES = (STUDY, PARQUET, CSV) = (
+    "lamina_study.json",
+    "table.parquet",
+    "table.csv",
+)  # the first one marks a folder as a study
 
 
 @final
 @dataclass(frozen=True)
 class Figure:
-    """Which rows of a study's table are drawn, and how.
+    """A chart of a study: which rows of the table it shows, and how.
+
+    Rows that differ in the column "seed" only are drawn as their mean, with the 95 % t interval over seeds.
 
     Attributes:
         kind: "line" (a curve over `x`), "heat" (a cell per `x` and `y`, coloured by `value`), "bar", or "scatter" (a
             point per row).
-        x: Column along the bottom.
-        value: Column of the numbers.
-        y: Column up the side of a "heat" figure.
-        colour: Column that tells curves, bars or points apart; None: there is one.
-        facet: Column with one panel per value; None: there is one panel.
-        label: Column that is written in the cells of a "heat" figure, such as the token that a layer foretells; None:
-            the numbers, where there is room.
-        x_label: Column that names each `x`, such as the token at a position; None: `x` itself.
-        where: Column -> the value of the rows that are drawn.
-        title: Written above.
-        x_title: Of the axis along the bottom, with its unit; "": the column's name.
-        value_title: What the numbers are, with their unit; "": the column's name.
-        note: What to see in it, in a sentence.
-
-    Rows that differ in column "seed" alone are drawn as their mean, with the 95 % t interval over seeds.
+        x: Column on the horizontal axis.
+        value: Column with the numbers.
+        y: Column on the vertical axis of a "heat" chart.
+        colour: Column with one colour per value. None: one colour.
+        facet: Column with one panel per value. None: one panel.
+        label: Column that is written into the cells of a "heat" chart, such as the token that a layer predicts. None:
+            the numbers, if there is room.
+        x_label: Column with the name of each `x`, such as the token at a position. None: `x` itself.
+        where: Column -> value of the rows to show; all rows if empty.
+        title: Title of the chart.
+        x_title: Title of the horizontal axis, with its unit. "": the name of the column.
+        value_title: What the numbers are, with their unit. "": the name of the column.
+        note: One sentence that says what to look for.
     """
 
     kind: Literal["line", "heat", "bar", "scatter"]
@@ -59,15 +63,37 @@ class Figure:
     facet: str | None = None
     label: str | None = None
     x_label: str | None = None
-    where: Mapping[str, Any] = field(default_factory=dict)
+    where: Mapping[str, JSON] = field(default_factory=dict)
     title: str = ""
     x_title: str = ""
     value_title: str = ""
     note: str = ""
 
 
+@final
+@dataclass(frozen=True)
+class Pivot:
+    """How a study's table is summarised for printing: a row per `index`, a column per value of `columns`.
+
+    Attributes:
+        index: Columns that name the printed rows. Table rows that have no value in one of them are left out.
+        columns: Columns whose values become the printed columns.
+        where: Column -> value of the table rows to summarise; all rows if empty.
+        value: Column with the numbers; numbers of the same cell, such as those of several seeds, are averaged.
+    """
+
+    index: tuple[str, ...]
+    columns: tuple[str, ...]
+    where: Mapping[str, JSON] = field(default_factory=dict)
+    value: str = "score"
+
+    def __post_init__(self) -> None:
+        for name in ("index", "columns"):  # JSON gives lists
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+
 class _StudyFacts(SavedFacts):
-    """`lamina_study.json`."""
+    """The fields of `lamina_study.json`; `table` is the SHA-256 of the Parquet file."""
 
     format: int
     lamina: str
@@ -75,25 +101,27 @@ class _StudyFacts(SavedFacts):
     settings: dict[str, Any]
     figures: dict[str, dict[str, Any]]
     conclusions: list[str]
-    table: str  # SHA-256 of the Parquet file
+    table: str
+    pivot: dict[str, Any] | None = None
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Study:
-    """What a study found.
+    """The result of a study; every function of `lamina.studies` returns one.
 
     Attributes:
-        name: Of the study, such as "similarity".
-        table: One row per measured number; "score" is the number, the other columns say of what. Rows of examples have
-            "text", "true" and "predicted" in place of it, and are shown as such.
+        name: Name of the study, such as "similarity".
+        table: One row per measured number: "score" is the number, the other columns say what was measured. Rows that
+            show examples have the columns "text", "true" and "predicted" instead.
         settings: All options as they were used, "versions" of the libraries, and under "models" the name, class and
-            fingerprints of each model; JSON-ready.
-        figures: Name -> how it is drawn; `rows` gives what it is drawn from.
-        conclusions: What may be concluded, a sentence each, most important first.
+            fingerprints of each model. JSON-ready.
+        figures: Chart name -> how it is drawn; `rows` returns the table rows that it shows.
+        conclusions: What may be concluded, one sentence each, the most important first.
+        pivot: How `summary` arranges the table. None: the summary is the table itself.
 
     Raises:
-        ConfigError: If the settings hold something that JSON does not have.
+        ConfigError: If the settings hold something that JSON cannot represent.
     """
 
     name: str
@@ -101,40 +129,53 @@ class Study:
     settings: Mapping[str, Any] = field(default_factory=dict)
     figures: Mapping[str, Figure] = field(default_factory=dict)
     conclusions: tuple[str, ...] = ()
+    pivot: Pivot | None = None
 
     def __post_init__(self) -> None:
-        own = "settings hold text, numbers, lists and mappings"
-        with convert_errors(lambda reason: ConfigError(f"study {self.name}: {reason}; {own}.")):
+        allowed = "settings hold text, numbers, lists and mappings"
+        with convert_errors(lambda reason: ConfigError(f"study {self.name}: {reason}; {allowed}.")):
             object.__setattr__(self, "settings", json.loads(json.dumps(self.settings)))
 
     def __repr__(self) -> str:
-        """Its conclusions, and how much there is to look at."""
+        """Return the study's name, the size of its table, its charts and its conclusions."""
         size = f"{pluralize(len(self.table), 'row')}, figures: {', '.join(self.figures) or 'none'}"
         return "\n".join([f"Study('{self.name}', {size})", *(f"- {sentence}" for sentence in self.conclusions)])
 
+    def summary(self) -> DataFrame:
+        """Return a short table to print: the study's pivot of the table, with seeds averaged, or else the table."""
+        if self.pivot is None:
+            return self.table
+        index, columns, value = list(self.pivot.index), list(self.pivot.columns), self.pivot.value
+        rows = _matching(self.table, self.pivot.where).dropna(subset=index)
+        wide = rows.pivot_table(value, index, columns, aggfunc="mean", sort=False)
+        if len(columns) > 1:
+            wide.columns = [" ".join(map(str, names)) for names in wide.columns]
+        return wide.reset_index().rename_axis(columns=None)
+
     def rows(self, figure: str) -> DataFrame:
-        """The rows of the table that a figure is drawn from.
-
-        Raises:
-            UnknownNameError: If there is no such figure, or it is drawn from a column that the table does not have.
-        """
-        check_known(f"study {self.name}", [figure], self.figures, "figure")
-        drawn, rows = self.figures[figure], self.table
-        columns = (drawn.x, drawn.y, drawn.value, drawn.colour, drawn.facet, drawn.label, drawn.x_label, *drawn.where)
-        named = [column for column in columns if column is not None]
-        check_known(f"study {self.name}: figure '{figure}'", named, list(rows.columns), "column")
-        for column, value in drawn.where.items():
-            rows = rows.loc[rows[column] == value]
-        return rows
-
-    def save(self, folder: str | Path) -> None:
-        """Write the table as Parquet and CSV and the settings as JSON: all of it, or nothing.
+        """Return the rows of the table that a chart shows.
 
         Args:
-            folder: Where to; made if it is not there. A study that is there is replaced, other files stay.
+            figure: Name of the chart.
 
         Raises:
-            StoreError: If the folder cannot be written, or holds such files that are no study's.
+            UnknownNameError: If the chart does not exist, or it needs a column that the table does not have.
+        """
+        check_known(f"study {self.name}", [figure], self.figures, "figure")
+        chart = self.figures[figure]
+        columns = (chart.x, chart.y, chart.value, chart.colour, chart.facet, chart.label, chart.x_label, *chart.where)
+        needed = [column for column in columns if column is not None]
+        check_known(f"study {self.name}: figure '{figure}'", needed, list(self.table.columns), "column")
+        return _matching(self.table, chart.where)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the table as Parquet and CSV, and everything else as JSON: either all files are written or none.
+
+        Args:
+            folder: Folder to write to; it is created if it does not exist. A study in it is replaced; other files stay.
+
+        Raises:
+            StoreError: If the folder cannot be written, or holds files of these names that do not belong to a study.
         """
         with staged(Path(folder), FILES) as stage:
             self.table.to_parquet(stage / PARQUET, index=False)
@@ -147,6 +188,7 @@ class Study:
                 figures={name: asdict(figure) for name, figure in self.figures.items()},
                 conclusions=list(self.conclusions),
                 table=hashlib.sha256((stage / PARQUET).read_bytes()).hexdigest(),
+                pivot=None if self.pivot is None else asdict(self.pivot),
             )
             write_json(stage / STUDY, facts.model_dump())
 
@@ -154,16 +196,27 @@ class Study:
     def load(cls, folder: str | Path) -> Study:
         """Read a study that `save` wrote.
 
+        Args:
+            folder: The folder.
+
         Raises:
-            StoreError: If there is none in the folder, it is damaged, or another version of lamina wrote it.
-            UnknownNameError: If its settings file has a key that no study has.
+            StoreError: If the folder holds no study, the study is damaged, or another format of lamina wrote it.
+            UnknownNameError: If `lamina_study.json` has an unknown key.
         """
         folder = Path(folder)
         with convert_errors(lambda reason: damaged(folder, f"cannot be loaded ({reason})")):
             return read_steady(folder, STUDY, partial(_load, folder))
 
 
+def _matching(table: DataFrame, where: Mapping[str, JSON]) -> DataFrame:
+    """Return the rows of a table that have the given value in each column of `where`."""
+    for column, value in where.items():
+        table = table.loc[table[column] == value]
+    return table
+
+
 def _load(folder: Path) -> Study:
+    """Read a study from a folder; raise StoreError if a file is missing, damaged or belongs to another study."""
     import pandas as pd
 
     if not (folder / STUDY).exists():
@@ -175,19 +228,20 @@ def _load(folder: Path) -> Study:
         raise damaged(path, f"is not the table that {STUDY} was saved with")
     with convert_errors(lambda reason: damaged(folder / STUDY, f"has a figure that cannot be understood ({reason})")):
         figures = {name: Figure(**figure) for name, figure in facts.figures.items()}
-    return Study(facts.name, pd.read_parquet(path), facts.settings, figures, tuple(facts.conclusions))
+        pivot = None if facts.pivot is None else Pivot(**facts.pivot)
+    return Study(facts.name, pd.read_parquet(path), facts.settings, figures, tuple(facts.conclusions), pivot)
 
 
 _LIBRARIES = ("lamina", "torch", "transformers", "numpy", "scipy", "pandas")
 
 
 def library_versions() -> dict[str, str]:
-    """Library -> its version, of those that a study's numbers depend on."""
+    """Return the version of each library that a study's numbers depend on; "unknown" if it is not installed."""
     return {name: _version(name) for name in _LIBRARIES}
 
 
-def model_facts(model: PreTrainedModel) -> dict[str, Any]:
-    """What a model was: its name, class, family and dtype, and stack -> fingerprint of its weights; JSON-ready."""
+def model_facts(model: PreTrainedModel) -> dict[str, JSON]:
+    """Return a model's name, class, family, dtype and the fingerprint of each stack's weights, JSON-ready."""
     return {
         "name": model.name_or_path or None,
         "class": type(model).__name__,

@@ -19,11 +19,11 @@ from tests.support.stored import tiny_model, tiny_tokenizer
 import lamina
 from lamina.bank import is_read_by_bank
 from lamina.errors import ConfigError, DataError, LayerIndexError, UnknownNameError
-from lamina.studies.probing.baselines import baseline_guesses
+from lamina.studies.probing.baselines import baseline_predictions
 from lamina.studies.probing.controls import code_blocks, code_length, control_task, only_rows
 from lamina.studies.probing.probe import probe
 from lamina.studies.probing.probe_cell import Place, ProbeSettings, probe_rows
-from lamina.studies.probing.probe_conclusions import Compared, compare_probes, conclusions
+from lamina.studies.probing.probe_conclusions import ProbeComparison, compare_probes, conclusions
 from lamina.studies.statistics import Difference
 from lamina.studies.study import Study
 from lamina.tasks.task import Task
@@ -137,7 +137,7 @@ def test_probes_that_read_noise_have_found_nothing(model, tokenizer, mood):
     task = control_task(mood, ("train", "validation"), seed=0)
     study = probe(model, task, processor=tokenizer, seeds=[0, 1], probes=["linear"], code_length=False, **FAST)
     assert "no probe is shown to beat the best baseline" in study.conclusions[1]
-    assert "have found nothing" in study.conclusions[1]
+    assert "the layers are no better than the text alone" in study.conclusions[1]
 
 
 def test_a_control_task_has_the_shares_of_the_labels():
@@ -177,11 +177,14 @@ def test_the_sentence_fits_how_many_probes_beat_the_text():
         places = [Place(layer, "output", "linear") for layer in range(len(ahead))]
         own = [Difference("probe", "tfidf", by, by - 0.05, by + 0.05, 0.01, 200, 2) for by in ahead]
         scores = {place: [0.7, 0.7] for place in places}
-        found = Compared("accuracy", 200, scores, ("tfidf", 0.5), dict(zip(places, own, strict=True)), None)
+        found = ProbeComparison("accuracy", 200, scores, ("tfidf", 0.5), dict(zip(places, own, strict=True)), None)
         return conclusions("t", found)[1].replace("the best baseline that reads the text alone, ", "")
 
     beaten = "tfidf (accuracy 0.500), by"
-    assert said(0.01, 0.3) == f"t: linear probes of layer 1 beat {beaten} 0.300; the others have found nothing."
+    assert (
+        said(0.01, 0.3)
+        == f"t: linear probes of layer 1 beat {beaten} 0.300; the others are no better than the text alone."
+    )
     assert said(0.2, 0.3) == f"t: linear probes of layers 0-1 beat {beaten} 0.200 to 0.300."
 
 
@@ -406,7 +409,7 @@ def test_the_length_of_a_code(mood):
 def test_baselines_of_texts_without_words(tokenizer):
     rows = [{"sentence": "", "label": row % 2} for row in range(6)]
     task = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows})
-    assert {name: len(guesses) for name, guesses in baseline_guesses(task, "validation")} == dict.fromkeys(
+    assert {name: len(predictions) for name, predictions in baseline_predictions(task, "validation")} == dict.fromkeys(
         ("majority", "length", "bag_of_words", "tfidf"), 6
     )
 

@@ -33,7 +33,7 @@ from lamina.studies.states.output_head import OutputHead
 from lamina.studies.states.similarity import similarity
 from lamina.studies.states.variability import variability
 from lamina.studies.states.vectors import own_tokens
-from lamina.studies.statistics import rank_correlation
+from lamina.studies.statistics import RankCorrelation, rank_correlation
 from lamina.studies.study import Figure
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
@@ -327,7 +327,7 @@ def with_predictions(table: DataFrame) -> tuple[DataFrame, list[str]]:
             rows.append(joined.assign(measure="drop", proxy=proxy).to_dict("records"))
             mean = joined.groupby(["layer", "blocks"])[["score", "predicted"]].mean()
             found = rank_correlation(mean["predicted"].tolist(), mean["score"].tolist())
-            rows.append([{"task": task, "measure": "rank_correlation", "proxy": proxy, **found}])
+            rows.append([{"task": task, "measure": "rank_correlation", "proxy": proxy, **found._asdict()}])
             conclusions.append(_sentence(str(task), proxy, found))
     columns = ["task", "seed", "layer", "blocks", "measure", "proxy", "predicted", "n", "p", "score"]
     columns += ["text"] * ("text" in table)
@@ -349,14 +349,14 @@ def _drops(measured: Any) -> Any:
     return pd.concat(parts) if parts else measured
 
 
-def _sentence(task: str, proxy: str, found: dict[str, Any]) -> str:
-    name, n = proxy.replace("_", " "), f"n = {pluralize(found['n'], 'run')} of blocks"
-    if math.isnan(found["score"]):
+def _sentence(task: str, proxy: str, found: RankCorrelation) -> str:
+    name, n = proxy.replace("_", " "), f"n = {pluralize(found.n, 'run')} of blocks"
+    if math.isnan(found.score):
         return f"{task}: whether {name} foretells the measured drop cannot be said ({n})."
-    facts = f"rank correlation {found['score']:.2f}, p = {found['p']:.2g}, {n}"
-    if found["p"] > 0.05:
+    facts = f"rank correlation {found.score:.2f}, p = {found.p:.2g}, {n}"
+    if found.p > 0.05:
         return f"{task}: that {name} foretells the measured drop cannot be concluded ({facts})."
-    return f"{task}: {name} {'foretells' if found['score'] > 0 else 'contradicts'} the measured drop ({facts})."
+    return f"{task}: {name} {'foretells' if found.score > 0 else 'contradicts'} the measured drop ({facts})."
 
 
 def _least(task: str, drops: Any) -> str:

@@ -1,114 +1,139 @@
-"""What the text alone gives away, without any model: a probe that does not beat these has found nothing."""
+"""Baselines that read the text alone: a probe has to beat them to show that a layer adds anything."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from lamina.tasks import kind_of
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from scipy.sparse import csr_matrix
+
+    from lamina.studies.probing.row_scores import Label
     from lamina.tasks.split import Split
     from lamina.tasks.task import Task
 
+    Features: TypeAlias = NDArray[np.floating] | csr_matrix  # [rows, features]
+
 BASELINES = ("majority", "length", "bag_of_words", "tfidf")
-Sides = list[list[str]]  # columns of texts: the text, both of a pair, or a word and its neighbours
+# Columns of strings, one string per row in each: the text; both texts of a pair; or a word and its two neighbours.
+TextColumns: TypeAlias = list[list[str]]
 
 
-def baseline_guesses(task: Task, split: str) -> Iterator[tuple[str, list[Any]]]:
-    """Name and guesses, in the form of the split's labels, of each baseline, trained on all of the train part.
+def baseline_predictions(task: Task, split: str) -> Iterator[tuple[str, list[Label]]]:
+    """Train each baseline on the whole train split, and yield its name and its predictions for another split.
 
-    - "majority": the class that is most frequent; of numbers the mean.
-    - "length": characters and words of each text; of tags, characters of the word.
-    - "bag_of_words": counts of words; of tags, the word and both its neighbours.
-    - "tfidf": TF-IDF of words and pairs of words; of tags, of the same words' 1 to 4 letters in a row.
+    - "majority": the most frequent class; for regression, the mean.
+    - "length": number of characters and words of each text; for tags, number of characters of the word.
+    - "bag_of_words": counts of words; for tags, the word and both of its neighbours.
+    - "tfidf": TF-IDF of words and pairs of words; for tags, TF-IDF of 1 to 4 consecutive letters of the same words.
 
-    The last three by logistic regression, of numbers by ridge regression. Images have "majority" alone.
+    The last three use logistic regression, or ridge regression if the labels are numbers. Tasks without text (images,
+    audio) have "majority" only.
+
+    Args:
+        task: A task with classes, tags or numbers.
+        split: Name of the split to predict.
+
+    Yields:
+        A baseline's name, and one prediction per row in the form of the split's labels.
     """
     train, test = task.split("train"), task.split(split)
     tags = kind_of(task.kind).tags_words
     truths = [tag for row in train.labels for tag in row] if tags else list(train.labels)
     reads_text = kind_of(task.kind).processor == "tokenizer"
-    sides = [_sides(part, tags=tags) if reads_text else [[""] * len(part)] for part in (train, test)]
+    train_columns, test_columns = (
+        _text_columns(part, tags=tags) if reads_text else [[""] * len(part)] for part in (train, test)
+    )
     for name in BASELINES if reads_text else BASELINES[:1]:
-        guesses = _fitted(name, task.problem_type, sides[0], truths, sides[1], tags=tags)
-        yield name, list(_per_text(guesses, test)) if tags else guesses
+        predictions = _fit_and_predict(name, task.problem_type, train_columns, truths, test_columns, tags=tags)
+        yield name, list(_group_by_text(predictions, test)) if tags else predictions
 
 
-def _sides(split: Split, *, tags: bool) -> Sides:
+def _text_columns(split: Split, *, tags: bool) -> TextColumns:
+    """Return what the baselines read of a split: with `tags`, one row per word, else one row per example."""
     if tags:
-        words = [
+        padded = [
             ["", *(text[start:end] for start, end in spans), ""]
             for text, spans in zip(split.texts, split.words or (), strict=True)
         ]
-        return [[word for row in words for word in row[at : len(row) - 2 + at]] for at in (1, 0, 2)]
+        # the word itself, the word before it, the word after it
+        return [[word for row in padded for word in row[shift : len(row) - 2 + shift]] for shift in (1, 0, 2)]
     return [list(side) for side in zip(*split.texts, strict=True)] if split.pairs else [list(split.texts)]
 
 
-def _per_text(guesses: list[Any], split: Split) -> Iterator[tuple[Any, ...]]:
+def _group_by_text(predictions: list[int], split: Split) -> Iterator[tuple[int, ...]]:
+    """Cut a flat list of predictions, one per word, into one tuple per text of the split."""
     ends = accumulate((len(row) for row in split.labels), initial=0)
-    return (tuple(guesses[start:end]) for start, end in pairwise(ends))
+    return (tuple(predictions[start:end]) for start, end in pairwise(ends))
 
 
-def _fitted(name: str, problem: str, train: Sides, truths: Sequence[Any], test: Sides, *, tags: bool) -> list[Any]:
+def _fit_and_predict(
+    name: str, problem: str, train: TextColumns, truths: Sequence[Label], test: TextColumns, *, tags: bool
+) -> list[Any]:
+    """Train one baseline on `train` with the labels `truths`, and return its predictions for `test`."""
     from sklearn.dummy import DummyClassifier, DummyRegressor
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression, Ridge
     from sklearn.multiclass import OneVsRestClassifier
 
-    numbers = problem == "regression"
+    regression = problem == "regression"
     if name == "majority":
-        seen, asked = (np.zeros((len(sides[0]), 1)) for sides in (train, test))
-        model: Any = DummyRegressor() if numbers else DummyClassifier(strategy="most_frequent")
+        train_features, test_features = (np.zeros((len(columns[0]), 1)) for columns in (train, test))
+        model = DummyRegressor() if regression else DummyClassifier(strategy="most_frequent")
     else:
-        seen, asked = _features(name, train, test, tags=tags)
-        model = Ridge() if numbers else LogisticRegression(max_iter=300, tol=1e-3)
+        train_features, test_features = _features(name, train, test, tags=tags)
+        model = Ridge() if regression else LogisticRegression(max_iter=300, tol=1e-3)
         model = OneVsRestClassifier(model) if problem == "multi_label" else model
-    if len(np.unique(np.asarray(truths), axis=0)) == 1:  # of one class alone
+    if len(np.unique(np.asarray(truths), axis=0)) == 1:  # logistic regression needs two classes
         return [truths[0]] * len(test[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.filterwarnings("ignore", message="Label .* is present in all training examples")
-        said = model.fit(seen, np.asarray(truths)).predict(asked)
-    return [tuple(row) for row in said.tolist()] if problem == "multi_label" else said.tolist()
+        predictions: Any = model.fit(train_features, np.asarray(truths)).predict(test_features)
+    return [tuple(row) for row in predictions.tolist()] if problem == "multi_label" else predictions.tolist()
 
 
-def _features(name: str, train: Sides, test: Sides, *, tags: bool) -> tuple[Any, Any]:
-    """Features of both parts, side by side."""
+def _features(name: str, train: TextColumns, test: TextColumns, *, tags: bool) -> tuple[Features, Features]:
+    """Return the features of a baseline for the train and the test rows; the columns' features stand side by side."""
     from scipy.sparse import csr_matrix, hstack
     from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
     from sklearn.preprocessing import StandardScaler
 
     if name == "length":
-        seen, asked = _lengths(train), _lengths(test)
-        scaler = StandardScaler().fit(seen)
-        return scaler.transform(seen), scaler.transform(asked)
-    whole: Any = _whole  # the stubs know of names only
-    makes: dict[tuple[str, bool], Callable[[], Any]] = {
+        train_lengths, test_lengths = _lengths(train), _lengths(test)
+        scaler = StandardScaler().fit(train_lengths)
+        return np.asarray(scaler.transform(train_lengths)), np.asarray(scaler.transform(test_lengths))
+    vectorizers: dict[tuple[str, bool], Callable[[], CountVectorizer]] = {
         ("bag_of_words", False): lambda: CountVectorizer(token_pattern=r"(?u)\w+|[^\w\s]"),
-        ("bag_of_words", True): lambda: CountVectorizer(analyzer=whole),
+        ("bag_of_words", True): lambda: CountVectorizer(analyzer=_whole_word),  # pyright: ignore[reportArgumentType]
         ("tfidf", False): lambda: TfidfVectorizer(token_pattern=r"(?u)\w+|[^\w\s]", ngram_range=(1, 2)),
         ("tfidf", True): lambda: TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 4), lowercase=False),
     }
-    parts = []
-    for side, other in zip(train, test, strict=True):
-        if any(text.strip() for text in side):
-            vectorizer = makes[name, tags]()
-            parts.append((vectorizer.fit_transform(side), vectorizer.transform(other)))
-    if not parts:
+    train_parts, test_parts = [], []
+    for train_column, test_column in zip(train, test, strict=True):
+        if any(text.strip() for text in train_column):  # a vectorizer refuses texts without any word
+            vectorizer = vectorizers[name, tags]()
+            train_parts.append(vectorizer.fit_transform(train_column))
+            test_parts.append(vectorizer.transform(test_column))
+    if not train_parts:
         return csr_matrix((len(train[0]), 1)), csr_matrix((len(test[0]), 1))
-    return tuple(hstack(side).tocsr() for side in zip(*parts, strict=True))  # pyright: ignore[reportReturnType]
+    return csr_matrix(hstack(train_parts)), csr_matrix(hstack(test_parts))
 
 
-def _whole(word: str) -> list[str]:
+def _whole_word(word: str) -> list[str]:
+    """Return the word as the only item to count, for a vectorizer that would otherwise split it."""
     return [word]
 
 
-def _lengths(sides: Sides) -> Any:
+def _lengths(columns: TextColumns) -> NDArray[np.floating]:
+    """Return per row the number of characters and of words of each column, `[rows, 2 * columns]`."""
     return np.array(
-        [[size for text in row for size in (len(text), len(text.split()))] for row in zip(*sides, strict=True)]
+        [[size for text in row for size in (len(text), len(text.split()))] for row in zip(*columns, strict=True)], float
     )

@@ -1,4 +1,4 @@
-"""One seed of one task: probes of all layers, with their controls and codes, trained in the same frozen passes."""
+"""One cell of a probing study: train the probes of all layers for one task and one seed, in the same frozen passes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from lamina.train.groups import groups_of
 from lamina.train.options import FitOptions
 from lamina.train.scoring import collect
 from lamina.train.training_run import open_runner, train
-from lamina.utils import check_range
+from lamina.utils import JSON, Row, check_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,223 +37,99 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.heads.base import Head
+    from lamina.layers.types import Processor
     from lamina.tasks.base import Results, Targets
     from lamina.tasks.task import Task
     from lamina.train.groups import Group
 
-MLP = "mlp"
+ProbeName: TypeAlias = Literal["linear", "mlp"]
+MLP: ProbeName = "mlp"
 Collected = TypeVar("Collected", bound="Results")
 
 
 class Place(NamedTuple):
-    """What a probe reads, and its kind."""
+    """A layer, the site in its block, and the kind of probe that reads there: three columns of the study's table."""
 
     layer: int
     site: Site
-    probe: str  # "linear" or "mlp"
-
-
-@dataclass(frozen=True)
-class ProbeSettings:
-    """What all cells of a probing study have in common; plain data."""
-
-    layers: tuple[int, ...]
-    stack: str
-    probes: tuple[str, ...]  # "linear", "mlp"
-    split: str  # that is scored
-    hidden: int  # of the MLP
-    rates: Mapping[str, float]  # the highest learning rate of each kind of probe
-    controls: bool
-    code_length: bool
-    training: Mapping[str, Any]  # other options of `fit`, but for the seed
-    sites: tuple[Site, ...] = ("output",)
-
-    @property
-    def places(self) -> dict[str, Place]:
-        """Name -> probe; the embeddings, which have no site within, are read as they are."""
-        first: list[tuple[int, Site]] = [(0, "output")]
-        reads = first * (0 in self.layers) + [(layer, site) for site in self.sites for layer in self.layers if layer]
-        named = {"output": "layer", "attention": "attention", "ffn": "ffn"}
-        places = [Place(layer, site, probe) for probe in self.probes for layer, site in reads]
-        return {f"{named[place.site]}{place.layer}-{place.probe}": place for place in places}
+    probe: str  # a ProbeName
 
 
 @final
 @dataclass(frozen=True)
-class ProbeHead(HeadConfig):
-    """The linear map of a probe, for a task of any kind with classes or numbers."""
+class ProbeSpec:
+    """One trained probe of a cell.
 
-    labels: Sequence[str]
-    kind: str  # pyright: ignore[reportIncompatibleVariableOverride]  that of the task
-    problem_type: ProblemType = "classification"
-    tags: bool = False  # a label for each token
+    Attributes:
+        place: What the probe reads, and whether it is linear or an MLP.
+        role: Which labels it learns: "task", those of the task; "control", random labels; "code", those of the task,
+            on the first blocks of an online code.
+        block: With role "code", the number of the probe's step in the code, from 0.
+    """
 
-    def build(self, dim: int) -> Head:
-        """Make the module; a text's features come as those of its first token."""
-        if self.tags:
-            return TokenClassification(self.labels, encoder_layers=0, dropout=0.0).build(dim)
-        options: dict[str, Any] = {"pooling": "first", "dropout": 0.0, "problem_type": self.problem_type}
-        return SequenceClassification(self.labels, **options).build(dim)
+    place: Place
+    role: Literal["task", "control", "code"] = "task"
+    block: int = 0
 
-
-@contextmanager
-def probe_bank(
-    model: PreTrainedModel,
-    processor: Any,
-    task: Task,
-    readers: Mapping[str, Place],
-    how: ProbeSettings,
-    seed: int,
-) -> Iterator[ReaderBank]:
-    """A bank of probes by name; afterwards the model learns and drops out as before."""
-    base, tags = unwrapped(model), kind_of(task.kind).tags_words
-    learnt = [(parameter, parameter.requires_grad) for parameter in base.parameters()]
-    head = ProbeHead(task.labels, task.kind, task.problem_type, tags)  # pyright: ignore[reportArgumentType]
-    with evaluating(base):
-        bank = ReaderBank(base, processor)
-        for name, (layer, site, probe) in readers.items():
-            fusion = ProbeLayer(layer, pooled=not tags, hidden=how.hidden if probe == MLP else None, site=site)
-            bank.add(name, Reader(fusion, head, stack=how.stack, seed=seed))
-        try:
-            yield bank
-        finally:
-            for parameter, flag in learnt:
-                parameter.requires_grad_(flag)
+    @property
+    def name(self) -> str:
+        """The name of the probe's reader in the bank."""
+        site = "layer" if self.place.site == "output" else self.place.site
+        role = {"task": "", "control": "-control", "code": f"-code{self.block}"}[self.role]
+        return f"{site}{self.place.layer}-{self.place.probe}{role}"
 
 
-class Trained:
-    """Probes of a bank that were trained on their tasks, none of them chosen by a score."""
+@dataclass(frozen=True)
+class ProbeSettings:
+    """What all cells of a probing study have in common, as plain data.
 
-    def __init__(self, bank: ReaderBank, tasks: Mapping[str, Task], options: FitOptions, split: str) -> None:
-        self._bank, self._options, self._encodings = bank, options, dict[Any, Any]()
-        train(bank, _without_scores(tasks, split), options, op="probe", encodings=self._encodings)
+    Attributes:
+        layers: Layers to read.
+        stack: Name of the stack that they belong to.
+        probes: Kinds of probes to train on each layer.
+        split: Name of the split to score.
+        hidden: Size of the MLP's hidden layer.
+        rates: Kind of probe -> its peak learning rate.
+        controls: Whether to train a control beside each probe.
+        code_length: Whether to measure online codes.
+        training: Further options of `lamina.fit`, except the seed.
+        sites: Sites in the blocks to read.
+    """
 
-    def run(
-        self, tasks: Mapping[str, Task], part: str, make: Callable[[str, Group], Collected]
-    ) -> dict[str, Collected]:
-        """Run probes over a part of their tasks, into what `make` gives each; none of no tasks."""
-        results: dict[str, Collected] = {}
-        if tasks:
-            subject = open_runner(self._bank, tasks, "probe", None, self._options)
-            for group in groups_of(subject, tasks, part, self._options, self._encodings):
-                own = {name: make(name, group) for name in group.names}
-                collect(subject, group, own, self._options)
-                results |= own
-        return results
+    layers: tuple[int, ...]
+    stack: str
+    probes: tuple[str, ...]
+    split: str
+    hidden: int
+    rates: Mapping[str, float]
+    controls: bool
+    code_length: bool
+    training: Mapping[str, Any]
+    sites: tuple[Site, ...] = ("output",)
 
-
-@lru_cache(maxsize=1)
-def _loaded(source: str) -> PreTrainedModel:
-    return load(source)[0]
-
-
-def probe_rows(
-    model: PreTrainedModel | str, processor: Any, task: Task, how: ProbeSettings, seed: int
-) -> list[dict[str, Any]]:
-    """The rows of one seed; those of measure "score" have the "guesses" that it is of."""
-    probes = how.places
-    control = control_task(task, ("train", how.split), seed) if how.controls else None
-    blocks = code_blocks(len(task.split("train")), seed) if how.code_length and has_code(task) else []
-    codes = _Codes(task, blocks)
-    learnt = dict.fromkeys(probes, task)
-    learnt |= {f"{name}-control": control for name in probes if control is not None}
-    learnt |= {f"{name}-code{number}": part for name in probes for number, part in enumerate(codes.learnt)}
-    shapes = {name: probes[name.rpartition("-")[0] if name not in probes else name] for name in learnt}
-    rates = {name: how.rates[place.probe] for name, place in shapes.items()}
-    own = {"learning_rate": rates, "seed": seed, "keep": "last", "max_grad_norm": 0.0}
-    options = FitOptions.of({**how.training, **own}, "probe")
-    model = _loaded(model) if isinstance(model, str) else model
-    with probe_bank(model, processor, task, shapes, how, seed) as bank:
-        trained = Trained(bank, learnt, options, how.split)
-        scored = trained.run({name: own for name, own in learnt.items() if "-code" not in name}, how.split, results_of)
-        asked = {f"{name}-code{number}": part for name in probes for number, part in enumerate(codes.asked)}
-        bits = trained.run(asked, "train", lambda name, group: LabelBits(cast("Targets", group.targets[name])))
-    rows: list[dict[str, Any]] = []
-    for name, place in probes.items():
-        measured = _scores(task, scored[name], scored.get(f"{name}-control"))
-        measured[0]["guesses"] = scored[name].guesses()
-        if codes.learnt:
-            measured += codes.rows([bits[f"{name}-code{number}"].bits for number in range(len(codes.asked))])
-        rows += [{**place._asdict(), "rows": len(task.split(how.split)), **row} for row in measured]
-    return rows
-
-
-def has_code(task: Task) -> bool:
-    """Whether the labels of a task are classes, which a code can send."""
-    return task.problem_type == "classification" and len(task.labels) > 1
-
-
-def results_of(name: str, group: Group) -> Results:
-    """An empty collection of a learner's answers."""
-    task = group.tasks[name]
-    return kind_of(task.kind).results(task, task.split(group.part), group.inputs)
-
-
-def plain_metric(task: Task) -> str:
-    """What selectivity is measured in: accuracy where the task has it."""
-    return "accuracy" if "accuracy" in task.metrics else task.metric
-
-
-def _scores(task: Task, own: Results, control: Results | None) -> list[dict[str, Any]]:
-    plain = plain_metric(task)
-    scores = own.scores(tuple({task.metric: 0, plain: 0}))
-    rows: list[dict[str, Any]] = [{"measure": "score", "metric": task.metric, "score": scores[task.metric]}]
-    if plain != task.metric:
-        rows.append({"measure": plain, "metric": plain, "score": scores[plain]})
-    if control is not None:
-        chance = control.scores((plain,))[plain]
-        rows.append({"measure": "control", "metric": plain, "score": chance})
-        rows.append({"measure": "selectivity", "metric": plain, "score": scores[plain] - chance})
-    return rows
-
-
-def _without_scores(tasks: Mapping[str, Task], split: str) -> dict[str, Task]:
-    """The tasks with one row to validate on: nothing is chosen by scores, and they are taken once, at the end."""
-    first = next(iter(tasks.values())).split(split)
-    row = next((row for row, label in enumerate(first.labels) if label != ()), 0)
-    one = first.select_rows([row])
-    own = {"label_all_tokens": False}
-    return {
-        name: replace(task, splits={"train": task.split("train"), "validation": one}, metrics=(task.metric,), **own)
-        for name, task in tasks.items()
-    }
-
-
-class _Codes:
-    """The tasks of the online code: of each of its probes the rows that are learnt from, and the block that is sent."""
-
-    def __init__(self, task: Task, blocks: Sequence[Sequence[int]]) -> None:
-        self._task, self._blocks = task, blocks
-        self.learnt: list[Task] = []
-        self.asked: list[Task] = []
-        known: list[int] = []
-        for before, block in pairwise(blocks):
-            known += before
-            self.learnt.append(self._only(known))
-            self.asked.append(self._only(block))
-
-    def _only(self, rows: Sequence[int]) -> Task:
-        splits = {**self._task.splits, "train": only_rows(self._task, rows)}
-        return replace(self._task, splits=splits, label_all_tokens=False)
-
-    def rows(self, bits: Sequence[float]) -> list[dict[str, Any]]:
-        total, compression = code_length(bits, self._task, self._blocks)
-        return [
-            {"measure": "code_length", "metric": "bits", "score": total},
-            {"measure": "compression", "metric": "ratio", "score": compression},
-        ]
+    @property
+    def places(self) -> list[Place]:
+        """Everything that is read, by every kind of probe. The embeddings have no sites and are read as they are."""
+        embeddings: list[tuple[int, Site]] = [(0, "output")]
+        blocks = [(layer, site) for site in self.sites for layer in self.layers if layer]
+        reads = [*(embeddings if 0 in self.layers else []), *blocks]
+        return [Place(layer, site, probe) for probe in self.probes for layer, site in reads]
 
 
 @final
 @dataclass(frozen=True)
 class ProbeLayer(FusionConfig):
-    """One layer's states, layer-normed without affine part, so that one learning rate does for all layers.
+    """Fusion of a probe: one layer's states after a layer norm without parameters, so that one learning rate fits all.
 
     Args:
-        layer: Which layer.
-        pooled: The mean over the real tokens of a text in place of the token's own state.
-        hidden: Size of a layer `gelu(W z + b)` before the head, which makes it an MLP; None: the head alone, linear.
-        site: "output", the layer's states; "attention" or "ffn", what that part of its block adds to them.
+        layer: Number of the layer.
+        pooled: Whether to return the mean over a text's real tokens instead of each token's own state.
+        hidden: Size of a hidden layer `gelu(W z + b)` before the head, which turns the probe into an MLP. None: no
+            hidden layer; the probe is linear.
+        site: "output" reads the layer's states; "attention" and "ffn" read what that part of its block adds to them.
+
+    Raises:
+        ConfigError: If `hidden` is below 1.
     """
 
     layer: int
@@ -266,22 +142,26 @@ class ProbeLayer(FusionConfig):
 
     @property
     def needs_block_inputs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether it reads within a block, of which no states are recorded."""
+        """Whether the probe reads inside a block, so that recorded states are not enough."""
         return self.site != "output"
 
     def selector(self) -> int:
-        """The one layer."""
+        """Return the layer as the selector of what this fusion reads."""
         return self.layer
 
 
 class _ProbeStream(Stream):
-    """What members read is made once; their hidden layers are one matrix product."""
+    """Computes the features of several probes of the same layer at once.
+
+    The normed and pooled state is shared, and the hidden layers of all MLPs are one matrix product.
+    """
 
     def __init__(self, members: Sequence[ProbeLayerFusion]) -> None:
         self._members, self._config = members, members[0].config
         self._state: Tensor | None = None
 
     def step(self, index: int, view: LayerView) -> None:  # noqa: ARG002
+        """Store the normed state of the one layer, `[batch, tokens, width]`, or its mean over tokens if pooled."""
         state = view.normed.float()
         if self._config.pooled:
             weights = view.mask.to(state.dtype) / view.mask.sum(1, keepdim=True)
@@ -289,6 +169,7 @@ class _ProbeStream(Stream):
         self._state = state
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
+        """Return the features of each member; pooled features are repeated for every token."""
         state: Tensor = require_fed(self._state)
         if self._config.hidden is None:
             features = state.expand(-1, mask.shape[1], -1) if self._config.pooled else state
@@ -301,7 +182,7 @@ class _ProbeStream(Stream):
 
 @final
 class ProbeLayerFusion(Fusion, config=ProbeLayer):
-    """The module of `ProbeLayer`: of an MLP it has `inner`, a linear map."""
+    """Module of `ProbeLayer`. With a hidden layer it has the linear map `inner`; otherwise it has no parameters."""
 
     stream_of: ClassVar = _ProbeStream
     inner: nn.Linear
@@ -312,5 +193,237 @@ class ProbeLayerFusion(Fusion, config=ProbeLayer):
             self.inner = nn.Linear(width, config.hidden)
 
     def group(self) -> Hashable:
-        """Same settings, same place."""
+        """Return a key that is equal for probes that one stream can compute together."""
         return (super().group(), self.config.pooled, self.config.hidden, self.config.site)
+
+
+@final
+@dataclass(frozen=True)
+class ProbeHead(HeadConfig):
+    """Head of a probe: one linear map, for a task of any kind with classes or numbers.
+
+    Attributes:
+        labels: Class names.
+        kind: Name of the task's kind.
+        problem_type: Problem type of the task.
+        tags: Whether every token gets a label.
+    """
+
+    labels: Sequence[str]
+    kind: str  # pyright: ignore[reportIncompatibleVariableOverride]
+    problem_type: ProblemType = "classification"
+    tags: bool = False
+
+    def build(self, dim: int) -> Head:
+        """Return the module; without `tags` it reads the first token, since pooled features are equal at all tokens."""
+        if self.tags:
+            return TokenClassification(self.labels, encoder_layers=0, dropout=0.0).build(dim)
+        return SequenceClassification(self.labels, pooling="first", dropout=0.0, problem_type=self.problem_type).build(
+            dim
+        )
+
+
+@contextmanager
+def probe_bank(
+    model: PreTrainedModel,
+    processor: Processor | None,
+    task: Task,
+    places: Mapping[str, Place],
+    settings: ProbeSettings,
+    seed: int,
+) -> Iterator[ReaderBank]:
+    """Open a bank with one untrained probe per name, and restore the model's training state on leaving.
+
+    Args:
+        model: The model to read. Inside, it is frozen and in eval mode.
+        processor: Tokenizer, image processor or feature extractor of the model.
+        task: The task whose labels the heads have.
+        places: Reader name -> what the probe reads, and its kind.
+        settings: Settings of the study.
+        seed: Seed of the probes' initial weights.
+    """
+    base, tags = unwrapped(model), kind_of(task.kind).tags_words
+    trainable = [(parameter, parameter.requires_grad) for parameter in base.parameters()]
+    head = ProbeHead(task.labels, task.kind, task.problem_type, tags)  # pyright: ignore[reportArgumentType]
+    with evaluating(base):
+        bank = ReaderBank(base, processor)
+        for name, (layer, site, probe) in places.items():
+            fusion = ProbeLayer(layer, pooled=not tags, hidden=settings.hidden if probe == MLP else None, site=site)
+            bank.add(name, Reader(fusion, head, stack=settings.stack, seed=seed))
+        try:
+            yield bank
+        finally:
+            for parameter, requires_grad in trainable:
+                parameter.requires_grad_(requires_grad)
+
+
+class TrainedProbes:
+    """Probes that were trained on their tasks, with the weights of their last epoch: none is selected by a score.
+
+    Creating an instance trains the readers of `bank`.
+
+    Args:
+        bank: Bank with one probe per task.
+        tasks: Reader name -> the task that it learns.
+        options: Options of the training.
+        split: Name of the split that is scored later.
+    """
+
+    def __init__(self, bank: ReaderBank, tasks: Mapping[str, Task], options: FitOptions, split: str) -> None:
+        self._bank, self._options = bank, options
+        self._encodings: dict[Any, Any] = {}  # tokenised splits, which training and scoring share
+        train(bank, _without_validation(tasks, split), options, op="probe", encodings=self._encodings)
+
+    def run(
+        self, tasks: Mapping[str, Task], part: str, new_results: Callable[[str, Group], Collected]
+    ) -> dict[str, Collected]:
+        """Run probes over one split of their tasks and collect their outputs.
+
+        Args:
+            tasks: Reader name -> task. May be empty.
+            part: Name of the split.
+            new_results: Return an empty collection for a reader's outputs, from its name and its group of tasks.
+
+        Returns:
+            Reader name -> the filled collection.
+        """
+        results: dict[str, Collected] = {}
+        if tasks:
+            runner = open_runner(self._bank, tasks, "probe", None, self._options)
+            for group in groups_of(runner, tasks, part, self._options, self._encodings):
+                group_results = {name: new_results(name, group) for name in group.names}
+                collect(runner, group, group_results, self._options)
+                results |= group_results
+        return results
+
+
+@lru_cache(maxsize=1)
+def _loaded(source: str) -> PreTrainedModel:
+    """Load a model by its name or folder; a worker that runs several cells loads it once."""
+    return load(source)[0]
+
+
+def probe_rows(
+    model: PreTrainedModel | str, processor: Processor | None, task: Task, settings: ProbeSettings, seed: int
+) -> list[Row]:
+    """Train and score all probes of one task with one seed.
+
+    Args:
+        model: A model, or the name or folder to load it from.
+        processor: Tokenizer, image processor or feature extractor of the model.
+        task: The task to probe for.
+        settings: Settings of the study.
+        seed: Seed of the probes, the order of the rows, the control's labels and the code's blocks.
+
+    Returns:
+        Rows of the study's table. Rows of measure "score" also have "guesses", the predictions that were scored.
+    """
+    places = settings.places
+    blocks = code_blocks(len(task.split("train")), seed) if settings.code_length and has_code(task) else []
+    code = _OnlineCode(task, blocks)
+    tasks: dict[ProbeSpec, Task] = {ProbeSpec(place): task for place in places}
+    if settings.controls:
+        control = control_task(task, ("train", settings.split), seed)
+        tasks |= {ProbeSpec(place, "control"): control for place in places}
+    tasks |= {ProbeSpec(place, "code", step): part for place in places for step, part in enumerate(code.train_tasks)}
+    fixed = {
+        "learning_rate": {spec.name: settings.rates[spec.place.probe] for spec in tasks},
+        "seed": seed,
+        "keep": "last",
+        "max_grad_norm": 0.0,
+    }
+    options = FitOptions.of({**settings.training, **fixed}, "probe")
+    model = _loaded(model) if isinstance(model, str) else model
+    with probe_bank(model, processor, task, {spec.name: spec.place for spec in tasks}, settings, seed) as bank:
+        trained = TrainedProbes(bank, {spec.name: part for spec, part in tasks.items()}, options, settings.split)
+        scored_tasks = {spec.name: part for spec, part in tasks.items() if spec.role != "code"}
+        scored = trained.run(scored_tasks, settings.split, results_of)
+        sent_tasks = {spec.name: code.sent_tasks[spec.block] for spec in tasks if spec.role == "code"}
+        sent = trained.run(sent_tasks, "train", lambda name, group: LabelBits(cast("Targets", group.targets[name])))
+    rows: list[Row] = []
+    for place in places:
+        results = scored[ProbeSpec(place).name]
+        measured = _score_rows(task, results, scored.get(ProbeSpec(place, "control").name))
+        measured[0]["guesses"] = results.guesses()
+        if code.train_tasks:
+            steps = range(len(code.sent_tasks))
+            measured += code.rows([sent[ProbeSpec(place, "code", step).name].bits for step in steps])
+        rows += [{**place._asdict(), "rows": len(task.split(settings.split)), **row} for row in measured]
+    return rows
+
+
+def has_code(task: Task) -> bool:
+    """Return whether the labels of a task are classes, which an online code can send."""
+    return task.problem_type == "classification" and len(task.labels) > 1
+
+
+def results_of(name: str, group: Group) -> Results:
+    """Return an empty collection for the outputs of one reader, named `name`, over the examples of its group."""
+    task = group.tasks[name]
+    return kind_of(task.kind).results(task, task.split(group.part), group.inputs)
+
+
+def plain_metric(task: Task) -> str:
+    """Return the metric that selectivity is measured in: accuracy if the task has it, else the task's metric."""
+    return "accuracy" if "accuracy" in task.metrics else task.metric
+
+
+def _score_rows(task: Task, results: Results, control: Results | None) -> list[dict[str, JSON]]:
+    """Return the rows of one probe: its score, and with a control also the control's score and the selectivity."""
+    plain = plain_metric(task)
+    scores = results.scores(tuple({task.metric: 0, plain: 0}))
+    rows: list[dict[str, JSON]] = [{"measure": "score", "metric": task.metric, "score": scores[task.metric]}]
+    if plain != task.metric:
+        rows.append({"measure": plain, "metric": plain, "score": scores[plain]})
+    if control is not None:
+        chance = control.scores((plain,))[plain]
+        rows.append({"measure": "control", "metric": plain, "score": chance})
+        rows.append({"measure": "selectivity", "metric": plain, "score": scores[plain] - chance})
+    return rows
+
+
+def _without_validation(tasks: Mapping[str, Task], split: str) -> dict[str, Task]:
+    """Return the tasks with a single validation row: training needs one, but no probe is selected by its score."""
+    first = next(iter(tasks.values())).split(split)
+    row = next((row for row, label in enumerate(first.labels) if label != ()), 0)
+    validation = first.select_rows([row])
+    return {
+        name: replace(
+            task,
+            splits={"train": task.split("train"), "validation": validation},
+            metrics=(task.metric,),
+            label_all_tokens=False,
+        )
+        for name, task in tasks.items()
+    }
+
+
+class _OnlineCode:
+    """The tasks of an online code: step i trains on blocks 0 to i, and then sends the labels of block i + 1.
+
+    Attributes:
+        train_tasks: Per step, the task with labels on the rows that the step's probe learns.
+        sent_tasks: Per step, the task with labels on the rows of the block that is sent.
+    """
+
+    def __init__(self, task: Task, blocks: Sequence[Sequence[int]]) -> None:
+        self._task, self._blocks = task, blocks
+        self.train_tasks: list[Task] = []
+        self.sent_tasks: list[Task] = []
+        known: list[int] = []
+        for before, block in pairwise(blocks):
+            known += before
+            self.train_tasks.append(self._with_labels_of(known))
+            self.sent_tasks.append(self._with_labels_of(block))
+
+    def _with_labels_of(self, rows: Sequence[int]) -> Task:
+        splits = {**self._task.splits, "train": only_rows(self._task, rows)}
+        return replace(self._task, splits=splits, label_all_tokens=False)
+
+    def rows(self, bits: Sequence[float]) -> list[dict[str, JSON]]:
+        """Return the rows of one probe, from the bits of each step."""
+        total, compression = code_length(bits, self._task, self._blocks)
+        return [
+            {"measure": "code_length", "metric": "bits", "score": total},
+            {"measure": "compression", "metric": "ratio", "score": compression},
+        ]

@@ -1,151 +1,192 @@
-"""What a probing study allows to conclude: which layers beat what the text alone gives away, and by how much."""
+"""Conclusions of a probing study: which layers beat the baselines that read the text alone, and by how much."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import numpy as np
 
 from lamina.studies.probing.probe_cell import Place
 from lamina.studies.probing.row_scores import row_counts
 from lamina.studies.statistics import Difference, corrected, mean_and_interval, paired_bootstrap
-from lamina.utils import pluralize
+from lamina.utils import Row, pluralize
 
 if TYPE_CHECKING:
     from lamina.layers import Site
+    from lamina.studies.probing.row_scores import Label
+    from lamina.studies.statistics import Array
     from lamina.tasks.task import Task
 
-Row = dict[str, Any]  # of the table, with "guesses"
-REPEATS = 5000  # draws per comparison
+REPEATS = 5000  # resamples per comparison
+
+
+class ScoredRow(TypedDict):
+    """A row of measure "score", from a probe or a baseline, with the predictions that were scored.
+
+    Baselines have neither layer nor seed. Rows of other measures have no predictions.
+    """
+
+    task: str
+    seed: NotRequired[int | None]
+    layer: NotRequired[int | None]
+    site: NotRequired[Site]
+    probe: str  # or the name of a baseline
+    measure: str
+    score: float
+    guesses: list[Label]
 
 
 @dataclass(frozen=True)
-class Compared:
-    """The probes of one task: their scores by place and kind, and how far each is ahead of the best baseline."""
+class ProbeComparison:
+    """The probes of one task, compared with the baselines and with the embeddings.
+
+    Attributes:
+        metric: Name of the task's metric.
+        rows_scored: Number of rows that all were scored on.
+        scores: Score of each probe, one per seed.
+        baseline: Name and score of the best baseline that reads the text alone. None: none was run.
+        ahead: How far each probe is ahead of that baseline.
+        over_embeddings: How far the best probe is ahead of the same kind of probe at layer 0. None: there is no such
+            probe, or it is the best itself.
+    """
 
     metric: str
     rows_scored: int
-    scores: dict[Place, list[float]]  # over seeds
-    baseline: tuple[str, float] | None  # the best one that reads the text alone
-    ahead: dict[Place, Difference]  # of that baseline
-    of_embeddings: Difference | None  # the best probe, ahead of the same probe at layer 0
+    scores: dict[Place, list[float]]
+    baseline: tuple[str, float] | None
+    ahead: dict[Place, Difference]
+    over_embeddings: Difference | None
 
     @property
     def best(self) -> Place:
-        """The probe with the best mean score."""
-        return max(self.scores, key=lambda key: float(np.mean(self.scores[key])))
+        """The probe with the best mean score over seeds."""
+        return max(self.scores, key=lambda place: float(np.mean(self.scores[place])))
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Rows of measure "ahead"."""
-        for place, own in self.ahead.items():
-            numbers = {
-                "score": own.value,
-                "low": own.low,
-                "high": own.high,
-                "p": own.p if own.holm is None else own.holm,
+    def rows(self) -> Iterator[Row]:
+        """Yield the table's rows of measure "ahead", one per probe, with the interval and the p value."""
+        for place, difference in self.ahead.items():
+            low, high = difference.low, difference.high
+            p = difference.p if difference.holm is None else difference.holm
+            if difference.seeds < 2:  # one seed has no interval over seeds
+                low = high = p = math.nan
+            yield {
+                **place._asdict(),
+                "measure": "ahead",
+                "metric": self.metric,
+                "rows": difference.rows,
+                "score": difference.value,
+                "low": low,
+                "high": high,
+                "p": p,
             }
-            if own.seeds < 2:  # no interval is claimed
-                numbers |= dict.fromkeys(("low", "high", "p"), float("nan"))
-            facts = {**place._asdict(), "measure": "ahead", "metric": self.metric}
-            yield {**facts, "rows": own.rows, **numbers}
 
 
-def compare_probes(rows: Sequence[Row], task: Task, split: str) -> Compared:
-    """Compare the probes of one task with each other and with the baselines, on the same rows."""
-    truths = list(task.split(split).labels)
-    keyed: dict[Place, list[Row]] = {}
-    of_text: list[Row] = []
-    for row in rows:
-        if row["measure"] == "score" and row.get("seed") is None:
-            of_text.append(row)
-        elif row["measure"] == "score":
-            place = Place(int(row["layer"]), row.get("site", "output"), row["probe"])
-            keyed.setdefault(place, []).append(row)
-    scores = {key: [row["score"] for row in own] for key, own in keyed.items()}
+def compare_probes(rows: Sequence[ScoredRow], task: Task, split: str) -> ProbeComparison:
+    """Compare the probes of one task with the best baseline and with the embeddings, on the same rows.
+
+    Args:
+        rows: The task's rows of the study's table; only those of measure "score" are read.
+        task: The task.
+        split: Name of the split that was scored.
+    """
+    truths: list[Label] = list(task.split(split).labels)
+    scored = [row for row in rows if row["measure"] == "score"]
+    baselines = [row for row in scored if row.get("seed") is None]
+    probes: dict[Place, list[ScoredRow]] = {}
+    for row in scored:
+        if row.get("seed") is not None:
+            place = Place(int(row.get("layer") or 0), row.get("site", "output"), row["probe"])
+            probes.setdefault(place, []).append(row)
+    scores = {place: [row["score"] for row in place_rows] for place, place_rows in probes.items()}
     _, metric = row_counts(task, task.metric, truths, truths)
 
-    def counts(guesses: Sequence[Any]) -> Any:
-        return row_counts(task, task.metric, guesses, truths)[0]
+    def counts(row: ScoredRow) -> Array:
+        return row_counts(task, task.metric, row["guesses"], truths)[0]
 
-    def probe_counts(key: Place) -> Any:
-        return np.stack([counts(row["guesses"]) for row in keyed[key]])
+    def probe_counts(place: Place) -> Array:
+        return np.stack([counts(row) for row in probes[place]])
 
-    text = max(of_text, key=lambda row: row["score"], default=None)
+    best = max(baselines, key=lambda row: row["score"], default=None)
     ahead: dict[Place, Difference] = {}
-    if text is not None:
-        base = counts(text["guesses"])
-        for key in keyed:
-            own = probe_counts(key)
-            names = title(key), text["probe"]
-            same = np.broadcast_to(base, own.shape)
-            ahead[key] = paired_bootstrap(own, same, metric=metric, names=names, repeats=REPEATS)
+    if best is not None:
+        baseline_counts = counts(best)
+        for place in probes:
+            own_counts = probe_counts(place)
+            repeated = np.broadcast_to(baseline_counts, own_counts.shape)  # the baseline has no seeds
+            names = title(place), best["probe"]
+            ahead[place] = paired_bootstrap(own_counts, repeated, metric=metric, names=names, repeats=REPEATS)
         ahead = dict(zip(ahead, corrected(list(ahead.values())), strict=True))
-    baseline = None if text is None else (text["probe"], text["score"])
-    found = Compared(task.metric, len(truths), scores, baseline, ahead, None)
-    if not scores or (first := Place(0, "output", found.best.probe)) not in scores or found.best.layer == 0:
-        return found
-    names = title(found.best), title(first)
-    both = probe_counts(found.best), probe_counts(first)
-    of_embeddings = paired_bootstrap(*both, metric=metric, names=names, repeats=REPEATS)
-    return Compared(task.metric, len(truths), scores, baseline, ahead, of_embeddings)
+    baseline = None if best is None else (best["probe"], best["score"])
+    comparison = ProbeComparison(task.metric, len(truths), scores, baseline, ahead, None)
+    if not scores or comparison.best.layer == 0:
+        return comparison
+    embeddings = Place(0, "output", comparison.best.probe)
+    if embeddings not in scores:
+        return comparison
+    both = probe_counts(comparison.best), probe_counts(embeddings)
+    names = title(comparison.best), title(embeddings)
+    return replace(comparison, over_embeddings=paired_bootstrap(*both, metric=metric, names=names, repeats=REPEATS))
 
 
 def title(place: Place) -> str:
-    """What a sentence calls a probe."""
-    return f"{_of(place.site)}layer {place.layer} ({place.probe})"
+    """Return what a sentence calls a probe, such as "attention of layer 3 (linear)"."""
+    return f"{_site_of(place.site)}layer {place.layer} ({place.probe})"
 
 
-def _of(site: Site) -> str:
+def _site_of(site: Site) -> str:
+    """Return "attention of ", "ffn of ", or "" for the layer's own states."""
     return "" if site == "output" else f"{site} of "
 
 
-def conclusions(task: str, found: Compared) -> list[str]:
-    """Sentences, the most important first."""
-    if not found.scores:
+def conclusions(task: str, comparison: ProbeComparison) -> list[str]:
+    """Return what may be concluded about one task, a sentence each, the most important first; [] without any score."""
+    if not comparison.scores:
         return []
-    best = found.scores[found.best]
+    best = comparison.scores[comparison.best]
     over = f", 95 % over {len(best)} seeds" if len(best) > 1 else ""
-    score = f"{found.metric} {mean_and_interval(best)}{over}, n = {pluralize(found.rows_scored, 'row')}"
-    said = [f"{task}: {title(found.best)} has the best score of {pluralize(len(found.scores), 'probe')}: {score}."]
-    if found.baseline is not None:
-        name, value = found.baseline
-        against = f"the best baseline that reads the text alone, {name} ({found.metric} {value:.3f})"
-        said.append(f"{task}: {_beating(found, against)}")
-        said.append(f"{task}: {found.ahead[found.best]}")
-    if found.of_embeddings is not None:
-        said.append(f"{task}: {found.of_embeddings}")
-    return said
+    score = f"{comparison.metric} {mean_and_interval(best)}{over}, n = {pluralize(comparison.rows_scored, 'row')}"
+    probes = pluralize(len(comparison.scores), "probe")
+    sentences = [f"{task}: {title(comparison.best)} has the best score of {probes}: {score}."]
+    if comparison.baseline is not None:
+        name, value = comparison.baseline
+        baseline = f"the best baseline that reads the text alone, {name} ({comparison.metric} {value:.3f})"
+        sentences.append(f"{task}: {_probes_that_beat(comparison, baseline)}")
+        sentences.append(f"{task}: {comparison.ahead[comparison.best]}")
+    if comparison.over_embeddings is not None:
+        sentences.append(f"{task}: {comparison.over_embeddings}")
+    return sentences
 
 
-def _beating(found: Compared, against: str) -> str:
-    """Which probes beat the baseline."""
-    if max(map(len, found.scores.values())) < 2:
-        return f"with one seed no probe can be said to beat {against}."
-    beating: dict[tuple[str, Site], list[int]] = {}
+def _probes_that_beat(comparison: ProbeComparison, baseline: str) -> str:
+    """Return a sentence that lists the probes that are better than the baseline; `baseline` is its description."""
+    if max(map(len, comparison.scores.values())) < 2:
+        return f"with one seed no probe can be said to beat {baseline}."
+    layers: dict[tuple[str, Site], list[int]] = {}
     values: list[float] = []
-    for place, own in found.ahead.items():
-        if own.conclusive and own.value > 0:
-            beating.setdefault((place.probe, place.site), []).append(place.layer)
-            values.append(own.value)
-    if not beating:
-        return f"no probe is shown to beat {against}; such probes have found nothing that the words do not tell."
+    for place, difference in comparison.ahead.items():
+        if difference.conclusive and difference.value > 0:
+            layers.setdefault((place.probe, place.site), []).append(place.layer)
+            values.append(difference.value)
+    if not layers:
+        return f"no probe is shown to beat {baseline}; the layers are no better than the text alone."
     named = [
-        f"{probe} probes of {_of(site)}layer{'s' * (len(layers) > 1)} {_ranges(layers)}"
-        for (probe, site), layers in beating.items()
+        f"{probe} probes of {_site_of(site)}layer{'s' * (len(numbers) > 1)} {_ranges(numbers)}"
+        for (probe, site), numbers in layers.items()
     ]
     by = " to ".join(dict.fromkeys(f"{value:.3f}" for value in (min(values), max(values))))
-    rest = "; the others have found nothing" if len(values) < len(found.ahead) else ""
-    return f"{' and '.join(named)} beat {against}, by {by}{rest}."
+    rest = "; the others are no better than the text alone" if len(values) < len(comparison.ahead) else ""
+    return f"{' and '.join(named)} beat {baseline}, by {by}{rest}."
 
 
 def _ranges(layers: Sequence[int]) -> str:
-    """As "1, 3-5"."""
-    parts: list[list[int]] = []
+    """Return layer numbers as ranges, such as "1, 3-5"."""
+    runs: list[list[int]] = []
     for layer in sorted(layers):
-        if parts and layer == parts[-1][-1] + 1:
-            parts[-1].append(layer)
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
         else:
-            parts.append([layer])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+            runs.append([layer])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

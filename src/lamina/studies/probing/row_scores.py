@@ -1,138 +1,198 @@
-"""What each row adds to a metric, so that a metric of any rows, drawn as often as one likes, is one of their sums."""
+"""Metrics as functions of sums over rows, so that a bootstrap can recompute them for any resample of the rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, final
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from lamina.errors import check_known
+from lamina.studies.statistics import Array, Metric
 from lamina.tasks import kind_of
 
 if TYPE_CHECKING:
     from lamina.tasks.base import TaskLike
 
-Array = np.ndarray[Any, np.dtype[Any]]
-Metric = Callable[[Array], Array]
+# A class number, a number, a tuple of 0 and 1 per label (multi-label), or a tuple with one class per word (tags).
+Label: TypeAlias = int | float | tuple[int, ...]
+_Counter: TypeAlias = Callable[[Sequence[Label], Sequence[Label], Sequence[str]], Array]
 
 
-def row_counts(task: TaskLike, metric: str, guesses: Sequence[Any], truths: Sequence[Any]) -> tuple[Array, Metric]:
-    """Counts `[rows, counts]` of guesses as `Results.guesses` gives them, and what makes the metric of their sums.
+@final
+@dataclass(frozen=True)
+class _RowMetric:
+    """A metric in two steps.
 
-    A row is an example: of tasks that tag words, a text. Of "spearman" the ranks are those among all rows.
+    Attributes:
+        count: Return `[rows, counts]` from predictions, true labels and class names.
+        score: Return the metric from counts `[..., counts]` that were summed over rows.
+    """
+
+    count: _Counter
+    score: Metric
+
+
+def row_counts(
+    task: TaskLike, metric: str, predictions: Sequence[Label], truths: Sequence[Label]
+) -> tuple[Array, Metric]:
+    """Return what each row adds to a metric, and the function that computes the metric from sums of these counts.
+
+    A row is one example; in tasks that tag words it is one text. "spearman" uses the ranks among all rows.
+
+    Args:
+        task: The task; its kind and problem type decide which metrics exist.
+        metric: Name of the metric.
+        predictions: One prediction per row, in the form of `truths`.
+        truths: The true label of each row.
+
+    Returns:
+        The counts `[rows, counts]`, and a function from sums `[..., counts]` to scores `[...]`.
 
     Raises:
-        UnknownNameError: If the metric is none that sums of rows give.
+        UnknownNameError: If the metric does not exist for this task, or cannot be computed from sums over rows.
     """
     if kind_of(task.kind).tags_words:
-        known = {"accuracy": _right_words, "f1": _confused_words, "span_f1": _spans}
+        known = _WORD_METRICS
     elif task.problem_type == "regression":
-        known = {"pearson": _moments, "spearman": _rank_moments}
+        known = _NUMBER_METRICS
     elif task.problem_type == "multi_label":
-        known = {"accuracy": _right, "f1": _set_labels}
+        known = _MULTI_LABEL_METRICS
     else:
-        known = {"accuracy": _right, "f1": _confused, "mcc": _confused, "macro_f1": _confused}
+        # with two classes, "f1" is the F1 of the second one, as in `lamina.tasks.metrics`
+        f1 = _second_class_f1 if len(task.labels) == 2 else _macro_f1
+        known = {**_CLASS_METRICS, "f1": _RowMetric(_confusion, f1)}
     check_known("statistics", [metric], known, "metric")
-    counts = known[metric](guesses, truths, task.labels)
-    of_second = metric == "f1" and len(task.labels) == 2 and known[metric] is _confused
-    how: dict[Any, Metric] = {_right: _share, _right_words: _share, _spans: _f1, _set_labels: _f1}
-    how |= {_moments: _correlation, _rank_moments: _correlation, _confused_words: _macro_f1}
-    how[_confused] = _mcc if metric == "mcc" else _second_f1 if of_second else _macro_f1
-    return counts, how[known[metric]]
+    chosen = known[metric]
+    return chosen.count(predictions, truths, task.labels), chosen.score
 
 
-def _right(guesses: Sequence[Any], truths: Sequence[Any], _labels: Sequence[str]) -> Array:
-    pairs = zip(guesses, truths, strict=True)
-    return np.array([[np.array_equal(guess, truth), 1] for guess, truth in pairs], float)
+def _correct(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
+    """Return per row whether the prediction equals the label, and 1."""
+    pairs = zip(predictions, truths, strict=True)
+    return np.array([[np.array_equal(prediction, truth), 1] for prediction, truth in pairs], float)
 
 
-def _right_words(guesses: Sequence[Any], truths: Sequence[Any], _labels: Sequence[str]) -> Array:
-    pairs = zip(guesses, truths, strict=True)
-    return np.array([[sum(map(int.__eq__, guess, truth)), len(truth)] for guess, truth in pairs], float)
+def _correct_words(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
+    """Return per text how many words have the right tag, and how many words there are."""
+    pairs = zip(map(np.atleast_1d, predictions), map(np.atleast_1d, truths), strict=True)
+    return np.array([[(prediction == truth).sum(), len(truth)] for prediction, truth in pairs], float)
 
 
-def _confused(guesses: Sequence[Any], truths: Sequence[Any], labels: Sequence[str]) -> Array:
+def _confusion(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
+    """Return per row its flattened confusion matrix `[classes * classes]`, true class first: one entry is 1."""
     counts = np.zeros((len(truths), len(labels) ** 2), np.float32)
-    counts[np.arange(len(truths)), np.asarray(truths, int) * len(labels) + np.asarray(guesses, int)] = 1
+    counts[np.arange(len(truths)), np.asarray(truths, int) * len(labels) + np.asarray(predictions, int)] = 1
     return counts
 
 
-def _confused_words(guesses: Sequence[Any], truths: Sequence[Any], labels: Sequence[str]) -> Array:
+def _confusion_of_words(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
+    """Return per text the flattened confusion matrix of its words' tags, true tag first."""
     size = len(labels)
-    pairs = zip(guesses, truths, strict=True)
-    cells = (np.asarray(truth, int) * size + np.asarray(guess, int) for guess, truth in pairs)
+    pairs = zip(predictions, truths, strict=True)
+    cells = (np.asarray(truth, int) * size + np.asarray(prediction, int) for prediction, truth in pairs)
     return np.stack([np.bincount(cell, minlength=size**2).astype(np.float32) for cell in cells])
 
 
-def _spans(guesses: Sequence[Any], truths: Sequence[Any], labels: Sequence[str]) -> Array:
-    """Right, guessed and true spans of each text."""
+def _spans(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
+    """Return per text how many spans are right, how many were predicted, and how many are true."""
     from seqeval.metrics.sequence_labeling import get_entities
 
-    def spans(tags: Sequence[int]) -> set[Any]:
-        return set(get_entities([labels[tag] for tag in tags]))
+    def spans(tags: Label) -> set[tuple[str, int, int]]:
+        return set(get_entities([labels[tag] for tag in np.atleast_1d(tags).astype(int)]))
 
-    both = [(spans(guess), spans(truth)) for guess, truth in zip(guesses, truths, strict=True)]
-    return np.array([[len(guess & truth), len(guess), len(truth)] for guess, truth in both], float)
-
-
-def _set_labels(guesses: Sequence[Any], truths: Sequence[Any], _labels: Sequence[str]) -> Array:
-    guess, truth = np.asarray(guesses, bool), np.asarray(truths, bool)
-    return np.stack([(guess & truth).sum(1), guess.sum(1), truth.sum(1)], axis=1).astype(float)
+    both = [(spans(prediction), spans(truth)) for prediction, truth in zip(predictions, truths, strict=True)]
+    return np.array([[len(predicted & true), len(predicted), len(true)] for predicted, true in both], float)
 
 
-def _moments(guesses: Sequence[Any], truths: Sequence[Any], _labels: Sequence[str]) -> Array:
-    x, y = (np.asarray(values, float) - np.mean(values) for values in (guesses, truths))
+def _label_sets(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
+    """Return per row how many labels are right, how many were predicted, and how many are true."""
+    predicted, true = np.asarray(predictions, bool), np.asarray(truths, bool)
+    return np.stack([(predicted & true).sum(1), predicted.sum(1), true.sum(1)], axis=1).astype(float)
+
+
+def _moments(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
+    """Return per row x, y, x², y², xy and 1, centred, from which Pearson's correlation of any rows follows."""
+    x, y = (np.asarray(values, float) - np.mean(np.asarray(values, float)) for values in (predictions, truths))
     return np.stack([x, y, x * x, y * y, x * y, np.ones_like(x)], axis=1)
 
 
-def _rank_moments(guesses: Sequence[Any], truths: Sequence[Any], labels: Sequence[str]) -> Array:
-    return _moments(rankdata(guesses).tolist(), rankdata(truths).tolist(), labels)
+def _rank_moments(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
+    """Return `_moments` of the ranks."""
+    return _moments(rankdata(predictions).tolist(), rankdata(truths).tolist(), labels)
 
 
 def _ratio(top: Array, bottom: Array) -> Array:
-    """0 where nothing is divided by nothing."""
+    """Return `top / bottom`, and 0 where `bottom` is 0."""
     return np.divide(top, bottom, out=np.zeros_like(top, float), where=bottom > 1e-12)
 
 
 def _share(totals: Array) -> Array:
+    """Return the accuracy from sums of `_correct` or `_correct_words`."""
     return _ratio(totals[..., 0], totals[..., 1])
 
 
 def _f1(totals: Array) -> Array:
+    """Return F1 from sums of right, predicted and true items."""
     return _ratio(2 * totals[..., 0], totals[..., 1] + totals[..., 2])
 
 
-def _square(totals: Array) -> Array:
+def _matrix(totals: Array) -> Array:
+    """Return flattened confusion matrices `[..., classes * classes]` as `[..., classes, classes]`."""
     size = round(totals.shape[-1] ** 0.5)
     return totals.reshape(*totals.shape[:-1], size, size)
 
 
-def _per_class_f1(totals: Array) -> tuple[Array, Array]:
-    table = _square(totals)
-    said = table.sum(-1) + table.sum(-2)
-    return _ratio(2 * np.diagonal(table, axis1=-2, axis2=-1), said), said > 0
+def _per_class_f1(totals: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Return the F1 of each class, and which classes were predicted or are true at all."""
+    table = _matrix(totals)
+    predicted_and_true = table.sum(-1) + table.sum(-2)
+    return _ratio(2 * np.diagonal(table, axis1=-2, axis2=-1), predicted_and_true), predicted_and_true > 0
 
 
 def _macro_f1(totals: Array) -> Array:
+    """Return the mean F1 over the classes that occur."""
     scores, present = _per_class_f1(totals)
     return _ratio(scores.sum(-1), present.sum(-1).astype(float))
 
 
-def _second_f1(totals: Array) -> Array:
+def _second_class_f1(totals: Array) -> Array:
+    """Return the F1 of the second class."""
     return _per_class_f1(totals)[0][..., 1]
 
 
 def _mcc(totals: Array) -> Array:
-    table = _square(totals.astype(float))
-    true, said, total = table.sum(-1), table.sum(-2), table.sum((-1, -2))
+    """Return Matthews' correlation coefficient from summed confusion matrices."""
+    table = _matrix(totals.astype(float))
+    true, predicted, total = table.sum(-1), table.sum(-2), table.sum((-1, -2))
     right = np.trace(table, axis1=-2, axis2=-1)
-    top = right * total - (true * said).sum(-1)
-    return _ratio(top, np.sqrt((total**2 - (said**2).sum(-1)) * (total**2 - (true**2).sum(-1))))
+    top = right * total - (true * predicted).sum(-1)
+    return _ratio(top, np.sqrt((total**2 - (predicted**2).sum(-1)) * (total**2 - (true**2).sum(-1))))
 
 
 def _correlation(totals: Array) -> Array:
+    """Return Pearson's correlation from sums of `_moments`."""
     x, y, xx, yy, xy, n = np.moveaxis(totals, -1, 0)
     varies = np.sqrt(np.clip(xx - x * x / n, 0, None) * np.clip(yy - y * y / n, 0, None))
     return _ratio(xy - x * y / n, varies)
+
+
+_WORD_METRICS = {
+    "accuracy": _RowMetric(_correct_words, _share),
+    "f1": _RowMetric(_confusion_of_words, _macro_f1),
+    "span_f1": _RowMetric(_spans, _f1),
+}
+_NUMBER_METRICS = {
+    "pearson": _RowMetric(_moments, _correlation),
+    "spearman": _RowMetric(_rank_moments, _correlation),
+}
+_MULTI_LABEL_METRICS = {"accuracy": _RowMetric(_correct, _share), "f1": _RowMetric(_label_sets, _f1)}
+_CLASS_METRICS = {
+    "accuracy": _RowMetric(_correct, _share),
+    "f1": _RowMetric(_confusion, _macro_f1),
+    "mcc": _RowMetric(_confusion, _mcc),
+    "macro_f1": _RowMetric(_confusion, _macro_f1),
+}

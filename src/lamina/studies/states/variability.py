@@ -155,7 +155,7 @@ def _beside(
         for layer in both
     ]
     found = rank_correlation([nus[layer] for layer in both], [probes[task][layer] for layer in both])
-    return [*points, {"task": task, "measure": "rank_correlation", **found}]
+    return [*points, {"task": task, "measure": "rank_correlation", **found._asdict()}]
 
 
 def _compared(row: Mapping[str, Any]) -> str:
