@@ -11,6 +11,7 @@ import pytest
 from lamina.cli.study import SHOWN, _show
 from lamina.registry import STUDIES
 from lamina.studies import Study
+from lamina.studies.study import Pivot
 
 Lamina = Callable[..., Any]
 RECIPE = """\
@@ -98,3 +99,17 @@ def test_rows_that_are_not_shown_are_told_of(capsys: pytest.CaptureFixture[str],
         out = capsys.readouterr().out
         assert (f"{said}{tmp_path / 'table.csv'}\n" in out) is bool(said)
         assert (" more row" in out) is bool(said)
+
+
+def test_the_summary_of_a_study_is_printed_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    rows = [
+        {"layer": layer, "probe": probe, "seed": seed, "score": layer + seed / 2}
+        for layer in range(SHOWN + 3)
+        for probe in ("linear", "mlp")
+        for seed in (0, 1)
+    ]
+    _show(Study("probe", pd.DataFrame(rows), pivot=Pivot(("layer",), ("probe",))), tmp_path, as_json=False)
+    out = capsys.readouterr().out
+    assert out.count("22.2500") == 2
+    assert "seed " not in out
+    assert f"means over seeds; all {4 * (SHOWN + 3)} rows are in {tmp_path / 'table.csv'}\n" in out

@@ -22,7 +22,7 @@ from lamina.errors import ConfigError, DataError, LayerIndexError, UnknownNameEr
 from lamina.studies.probing.baselines import baseline_predictions
 from lamina.studies.probing.controls import code_blocks, code_length, control_task, only_rows
 from lamina.studies.probing.probe import probe
-from lamina.studies.probing.probe_cell import Place, ProbeSettings, probe_rows
+from lamina.studies.probing.probe_cell import Place, ProbeSettings, ProbeSpec, probe_rows
 from lamina.studies.probing.probe_conclusions import ProbeComparison, compare_probes, conclusions
 from lamina.studies.statistics import Difference
 from lamina.studies.study import Study
@@ -126,6 +126,21 @@ def test_what_may_be_concluded(study):
     assert (ahead["low"] <= ahead["high"]).all()
     assert set(study.figures) == {"score", "selectivity", "compression"}
     assert len(study.rows("score")) == 12 + 4
+
+
+def test_the_summary_has_a_row_per_layer_and_a_column_per_probe(study):
+    summary = study.summary()
+    assert list(summary.columns) == ["task", "metric", "layer", "linear", "mlp"]
+    assert summary["layer"].tolist() == [0, 1, 2]
+    assert summary["mlp"].tolist() == pytest.approx(
+        [np.mean(values(study, "score", layer=layer, probe="mlp")) for layer in range(3)]
+    )
+
+
+def test_the_readers_of_a_cell_are_named_by_what_they_read_and_learn():
+    place = Place(3, "ffn", "mlp")
+    specs = [ProbeSpec(Place(0, "output", "linear")), ProbeSpec(place, "control"), ProbeSpec(place, "code", 2)]
+    assert [spec.name for spec in specs] == ["layer0-linear", "ffn3-mlp-control", "ffn3-mlp-code2"]
 
 
 def test_the_study_comes_back(study, tmp_path):

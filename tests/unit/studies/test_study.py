@@ -10,7 +10,7 @@ import pytest
 from tests.support.tiny import model_of
 
 from lamina.errors import ConfigError, StoreError, UnknownNameError
-from lamina.studies.study import Figure, Study, library_versions, model_facts
+from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
 
 
 def study(name: str = "drift") -> Study:
@@ -45,6 +45,30 @@ def test_a_figure_has_its_rows():
     assert study().rows("by run")["layer"].tolist() == [1, 2]
     with pytest.raises(UnknownNameError, match="study drift: unknown figure 'by task'; known: by run"):
         study().rows("by task")
+
+
+def test_a_summary_has_a_row_per_index_and_a_column_per_value_with_the_mean_over_seeds(tmp_path: Path):
+    rows = [
+        {"layer": layer, "seed": seed, "probe": probe, "measure": measure, "score": layer + seed + len(probe)}
+        for layer in (0, 1)
+        for seed in (0, 1)
+        for probe in ("linear", "mlp")
+        for measure in ("score", "control")
+    ]
+    rows.append({"probe": "tfidf", "measure": "score", "score": 9.0})  # a baseline has no layer
+    pivot = Pivot(index=("layer",), columns=("probe",), where={"measure": "score"})
+    Study("probe", pd.DataFrame(rows), pivot=pivot).save(tmp_path)
+    loaded = Study.load(tmp_path)
+    assert loaded.pivot == pivot
+    expected = pd.DataFrame({"layer": [0, 1], "linear": [6.5, 7.5], "mlp": [3.5, 4.5]})
+    pd.testing.assert_frame_equal(loaded.summary(), expected, check_dtype=False)
+    assert study().summary().shape == study().table.shape
+
+
+def test_the_columns_of_a_summary_can_come_from_two_columns():
+    rows = [{"layer": 1, "site": site, "probe": "mlp", "score": 1.0} for site in ("output", "ffn")]
+    found = Study("x", pd.DataFrame(rows), pivot=Pivot(("layer",), ("site", "probe"))).summary()
+    assert list(found.columns) == ["layer", "output mlp", "ffn mlp"]
 
 
 def test_settings_are_json():
